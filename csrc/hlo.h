@@ -137,9 +137,10 @@ class ComputationBuilder {
   const std::vector<Shape>& parameters() const { return parameters_; }
 
  private:
-  Value instruction(std::string_view opcode, const Shape& shape, const std::vector<Value>& operands,
+  // Operands are ids: a Value carries its shape, which for the loop state is large.
+  Value instruction(std::string_view opcode, const Shape& shape, const std::vector<int64_t>& operands,
                     const Writer& attributes = {});
-  std::vector<Value> row_start(std::vector<Value> operands, const Value& index, size_t rank);
+  void append_row_start(std::vector<int64_t>& operands, const Value& index, size_t item_rank);
 
   ModuleBuilder& module_;
   std::string name_;

@@ -34,6 +34,12 @@ std::vector<int64_t> with_leading(int64_t first, const std::vector<int64_t>& res
   return all;
 }
 
+std::vector<int64_t> ids_of(const std::vector<Value>& values) {
+  std::vector<int64_t> ids;
+  for (const Value& value : values) ids.push_back(value.id);
+  return ids;
+}
+
 std::vector<int64_t> without_leading(const std::vector<int64_t>& dims) {
   return {dims.begin() + 1, dims.end()};
 }
@@ -123,15 +129,13 @@ std::string ModuleBuilder::finish(const std::string& name, int64_t entry_id,
 }
 
 Value ComputationBuilder::instruction(std::string_view opcode, const Shape& shape,
-                                      const std::vector<Value>& operands, const Writer& attributes) {
+                                      const std::vector<int64_t>& operands, const Writer& attributes) {
   const int64_t id = module_.next_id();
-  std::vector<int64_t> operand_ids;
-  for (const Value& operand : operands) operand_ids.push_back(operand.id);
   Writer message;
   message.bytes(instruction_field::kName, std::string(opcode) + "." + std::to_string(id));
   message.bytes(instruction_field::kOpcode, opcode).bytes(instruction_field::kShape, shape.encode());
   message.append(attributes).integer(instruction_field::kId, id);
-  message.integers(instruction_field::kOperands, operand_ids);
+  message.integers(instruction_field::kOperands, operands);
   instructions_.bytes(computation_field::kInstructions, message.str());
   return {id, shape};
 }
@@ -154,45 +158,45 @@ Value ComputationBuilder::constant_s32(int64_t value) {
 Value ComputationBuilder::zeros(const Shape& shape) {
   // A converted s32 zero spares us the literal encoding of every element type.
   Value zero = constant_s32(0);
-  if (shape.element_type != kS32) zero = instruction("convert", scalar(shape.element_type), {zero});
-  return instruction("broadcast", shape, {zero});
+  if (shape.element_type != kS32) zero = instruction("convert", scalar(shape.element_type), {zero.id});
+  return instruction("broadcast", shape, {zero.id});
 }
 
 Value ComputationBuilder::element(const Value& tuple, size_t index) {
   Writer attribute;
   attribute.integer(instruction_field::kTupleIndex, static_cast<int64_t>(index));
-  return instruction("get-tuple-element", tuple.shape.elements.at(index), {tuple}, attribute);
+  return instruction("get-tuple-element", tuple.shape.elements.at(index), {tuple.id}, attribute);
 }
 
 Value ComputationBuilder::tuple(const std::vector<Value>& values) {
   std::vector<Shape> shapes;
   for (const Value& value : values) shapes.push_back(value.shape);
-  return instruction("tuple", tuple_of(std::move(shapes)), values);
+  return instruction("tuple", tuple_of(std::move(shapes)), ids_of(values));
 }
 
 Value ComputationBuilder::reshape(const Value& value, const Shape& shape) {
-  return instruction("reshape", shape, {value});
+  return instruction("reshape", shape, {value.id});
 }
 
 Value ComputationBuilder::add(const Value& left, const Value& right) {
-  return instruction("add", left.shape, {left, right});
+  return instruction("add", left.shape, {left.id, right.id});
 }
 
 Value ComputationBuilder::subtract(const Value& left, const Value& right) {
-  return instruction("subtract", left.shape, {left, right});
+  return instruction("subtract", left.shape, {left.id, right.id});
 }
 
 Value ComputationBuilder::less_than(const Value& left, const Value& right) {
   Writer attributes;
   attributes.bytes(instruction_field::kComparisonDirection, "LT");
   attributes.bytes(instruction_field::kComparisonType, "SIGNED");
-  return instruction("compare", scalar(kPred), {left, right}, attributes);
+  return instruction("compare", scalar(kPred), {left.id, right.id}, attributes);
 }
 
 Value ComputationBuilder::call(int64_t computation, const Shape& result, const std::vector<Value>& arguments) {
   Writer attributes;
   attributes.integers(instruction_field::kCalled, {computation});
-  return instruction("call", result, arguments, attributes);
+  return instruction("call", result, ids_of(arguments), attributes);
 }
 
 Value ComputationBuilder::while_loop(const Value& state, int64_t body, int64_t condition, int64_t trip_count) {
@@ -200,29 +204,30 @@ Value ComputationBuilder::while_loop(const Value& state, int64_t body, int64_t c
   const std::string count = std::to_string(trip_count);
   attributes.bytes(instruction_field::kBackendConfig, "{\"known_trip_count\":{\"n\":\"" + count + "\"}}");
   attributes.integers(instruction_field::kCalled, {body, condition});
-  return instruction("while", state.shape, {state}, attributes);
+  return instruction("while", state.shape, {state.id}, attributes);
 }
 
 Value ComputationBuilder::read_row(const Value& source, const Value& index) {
-  Shape item{source.shape.element_type, without_leading(source.shape.dims), {}};
+  const Shape item{source.shape.element_type, without_leading(source.shape.dims), {}};
   const Shape row{item.element_type, with_leading(1, item.dims), {}};
+  std::vector<int64_t> operands{source.id};
+  append_row_start(operands, index, item.dims.size());
   Writer sizes;
   sizes.integers(instruction_field::kDynamicSliceSizes, row.dims);
-  const std::vector<Value> operands = row_start({source}, index, item.dims.size());
   return reshape(instruction("dynamic-slice", row, operands, sizes), item);
 }
 
 Value ComputationBuilder::write_row(const Value& source, const Value& item, const Value& index) {
   const Shape row{item.shape.element_type, with_leading(1, item.shape.dims), {}};
-  const std::vector<Value> operands = row_start({source, reshape(item, row)}, index, item.shape.dims.size());
+  std::vector<int64_t> operands{source.id, reshape(item, row).id};
+  append_row_start(operands, index, item.shape.dims.size());
   return instruction("dynamic-update-slice", source.shape, operands);
 }
 
-// Appends the start indices (index, 0, 0, ...), one scalar per dimension.
-std::vector<Value> ComputationBuilder::row_start(std::vector<Value> operands, const Value& index, size_t rank) {
-  operands.push_back(index);
-  if (rank > 0) operands.resize(operands.size() + rank, constant_s32(0));
-  return operands;
+// The start indices (index, 0, 0, ...) are one scalar operand per dimension.
+void ComputationBuilder::append_row_start(std::vector<int64_t>& operands, const Value& index, size_t item_rank) {
+  operands.push_back(index.id);
+  if (item_rank > 0) operands.resize(operands.size() + item_rank, constant_s32(0).id);
 }
 
 int64_t ComputationBuilder::finish(const Value& root) {

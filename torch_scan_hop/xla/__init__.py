@@ -1,0 +1,1 @@
+"""Scan on XLA devices: the body becomes HLO, the scan one ``While`` around it."""

@@ -1,0 +1,98 @@
+"""A scan's HLO module from its body's: the typed face of the extension ``torch_scan_hop._C``.
+
+The extension is optional (see ``setup.py``): only XLA needs it, so its absence is
+an error here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import TypedDict
+
+#: Roles of the body's parameters beside carries, whose role is their index.
+SLICED = -1
+INVARIANT = -2
+
+
+class Computation(TypedDict):
+    """One computation of an HLO module."""
+
+    name: str
+    id: int
+    entry: bool
+    opcodes: dict[str, int]
+    #: ``(opcode, ids of the computations it calls)``; of a while: body, condition.
+    calls: list[tuple[str, list[int]]]
+
+
+class ExtensionNotBuiltError(ImportError):
+    """``torch_scan_hop`` was installed without its C++ extension."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "scan on XLA devices needs the C++ extension torch_scan_hop._C, which was not built "
+            "when torch_scan_hop was installed. Install a C++17 compiler (Debian: `apt install "
+            "g++`), then `pip install --force-reinstall --no-deps torch_scan_hop` (in a "
+            "checkout: `pip install -e .`)."
+        )
+
+
+def _extension() -> ModuleType:
+    try:
+        return import_module("torch_scan_hop._C")
+    except ImportError as error:
+        raise ExtensionNotBuiltError from error
+
+
+def assemble_scan(
+    body: bytes, n_carry: int, length: int, reverse: bool, roles: Sequence[int], name: str = "scan"
+) -> bytes:
+    """Serialized ``HloModuleProto`` of the scan whose body is the module ``body``.
+
+    ``body: (parameters by role) -> (*carries, *ys)``, a flat tuple of arrays, becomes
+    ``scan: (*carries, *other body parameters in body order) -> (*final carries, *stacked ys)``.
+    A role is the index of a carry, ``SLICED`` (stacked to ``[length, ...]`` in the scan) or
+    ``INVARIANT``. ``length`` is at least 1: the caller deals with empty scans. ``name`` is part
+    of XLA's compilation cache key, so keep it constant.
+
+    Raises ``ValueError`` if the module is malformed or does not fit the roles.
+    """
+    module: bytes = _extension().assemble_scan(body, n_carry, length, reverse, roles, name)
+    return module
+
+
+def computations(module: bytes) -> list[Computation]:
+    """The computations of a serialized ``HloModuleProto``, callees before callers."""
+    found: list[Computation] = _extension().computations(module)
+    return found
+
+
+def opcode_counts(module: bytes) -> Counter[str]:
+    """How often each opcode occurs in the module, counting every computation once."""
+    return _count(computations(module))
+
+
+def loop_opcode_counts(module: bytes) -> Counter[str]:
+    """How often each opcode occurs in what the module's while loops run at every step."""
+    by_id = {computation["id"]: computation for computation in computations(module)}
+    pending = [
+        called[0] for c in by_id.values() for opcode, called in c["calls"] if opcode == "while"
+    ]
+    reached: dict[int, Computation] = {}
+    while pending:
+        identifier = pending.pop()
+        if identifier in reached or identifier not in by_id:
+            continue
+        reached[identifier] = by_id[identifier]
+        pending += [i for _, called in by_id[identifier]["calls"] for i in called]
+    return _count(list(reached.values()))
+
+
+def _count(found: list[Computation]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for computation in found:
+        total.update(computation["opcodes"])
+    return total
