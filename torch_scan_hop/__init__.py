@@ -1,0 +1,8 @@
+"""The scan that PyTorch users reach for: five lines of Python, one operator."""
+
+from torch_scan_hop import dispatch as _dispatch  # noqa: F401  (registers the kernels)
+from torch_scan_hop import dynamo as _dynamo  # noqa: F401  (registers the variable tracker)
+from torch_scan_hop.api import scan
+
+__all__ = ["scan"]
+__version__ = "0.1.0"

@@ -1,0 +1,13 @@
+"""Every private torch API this project relies on, and nothing else.
+
+Checked on torch 2.9.1, 2.13.0 and 2.15.0. One module per concern:
+
+``operators``   higher-order operators, dispatch keys, the ``scan`` name
+``tracing``     isolated FX traces on fake tensors, functionalized
+``transforms``  functorch interpreters, forward-mode AD levels
+``dynamo``      variable trackers, eager capture
+``inductor``    IR nodes, lowerings, generated wrappers
+
+Modules outside this package import private torch names from here only, so that
+a new torch release is a matter of one folder.
+"""

@@ -1,0 +1,192 @@
+"""Dynamo's variable trackers and eager capture (checked on torch 2.9.1, 2.13.0, 2.15.0).
+
+Imported on first use of Dynamo only: importing ``torch._dynamo`` takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.exc import TorchDynamoException, UncapturedHigherOrderOpError, Unsupported
+from torch._dynamo.variables import higher_order_ops as _hops
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import wrap_fx_proxy
+from torch._dynamo.variables.higher_order_ops import (
+    TorchHigherOrderOperatorVariable,
+    discard_graph_changes,
+    make_attr,
+    speculate_subgraph,
+)
+from torch._dynamo.variables.lazy import LazyVariableTracker
+from torch._dynamo.variables.lists import ListVariable
+
+__all__ = [
+    "DYNAMO_ERRORS",
+    "LazyVariableTracker",
+    "TorchHigherOrderOperatorVariable",
+    "VariableTracker",
+    "call_inlined",
+    "compile_for_capture",
+    "create_node",
+    "discard_graph_changes",
+    "example_value",
+    "make_attr",
+    "not_fx_tracing",
+    "reconstruct_outputs",
+    "register_variable",
+    "sequence_items",
+    "speculate",
+]
+
+DYNAMO_ERRORS: tuple[type[BaseException], ...] = (
+    TorchDynamoException,
+    UncapturedHigherOrderOpError,
+    Unsupported,
+)
+
+
+def register_variable(
+    name: str, make: Callable[[Any, Any], VariableTracker | None]
+) -> None:
+    """Let ``make(op, upstream_class)`` pick the tracker of operators called ``name``."""
+    upstream = _hops._hop_name_to_variable_class.get(name)
+
+    def pick(value: Any, source: Any = None, **kwargs: Any) -> Any:
+        chosen = make(value, upstream)
+        return chosen(value, source, **kwargs)
+
+    _hops._hop_name_to_variable_class[name] = pick  # type: ignore[assignment]
+
+
+def sequence_items(tx: Any, variable: VariableTracker) -> list[VariableTracker]:
+    unpack = getattr(_hops, "unpack_iterable", None)
+    if unpack is not None:
+        return list(unpack(tx, variable))
+    return list(variable.unpack_var_sequence(tx))
+
+
+def call_inlined(tx: Any, fn: Callable[..., Any], *args: VariableTracker) -> VariableTracker:
+    return _hops._make_inlined(tx, fn)(*args)
+
+
+def example_value(variable_or_node: Any) -> Any:
+    node = variable_or_node
+    if isinstance(node, VariableTracker):
+        node = node.as_proxy().node
+    elif isinstance(node, fx.Proxy):
+        node = node.node
+    return node.meta.get("example_value")
+
+
+def speculate(
+    tx: Any, fn: VariableTracker, args: list[VariableTracker], op: Any
+) -> tuple[Any, Any, fx.Graph, dict[fx.Proxy, fx.Proxy]]:
+    """Trace ``fn(*args)`` to a graph of its own, closures lifted to placeholders at the end.
+
+    Returns (flat results, their spec, graph, outer proxy -> placeholder of each closure).
+    """
+    (result, spec), graph, lifted = speculate_subgraph(
+        tx,
+        fn,
+        args,
+        {},
+        "torch.ops.higher_order.scan",
+        source_target=op,
+        set_subgraph_inputs="flatten_manual",
+        should_flatten_outputs=True,
+        supports_input_mutation=True,
+        supports_aliasing=True,
+        **_ALIASED_INPUTS,
+    )
+    return result, spec, graph, lifted
+
+
+_ALIASED_INPUTS: dict[str, Any] = (
+    {"supports_input_input_aliasing": True}
+    if "supports_input_input_aliasing" in speculate_subgraph.__code__.co_varnames
+    else {}
+)
+
+
+def create_node(
+    tx: Any, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> VariableTracker:
+    """Emit a node into the graph being captured and track its result."""
+    return wrap_fx_proxy(tx=tx, proxy=tx.output.create_proxy(kind, target, args, kwargs))
+
+
+def reconstruct_outputs(tx: Any, items: list[VariableTracker], spec: Any) -> VariableTracker:
+    """The pytree that the traced function returned, with ``items`` as its tensor leaves."""
+    flat: VariableTracker = ListVariable(items)
+    if spec.masks_to_filter_const_values:
+        from torch._dynamo.external_utils import insert_const_values_with_mask
+
+        flat = _hops._make_inlined(tx, insert_const_values_with_mask)(
+            flat, spec.masks_to_filter_const_values, spec.const_values
+        )
+        flat = ListVariable(sequence_items(tx, flat))
+    return _hops._make_inlined(tx, pytree.tree_unflatten)(flat, spec.treespec)
+
+
+@contextlib.contextmanager
+def not_fx_tracing() -> Iterator[None]:
+    """Dynamo refuses to start inside an FX trace; make_fx's own tracing is no obstacle."""
+    symbolic_trace = torch.fx._symbolic_trace
+    if hasattr(symbolic_trace, "_set_is_fx_tracing"):
+        before = symbolic_trace._get_is_fx_tracing()
+        symbolic_trace._set_is_fx_tracing(False)
+        try:
+            yield
+        finally:
+            symbolic_trace._set_is_fx_tracing(before)
+        return
+    before = symbolic_trace._is_fx_tracing_flag
+    symbolic_trace._is_fx_tracing_flag = False
+    try:
+        yield
+    finally:
+        symbolic_trace._is_fx_tracing_flag = before
+
+
+def compile_for_capture(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn`` captured by Dynamo and run as captured: guards, no compiler.
+
+    The backend must be torch's own "eager": it is the only one that Dynamo accepts under
+    functorch transforms.
+    """
+    compiled = torch.compile(fn, backend="eager", fullgraph=True)
+
+    def run(*args: Any) -> Any:
+        with not_fx_tracing(), _hop_capture():
+            return compiled(*args)
+
+    return run
+
+
+_utils = torch._higher_order_ops.utils
+_setup = getattr(_utils, "setup_compilation_env", None)
+
+
+@contextlib.contextmanager
+def _hop_capture() -> Iterator[None]:
+    """torch >= 2.13 wants to know that this compile belongs to a higher-order operator."""
+    tls = getattr(_utils, "_hop_compile_tls", None)
+    if tls is None:
+        yield
+        return
+    before = getattr(tls, "in_hop_compile", False)
+    tls.in_hop_compile = True
+    try:
+        yield
+    finally:
+        tls.in_hop_compile = before
+
+
+def recompile_limit() -> int:
+    return dynamo_config.recompile_limit

@@ -1,0 +1,64 @@
+"""Higher-order operators and dispatch keys (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._C._functorch import TransformType
+from torch._higher_order_ops.utils import (
+    _maybe_run_with_interpreter as preserving_node_meta,
+)
+from torch._higher_order_ops.utils import reenter_make_fx, unique_graph_id
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    disable_proxy_modes_tracing,
+    track_tensor_tree,
+)
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode as current_dispatch_mode,
+)
+
+__all__ = [
+    "DispatchKey",
+    "FakeTensor",
+    "FakeTensorMode",
+    "FunctionalTensor",
+    "FunctionalTensorMode",
+    "HigherOrderOperator",
+    "ProxyTorchDispatchMode",
+    "TransformType",
+    "below_autograd",
+    "current_dispatch_mode",
+    "disable_proxy_modes_tracing",
+    "preserving_node_meta",
+    "reenter_make_fx",
+    "take_operator_name",
+    "track_tensor_tree",
+    "unique_graph_id",
+]
+
+
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
+    """Dispatch below the Autograd keys, as a C++ autograd kernel does after its own work."""
+    with torch._C._AutoDispatchBelowAutograd():
+        yield
+
+
+def take_operator_name(op: HigherOrderOperator) -> None:
+    """Make ``torch.ops.higher_order.<name>`` resolve to ``op``.
+
+    The registry entry is overwritten by ``HigherOrderOperator.__init__`` already; the
+    namespace object caches what it resolved once, so that cache is set too. torch's own
+    python ``scan()`` holds its operator object directly and is not affected.
+    """
+    setattr(torch.ops.higher_order, op.__name__, op)
+    resolved: Any = getattr(torch.ops.higher_order, op.__name__)
+    assert resolved is op

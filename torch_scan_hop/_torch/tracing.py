@@ -1,0 +1,161 @@
+"""FX traces that nothing of the caller leaks into (checked on torch 2.9.1, 2.13.0, 2.15.0).
+
+The operator's kernels run in the middle of other people's traces: under AOTAutograd's
+functional, proxy and fake modes, under functorch interpreters, under a user's own
+``TorchDispatchMode``. Bodies are traced on fake tensors only, with all of those set aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher, suspend_functionalization
+from torch._functorch._aot_autograd.functional_utils import has_data_mutation
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import (
+    FunctionalTensor,
+    FunctionalTensorMode,
+)
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.traceback import preserve_node_meta
+from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "fake_mode_of",
+    "fake_tensor",
+    "is_traced",
+    "isolated",
+    "mutated_inputs",
+    "run_fake",
+    "trace",
+]
+
+
+def is_traced(tensors: Sequence[Any]) -> bool:
+    """Whether a proxy trace or a functionalization pass is watching these tensors."""
+    return get_proxy_mode() is not None or any(
+        isinstance(t, FunctionalTensor) for t in tensors
+    )
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Set aside every dispatch mode, functorch level and functionalization pass."""
+    with (
+        temporarily_clear_interpreter_stack(),
+        suspend_functionalization(),
+        _disable_current_modes(),
+    ):
+        yield
+
+
+def _underlying_fake(tensor: Any) -> FakeTensor | None:
+    while True:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if isinstance(tensor, FunctionalTensor):
+            tensor = torch._from_functional_tensor(tensor.elem)
+        elif isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        elif isinstance(tensor, torch.Tensor) and torch._is_functional_tensor(tensor):
+            tensor = torch._from_functional_tensor(tensor)
+        else:
+            return None
+
+
+def fake_mode_of(tensors: Sequence[Any]) -> FakeTensorMode:
+    """The fake mode these tensors live in, however wrapped, or a new static one.
+
+    A caller's mode must be reused: it owns the symbols in the tensors' shapes.
+    """
+    for tensor in tensors:
+        fake = _underlying_fake(tensor)
+        if fake is not None:
+            return fake.fake_mode
+    active = detect_fake_mode()
+    return active if active is not None else FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_tensor(
+    mode: FakeTensorMode,
+    shape: Sequence[Any],
+    stride: Sequence[Any] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    requires_grad: bool = False,
+) -> torch.Tensor:
+    """A fresh fake tensor: never the caller's object, so that make_fx cannot merge two."""
+    with isolated(), mode:
+        if stride is None:
+            out = torch.empty(tuple(shape), dtype=dtype, device=device)
+        else:
+            out = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
+        return out.requires_grad_(requires_grad)
+
+
+def _wrap(tensor: Any) -> Any:
+    return FunctionalTensor.to_functional(tensor) if isinstance(tensor, torch.Tensor) else tensor
+
+
+def _unwrap(value: Any) -> Any:
+    if not isinstance(value, FunctionalTensor):
+        return value
+    torch._sync(value)
+    return torch._from_functional_tensor(value.elem)
+
+
+def _functionalized(
+    fn: Callable[..., Any], mutated: set[int] | None = None
+) -> Callable[..., Any]:
+    """``fn`` with in-place operations turned into functional ones, under autograd."""
+
+    def wrapper(*args: Any) -> Any:
+        with FunctionalTensorMode():
+            functional = [_wrap(a) for a in args]
+            out = fn(*functional)
+            if mutated is not None:
+                mutated.update(
+                    k
+                    for k, a in enumerate(functional)
+                    if isinstance(a, FunctionalTensor) and has_data_mutation(a)
+                )
+            return pytree.tree_map(_unwrap, out)
+
+    return wrapper
+
+
+def trace(
+    fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode
+) -> fx.GraphModule:
+    """The functional ATen graph of ``fn(*examples)``; ``examples`` are fakes of ``mode``."""
+    with isolated(), mode, enable_python_dispatcher(), preserve_node_meta():
+        graph_module = make_fx(_functionalized(fn), tracing_mode="real")(*examples)
+    graph_module.graph.eliminate_dead_code()
+    return graph_module
+
+
+def mutated_inputs(
+    fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode
+) -> set[int]:
+    """Positions of the tensors among ``examples`` whose data ``fn`` changes in place."""
+    mutated: set[int] = set()
+    with isolated(), mode, enable_python_dispatcher(), torch.no_grad():
+        _functionalized(fn, mutated)(*examples)
+    return mutated
+
+
+def run_fake(
+    fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode
+) -> Any:
+    """``fn`` evaluated for its output metadata only."""
+    with isolated(), mode, enable_python_dispatcher():
+        return fn(*examples)

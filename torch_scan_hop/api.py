@@ -1,0 +1,240 @@
+"""The public ``scan``: pytrees, dimensions and validation around the flat operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_scan_hop import tree
+from torch_scan_hop._torch.transforms import is_forward_mode
+from torch_scan_hop.capture import NotCaptured, call_captured, warn_not_captured
+from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
+from torch_scan_hop.op import scan_op
+from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.step import CombineFn, step
+
+NUMBERS = (bool, int, float, complex)
+
+
+def scan(
+    combine_fn: CombineFn,
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    *,
+    dim: int = 0,
+    reverse: bool = False,
+    unroll: int = 1,
+    checkpoint: Any = None,
+) -> tuple[Any, Any]:
+    """Carry a state along a dimension: ``jax.lax.scan`` for PyTorch.
+
+    Means the same as this loop, and runs as one operator in eager mode, under
+    ``torch.compile``, in exported programs and on XLA::
+
+        carry, ys = init, []
+        for x in xs:                    # slices along dim, backwards if reverse
+            carry, y = combine_fn(carry, x)
+            ys.append(y)
+        return carry, torch.stack(ys)   # each leaf of y, in the order of xs
+
+    Args:
+        combine_fn: ``(carry, x) -> (carry, y)`` on pytrees of tensors. It may close over
+            tensors, parameters and modules (gradients flow to them), return its inputs or the
+            same tensor twice, and change closed-over buffers in place. The carry keeps its
+            structure, shapes and dtypes; ``y`` may be None.
+        init: the first carry: a pytree of tensors, numbers and None. Never modified.
+        xs: a pytree of tensors that share their size ``T`` along ``dim``; None leaves are
+            passed on as None. With no tensors at all, ``length`` gives the trip count.
+        length: the trip count; with ``xs`` it must agree with ``T``.
+        dim: the dimension of ``xs`` that is scanned, and of ``ys`` that is stacked (0 for a
+            ``y`` of too low a rank).
+        reverse: run from the last x to the first; ``ys`` stay in the order of ``xs``.
+        unroll: steps per iteration of the compiled loop; results do not depend on it.
+        checkpoint: what the forward saves for the backward. None: what the loop would save.
+            ``"full"``: carries, xs and closures only. A function: a policy as for
+            ``torch.utils.checkpoint.create_selective_checkpoint_contexts``.
+
+    Returns:
+        ``(carry, ys)``: the last carry, in the structure of ``init``, and the stacked ``y``:
+        a leaf of shape ``[...]`` becomes ``[T, ...]``. Neither shares storage with the inputs.
+
+    Raises:
+        TypeError: an argument or a leaf of the wrong kind, or a carry whose structure or dtype
+            changes; the message names the leaf, for example ``carry['h']``.
+        ValueError: sizes, lengths or dimensions that do not fit.
+
+    Example:
+        >>> def cell(h, x):
+        ...     h = torch.tanh(h + x)
+        ...     return h, h
+        >>> h, hs = scan(cell, torch.zeros(2), torch.ones(3, 2))
+        >>> hs.shape, bool((h == hs[-1]).all())
+        (torch.Size([3, 2]), True)
+    """
+    _check_options(combine_fn, length, dim, reverse, unroll)
+    _check_leaves(init, xs)
+    trip_count = _trip_count(xs, length, dim)
+    xs = tree.map_leaves(lambda leaf: _scan_first(leaf, dim), xs)
+    carry_in = _with_tensors(init, xs)
+    carry, ys = _run(combine_fn, carry_in, xs, trip_count, reverse, checkpoint)
+    if dim != 0:
+        place = _leading_position(xs, dim)
+        ys = tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)
+    return carry, ys
+
+
+def _run(
+    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, reverse: bool, checkpoint: Any
+) -> tuple[Any, Any]:
+    if torch.compiler.is_dynamo_compiling():
+        return scan_flat(combine_fn, init, xs, trip_count, reverse, checkpoint)
+    if is_forward_mode():
+        # Dynamo refuses views of functorch's dual tensors; copies are not views
+        init, xs = tree.map_leaves(torch.clone, init), tree.map_leaves(torch.clone, xs)
+    try:
+        return call_captured(scan_flat, combine_fn, init, xs, trip_count, reverse, checkpoint)
+    except NotCaptured as error:
+        reason = error.reason
+    result = scan_loop(combine_fn, init, xs, trip_count, reverse)
+    warn_not_captured(combine_fn, reason)
+    return result
+
+
+def scan_flat(
+    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, reverse: bool, checkpoint: Any
+) -> tuple[Any, Any]:
+    """Pytrees to the flat operator and back. Dynamo traces this, in eager mode too.
+
+    Dynamo gives the operator's results back in the structure that ``body`` returns.
+    """
+    if not torch.compiler.is_dynamo_compiling():
+        raise NotCaptured("Dynamo is disabled")
+    carry_leaves = tree.tensors(init)
+    x_leaves = tree.tensors(xs)
+    device = _device_of(carry_leaves, x_leaves)
+    n_carry, counted_only = len(carry_leaves), len(x_leaves) == 0
+
+    def body(*flat: Any) -> Any:
+        carry = tree.unflatten(init, list(flat[:n_carry]))
+        x = xs if counted_only else tree.unflatten(xs, list(flat[n_carry:]))
+        return step(combine_fn, carry, x, init, device)
+
+    if counted_only:
+        # no xs: an empty tensor carries the trip count
+        x_leaves = [torch.empty((trip_count, 0), device=device)]
+    options: dict[str, Any] = {"reverse": True} if reverse else {}
+    if checkpoint is not None:
+        options["checkpoint"] = checkpoint
+    carry, ys = scan_op(body, carry_leaves, x_leaves, (), **options)
+    return tree.unflatten(init, list(carry)), ys
+
+
+def _device_of(carry: list[torch.Tensor], xs: list[torch.Tensor]) -> torch.device:
+    for leaf in carry:
+        return leaf.device
+    for leaf in xs:
+        return leaf.device
+    return torch.device("cpu")
+
+
+# --- arguments ---
+
+
+def _check_options(combine_fn: Any, length: Any, dim: Any, reverse: Any, unroll: Any) -> None:
+    if not callable(combine_fn):
+        raise ScanTypeError(
+            f"scan: combine_fn must be callable as combine_fn(carry, x), but got "
+            f"{describe(combine_fn)}. The first argument is the function."
+        )
+    if length is not None:
+        if isinstance(length, bool) or not isinstance(length, (int, torch.SymInt)):
+            raise ScanTypeError(f"scan: length must be an int, but got {describe(length)}.")
+        if length < 0:
+            raise ScanValueError(f"scan: length must not be negative, but got {length}.")
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise ScanTypeError(f"scan: dim must be an int, but got {describe(dim)}.")
+    if not isinstance(reverse, bool):
+        raise ScanTypeError(f"scan: reverse must be True or False, but got {describe(reverse)}.")
+    if isinstance(unroll, bool) or not isinstance(unroll, int):
+        raise ScanTypeError(f"scan: unroll must be an int, but got {describe(unroll)}.")
+    if unroll < 1:
+        raise ScanValueError(f"scan: unroll must be at least 1, but got {unroll}.")
+
+
+def _check_leaves(init: Any, xs: Any) -> None:
+    for path, leaf in tree.leaves_with_paths(init, "init"):
+        if leaf is not None and not isinstance(leaf, (torch.Tensor, *NUMBERS)):
+            raise ScanTypeError(
+                f"scan: {path} must be a tensor, a number or None, but got {describe(leaf)}. "
+                "Close over other values instead of carrying them."
+            )
+    for path, leaf in tree.leaves_with_paths(xs, "xs"):
+        if leaf is not None and not isinstance(leaf, torch.Tensor):
+            raise ScanTypeError(
+                f"scan: {path} must be a tensor or None, but got {describe(leaf)}. "
+                "Close over values that do not change from step to step."
+            )
+
+
+def _trip_count(xs: Any, length: int | None, dim: int) -> Any:
+    found: tuple[str, Any] | None = None
+    for path, leaf in tree.leaves_with_paths(xs, "xs"):
+        if leaf is None:
+            continue
+        if not -leaf.ndim <= dim < leaf.ndim:
+            raise ScanValueError(
+                f"scan: dim={dim} is out of range for {path}, which is {describe(leaf)} with "
+                f"{leaf.ndim} dimensions."
+            )
+        size = leaf.shape[dim]
+        if found is None:
+            found = (path, size)
+        elif size != found[1]:
+            raise ScanValueError(
+                f"scan: all xs must have one size along dim={dim}, but {found[0]} has "
+                f"{found[1]} and {path} has {size}."
+            )
+    if found is None:
+        if length is None:
+            raise ScanValueError(
+                "scan: xs holds no tensor, so there is no trip count. Pass length=T."
+            )
+        return length
+    if length is not None and length != found[1]:
+        raise ScanValueError(
+            f"scan: length={length} disagrees with {found[0]}, whose size along dim={dim} is "
+            f"{found[1]}. Leave length out, or slice xs."
+        )
+    return found[1]
+
+
+def _leading_position(xs: Any, dim: int) -> int:
+    """``dim`` counted from the front, in the first leaf of xs."""
+    if dim >= 0:
+        return dim
+    leaves = tree.tensors(xs)
+    return dim + leaves[0].ndim if leaves else 0
+
+
+def _scan_first(leaf: torch.Tensor, dim: int) -> torch.Tensor:
+    return leaf if dim == 0 else torch.movedim(leaf, dim, 0)
+
+
+def _with_tensors(init: Any, xs: Any) -> Any:
+    """``init`` with its numbers as tensors."""
+    device = torch.device("cpu")
+    for leaf in [*tree.tensors(init), *tree.tensors(xs)]:
+        if isinstance(leaf, torch.Tensor):
+            device = leaf.device
+            break
+
+    def convert(leaf: Any) -> torch.Tensor:
+        return leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf, device=device)
+
+    return tree.map_leaves(convert, init)
+
+
+Scan = Callable[..., tuple[Any, Any]]

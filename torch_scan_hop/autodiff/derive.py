@@ -1,0 +1,99 @@
+"""A body's derivative, computed once for each way it is called and kept with the body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_scan_hop._torch.tracing import FakeTensorMode, is_traced, run_fake
+from torch_scan_hop.autodiff.differentiability import GradientFlow, gradient_flow
+from torch_scan_hop.autodiff.function import Derivative
+from torch_scan_hop.autodiff.joint import trace_joint
+from torch_scan_hop.autodiff.partition import Partition, Partitioner
+from torch_scan_hop.examples import contiguous_like, step_examples
+from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
+from torch_scan_hop.op import Body
+from torch_scan_hop.signature import Inputs, Signature
+
+def derivative_of(
+    body: Body,
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    additional: Sequence[Any],
+    wanted: Inputs[bool],
+    checkpoint: Any,
+) -> Derivative:
+    key = (
+        "derivative",
+        inputs_metadata(init, xs, additional),
+        tuple(wanted.flat()),
+        checkpoint,
+        autocast_state(),
+        is_traced([*init, *xs, *additional]),
+    )
+    return remember(body, key, lambda: _derive(body, init, xs, additional, wanted, checkpoint))
+
+
+def _derive(
+    body: Body,
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    additional: Sequence[Any],
+    wanted: Inputs[bool],
+    checkpoint: Any,
+) -> Derivative:
+    mode, examples = step_examples(init, xs, additional)
+    signature = Signature(len(init), len(xs), len(additional))
+    flow = gradient_flow(body, examples, wanted, mode)
+    first = _partition(body, signature, examples, flow, mode, checkpoint)
+    if is_traced([*init, *xs, *additional]):
+        # a traced backward is not differentiated again through this Function
+        return Derivative(signature, flow, first, None, None)
+    return _closed_under_differentiation(first, signature, examples, wanted, flow, mode, checkpoint)
+
+
+def _partition(
+    body: Body,
+    signature: Signature,
+    examples: Inputs[Any],
+    flow: GradientFlow,
+    mode: FakeTensorMode,
+    checkpoint: Any,
+) -> Partition:
+    with torch.no_grad():
+        outputs = run_fake(body, examples.flat(), mode)
+    like = [contiguous_like(mode, o) for o in outputs]
+    joint = trace_joint(body, signature, examples, like, flow, mode)
+    return Partitioner(joint, checkpoint).run()
+
+
+def _closed_under_differentiation(
+    first: Partition,
+    signature: Signature,
+    examples: Inputs[Any],
+    wanted: Inputs[bool],
+    flow: GradientFlow,
+    mode: FakeTensorMode,
+    checkpoint: Any,
+) -> Derivative:
+    """Extend the residuals until the forward body's own derivative needs no further one.
+
+    Cotangents enter at residuals only in a double backward; the formulas below them are the
+    same, so one round is the rule.
+    """
+    forward = first.forward
+    for _ in range(4):
+        second_flow = gradient_flow(forward, examples, wanted, mode)
+        second = _partition(forward, signature, examples, second_flow, mode, checkpoint)
+        forward = second.forward
+        if second.n_residuals == 0:
+            break
+    else:
+        raise RuntimeError("torch_scan_hop: the residuals of a scan body did not settle")
+    closed = Partition(**{**first.__dict__, "forward": forward})
+    n_ys = len(flow.ys)
+    # ys that the plain derivative does not reach keep their flags
+    assert second_flow.ys[:n_ys] == flow.ys
+    return Derivative(signature, flow, closed, second, second_flow)

@@ -1,0 +1,87 @@
+"""Which leaves gradients flow through: a fixpoint over the carries.
+
+A carry is differentiated if its init needs a gradient, or if anything that ever reaches it
+does (every RNN whose initial state is zeros). At most ``1 + n_carry`` rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake
+from torch_scan_hop.op import Body
+from torch_scan_hop.signature import Inputs
+
+
+def carry_fixpoint(
+    start: Sequence[bool], one_round: Callable[[tuple[bool, ...]], Sequence[bool]]
+) -> tuple[bool, ...]:
+    """The least set of carries that contains ``start`` and is closed under a step.
+
+    ``one_round(flags)`` says which carries a step marks when ``flags`` are marked before it.
+
+    >>> carry_fixpoint([True, False], lambda flags: [False, flags[0]])
+    (True, True)
+    """
+    flags = tuple(start)
+    for _ in range(1 + len(flags)):
+        marked = one_round(flags)
+        grown = tuple(a or b for a, b in zip(flags, marked, strict=True))
+        if grown == flags:
+            break
+        flags = grown
+    return flags
+
+
+def is_differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (
+        value.dtype.is_floating_point or value.dtype.is_complex
+    )
+
+
+def needs_grad(value: Any) -> bool:
+    return is_differentiable(value) and value.requires_grad
+
+
+@dataclass(frozen=True)
+class GradientFlow:
+    """Which leaves of each role are differentiated."""
+
+    carry: tuple[bool, ...]
+    xs: tuple[bool, ...]
+    additional: tuple[bool, ...]
+    ys: tuple[bool, ...]
+
+    def inputs(self) -> tuple[bool, ...]:
+        return self.carry + self.xs + self.additional
+
+    def outputs(self) -> tuple[bool, ...]:
+        return self.carry + self.ys
+
+
+def _require(value: Any, flag: bool) -> Any:
+    return value.detach().requires_grad_() if flag else value
+
+
+def gradient_flow(
+    body: Body, examples: Inputs[Any], wanted: Inputs[bool], mode: FakeTensorMode
+) -> GradientFlow:
+    """How gradients flow through ``body`` when they are ``wanted`` for these inputs."""
+
+    def outputs(carry_flags: Sequence[bool]) -> list[bool]:
+        flags = [*carry_flags, *wanted.xs, *wanted.additional]
+
+        def run(*flat: Any) -> Any:
+            with torch.enable_grad():
+                return body(*(_require(v, f) for v, f in zip(flat, flags, strict=True)))
+
+        return [needs_grad(out) for out in run_fake(run, examples.flat(), mode)]
+
+    n_carry = len(examples.carry)
+    carry = carry_fixpoint(wanted.carry, lambda flags: outputs(flags)[:n_carry])
+    ys = outputs(carry)[n_carry:]
+    return GradientFlow(carry, tuple(wanted.xs), tuple(wanted.additional), tuple(ys))

@@ -1,0 +1,240 @@
+"""The two scans of reverse mode, as an autograd.Function.
+
+``forward``: the scan of the forward body. Residuals are outputs like ys, so that they are
+saved with ``save_for_backward`` (version checks, offloading hooks) and so that a double
+backward reaches them. ``backward``: a scan in the other direction, through the dispatcher,
+so that double backward, transforms and traces of it come by composition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_scan_hop.autodiff.differentiability import GradientFlow
+from torch_scan_hop.autodiff.partition import Handover, Partition, Source
+from torch_scan_hop.op import scan_op, scan_options
+from torch_scan_hop.signature import Signature
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """A differentiated body. ``second`` also takes cotangents of the residuals."""
+
+    signature: Signature
+    flow: GradientFlow
+    first: Partition
+    second: Partition | None
+    second_flow: GradientFlow | None
+
+
+@dataclass
+class ScanCall:
+    """One call of the operator: what is not a tensor, and how to run a scan below autograd."""
+
+    derivative: Derivative
+    additional: tuple[Any, ...]  # with None where a tensor stands
+    reverse: bool
+    checkpoint: Any
+    run_forward: Callable[..., Sequence[Any]]
+    trip_count: Any = None
+    output_like: tuple[tuple[Any, ...], ...] = ()
+
+    def fill(self, tensors: Sequence[Any]) -> list[Any]:
+        """All flat inputs, from the tensors among them."""
+        n = self.derivative.signature.n_carry + self.derivative.signature.n_xs
+        rest = iter(tensors[n:])
+        return [*tensors[:n], *(next(rest) if a is None else a for a in self.additional)]
+
+
+def run(call: ScanCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    derivative = call.derivative
+    inputs = derivative.signature.split_inputs(call.fill(tensors))
+    outputs = tuple(
+        call.run_forward(
+            derivative.first.forward,
+            inputs.carry,
+            inputs.xs,
+            tuple(inputs.additional),
+            **scan_options(call.reverse, None),
+        )
+    )
+    return outputs
+
+
+def _differentiable_outputs(call: ScanCall, outputs: Sequence[Any]) -> list[bool]:
+    flags = list(call.derivative.flow.outputs())
+    residuals = outputs[len(flags) :]
+    return flags + [r.dtype.is_floating_point or r.dtype.is_complex for r in residuals]
+
+
+def save(ctx: Any, call: ScanCall, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """What backward reads, and nothing else."""
+    derivative = call.derivative
+    inputs = derivative.signature.split_inputs(call.fill(tensors))
+    ys = outputs[derivative.signature.n_carry :]
+    call.trip_count = inputs.xs[0].shape[0]
+    call.output_like = tuple((o.shape, o.dtype, o.device) for o in outputs)
+    ctx.set_materialize_grads(False)
+    flags = _differentiable_outputs(call, outputs)
+    ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, flags, strict=True) if not flag))
+    partitions = [p for p in (derivative.first, derivative.second) if p is not None]
+    slots: dict[Handover, int] = {}
+    kept: list[torch.Tensor] = []
+    for partition in partitions:
+        for slot in _saved_slots(partition):
+            if slot not in slots:
+                source = {
+                    Source.CARRY_IN: inputs.carry,
+                    Source.X: inputs.xs,
+                    Source.ADDITIONAL: inputs.additional,
+                    Source.Y: ys,
+                }[slot.source]
+                slots[slot] = len(kept)
+                kept.append(source[slot.index])
+    # accumulators start as zeros like these: metadata is enough
+    ctx.additional_like = [
+        (a.shape, a.dtype, a.device) if isinstance(a, torch.Tensor) else None
+        for a in inputs.additional
+    ]
+    ctx.slots = slots
+    ctx.save_for_backward(*kept)
+    ctx.call = call
+
+
+def _saved_slots(partition: Partition) -> list[Handover]:
+    slots = []
+    for handover in (*partition.per_step, *partition.invariant):
+        if handover.source is Source.CARRY_IN:
+            index, shifted = partition.carry_stack[handover.index]
+            slots.append(Handover(Source.Y, index))
+            if shifted:
+                slots.append(handover)
+        elif handover.source is not Source.SIZE:
+            slots.append(handover)
+    return slots
+
+
+def _shifted(stack: torch.Tensor, init: torch.Tensor, reverse: bool) -> torch.Tensor:
+    """The carries *into* the steps, from the carries out of them."""
+    first = init.unsqueeze(0)
+    if reverse:
+        return torch.cat([stack[1:], first])
+    return torch.cat([first, stack[:-1]])
+
+
+def _zeros(like: tuple[Any, ...]) -> torch.Tensor:
+    """Zeros of this shape that take no memory."""
+    shape, dtype, device = like
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
+
+
+class _BackwardPass:
+    def __init__(self, ctx: Any, cotangents: Sequence[Any]) -> None:
+        self.call: ScanCall = ctx.call
+        self.derivative = self.call.derivative
+        self.ctx = ctx
+        n_outputs = len(self.derivative.flow.outputs())
+        of_residuals = any(c is not None for c in cotangents[n_outputs:])
+        self.partition = self.derivative.first
+        self.flow = self.derivative.flow
+        if of_residuals:
+            assert self.derivative.second is not None and self.derivative.second_flow is not None
+            self.partition, self.flow = self.derivative.second, self.derivative.second_flow
+        self.cotangents = cotangents[: len(self.flow.outputs())]
+        self.saved = ctx.saved_tensors
+
+    def _value(self, source: Source, index: int) -> Any:
+        return self.saved[self.ctx.slots[Handover(source, index)]]
+
+    def _per_step(self, handover: Handover) -> torch.Tensor:
+        if handover.source is not Source.CARRY_IN:
+            return self._value(handover.source, handover.index)
+        index, shifted = self.partition.carry_stack[handover.index]
+        stack = self._value(Source.Y, index)
+        if not shifted:
+            return stack
+        return _shifted(stack, self._value(Source.CARRY_IN, handover.index), self.call.reverse)
+
+    def _invariant(self, handover: Handover) -> Any:
+        if handover.source is Source.SIZE:
+            return handover.size
+        return self._value(handover.source, handover.index)
+
+    def _cotangent(self, k: int) -> torch.Tensor:
+        given = self.cotangents[k]
+        return given if given is not None else _zeros(self.call.output_like[k])
+
+    def run(self) -> list[Any]:
+        sig, flow, partition = self.derivative.signature, self.flow, self.partition
+        n_carry = sig.n_carry
+        carry = [k for k, flag in enumerate(flow.carry) if flag]
+        ys = [k for k, flag in enumerate(flow.ys) if flag]
+        like = self.ctx.additional_like
+        init = [
+            *(self._cotangent(k) for k in carry),
+            *(torch.zeros(like[k][0], dtype=like[k][1], device=like[k][2]) for k in partition.accumulated),
+        ]
+        xs = [
+            *(self._cotangent(n_carry + k) for k in ys),
+            *(self._per_step(h) for h in partition.per_step),
+        ]
+        if not xs:
+            xs = [torch.empty((self.call.trip_count, 0))]
+        additional = tuple(self._invariant(h) for h in partition.invariant)
+        results = scan_op(
+            self._body(len(init), len(xs)), init, xs, additional, reverse=not self.call.reverse
+        )
+        return self._gather(results, carry)
+
+    def _body(self, n_carry: int, n_xs: int) -> Any:
+        partition = self.partition
+        if partition.per_step or any(self.flow.ys):
+            return partition.backward
+        # nothing varies from step to step: the body takes no xs, the scan needs one to count
+        backward = partition.backward
+
+        def body(*flat: Any) -> Any:
+            return backward(*flat[:n_carry], *flat[n_carry + 1 :])
+
+        return body
+
+    def _gather(self, results: Sequence[Any], carry: list[int]) -> list[Any]:
+        """One gradient for each flat input, None where there is none."""
+        sig, partition = self.derivative.signature, self.partition
+        gradients: list[Any] = [None] * sig.n_inputs
+        values = iter(results)
+        for k in carry:
+            gradients[k] = next(values)
+        for k in partition.accumulated:
+            gradients[sig.n_carry + sig.n_xs + k] = next(values)
+        for k in partition.x_gradients:
+            gradients[sig.n_carry + k] = next(values)
+        return gradients
+
+
+def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
+    """One gradient for each tensor among the flat inputs."""
+    call: ScanCall = ctx.call
+    sig = call.derivative.signature
+    flat = _BackwardPass(ctx, cotangents).run()
+    n = sig.n_carry + sig.n_xs
+    tensors = [g for g, a in zip(flat[n:], call.additional, strict=True) if a is None]
+    return [*flat[:n], *tensors]
+
+
+class ScanFunction(torch.autograd.Function):
+    """Plain autograd; functorch's grad levels have their own in ``dispatch/grad.py``."""
+
+    @staticmethod
+    def forward(ctx: Any, call: ScanCall, *tensors: Any) -> Any:  # type: ignore[override]
+        outputs = run(call, tensors)
+        save(ctx, call, tensors, outputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:  # type: ignore[override]
+        return None, *gradients(ctx, cotangents)

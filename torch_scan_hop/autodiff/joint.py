@@ -1,0 +1,86 @@
+"""The joint graph of one step: outputs, and the gradients of the differentiated inputs.
+
+::
+
+    inputs:   carry, xs, additional, cotangents of (differentiated carry', differentiated ys)
+    outputs:  (carry', ys), (gradients of the differentiated inputs; None where there is none)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.tracing import FakeTensorMode, trace
+from torch_scan_hop.autodiff.differentiability import GradientFlow
+from torch_scan_hop.graph_cleanup import clean_up
+from torch_scan_hop.op import Body
+from torch_scan_hop.signature import Inputs, Signature
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    module: fx.GraphModule
+    signature: Signature
+    flow: GradientFlow
+
+    def placeholders(self) -> list[fx.Node]:
+        return self.module.graph.find_nodes(op="placeholder")
+
+    def primals(self) -> list[fx.Node]:
+        return self.placeholders()[: self.signature.n_inputs]
+
+    def cotangents(self) -> list[fx.Node]:
+        return self.placeholders()[self.signature.n_inputs :]
+
+    def outputs(self) -> list[Any]:
+        return list(self._output_args()[0])
+
+    def gradients(self) -> list[Any]:
+        """One per input, None where it is not differentiated or not reached."""
+        values = iter(self._output_args()[1])
+        return [next(values) if flag else None for flag in self.flow.inputs()]
+
+    def _output_args(self) -> Any:
+        (output,) = self.module.graph.find_nodes(op="output")
+        return output.args[0]
+
+
+def _vjp_of_step(body: Body, signature: Signature, flow: GradientFlow) -> Any:
+    def joint(*flat: Any) -> Any:
+        primals, cotangents = flat[: signature.n_inputs], flat[signature.n_inputs :]
+        with torch.enable_grad():
+            primals = tuple(
+                p.detach().requires_grad_() if flag else p
+                for p, flag in zip(primals, flow.inputs(), strict=True)
+            )
+            outputs = tuple(body(*primals))
+            differentiated = [o for o, flag in zip(outputs, flow.outputs(), strict=True) if flag]
+            pairs = [(o, c) for o, c in zip(differentiated, cotangents, strict=True) if o.requires_grad]
+            wanted = [p for p, flag in zip(primals, flow.inputs(), strict=True) if flag]
+            gradients: tuple[Any, ...] = (None,) * len(wanted)
+            if pairs:
+                gradients = torch.autograd.grad(
+                    [o for o, _ in pairs], wanted, [c for _, c in pairs], allow_unused=True
+                )
+        return tuple(o.detach() for o in outputs), gradients
+
+    return joint
+
+
+def trace_joint(
+    body: Body,
+    signature: Signature,
+    examples: Inputs[Any],
+    output_examples: list[torch.Tensor],
+    flow: GradientFlow,
+    mode: FakeTensorMode,
+) -> JointGraph:
+    """``output_examples``: fresh fakes like the step's outputs, for the cotangents."""
+    cotangents = [o for o, flag in zip(output_examples, flow.outputs(), strict=True) if flag]
+    module = trace(_vjp_of_step(body, signature, flow), [*examples.flat(), *cotangents], mode)
+    clean_up(module)
+    return JointGraph(module, signature, flow)

@@ -1,0 +1,41 @@
+"""What the forward may save: ``checkpoint=`` of the scan, and tags left by checkpoints inside.
+
+``None``      what backward needs, as the Python loop would
+``"full"``    only what cannot be recomputed from carries, xs and closures
+a function    ``policy(ctx, op, *args, **kwargs)`` as for
+              ``torch.utils.checkpoint.create_selective_checkpoint_contexts``, per operator
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
+
+Policy = None | str | Callable[..., Any]
+
+_RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def _decision(policy: Callable[..., Any], node: fx.Node) -> Any:
+    context = SelectiveCheckpointContext(is_recompute=False)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    decision = policy(context, node.target, *args, **kwargs)
+    if isinstance(decision, bool):
+        return CheckpointPolicy.MUST_SAVE if decision else CheckpointPolicy.PREFER_RECOMPUTE
+    return decision
+
+
+def wants_recompute(policy: Policy, node: fx.Node, producer: Any) -> bool:
+    """Whether backward recomputes ``node``, an output of the operator ``producer``."""
+    tag = node.meta.get("recompute", producer.meta.get("recompute"))
+    if tag in _RECOMPUTE:
+        return True
+    if policy is None or producer.op != "call_function":
+        return False
+    if policy == "full":
+        return True
+    assert callable(policy)
+    return _decision(policy, producer) in _RECOMPUTE

@@ -1,0 +1,88 @@
+"""Eager execution: Dynamo captures a call of ``scan`` once, guarded, and replays it.
+
+Guards make the cache sound: a closure or a default argument that changes is another
+capture. Each function body gets an entry of its own, so that one program's scans do not
+use up each other's recompilations.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch_scan_hop.errors import describe
+
+Entry = Callable[..., Any]
+_entries: weakref.WeakKeyDictionary[types.CodeType, Entry] = weakref.WeakKeyDictionary()
+_warned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
+
+
+def code_of(fn: Any) -> types.CodeType:
+    """The code object that tells one body from another.
+
+    >>> code_of(functools.partial(describe)) is describe.__code__
+    True
+    """
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if isinstance(fn, types.MethodType):
+        fn = fn.__func__
+    if isinstance(fn, types.FunctionType):
+        return fn.__code__
+    forward = getattr(type(fn), "forward", None) or type(fn).__call__
+    return getattr(forward, "__code__", code_of.__code__)
+
+
+def own_copy(fn: types.FunctionType) -> types.FunctionType:
+    """``fn`` with a code object of its own: Dynamo keeps its cache on the code object."""
+    copy = types.FunctionType(
+        fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+    )
+    copy.__kwdefaults__ = fn.__kwdefaults__
+    return copy
+
+
+class NotCaptured(Exception):
+    """The call must run as a plain Python loop; ``reason`` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def call_captured(entry: types.FunctionType, combine_fn: Any, *args: Any) -> Any:
+    """``entry(combine_fn, *args)``, captured by Dynamo; raises NotCaptured where it cannot be."""
+    from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS, compile_for_capture
+
+    code = code_of(combine_fn)
+    compiled = _entries.get(code)
+    if compiled is None:
+        compiled = _entries[code] = compile_for_capture(own_copy(entry))
+    try:
+        return compiled(combine_fn, *args)
+    except DYNAMO_ERRORS as error:
+        if "limit" in type(error).__name__.lower():
+            _entries.pop(code, None)  # full of captures of other shapes or closures: start anew
+        raise NotCaptured(_first_line(error)) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def warn_not_captured(combine_fn: Any, reason: str) -> None:
+    """Once for each function: it ran, as a Python loop."""
+    code = code_of(combine_fn)
+    if code in _warned:
+        return
+    _warned.add(code)
+    warnings.warn(
+        f"torch_scan_hop: {code.co_name} ({code.co_filename}:{code.co_firstlineno}) could not be "
+        f"traced, so its scan ran as a plain Python loop: {reason}",
+        stacklevel=3,
+    )

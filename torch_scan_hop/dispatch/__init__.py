@@ -1,0 +1,29 @@
+"""What ``scan`` does at each dispatch key: one file per key."""
+
+from torch_scan_hop.dispatch import (
+    autocast,
+    autograd,
+    dense,
+    fake,
+    functionalize,
+    grad,
+    jvp,
+    meta,
+    proxy,
+    vmap,
+    xla,
+)
+
+__all__ = [
+    "autocast",
+    "autograd",
+    "dense",
+    "fake",
+    "functionalize",
+    "grad",
+    "jvp",
+    "meta",
+    "proxy",
+    "vmap",
+    "xla",
+]

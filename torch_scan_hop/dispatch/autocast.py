@@ -1,0 +1,17 @@
+"""Autocast: falls through; the body's own operators cast when the body is traced or run.
+
+Autograd traces the body under the caller's autocast state, so the casts are part of its
+graph; the carry keeps init's dtype (see ``tree.match_carry``).
+"""
+
+from __future__ import annotations
+
+from torch_scan_hop._torch.operators import DispatchKey
+from torch_scan_hop.op import scan_op
+
+AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXLA", "AutocastXPU", "AutocastMPS")
+
+for name in AUTOCAST_KEYS:
+    key = getattr(DispatchKey, name, None)
+    if key is not None:
+        scan_op.fallthrough(key)

@@ -1,0 +1,23 @@
+"""Functionalize (Python, functorch and C++): the body is functionalized, the scan passes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_scan_hop._torch.operators import preserving_node_meta
+from torch_scan_hop.op import Body, scan_op
+
+
+@scan_op.py_functionalize_impl
+def functionalize(
+    ctx: Any,
+    combine_fn: Body,
+    init: list[Any],
+    xs: list[Any],
+    additional_inputs: tuple[Any, ...],
+    **options: Any,
+) -> Any:
+    unwrapped = [ctx.unwrap_tensors(group) for group in (init, xs, additional_inputs)]
+    with ctx.redispatch_to_next():
+        body = ctx.functionalize(preserving_node_meta(combine_fn))
+        return ctx.wrap_tensors(scan_op(body, *unwrapped, **options))

@@ -1,0 +1,210 @@
+"""Forward mode: one scan over primals and tangents together.
+
+::
+
+    body':  (carry, dcarry, x, dx, additional, dadditional) -> (carry', dcarry', y, dy)
+
+with a tangent for those leaves only that have one; the carries that have one are a fixpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch import fx
+
+from torch_scan_hop._torch.operators import TransformType
+from torch_scan_hop._torch.tracing import run_fake, trace
+from torch_scan_hop._torch.transforms import gradients_enabled, unwrap_for_level, wrap_for_level
+from torch_scan_hop.autodiff.differentiability import carry_fixpoint
+from torch_scan_hop.examples import step_examples
+from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
+from torch_scan_hop.op import Body, scan_op
+
+Pair = tuple[Any, Any]  # (primal, tangent or None)
+
+
+@contextlib.contextmanager
+def dual_level() -> Any:
+    """A forward-AD level; torch has only one, so an active one is shared."""
+    with gradients_enabled():
+        if fwAD._current_level >= 0:
+            yield
+        else:
+            with fwAD.dual_level():
+                yield
+
+
+class TangentBody:
+    """``body`` on (primals, tangents of the flagged inputs) -> the same for its outputs."""
+
+    def __init__(self, body: Body, flags: Sequence[bool], n_carry: int) -> None:
+        self.body = body
+        self.flags = list(flags)
+        self.n_carry = n_carry
+
+    def pairs(self, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Pair]:
+        given = iter(tangents)
+        with dual_level():
+            duals = [
+                fwAD.make_dual(p, next(given)) if flag else p
+                for p, flag in zip(primals, self.flags, strict=True)
+            ]
+            out = self.body(*duals)
+            return [tuple(fwAD.unpack_dual(o)) for o in out]  # type: ignore[misc]
+
+    def tangent_flags(self, *flat: Any) -> list[bool]:
+        n = len(self.flags)
+        return [tangent is not None for _, tangent in self.pairs(flat[:n], flat[n:])]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Roles interleaved as scan wants them: (carry, dcarry, x, dx, additional, dadditional)."""
+
+    carry: tuple[bool, ...]
+    xs: tuple[bool, ...]
+    additional: tuple[bool, ...]
+
+    def flags(self) -> tuple[bool, ...]:
+        return self.carry + self.xs + self.additional
+
+    def separate(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        values = iter(flat)
+        primals, tangents = [], []
+        for flags in (self.carry, self.xs, self.additional):
+            primals += [next(values) for _ in flags]
+            tangents += [next(values) for flag in flags if flag]
+        return primals, tangents
+
+    @staticmethod
+    def join(pairs: Sequence[Pair], flags: Sequence[bool]) -> list[Any]:
+        primals = [p for p, _ in pairs]
+        tangents = [
+            (torch.zeros_like(p) if t is None else t)
+            for (p, t), flag in zip(pairs, flags, strict=True)
+            if flag
+        ]
+        return [*primals, *tangents]
+
+
+def _tangent_body(
+    body: Body, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any], start: _Layout
+) -> tuple[fx.GraphModule, _Layout, list[bool]]:
+    n_carry = len(init)
+
+    def make() -> tuple[fx.GraphModule, _Layout, list[bool]]:
+        mode, examples = step_examples(init, xs, additional)
+
+        def at(carry: Sequence[bool]) -> tuple[TangentBody, list[Any]]:
+            flags = [*carry, *start.xs, *start.additional]
+            _, tangents = step_examples(init, xs, additional)
+            wanted = [t for t, flag in zip(tangents.flat(), flags, strict=True) if flag]
+            return TangentBody(body, flags, n_carry), [*examples.flat(), *wanted]
+
+        def output_flags(carry: Sequence[bool]) -> list[bool]:
+            tangent_body, flat = at(carry)
+            return run_fake(tangent_body.tangent_flags, flat, mode)
+
+        carry = carry_fixpoint(start.carry, lambda flags: output_flags(flags)[:n_carry])
+        layout = _Layout(carry, start.xs, start.additional)
+        y_flags = output_flags(carry)[n_carry:]
+        tangent_body, flat = at(carry)
+        n_primals = len(examples.flat())
+
+        def interleaved(*inputs: Any) -> tuple[Any, ...]:
+            primals, tangents = layout.separate(inputs)
+            pairs = tangent_body.pairs(primals, tangents)
+            return (
+                *_Layout.join(pairs[:n_carry], carry),
+                *_Layout.join(pairs[n_carry:], y_flags),
+            )
+
+        primal, tangent = flat[:n_primals], iter(flat[n_primals:])
+        ordered: list[Any] = []
+        offset = 0
+        for flags in (layout.carry, layout.xs, layout.additional):
+            ordered += primal[offset : offset + len(flags)]
+            ordered += [next(tangent) for flag in flags if flag]
+            offset += len(flags)
+        return trace(interleaved, ordered, mode), layout, y_flags
+
+    key = (
+        "jvp",
+        inputs_metadata(init, xs, additional),
+        start.flags(),
+        n_carry,
+        autocast_state(),
+    )
+    return remember(body, key, make)
+
+
+def tangent_scan(
+    body: Body,
+    init: Sequence[Pair],
+    xs: Sequence[Pair],
+    additional: Sequence[Pair],
+    **options: Any,
+) -> list[Pair]:
+    """The scan's results and their tangents, None where there is none."""
+    start = _Layout(*(tuple(t is not None for _, t in group) for group in (init, xs, additional)))
+    primals = [[p for p, _ in group] for group in (init, xs, additional)]
+    module, layout, y_flags = _tangent_body(body, *primals, start)  # type: ignore[arg-type]
+    results = iter(
+        scan_op(
+            module,
+            _Layout.join(init, layout.carry),
+            _Layout.join(xs, layout.xs),
+            tuple(_Layout.join(additional, layout.additional)),
+            **options,
+        )
+    )
+    pairs: list[Pair] = []
+    for flags in (layout.carry, tuple(y_flags)):
+        values = [next(results) for _ in flags]
+        tangents = [next(results) if flag else None for flag in flags]
+        pairs += list(zip(values, tangents, strict=True))
+    return pairs
+
+
+def _as_duals(pairs: Sequence[Pair]) -> tuple[Any, ...]:
+    return tuple(p if t is None else fwAD.make_dual(p, t) for p, t in pairs)
+
+
+def _unpack(value: Any) -> Pair:
+    if not isinstance(value, torch.Tensor):
+        return value, None
+    return tuple(fwAD.unpack_dual(value))  # type: ignore[return-value]
+
+
+def scan_of_duals(
+    combine_fn: Body, init: Any, xs: Any, additional_inputs: Any, **options: Any
+) -> tuple[Any, ...]:
+    """``torch.autograd.forward_ad`` dual tensors."""
+    groups = [[_unpack(v) for v in group] for group in (init, xs, additional_inputs)]
+    return _as_duals(tangent_scan(combine_fn, *groups, **options))
+
+
+@scan_op.py_impl(TransformType.Jvp)
+def jvp(
+    interpreter: Any,
+    combine_fn: Body,
+    init: list[Any],
+    xs: list[Any],
+    additional_inputs: tuple[Any, ...],
+    **options: Any,
+) -> Any:
+    level = interpreter.level()
+
+    def below(value: Any) -> Pair:
+        return tuple(unwrap_for_level(v, level) for v in _unpack(value))  # type: ignore[return-value]
+
+    groups = [[below(v) for v in group] for group in (init, xs, additional_inputs)]
+    with interpreter.lower():
+        pairs = tangent_scan(combine_fn, *groups, **options)
+    return _as_duals([tuple(wrap_for_level(v, level) for v in pair) for pair in pairs])  # type: ignore[misc]

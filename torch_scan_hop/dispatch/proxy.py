@@ -1,0 +1,58 @@
+"""ProxyTorchDispatchMode: one ``scan`` node, with the traced body as a submodule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from torch_scan_hop._torch.operators import (
+    ProxyTorchDispatchMode,
+    disable_proxy_modes_tracing,
+    reenter_make_fx,
+    track_tensor_tree,
+    unique_graph_id,
+)
+from torch_scan_hop.op import Body, scan_op
+
+
+def _fresh(value: Any) -> Any:
+    # zeros, not empty: in a trace on real tensors a body may index with integer values
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.zeros_like(value, memory_format=torch.preserve_format)
+
+
+def _fresh_slice(xs: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(
+        torch.empty_strided(xs.shape[1:], xs.stride()[1:], dtype=xs.dtype, device=xs.device)
+    )
+
+
+@scan_op.py_impl(ProxyTorchDispatchMode)
+def proxy(
+    mode: ProxyTorchDispatchMode,
+    combine_fn: Body,
+    init: list[Any],
+    xs: list[Any],
+    additional_inputs: tuple[Any, ...],
+    **options: Any,
+) -> Any:
+    with disable_proxy_modes_tracing():
+        # never the caller's tensors: make_fx would merge arguments that are one object
+        examples = [
+            *(torch.zeros_like(c, memory_format=torch.contiguous_format) for c in init),
+            *map(_fresh_slice, xs),
+            *map(_fresh, additional_inputs),
+        ]
+        body = reenter_make_fx(combine_fn)(*examples)
+    _, name = unique_graph_id(mode, prefix="scan_body")
+    mode.tracer.root.register_module(name, body)
+    arguments = pytree.tree_map(
+        mode.tracer.unwrap_proxy, (body, init, xs, additional_inputs)  # type: ignore[attr-defined]
+    )
+    node = mode.tracer.create_proxy("call_function", scan_op, arguments, options, name="scan")
+    with disable_proxy_modes_tracing():
+        results = scan_op(body, init, xs, additional_inputs, **options)
+    return track_tensor_tree(results, node, constant=None, tracer=mode.tracer)

@@ -1,0 +1,152 @@
+"""Dynamo: a scan is one node, its closures lifted to additional inputs.
+
+Tensors that the body changes in place (BatchNorm statistics, a KV cache) become extra
+carries, copied back after the loop; that serves autograd and every backend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.dynamo import (
+    LazyVariableTracker,
+    TorchHigherOrderOperatorVariable,
+    VariableTracker,
+    call_inlined,
+    create_node,
+    discard_graph_changes,
+    example_value,
+    make_attr,
+    reconstruct_outputs,
+    register_variable,
+    sequence_items,
+    speculate,
+)
+from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs
+from torch_scan_hop.examples import like
+from torch_scan_hop.op import ScanOperator, scan_op, scan_options
+
+
+def _first_slice(xs: torch.Tensor) -> torch.Tensor:
+    """An example of ``xs[t]``, also for a trip count of zero."""
+    if xs.shape[0] == 0:
+        xs = torch.cat([xs, xs.new_zeros((1, *xs.shape[1:]))])
+    return torch.select_copy(xs, 0, 0)
+
+
+def _arguments(combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = None, **options: Any) -> Any:
+    return combine_fn, init, xs, additional_inputs, options
+
+
+class ScanVariable(TorchHigherOrderOperatorVariable):
+    """Tracks ``torch.ops.higher_order.scan``."""
+
+    _HOP_NAME = "torch.ops.higher_order.scan"
+    _ALLOW_FALLBACK_TO_EAGER = False
+    supports_input_mutation = True
+    supports_aliasing = True
+
+    def _call_function(
+        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
+        combine_fn, init, xs, additional, options = _arguments(*args, **kwargs)
+        init = sequence_items(tx, init)
+        xs = sequence_items(tx, xs)
+        additional = [] if additional is None else sequence_items(tx, additional)
+        options = scan_options(
+            **{name: _constant(options, name) for name in ("reverse", "checkpoint")}
+        )
+        with discard_graph_changes(tx):
+            examples = [
+                *(c.call_method(tx, "clone", [], {}) for c in init),
+                *(call_inlined(tx, _first_slice, x) for x in xs),
+                *additional,
+            ]
+        result, spec, graph, lifted = speculate(tx, combine_fn, examples, self.value)
+        body = CapturedBody(tx, graph, len(init), len(xs))
+        inputs = [v.as_proxy() for v in [*init, *xs, *additional]] + list(lifted)
+        mutated = body.make_pure()
+        n_step = len(init) + len(xs)
+        name = tx.output.install_subgraph("scan_body", body.module())
+        arguments = (
+            make_attr(tx, name),
+            [*inputs[: len(init)], *(inputs[k] for k in mutated)],
+            inputs[len(init) : n_step],
+            tuple(p for k, p in enumerate(inputs) if k >= n_step and k not in mutated),
+        )
+        outputs = sequence_items(
+            tx, create_node(tx, "call_function", scan_op, arguments, options)
+        )
+        n = len(init)
+        for position, k in enumerate(mutated):
+            create_node(
+                tx, "call_method", "copy_", (inputs[k], outputs[n + position].as_proxy()), {}
+            )
+        return reconstruct_outputs(tx, [*outputs[:n], *outputs[n + len(mutated) :]], spec)
+
+
+def _constant(options: dict[str, VariableTracker], name: str) -> Any:
+    variable = options.get(name)
+    if variable is None:
+        return {"reverse": False, "checkpoint": None}[name]
+    return variable.as_python_constant()
+
+
+class CapturedBody:
+    """The graph of a step as Dynamo captured it, made pure."""
+
+    def __init__(self, tx: Any, graph: fx.Graph, n_carry: int, n_xs: int) -> None:
+        self.tx = tx
+        self.graph = graph
+        self.n_carry = n_carry
+        self.n_xs = n_xs
+
+    def module(self) -> fx.GraphModule:
+        return fx.GraphModule(dict(self.tx.output.nn_modules), self.graph, "ScanBody")
+
+    def placeholders(self) -> list[fx.Node]:
+        return self.graph.find_nodes(op="placeholder")
+
+    def make_pure(self) -> list[int]:
+        """Positions of the additional inputs that became carries, in their new order."""
+        values = [example_value(n) for n in self.placeholders()]
+        mode: FakeTensorMode = fake_mode_of(values)
+        changed = mutated_inputs(self.module(), [like(mode, v) for v in values], mode)
+        first_additional = self.n_carry + self.n_xs
+        placeholders = self.placeholders()
+        copies = {k: self._copy_at_entry(placeholders[k]) for k in sorted(changed)}
+        carried = [k for k in sorted(changed) if k >= first_additional]
+        for position, k in enumerate(carried):
+            self._move(placeholders[k], self.n_carry + position)
+        self._return_as_carries([copies[k] for k in carried])
+        self.graph.lint()
+        return carried
+
+    def _copy_at_entry(self, placeholder: fx.Node) -> fx.Node:
+        """The body works on a copy: what it is handed is never its own to change."""
+        last = self.placeholders()[-1]
+        with self.graph.inserting_after(last):
+            copy = self.graph.call_method("clone", (placeholder,))
+        copy.meta = dict(placeholder.meta)
+        placeholder.replace_all_uses_with(copy, lambda user: user is not copy)
+        return copy
+
+    def _move(self, placeholder: fx.Node, position: int) -> None:
+        others = [n for n in self.placeholders() if n is not placeholder]
+        others[position].prepend(placeholder)
+
+    def _return_as_carries(self, values: list[fx.Node]) -> None:
+        (output,) = self.graph.find_nodes(op="output")
+        results = list(output.args[0])
+        output.args = ((*results[: self.n_carry], *values, *results[self.n_carry :]),)
+
+
+def _tracker_of(value: Any, upstream: Any) -> Any:
+    return ScanVariable if isinstance(value, ScanOperator) else upstream
+
+
+register_variable("scan", _tracker_of)

@@ -1,0 +1,36 @@
+"""Messages that name the argument or pytree leaf, what was expected, what came, the fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class ScanTypeError(TypeError):
+    """A wrong kind of argument to :func:`torch_scan_hop.scan`."""
+
+
+class ScanValueError(ValueError):
+    """An argument of the right kind with a value that does not fit."""
+
+
+def describe(value: Any) -> str:
+    """``float32[3, 4]`` for a tensor, the type's name for anything else.
+
+    >>> describe(torch.zeros(3, 4))
+    'float32[3, 4]'
+    >>> describe("text")
+    'str'
+    """
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype}[{', '.join(str(s) for s in value.shape)}]"
+    return "None" if value is None else type(value).__name__
+
+
+def carry_mismatch(path: str, expected: str, got: str, fix: str) -> str:
+    return (
+        f"scan: {path} must keep its structure, shape and dtype from step to step: "
+        f"expected {expected} (from init), but combine_fn returned {got}. {fix}"
+    )

@@ -1,0 +1,77 @@
+"""Small simplifications of functional ATen graphs that every later stage profits from."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+# values pass through these unchanged in a functional graph
+_IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
+
+
+def is_identity(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if node.target in _IDENTITIES:
+        argument = node.args[0]
+        return not (isinstance(argument, fx.Node) and argument.op == "get_attr")
+    if node.target is aten.clone.default:
+        return node.kwargs.get("memory_format") in (None, torch.preserve_format)
+    return False
+
+
+def same_value(node: fx.Node) -> fx.Node:
+    """The earliest node with this node's value: copies of any layout are looked through."""
+    while node.op == "call_function" and (
+        node.target is aten.clone.default or node.target in _IDENTITIES
+    ):
+        argument = node.args[0]
+        if not isinstance(argument, fx.Node) or argument.op == "get_attr":
+            break
+        node = argument
+    return node
+
+
+def is_random(node: fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def is_view(node: fx.Node) -> bool:
+    """A view, or an element of a multi-output view such as ``split``."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and _returns_views(source)
+    return _returns_views(node)
+
+
+def _returns_views(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    returns = target._schema.returns
+    if not returns:
+        return False
+    if target.is_view:
+        return True
+    alias = returns[0].alias_info
+    return alias is not None and not alias.is_write
+
+
+def drop_identities(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if is_identity(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def clean_up(module: fx.GraphModule) -> None:
+    drop_identities(module.graph)
+    module.graph.eliminate_dead_code()
+    module.recompile()

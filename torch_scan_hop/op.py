@@ -1,0 +1,82 @@
+"""The operator: ``torch.ops.higher_order.scan(combine_fn, init, xs, additional_inputs)``.
+
+Everything is flat here. With ``n`` carries, ``m`` xs and trip count ``T``::
+
+    combine_fn: (carry_0..n-1, x_0..m-1, *additional_inputs) -> (carry'_0..n-1, y_0..)
+    scan:       (carry_0..n-1 at the end, ys_0.. stacked to [T, ...])
+
+``combine_fn`` is a GraphModule (or a callable that the dispatcher made of one); it mutates
+none of its inputs and may return any of them, the same tensor twice, or views. Results are
+contiguous and alias neither the inputs nor one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch_scan_hop._torch.operators import (
+    DispatchKey,
+    HigherOrderOperator,
+    current_dispatch_mode,
+    take_operator_name,
+)
+
+Body = Callable[..., Any]
+
+
+class ScanOperator(HigherOrderOperator):
+    """``scan``, dispatched like any torch operator; one file per key in ``dispatch/``."""
+
+    def __init__(self) -> None:
+        super().__init__("scan", cacheable=True)
+
+    def __call__(  # type: ignore[override]
+        self,
+        combine_fn: Body,
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        additional_inputs: Sequence[Any] = (),
+        *,
+        reverse: bool = False,
+        checkpoint: Any = None,
+    ) -> tuple[Any, ...]:
+        options = scan_options(reverse, checkpoint)
+        if not xs:
+            raise ValueError(
+                "torch.ops.higher_order.scan: xs is empty, so there is no trip count. Pass a "
+                "tensor of shape [T, 0], or call torch_scan_hop.scan(..., length=T)."
+            )
+        return super().__call__(combine_fn, list(init), list(xs), tuple(additional_inputs), **options)
+
+    def dispatch(self, /, dispatch_key: DispatchKey, *args: Any, **kwargs: Any) -> Any:
+        if dispatch_key == DispatchKey.Python:
+            mode = current_dispatch_mode()
+            if mode is not None and type(mode) not in self.python_key_table:
+                # a user's mode (a FLOP counter, a logger) sees the body's operators, step by step
+                return self.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
+        return super().dispatch(dispatch_key, *args, **kwargs)
+
+    def __deepcopy__(self, memo: Any = None) -> ScanOperator:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _the_operator, ()
+
+
+def scan_options(reverse: bool, checkpoint: Any) -> dict[str, Any]:
+    """Only what differs from the defaults: graphs stay readable, and exporters simple."""
+    options: dict[str, Any] = {}
+    if reverse:
+        options["reverse"] = True
+    if checkpoint is not None:
+        options["checkpoint"] = checkpoint
+    return options
+
+
+def _the_operator() -> ScanOperator:
+    return scan_op
+
+
+scan_op = ScanOperator()
+take_operator_name(scan_op)

@@ -1,0 +1,47 @@
+"""One step of a scan on flat tensors, checked; shared by the loop and by the traced body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_scan_hop import tree
+from torch_scan_hop.errors import ScanTypeError, describe
+
+CombineFn = Callable[[Any, Any], tuple[Any, Any]]
+
+
+def split_result(result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        got = (
+            f"a {type(result).__name__} of length {len(result)}"
+            if isinstance(result, (tuple, list))
+            else describe(result)
+        )
+        raise ScanTypeError(
+            f"scan: combine_fn must return a pair (carry, y), but it returned {got}. "
+            "Return (carry, None) if there is nothing to stack."
+        )
+    return result[0], result[1]
+
+
+def as_output_tensor(leaf: Any, device: torch.device) -> torch.Tensor:
+    if isinstance(leaf, torch.Tensor):
+        return leaf
+    if isinstance(leaf, (bool, int, float, complex)):
+        return torch.as_tensor(leaf, device=device)
+    raise ScanTypeError(
+        f"scan: every leaf of y that combine_fn returns must be a tensor, a number or None, "
+        f"but one is {describe(leaf)}. Return it outside the scan, or convert it to a tensor."
+    )
+
+
+def step(
+    combine_fn: CombineFn, carry: Any, x: Any, template: Any, device: torch.device
+) -> tuple[list[torch.Tensor], Any]:
+    """``combine_fn(carry, x)`` as (carry leaves in the order of ``template``, y pytree)."""
+    next_carry, y = split_result(combine_fn(carry, x))
+    y = tree.map_leaves(lambda leaf: as_output_tensor(leaf, device), y)
+    return tree.match_carry(template, next_carry), y

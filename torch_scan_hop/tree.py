@@ -1,0 +1,192 @@
+"""Pytrees of scan: tensors in order, and the carry matched against init by key.
+
+Written in plain recursion over containers so that Dynamo can trace it inside a compiled
+region. ``None`` is an empty leaf everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from torch_scan_hop.errors import ScanTypeError, ScanValueError, carry_mismatch, describe
+
+CARRY_FIX = "Return the carry with the same structure as init."
+
+
+def is_namedtuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(type(value), "_fields")
+
+
+def children(value: Any) -> list[tuple[str, Any]] | None:
+    """``(path suffix, child)`` pairs of a container, or None for a leaf."""
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", value[key]) for key in value]
+    if is_namedtuple(value):
+        return [(f".{name}", getattr(value, name)) for name in type(value)._fields]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{k}]", child) for k, child in enumerate(value)]
+    if type(value) in pytree.SUPPORTED_NODES:
+        leaves, _ = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
+        return [(f".<{k}>", child) for k, child in enumerate(leaves)]
+    return None
+
+
+def leaves_with_paths(value: Any, root: str) -> list[tuple[str, Any]]:
+    """Every leaf with the path a user would write for it.
+
+    >>> [path for path, _ in leaves_with_paths({"h": 1, "c": (2, None)}, "carry")]
+    ["carry['h']", "carry['c'][0]", "carry['c'][1]"]
+    """
+    parts = children(value)
+    if parts is None:
+        return [(root, value)]
+    return [pair for suffix, child in parts for pair in leaves_with_paths(child, root + suffix)]
+
+
+def leaves(value: Any) -> list[Any]:
+    parts = children(value)
+    if parts is None:
+        return [value]
+    return [leaf for _, child in parts for leaf in leaves(child)]
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensor leaves, in order; None leaves are dropped."""
+    return [leaf for leaf in leaves(value) if leaf is not None]
+
+
+def _rebuild(template: Any, parts: list[Any]) -> Any:
+    if isinstance(template, Mapping):
+        rebuilt = dict(zip(template, parts, strict=True))
+        return rebuilt if type(template) is dict else _rebuild_mapping(template, rebuilt)
+    if is_namedtuple(template):
+        return type(template)(*parts)
+    if isinstance(template, (list, tuple)):
+        return type(template)(parts)
+    node = pytree.SUPPORTED_NODES[type(template)]
+    _, context = node.flatten_fn(template)
+    return node.unflatten_fn(parts, context)
+
+
+def _rebuild_mapping(template: Mapping[Any, Any], rebuilt: dict[Any, Any]) -> Any:
+    node = pytree.SUPPORTED_NODES[type(template)]
+    _, context = node.flatten_fn(template)
+    return node.unflatten_fn(list(rebuilt.values()), context)
+
+
+def unflatten(template: Any, values: list[Any]) -> Any:
+    """``template`` with its tensor leaves replaced by ``values``, in order."""
+    rebuilt, rest = _unflatten(template, values)
+    assert not rest, "more values than leaves"
+    return rebuilt
+
+
+def _unflatten(template: Any, values: list[Any]) -> tuple[Any, list[Any]]:
+    if template is None:
+        return None, values
+    parts = children(template)
+    if parts is None:
+        return values[0], values[1:]
+    rebuilt = []
+    for _, child in parts:
+        part, values = _unflatten(child, values)
+        rebuilt.append(part)
+    return _rebuild(template, rebuilt), values
+
+
+def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
+    """``fn`` over the leaves that are not None."""
+    return unflatten(value, [fn(leaf) for leaf in tensors(value)])
+
+
+def match_carry(template: Any, value: Any, path: str = "carry") -> list[torch.Tensor]:
+    """The tensor leaves of ``value`` in the order of ``template``; dicts match by key.
+
+    Raises ScanTypeError, naming the path, where the structures differ.
+    """
+    if template is None:
+        if value is not None:
+            raise ScanTypeError(carry_mismatch(path, "None", describe(value), CARRY_FIX))
+        return []
+    parts = children(template)
+    if parts is None:
+        return [_match_leaf(template, value, path)]
+    _check_container(template, value, path)
+    if isinstance(template, Mapping):
+        pairs = [(f"{path}[{key!r}]", template[key], value[key]) for key in template]
+    else:
+        others = children(value)
+        assert others is not None
+        pairs = [
+            (path + suffix, child, other)
+            for (suffix, child), (_, other) in zip(parts, others, strict=True)
+        ]
+    return [leaf for where, child, other in pairs for leaf in match_carry(child, other, where)]
+
+
+def _check_container(template: Any, value: Any, path: str) -> None:
+    if isinstance(template, Mapping):
+        if not isinstance(value, Mapping):
+            raise ScanTypeError(
+                carry_mismatch(path, f"a dict with keys {list(template)}", describe(value), CARRY_FIX)
+            )
+        if set(template) != set(value):
+            raise ScanTypeError(
+                carry_mismatch(path, f"the keys {list(template)}", f"the keys {list(value)}", CARRY_FIX)
+            )
+        return
+    kind = type(template)
+    if type(value) is not kind:
+        raise ScanTypeError(carry_mismatch(path, f"a {kind.__name__}", describe(value), CARRY_FIX))
+    expected, got = children(template), children(value)
+    assert expected is not None and got is not None
+    if len(expected) != len(got):
+        raise ScanTypeError(
+            carry_mismatch(
+                path, f"a {kind.__name__} of length {len(expected)}", f"length {len(got)}", CARRY_FIX
+            )
+        )
+
+
+def _match_leaf(template: torch.Tensor, value: Any, path: str) -> torch.Tensor:
+    if isinstance(value, (bool, int, float, complex)):
+        value = torch.as_tensor(value, device=template.device)
+        if value.dtype != template.dtype and torch.can_cast(value.dtype, template.dtype):
+            value = value.to(template.dtype)
+    if not isinstance(value, torch.Tensor):
+        raise ScanTypeError(carry_mismatch(path, describe(template), describe(value), CARRY_FIX))
+    if value.shape != template.shape:
+        raise ScanValueError(
+            carry_mismatch(
+                path,
+                describe(template),
+                describe(value),
+                "Give init the shape of the carry that combine_fn returns, or reshape what it returns.",
+            )
+        )
+    if value.dtype != template.dtype:
+        if _autocast_changed_dtype(template, value):
+            return value.to(template.dtype)
+        raise ScanTypeError(
+            carry_mismatch(
+                path,
+                describe(template),
+                describe(value),
+                f"Convert init with init.to({value.dtype}), or the returned carry with "
+                f".to({template.dtype}).",
+            )
+        )
+    return value
+
+
+def _autocast_changed_dtype(template: torch.Tensor, value: torch.Tensor) -> bool:
+    """Under autocast the dtype change is not the user's: the carry keeps init's dtype."""
+    return (
+        template.dtype.is_floating_point
+        and value.dtype.is_floating_point
+        and torch.is_autocast_enabled(template.device.type)
+    )
