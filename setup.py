@@ -8,7 +8,7 @@ from setuptools import Extension, setup
 if sys.platform == "win32":
     compile_args = ["/std:c++17"]
 else:
-    compile_args = ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    compile_args = ["-std=c++17", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 extension = Extension(
     "torch_scan_hop._C",

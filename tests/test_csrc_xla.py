@@ -14,7 +14,7 @@ from torch_scan_hop.xla._hlo import (
     opcode_counts,
 )
 
-pytestmark = [pytest.mark.xla, pytest.mark.torch_version]
+pytestmark = pytest.mark.xla
 pytest.importorskip("torch_xla")
 
 LENGTHS = [1, 2, 7]
