@@ -25,7 +25,7 @@ from hlo_bodies import (
     varint,
     wrap,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_scan_hop.xla import _hlo
@@ -334,17 +334,20 @@ def test_mutations(seed):
         attempt(mutate(BODY, generator))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_random_bytes(body):
     attempt(body)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60), st.sampled_from([1, 2, 3, 4, 6]))
 def test_random_field(payload, number):
     attempt(BODY + field(number, payload))
     attempt(field(number, payload) + BODY)
 
 
+@settings(deadline=None)
 @given(
     n_carry=st.integers(-(2**65), 2**65),
     length=st.integers(-(2**65), 2**65),
