@@ -14,10 +14,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from torch_scan_hop._torch.transforms import under_transform
 from torch_scan_hop.errors import describe
 
 Entry = Callable[..., Any]
-_entries: weakref.WeakKeyDictionary[types.CodeType, Entry] = weakref.WeakKeyDictionary()
+_entries: weakref.WeakKeyDictionary[types.CodeType, dict[bool, Entry]] = weakref.WeakKeyDictionary()
 _warned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
 
 
@@ -59,11 +60,13 @@ def call_captured(entry: types.FunctionType, combine_fn: Any, *args: Any) -> Any
     from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS, compile_for_capture
 
     code = code_of(combine_fn)
-    compiled = _entries.get(code)
-    if compiled is None:
-        compiled = _entries[code] = compile_for_capture(own_copy(entry))
+    # functorch's wrappers do not know their sizes as symbols
+    static = under_transform()
+    entries = _entries.setdefault(code, {})
+    if static not in entries:
+        entries[static] = compile_for_capture(own_copy(entry), dynamic=False if static else None)
     try:
-        return compiled(combine_fn, *args)
+        return entries[static](combine_fn, *args)
     except DYNAMO_ERRORS as error:
         if "limit" in type(error).__name__.lower():
             _entries.pop(code, None)  # full of captures of other shapes or closures: start anew

@@ -55,6 +55,8 @@ def _returns_views(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
+    if target is aten.reshape.default:
+        return True
     returns = target._schema.returns
     if not returns:
         return False
@@ -71,7 +73,21 @@ def drop_identities(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+_VIEWS_OF_ANY_STRIDE = {
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,
+}
+
+
+def allow_any_stride(graph: fx.Graph) -> None:
+    """A body is traced for one layout and run with others: ``view`` becomes ``reshape``."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _VIEWS_OF_ANY_STRIDE:
+            node.target = _VIEWS_OF_ANY_STRIDE[node.target]
+
+
 def clean_up(module: fx.GraphModule) -> None:
     drop_identities(module.graph)
+    allow_any_stride(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()

@@ -15,12 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch.utils._pytree as pytree
+
 from torch_scan_hop._torch.operators import (
     DispatchKey,
     HigherOrderOperator,
     current_dispatch_mode,
     take_operator_name,
 )
+from torch_scan_hop._torch.transforms import unwrap_if_dead
 
 Body = Callable[..., Any]
 
@@ -55,6 +58,10 @@ class ScanOperator(HigherOrderOperator):
             if mode is not None and type(mode) not in self.python_key_table:
                 # a user's mode (a FLOP counter, a logger) sees the body's operators, step by step
                 return self.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
+        if dispatch_key == DispatchKey.FuncTorchGradWrapper:
+            # saved by a functorch level that has ended: vjp's function is called after it
+            args, kwargs = pytree.tree_map(unwrap_if_dead, (args, kwargs))
+            return self(*args, **kwargs)
         return super().dispatch(dispatch_key, *args, **kwargs)
 
     def __deepcopy__(self, memo: Any = None) -> ScanOperator:

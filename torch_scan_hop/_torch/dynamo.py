@@ -13,7 +13,12 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._dynamo import config as dynamo_config
-from torch._dynamo.exc import TorchDynamoException, UncapturedHigherOrderOpError, Unsupported
+from torch._dynamo.exc import (
+    FailOnRecompileLimitHit,
+    TorchDynamoException,
+    UncapturedHigherOrderOpError,
+    Unsupported,
+)
 from torch._dynamo.variables import higher_order_ops as _hops
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import wrap_fx_proxy
@@ -48,6 +53,7 @@ DYNAMO_ERRORS: tuple[type[BaseException], ...] = (
     TorchDynamoException,
     UncapturedHigherOrderOpError,
     Unsupported,
+    FailOnRecompileLimitHit,
 )
 
 
@@ -154,19 +160,35 @@ def not_fx_tracing() -> Iterator[None]:
         symbolic_trace._is_fx_tracing_flag = before
 
 
-def compile_for_capture(fn: Callable[..., Any]) -> Callable[..., Any]:
+def compile_for_capture(
+    fn: Callable[..., Any], dynamic: bool | None
+) -> Callable[..., Any]:
     """``fn`` captured by Dynamo and run as captured: guards, no compiler.
 
     The backend must be torch's own "eager": it is the only one that Dynamo accepts under
     functorch transforms.
     """
-    compiled = torch.compile(fn, backend="eager", fullgraph=True)
+    compiled = torch.compile(fn, backend="eager", fullgraph=True, dynamic=dynamic)
 
     def run(*args: Any) -> Any:
-        with not_fx_tracing(), _hop_capture():
+        with not_fx_tracing(), _hop_capture(), _more_captures():
             return compiled(*args)
 
     return run
+
+
+# a body may be called with many closures, shapes and functorch stacks
+CAPTURES_PER_FUNCTION = 64
+
+
+@contextlib.contextmanager
+def _more_captures() -> Iterator[None]:
+    before = dynamo_config.recompile_limit
+    dynamo_config.recompile_limit = max(before, CAPTURES_PER_FUNCTION)
+    try:
+        yield
+    finally:
+        dynamo_config.recompile_limit = before
 
 
 _utils = torch._higher_order_ops.utils
@@ -186,7 +208,3 @@ def _hop_capture() -> Iterator[None]:
         yield
     finally:
         tls.in_hop_compile = before
-
-
-def recompile_limit() -> int:
-    return dynamo_config.recompile_limit

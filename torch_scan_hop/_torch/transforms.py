@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as fwAD
 from torch._C._functorch import (
     _add_batch_dim as add_batch_dim,
 )
@@ -15,6 +14,7 @@ from torch._C._functorch import (
     TransformType,
     _unwrap_for_grad,
     _wrap_for_grad,
+    unwrap_if_dead as _unwrap_if_dead,
     get_unwrapped,
     is_batchedtensor,
     is_functorch_wrapped_tensor,
@@ -36,19 +36,29 @@ __all__ = [
     "enable_single_level_autograd_function",
     "get_unwrapped",
     "gradients_enabled",
+    "dual_level",
     "has_tangent",
     "is_forward_mode",
     "is_batchedtensor",
     "is_functorch_wrapped_tensor",
     "is_gradtrackingtensor",
+    "make_dual",
     "maybe_get_bdim",
     "maybe_get_level",
     "restore_vmap",
     "unwrap_batched",
+    "under_transform",
+    "unpack_dual",
     "unwrap_for_level",
+    "unwrap_if_dead",
     "wrap_batched",
     "wrap_for_level",
 ]
+
+
+def under_transform() -> bool:
+    """Whether a functorch transform (grad, vmap, jvp, ...) is active."""
+    return peek_interpreter_stack() is not None
 
 
 def is_forward_mode() -> bool:
@@ -65,11 +75,43 @@ def wrap_for_level(value: Any, level: int) -> Any:
     return _wrap_for_grad(value, level) if isinstance(value, torch.Tensor) else value
 
 
+def unpack_dual(value: Any) -> tuple[Any, Any]:
+    """(primal, tangent or None) at torch's only forward-AD level.
+
+    Not ``forward_ad.unpack_dual``: Dynamo's graphs enter that level without telling it.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value, None
+    primal, tangent = torch._VF._unpack_dual(value, level=0)  # type: ignore[attr-defined]
+    return primal, tangent
+
+
+def make_dual(primal: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+    return torch._VF._make_dual(primal, tangent, level=0)  # type: ignore[attr-defined]
+
+
 def has_tangent(value: Any) -> bool:
-    """Whether ``value`` is a dual tensor at the current forward-AD level."""
-    if not isinstance(value, torch.Tensor) or not fwAD._current_level >= 0:
-        return False
-    return fwAD.unpack_dual(value).tangent is not None
+    return unpack_dual(value)[1] is not None
+
+
+@contextlib.contextmanager
+def dual_level() -> Iterator[None]:
+    """A forward-AD level; torch has only one, so one that is active already is shared."""
+    with gradients_enabled():
+        try:
+            torch._C._enter_dual_level()
+        except RuntimeError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            torch._C._exit_dual_level(level=0)
+
+
+def unwrap_if_dead(value: Any) -> Any:
+    """The value below a wrapper whose functorch level has ended."""
+    return _unwrap_if_dead(value) if isinstance(value, torch.Tensor) else value
 
 
 @contextlib.contextmanager

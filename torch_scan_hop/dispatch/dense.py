@@ -63,12 +63,13 @@ def dense(
     n_carry = len(init)
     slices = list(zip(*(x.unbind(0) for x in xs), strict=True))
     order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
-    carry: Sequence[torch.Tensor] = init
+    carry: Sequence[torch.Tensor] = [c.contiguous() for c in init]
     stacks: list[torch.Tensor] = []
     places: list[Sequence[torch.Tensor]] = []
     for t in order:
         out = combine_fn(*carry, *slices[t], *additional_inputs)
-        carry, ys = out[:n_carry], out[n_carry:]
+        # bodies are traced for contiguous carries
+        carry, ys = [c.contiguous() for c in out[:n_carry]], out[n_carry:]
         if not stacks:
             stacks = [torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device) for y in ys]
             places = [stack.unbind(0) for stack in stacks]

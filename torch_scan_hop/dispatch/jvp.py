@@ -9,35 +9,29 @@ with a tangent for those leaves only that have one; the carries that have one ar
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as fwAD
 from torch import fx
 
 from torch_scan_hop._torch.operators import TransformType
 from torch_scan_hop._torch.tracing import run_fake, trace
-from torch_scan_hop._torch.transforms import gradients_enabled, unwrap_for_level, wrap_for_level
+from torch_scan_hop._torch.transforms import (
+    dual_level,
+    make_dual,
+    unpack_dual,
+    unwrap_for_level,
+    wrap_for_level,
+)
 from torch_scan_hop.autodiff.differentiability import carry_fixpoint
 from torch_scan_hop.examples import step_examples
+from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body, scan_op
 
 Pair = tuple[Any, Any]  # (primal, tangent or None)
-
-
-@contextlib.contextmanager
-def dual_level() -> Any:
-    """A forward-AD level; torch has only one, so an active one is shared."""
-    with gradients_enabled():
-        if fwAD._current_level >= 0:
-            yield
-        else:
-            with fwAD.dual_level():
-                yield
 
 
 class TangentBody:
@@ -52,11 +46,11 @@ class TangentBody:
         given = iter(tangents)
         with dual_level():
             duals = [
-                fwAD.make_dual(p, next(given)) if flag else p
+                make_dual(p, next(given)) if flag else p
                 for p, flag in zip(primals, self.flags, strict=True)
             ]
             out = self.body(*duals)
-            return [tuple(fwAD.unpack_dual(o)) for o in out]  # type: ignore[misc]
+            return [unpack_dual(o) for o in out]
 
     def tangent_flags(self, *flat: Any) -> list[bool]:
         n = len(self.flags)
@@ -132,7 +126,9 @@ def _tangent_body(
             ordered += primal[offset : offset + len(flags)]
             ordered += [next(tangent) for flag in flags if flag]
             offset += len(flags)
-        return trace(interleaved, ordered, mode), layout, y_flags
+        module = trace(interleaved, ordered, mode)
+        clean_up(module)
+        return module, layout, y_flags
 
     key = (
         "jvp",
@@ -173,20 +169,14 @@ def tangent_scan(
 
 
 def _as_duals(pairs: Sequence[Pair]) -> tuple[Any, ...]:
-    return tuple(p if t is None else fwAD.make_dual(p, t) for p, t in pairs)
-
-
-def _unpack(value: Any) -> Pair:
-    if not isinstance(value, torch.Tensor):
-        return value, None
-    return tuple(fwAD.unpack_dual(value))  # type: ignore[return-value]
+    return tuple(p if t is None else make_dual(p, t) for p, t in pairs)
 
 
 def scan_of_duals(
     combine_fn: Body, init: Any, xs: Any, additional_inputs: Any, **options: Any
 ) -> tuple[Any, ...]:
     """``torch.autograd.forward_ad`` dual tensors."""
-    groups = [[_unpack(v) for v in group] for group in (init, xs, additional_inputs)]
+    groups = [[unpack_dual(v) for v in group] for group in (init, xs, additional_inputs)]
     return _as_duals(tangent_scan(combine_fn, *groups, **options))
 
 
@@ -202,7 +192,7 @@ def jvp(
     level = interpreter.level()
 
     def below(value: Any) -> Pair:
-        return tuple(unwrap_for_level(v, level) for v in _unpack(value))  # type: ignore[return-value]
+        return tuple(unwrap_for_level(v, level) for v in unpack_dual(value))  # type: ignore[return-value]
 
     groups = [[below(v) for v in group] for group in (init, xs, additional_inputs)]
     with interpreter.lower():

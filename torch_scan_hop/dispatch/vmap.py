@@ -14,10 +14,11 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import TransformType
-from torch_scan_hop._torch.tracing import run_fake, trace
+from torch_scan_hop._torch.tracing import fake_mode_of, fake_tensor, run_fake, trace
 from torch_scan_hop._torch.transforms import restore_vmap, unwrap_batched, wrap_batched
 from torch_scan_hop.autodiff.differentiability import carry_fixpoint
 from torch_scan_hop.examples import step_examples
+from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body, scan_op
 
@@ -120,14 +121,19 @@ def _vmapped_body(
     batched = [[d is not None for d in group] for group in dims]
 
     def make() -> tuple[fx.GraphModule, tuple[bool, ...], list[bool]]:
-        mode, plain = step_examples(
-            [v[0] if b else v for v, b in zip(init, batched[0], strict=True)], xs, additional
-        )
+        _, plain = step_examples([], xs, additional)
+        mode = fake_mode_of([*init, *xs, *additional])
 
         def at(flags: Sequence[bool]) -> tuple[VmappedBody, list[Any]]:
             carry = [
-                c.unsqueeze(0).expand(batch_size, *c.shape).clone() if f else c.clone()
-                for c, f in zip(plain.carry, flags, strict=True)
+                fake_tensor(
+                    mode,
+                    ((batch_size,) if flag else ()) + tuple(c.shape[1 if given else 0 :]),
+                    None,
+                    c.dtype,
+                    c.device,
+                )
+                for c, flag, given in zip(init, flags, batched[0], strict=True)
             ]
             vmapped = VmappedBody(
                 body, batch_size, randomness, [*flags, *batched[1], *batched[2]], len(init)
@@ -143,6 +149,7 @@ def _vmapped_body(
         vmapped, examples = at(flags)
         with torch.no_grad():
             module = trace(vmapped, examples, mode)
+            clean_up(module)
         return module, flags, output_flags(flags)[len(init) :]
 
     key = (

@@ -1,0 +1,99 @@
+"""Rules that join tensors or take them apart.
+
+`cat` and `split` are each other's transposes, and so are `stack` and `unbind`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..shapes import is_tensor, shape, value
+from ..table import Rule
+from .views import getitem_bwd, getitem_fwd
+
+
+def _items(xs: Any) -> list[Any]:
+    """The tensors of a list, or of one proxy that stands for a tuple."""
+    return [xs[i] for i in range(len(value(xs)))]
+
+
+def _with_zeros(ds: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Cotangents of the parts, zeros for the parts that nobody used."""
+    some = next(d for d in ds if d is not None)
+
+    def zeros(s: tuple[int, ...]) -> Any:
+        return torch.zeros_like(some) if shape(some) == s else some.new_zeros(s)
+
+    return [zeros(s) if d is None else d for d, s in zip(ds, shapes, strict=True)]
+
+
+def cat_fwd(tensors: Any, dim: int = 0) -> Any:
+    shapes = [shape(x) for x in _items(tensors)]
+    return torch.cat(tensors, dim), (shapes, dim)
+
+
+def cat_bwd(saved: Any, d: Any) -> Any:
+    shapes, dim = saved
+    sizes = [s[dim] for s in shapes]
+    if len(set(shapes)) == 1 and sizes[0] > 0:
+        parts = torch.chunk(d, len(sizes), dim)
+    else:
+        parts = torch.split(d, sizes, dim)
+    return ([parts[i] for i in range(len(sizes))],)
+
+
+def stack_fwd(tensors: Any, dim: int = 0) -> Any:
+    return torch.stack(tensors, dim), (len(value(tensors)), dim)
+
+
+def stack_bwd(saved: Any, d: Any) -> Any:
+    n, dim = saved
+    parts = torch.unbind(d, dim)
+    return ([parts[i] for i in range(n)],)
+
+
+def _parted(parts: Any, dim: int) -> tuple[Any, Any]:
+    return parts, ([tuple(part.shape) for part in value(parts)], dim)
+
+
+def chunk_fwd(x: Any, chunks: int, dim: int = 0) -> Any:
+    return _parted(torch.chunk(x, chunks, dim), dim)
+
+
+def split_fwd(x: Any, split_size: Any, dim: int = 0) -> Any:
+    return _parted(torch.split(x, split_size, dim), dim)
+
+
+def unbind_fwd(x: Any, dim: int = 0) -> Any:
+    return _parted(torch.unbind(x, dim), dim)
+
+
+def parts_bwd(saved: Any, ds: Any) -> Any:
+    shapes, dim = saved
+    return torch.cat(_with_zeros(ds, shapes), dim)
+
+
+def unbind_bwd(saved: Any, ds: Any) -> Any:
+    shapes, dim = saved
+    return torch.stack(_with_zeros(ds, shapes), dim)
+
+
+def index_fwd(x: Any, index: Any) -> Any:
+    """x[index] for a tensor; the transform itself looks into tuples."""
+    assert is_tensor(x), x
+    return getitem_fwd(x, index)
+
+
+JOINING: dict[Any, Rule] = {
+    torch.cat: Rule(cat_fwd, cat_bwd),
+    torch.stack: Rule(stack_fwd, stack_bwd),
+    torch.chunk: Rule(chunk_fwd, parts_bwd),
+    torch.split: Rule(split_fwd, parts_bwd),
+    torch.ops.aten.split_with_sizes: Rule(split_fwd, parts_bwd),
+    torch.unbind: Rule(unbind_fwd, unbind_bwd),
+    operator.getitem: Rule(index_fwd, getitem_bwd),
+}

@@ -1,0 +1,74 @@
+"""What rules may ask about the values of a graph while it is being written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+
+def value(x: Any) -> Any:
+    """The meta tensor (or tuple of them) that a proxy or node stands for; numbers are themselves."""
+    if isinstance(x, fx.Proxy):
+        return x.node.meta["val"]
+    return x.meta["val"] if isinstance(x, fx.Node) else x
+
+
+def shape(x: Any) -> tuple[int, ...]:
+    """The shape of `x` as plain numbers: `()` for a number.
+
+    Code that uses them is specialised to these sizes. Prefer what needs no size: `ndim`, `flatten`,
+    `chunk`, `unbind`, `zeros_like`.
+    """
+    v = value(x)
+    return tuple(v.shape) if isinstance(v, Tensor) else ()
+
+
+def ndim(x: Any) -> int:
+    """The number of dimensions of `x`, 0 for a number."""
+    return len(shape(x))
+
+
+def is_tensor(x: Any) -> bool:
+    """Does `x` stand for a tensor?"""
+    return isinstance(value(x), Tensor)
+
+
+def is_differentiable(x: Any) -> bool:
+    """Does `x` stand for a tensor of floating point numbers, or a tuple with one in it?"""
+    v = value(x)
+    if isinstance(v, (tuple, list)):
+        return any(map(is_differentiable, v))
+    return isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())
+
+
+def is_complex(x: Any) -> bool:
+    """Does `x` stand for a complex tensor, or a tuple with one in it?"""
+    v = value(x)
+    return any(map(is_complex, v)) if isinstance(v, (tuple, list)) else is_tensor(v) and v.is_complex()
+
+
+def unbroadcast(d: Any, x: Any) -> Any:
+    """The cotangent of `x: [..., 1, ...]` from `d`, that of `x` broadcast: sum what was repeated.
+
+    Writes no code where the shapes are equal. Names the dimensions to sum, not their sizes.
+    """
+    if not is_tensor(x):
+        return None
+    extra = ndim(d) - ndim(x)
+    stretched = [
+        i + extra for i, (n, m) in enumerate(zip(shape(x), shape(d)[extra:], strict=True)) if n != m
+    ]
+    if stretched:
+        d = torch.sum(d, stretched, keepdim=True)
+    return torch.sum(d, list(range(extra))) if extra else d
+
+
+def check_same_shape(op: str, a: Any, b: Any) -> None:
+    """Refuse to broadcast."""
+    if shape(a) != shape(b):
+        raise ValueError(
+            f"{op}: the shapes differ, {list(shape(a))} and {list(shape(b))}, "
+            "and the strict rule does not broadcast"
+        )

@@ -1,0 +1,195 @@
+"""The table of rules, and how the many spellings of an operation meet in one entry.
+
+`x.sin()`, `torch.sin(x)` and `torch.ops.aten.sin.default(x)` are one operation with one rule;
+so are `a + b`, `torch.add(a, b)` and `a.add(b)`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+Target = Callable[..., Any] | str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How to differentiate one operation.
+
+    `fwd(*args) -> (value, saved)`: the operation, and what its backward will need. `saved` is any
+    Python structure; the values of the graph in it (if `bwd` uses them) are what a scan over the
+    function has to keep for each step, so this choice is one between memory and speed.
+
+    `bwd(saved, d_value) -> d_args`: one cotangent for each parameter of `fwd`, in order; None for
+    zero and for what is not differentiable; trailing ones may be left out. A tuple-valued
+    operation receives a tuple of cotangents, with None where there is none.
+
+    Both run once, on proxies, while the graph is being written. They may ask for `shape(x)`.
+    """
+
+    fwd: Callable[..., tuple[Any, Any]]
+    bwd: Callable[[Any, Any], Any]
+
+
+class MissingRule(NotImplementedError):
+    """No rule for an operation through which a cotangent has to flow."""
+
+
+_OVERLOAD = type(torch.ops.aten.sin.default)
+_PACKET = type(torch.ops.aten.sin)
+
+_OPERATORS: dict[Any, Target] = {
+    operator.neg: torch.neg,
+    operator.add: torch.add,
+    operator.sub: torch.sub,
+    operator.mul: torch.mul,
+    operator.truediv: torch.div,
+    operator.pow: torch.pow,
+    operator.matmul: torch.matmul,
+    operator.abs: torch.abs,
+    torch.negative: torch.neg,
+    torch.subtract: torch.sub,
+    torch.multiply: torch.mul,
+    torch.divide: torch.div,
+    torch.true_divide: torch.div,
+    torch.absolute: torch.abs,
+    torch.concat: torch.cat,
+    torch.concatenate: torch.cat,
+    F.relu: torch.relu,
+}
+
+# ATen operations without a function of the same name that has the same meaning.
+_ATEN: dict[str, Target] = {
+    "_unsafe_view": torch.Tensor.view,
+    "_to_copy": torch.Tensor.to,
+    "slice": torch.ops.aten.slice,
+    "alias": torch.clone,
+    "lift_fresh_copy": torch.clone,
+    "linear": F.linear,
+}
+
+
+def canonical(target: Target) -> Target:
+    """The one spelling under which the table knows an operation.
+
+    >>> canonical("sin") is canonical(torch.ops.aten.sin.default) is torch.sin
+    True
+    >>> canonical(operator.add) is canonical("add") is torch.add
+    True
+    >>> canonical(print) is print
+    True
+    """
+    if isinstance(target, (_OVERLOAD, _PACKET)):
+        namespace, name, *_ = str(target).split(".")
+        if namespace != "aten":
+            return target
+        target = _ATEN.get(name) or _torch_function(name) or target
+    elif isinstance(target, str):
+        target = _method(target)
+    elif getattr(torch.Tensor, getattr(target, "__name__", ""), None) is target:
+        target = _method(target.__name__)
+    return _OPERATORS.get(target, target)
+
+
+def _method(name: str) -> Target:
+    # x.where(condition, y) and torch.where(condition, x, y) take their arguments in another order.
+    return torch.Tensor.where if name == "where" else _torch_function(name) or name
+
+
+def _torch_function(name: str) -> Target | None:
+    """The function `torch.name`, or the method of that name, if there is one."""
+    for owner in (torch, torch.Tensor):
+        fn = getattr(owner, name, None)
+        if callable(fn):
+            return fn
+    return None
+
+
+class RuleTable(Mapping[Target, Rule]):
+    """A mapping from operations, in any spelling, to rules.
+
+    >>> import torch
+    >>> table = RuleTable()
+    >>> _ = table.register(torch.neg)(lambda x: (-x, None), lambda _, dy: -dy)
+    >>> "neg" in table, operator.neg in table, torch.ops.aten.neg.default in table
+    (True, True, True)
+    >>> other = table.override({torch.neg: Rule(lambda x: (-x, x), lambda x, dy: -dy)})
+    >>> other["neg"] is table["neg"]
+    False
+    """
+
+    def __init__(
+        self, rules: Mapping[Any, Rule] | None = None, constant: frozenset[Target] = frozenset()
+    ) -> None:
+        self._rules = {canonical(op): rule for op, rule in (rules or {}).items()}
+        self._constant = frozenset(map(canonical, constant))
+
+    def __getitem__(self, op: Target) -> Rule:
+        return self._rules[canonical(op)]
+
+    def __iter__(self) -> Iterator[Target]:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def is_constant(self, op: Target) -> bool:
+        """Is the derivative of `op` zero, so that no rule is needed (`detach`, `floor`)?"""
+        return canonical(op) in self._constant
+
+    def register(self, *ops: Target) -> Callable[[Callable[..., Any], Callable[..., Any]], Rule]:
+        """`table.register(torch.sin)(fwd, bwd)`: a rule for one or more operations, in place."""
+
+        def add(fwd: Callable[..., Any], bwd: Callable[..., Any]) -> Rule:
+            rule = Rule(fwd, bwd)
+            self._rules.update((canonical(op), rule) for op in ops)
+            self._constant -= set(map(canonical, ops))
+            return rule
+
+        return add
+
+    def override(self, rules: Mapping[Any, Rule]) -> RuleTable:
+        """A copy in which these rules replace or join the others; this table stays as it is."""
+        new = {canonical(op): rule for op, rule in rules.items()}
+        return RuleTable({**self._rules, **new}, self._constant - new.keys())
+
+
+def missing_rule(node: fx.Node) -> MissingRule:
+    """What to say when `node` has no rule: which, where, and what to do about it."""
+    name = spelling(node)
+    return MissingRule(
+        f"no VJP rule for {name}, through which a gradient has to flow\n{where(node)}"
+        f"{_in_place_hint(name)}"
+        "Give it one:\n"
+        "    def fwd(*args): ...           # -> (value, saved)\n"
+        "    def bwd(saved, d_value): ...  # -> one cotangent for each argument\n"
+        f"    rules = vjp.DEFAULT_RULES.override({{{name}: vjp.Rule(fwd, bwd)}})\n"
+        "    vjp.vjp_graph(fn, *args, rules=rules)"
+    )
+
+
+def where(node: fx.Node) -> str:
+    """The node, and the line of the user's code that made it, if known."""
+    lines = (node.stack_trace or "").rstrip().splitlines()[-2:]
+    return "\n".join([f"    {node.format_node()}", *lines, ""])
+
+
+def spelling(node: fx.Node) -> str:
+    """How the user would write the operation of a call: `torch.Tensor.cumsum`, `operator.or_`."""
+    fn = getattr(torch.Tensor, node.target, node.target) if isinstance(node.target, str) else node.target
+    if isinstance(fn, (str, _OVERLOAD, _PACKET)):
+        return f"torch.ops.{fn}" if not isinstance(fn, str) else repr(fn)
+    name = torch.overrides.resolve_name(fn)
+    return name or f"{fn.__module__.removeprefix('_')}.{getattr(fn, '__qualname__', fn)}"
+
+
+def _in_place_hint(name: str) -> str:
+    if any(part.endswith("_") and not part.endswith("__") for part in name.split(".")):
+        return "It works in place; torch.func.functionalize makes a graph without such operations.\n"
+    return ""

@@ -1,0 +1,325 @@
+"""Reverse mode, from source to source: the chain rule written out as an FX graph.
+
+    def f(a):               def f_vjp(a, d_t2):
+      t1 = f1(a)              t1, s1 = f1_fwd(a)           # forward: the rules' fwd, in order
+      t2 = f2(a, t1)          t2, s2 = f2_fwd(a, t1)
+      return t2               d_a, d_t1 = f2_bwd(s2, d_t2) # backward: the rules' bwd, reversed;
+                              d_a = d_a + f1_bwd(s1, d_t1) # a value used twice adds up cotangents
+                              return t2, d_a
+
+The forward and backward halves are written into one graph, each node marked with its half. The
+split form cuts it there: what the backward half uses of the forward half are the residuals.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from .accumulate import Cotangents, is_projection
+from .rules import DEFAULT_RULES
+from .shapes import is_complex, is_differentiable, shape, value
+from .table import MissingRule, Rule, RuleTable, missing_rule, spelling, where
+from .tracing import MetaTracer, Traced, trace
+
+
+class ForwardBackward(NamedTuple):
+    """`forward(*leaves) -> (outputs, residuals)`, `backward(*residuals, *cotangents) -> grads`."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+
+    @property
+    def residuals(self) -> tuple[fx.Node, ...]:
+        """What forward saves, as nodes of its graph: `.name`, and `.meta["val"]` for the shape."""
+        return self.forward.graph.output_node().args[0][1]  # type: ignore[index,return-value]
+
+
+def vjp_graph(
+    fn: Callable[..., Any], *example_args: Any, rules: RuleTable = DEFAULT_RULES
+) -> fx.GraphModule:
+    """The vector-Jacobian product of `fn` as a graph that a person can read.
+
+    The graph module maps `(*args, *cotangents)` to `(outputs, grads)`:
+
+    - `args` are the leaves of `fn`'s arguments, in pytree order;
+    - `cotangents`, one for each leaf of `fn`'s outputs and of its shape, in pytree order. Those of
+      outputs without a gradient (integers, None, constants) are there too, and ignored;
+    - `outputs` is what `fn` returns;
+    - `grads` is a tuple with one entry for each argument of `fn`, of the same structure. None
+      where there is no gradient: integers, and inputs on which no output depends.
+
+    `fn` is a function, a module, or an FX graph module at any level (torch, ATen). It is traced
+    with `example_args` as shapes and dtypes only, and never run on data. Sizes enter the code only
+    where a rule asks for a shape. What `fn` closes over, parameters too, counts as constant.
+
+    >>> def f(x, y):
+    ...     return torch.sin(x) * y
+    >>> graph = vjp_graph(f, torch.ones(3), torch.ones(3))
+    >>> print(readable(graph))
+    def forward(self, x, y, d_out):
+        sin = torch.sin(x)
+        mul = sin * y
+        d_sin = d_out * y
+        d_y = d_out * sin
+        cos = torch.cos(x)
+        d_x = d_sin * cos
+        return (mul, (d_x, d_y))
+    >>> graph(torch.zeros(1), torch.ones(1), torch.ones(1))
+    (tensor([0.]), (tensor([1.]), tensor([0.])))
+    """
+    joint = _differentiate(trace(fn, example_args), rules)
+    return _extract(joint, [*joint.inputs, *joint.cotangents], (joint.outputs, joint.grads), "VJP")
+
+
+def forward_and_backward(
+    fn: Callable[..., Any], *example_args: Any, rules: RuleTable = DEFAULT_RULES
+) -> ForwardBackward:
+    """`vjp_graph` in two halves, for running a backward later, as a scan does.
+
+    `forward(*args) -> (outputs, residuals)` and `backward(*residuals, *cotangents) -> grads`, where
+    `residuals` is a tuple of what the rules saved and the backward uses, each value once; tensors
+    that `fn` closes over are attributes of both modules instead.
+
+    >>> forward, backward = forward_and_backward(torch.tanh, torch.ones(3))
+    >>> print(readable(forward))
+    def forward(self, arg_0):
+        tanh = torch.tanh(arg_0)
+        return (tanh, (tanh,))
+    >>> print(readable(backward))
+    def forward(self, tanh, d_out):
+        mul = tanh * tanh
+        sub = 1 - mul
+        d_arg_0 = d_out * sub
+        return (d_arg_0,)
+    """
+    joint = _differentiate(trace(fn, example_args), rules)
+    used = _needed(joint.grads, stop=joint.forward)
+    saved = [n for n in joint.graph.nodes if n in used & joint.forward and n.op != "get_attr"]
+    return ForwardBackward(
+        _extract(joint, joint.inputs, (joint.outputs, tuple(saved)), "Forward"),
+        _extract(joint, [*saved, *joint.cotangents], joint.grads, "Backward"),
+    )
+
+
+def readable(module: fx.GraphModule) -> str:
+    """The code of a graph module without what only the garbage collector cares about."""
+    code = re.sub(r"; +(?:\w+ = )+None", "", module.code)
+    return code[code.index("def forward") :].rstrip()
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """Both halves in one graph. `outputs` and `grads` are structures with its nodes as leaves."""
+
+    graph: fx.Graph
+    constants: dict[str, Tensor]
+    inputs: list[fx.Node]
+    cotangents: list[fx.Node]
+    outputs: Any
+    grads: Any
+    forward: frozenset[fx.Node]
+    names: dict[fx.Node, str]
+
+
+def _differentiate(source: Traced, rules: RuleTable) -> _Joint:
+    writer = _Writer(source, rules)
+    for node in source.graph.nodes:
+        if node.op != "placeholder":
+            writer.forward(node)
+    half = frozenset(writer.tracer.graph.nodes)
+    named_outputs = zip(source.outputs, source.output_names, strict=True)
+    seeds = [writer.seed(output, name) for output, name in named_outputs]
+    for node in reversed(source.graph.nodes):
+        writer.backward(node)
+    outputs = [map_arg(out, lambda n: writer.env[n].node) for out in source.outputs]
+    grads = [d and d.node for d in map(writer.cotangents.close, source.placeholders)]
+    return _Joint(
+        graph=writer.tracer.graph,
+        constants=writer.tracer.constants,
+        inputs=[writer.env[n].node for n in source.placeholders],
+        cotangents=seeds,
+        outputs=_unflatten("an output", outputs, source.out_spec),
+        grads=_unflatten("an argument", grads, source.in_spec),
+        forward=half,
+        # Names of the original for the forward, and new ones like d_x for the backward.
+        names={**writer.cotangents.names, **{n: n.name for n in [*half, *seeds]}},
+    )
+
+
+class _Writer:
+    """Writes the two halves of the joint graph, a node of the source at a time."""
+
+    def __init__(self, source: Traced, rules: RuleTable) -> None:
+        self.tracer = MetaTracer()
+        self.tracer.constants = dict(source.constants)
+        self.rules = rules
+        self.env: dict[fx.Node, Any] = {
+            n: self.tracer.placeholder(n.name, n.meta["val"]) for n in source.placeholders
+        }
+        self.tape: dict[fx.Node, tuple[Rule, tuple[Any, ...], Any]] = {}
+        self.cotangents = Cotangents()
+        self.active = _active(source, rules)
+
+    def forward(self, node: fx.Node) -> None:
+        """Write the operation, as its rule says where it will be differentiated."""
+        self.tracer.origin = node.stack_trace or ""
+        if node not in self.active or is_projection(node):
+            self.env[node] = self._replay(node)
+            return
+        if is_complex(node):
+            raise NotImplementedError(f"no VJP rules for complex numbers\n{where(node)}")
+        if node.target not in self.rules:
+            raise missing_rule(node)
+        rule = self.rules[node.target]
+        bound = _bind(rule, node)
+        args, kwargs = map_arg((bound.args, bound.kwargs), lambda n: self.env[n])
+        with _located(node):
+            self.env[node], saved = rule.fwd(*args, **kwargs)
+        self.tape[node] = rule, bound.args, saved
+
+    def _replay(self, node: fx.Node) -> Any:
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: self.env[n])
+        if is_projection(node) and isinstance(args[0], tuple):
+            return args[0][args[1]]  # a rule may return a tuple of values
+        return self.tracer.create_proxy(node.op, node.target, args, kwargs, name=node.name)
+
+    def seed(self, output: Any, name: str) -> fx.Node:
+        """The input for the cotangent of an output."""
+        d = self.tracer.placeholder(f"d_{name}", value(output))
+        if isinstance(output, fx.Node) and output in self.active:
+            self.cotangents.add(output, d)
+        return d.node
+
+    def backward(self, node: fx.Node) -> None:
+        """Pass the cotangent of a node on to its arguments."""
+        self.tracer.origin = node.stack_trace or ""
+        d = self.cotangents.close(node)
+        if d is None or node.op == "placeholder":
+            return
+        if is_projection(node):
+            self.cotangents.add(node.args[0], d, node.args[1])
+            return
+        rule, args, saved = self.tape[node]
+        with _located(node):
+            d_args = rule.bwd(saved, d)
+        d_args = d_args if isinstance(d_args, tuple) else (d_args,)
+        if len(d_args) > len(args):
+            raise ValueError(
+                f"the VJP rule for {spelling(node)} returned {len(d_args)} cotangents "
+                f"for {len(args)} arguments\n{where(node)}"
+            )
+        for arg, d_arg in zip(args, d_args, strict=False):
+            self._give(node, arg, d_arg)
+
+    def _give(self, node: fx.Node, arg: Any, d: Any) -> None:
+        """Add `d`, as the rule of `node` returned it, to the cotangent of one argument."""
+        if isinstance(arg, (list, tuple)):
+            for a, d_a in zip(arg, d or [None] * len(arg), strict=True):
+                self._give(node, a, d_a)
+        elif d is None or not isinstance(arg, fx.Node) or arg not in self.active:
+            return
+        elif isinstance(d, (list, tuple)):
+            for i, d_i in enumerate(d):
+                self.cotangents.add(arg, d_i, i)
+        elif shape(d) != shape(arg):
+            raise ValueError(
+                f"the VJP rule for {spelling(node)} returned a cotangent of shape {list(shape(d))} "
+                f"for an argument of shape {list(shape(arg))}\n{where(node)}"
+            )
+        else:
+            # A cotangent has the dtype of its value: undo promotions and conversions.
+            dtype = value(arg).dtype
+            self.cotangents.add(arg, d if value(d).dtype == dtype else d.to(dtype))
+
+
+def _active(source: Traced, rules: RuleTable) -> set[fx.Node]:
+    """The nodes through which a cotangent flows, from an output to an input."""
+    varying: set[fx.Node] = set()
+    for node in source.graph.nodes:
+        if node.op == "placeholder":
+            varies = is_differentiable(node)
+        else:
+            varies = not varying.isdisjoint(node.all_input_nodes) and is_differentiable(node)
+            varies = varies and not rules.is_constant(node.target)
+        if varies:
+            varying.add(node)
+    active = {out for out in source.outputs if isinstance(out, fx.Node)} & varying
+    for node in reversed(source.graph.nodes):
+        if node in active:
+            active |= varying.intersection(node.all_input_nodes)
+    return active
+
+
+def _bind(rule: Rule, node: fx.Node) -> inspect.BoundArguments:
+    """The arguments of a call as the parameters of its rule's `fwd`."""
+    try:
+        bound = inspect.signature(rule.fwd).bind(*node.args, **node.kwargs)
+    except TypeError as error:
+        raise MissingRule(
+            f"the VJP rule for {spelling(node)} does not know these arguments: {error}\n{where(node)}"
+        ) from None
+    bound.apply_defaults()
+    return bound
+
+
+@contextmanager
+def _located(node: fx.Node) -> Iterator[None]:
+    """Say of a rule's complaint which line of the user's it is about."""
+    try:
+        yield
+    except (NotImplementedError, ValueError) as error:
+        raise type(error)(f"{error}\n{where(node)}") from error
+
+
+def _unflatten(what: str, leaves: list[Any], spec: pytree.TreeSpec) -> Any:
+    """The structure with nodes as leaves, if an FX graph can return it."""
+    tree = pytree.tree_unflatten(leaves, spec)
+    if len(_nodes(tree)) != sum(isinstance(leaf, fx.Node) for leaf in leaves):
+        raise TypeError(
+            f"{what} of the function has the structure {spec}, and an FX graph can return only "
+            "tuples, named tuples, lists and dicts: flatten it with pytree first"
+        )
+    return tree
+
+
+def _nodes(tree: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    map_arg(tree, lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
+    return found
+
+
+def _needed(tree: Any, stop: Collection[fx.Node]) -> set[fx.Node]:
+    """The nodes from which `tree` is computed, back to those in `stop`."""
+    needed: set[fx.Node] = set()
+    todo = _nodes(tree)
+    while todo:
+        node = todo.pop()
+        if node not in needed:
+            needed.add(node)
+            todo += [] if node in stop else node.all_input_nodes
+    return needed
+
+
+def _extract(joint: _Joint, inputs: list[fx.Node], output: Any, name: str) -> fx.GraphModule:
+    """The part of the joint graph that computes `output` from `inputs`, with good names."""
+    needed = _needed(output, stop=set(inputs))
+    graph = fx.Graph()
+    copy = {n: graph.placeholder(joint.names[n]) for n in inputs}
+    for n in joint.graph.nodes:
+        if n in needed and n not in copy:
+            args, kwargs = map_arg((n.args, dict(n.kwargs)), copy.__getitem__)
+            copy[n] = graph.create_node(n.op, n.target, args, kwargs, joint.names.get(n))
+            copy[n].stack_trace = n.stack_trace
+    for n, new in copy.items():
+        new.meta["val"] = n.meta["val"]
+    graph.output(map_arg(output, copy.__getitem__))
+    return fx.GraphModule(joint.constants, graph, name)
