@@ -49,6 +49,7 @@ def scale(factor: Tensor, x: Tensor) -> Tensor:
     """`factor * x` for a scalar tensor `factor: []` and `x: [...]`: a product whose cotangents need
     no unbroadcasting, because the roles are known.
 
+    >>> import torch
     >>> scale(torch.tensor(3.0), torch.ones(2))
     tensor([3., 3.])
     """
@@ -61,6 +62,7 @@ def scale(factor: Tensor, x: Tensor) -> Tensor:
 def unindex(values: Tensor, index: Any, shape: Sequence[int]) -> Tensor:
     """The transpose of `x[index]`: zeros of `shape` to which `values` are added at `index`.
 
+    >>> import torch
     >>> unindex(torch.tensor([1.0, 2.0]), slice(1, 3), (4,))
     tensor([0., 1., 2., 0.])
     >>> unindex(torch.tensor([1.0, 2.0]), torch.tensor([3, 3]), (4,))

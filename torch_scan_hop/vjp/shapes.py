@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 
 def value(x: Any) -> Any:
-    """The meta tensor (or tuple of them) that a proxy or node stands for; numbers are themselves."""
+    """The meta tensor (or tuple of them) that a proxy or node stands for; a number is itself."""
     if isinstance(x, fx.Proxy):
         return x.node.meta["val"]
     return x.meta["val"] if isinstance(x, fx.Node) else x
@@ -46,7 +46,9 @@ def is_differentiable(x: Any) -> bool:
 def is_complex(x: Any) -> bool:
     """Does `x` stand for a complex tensor, or a tuple with one in it?"""
     v = value(x)
-    return any(map(is_complex, v)) if isinstance(v, (tuple, list)) else is_tensor(v) and v.is_complex()
+    if isinstance(v, (tuple, list)):
+        return any(map(is_complex, v))
+    return isinstance(v, Tensor) and v.is_complex()
 
 
 def unbroadcast(d: Any, x: Any) -> Any:

@@ -182,14 +182,18 @@ def where(node: fx.Node) -> str:
 
 def spelling(node: fx.Node) -> str:
     """How the user would write the operation of a call: `torch.Tensor.cumsum`, `operator.or_`."""
-    fn = getattr(torch.Tensor, node.target, node.target) if isinstance(node.target, str) else node.target
-    if isinstance(fn, (str, _OVERLOAD, _PACKET)):
-        return f"torch.ops.{fn}" if not isinstance(fn, str) else repr(fn)
+    fn: Any = node.target
+    if isinstance(fn, str):
+        fn = getattr(torch.Tensor, fn, None)
+        if fn is None:
+            return repr(node.target)
+    if isinstance(fn, (_OVERLOAD, _PACKET)):
+        return f"torch.ops.{fn}"
     name = torch.overrides.resolve_name(fn)
     return name or f"{fn.__module__.removeprefix('_')}.{getattr(fn, '__qualname__', fn)}"
 
 
 def _in_place_hint(name: str) -> str:
     if any(part.endswith("_") and not part.endswith("__") for part in name.split(".")):
-        return "It works in place; torch.func.functionalize makes a graph without such operations.\n"
+        return "It works in place: trace torch.func.functionalize(fn) with make_fx first.\n"
     return ""

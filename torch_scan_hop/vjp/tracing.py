@@ -51,14 +51,15 @@ class MetaTracer(GraphAppendingTracer):
                     name: str | None = None, type_expr: Any = None) -> fx.Node:  # fmt: skip
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
         node.stack_trace = _user_frame() if self.origin is None else self.origin
-        node.meta["val"] = to_meta(self.constants[target]) if kind == "get_attr" else _evaluate(node)
+        constant = self.constants.get(target) if kind == "get_attr" else None
+        node.meta["val"] = _evaluate(node) if constant is None else to_meta(constant)
         return node
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         """What FX refuses in general: we know how long a tuple is."""
         value = obj.node.meta["val"]
         if isinstance(value, (tuple, list)):
-            return iter([obj[i] for i in range(len(value))])
+            return map(obj.__getitem__, range(len(value)))  # type: ignore[attr-defined]
         return super().iter(obj)
 
     def _constant(self, tensor: Tensor) -> fx.Node:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, fx
 from torch.fx.node import map_arg
@@ -61,6 +61,7 @@ def vjp_graph(
     with `example_args` as shapes and dtypes only, and never run on data. Sizes enter the code only
     where a rule asks for a shape. What `fn` closes over, parameters too, counts as constant.
 
+    >>> import torch
     >>> def f(x, y):
     ...     return torch.sin(x) * y
     >>> graph = vjp_graph(f, torch.ones(3), torch.ones(3))
@@ -89,6 +90,7 @@ def forward_and_backward(
     `residuals` is a tuple of what the rules saved and the backward uses, each value once; tensors
     that `fn` closes over are attributes of both modules instead.
 
+    >>> import torch
     >>> forward, backward = forward_and_backward(torch.tanh, torch.ones(3))
     >>> print(readable(forward))
     def forward(self, arg_0):
@@ -141,7 +143,7 @@ def _differentiate(source: Traced, rules: RuleTable) -> _Joint:
     for node in reversed(source.graph.nodes):
         writer.backward(node)
     outputs = [map_arg(out, lambda n: writer.env[n].node) for out in source.outputs]
-    grads = [d and d.node for d in map(writer.cotangents.close, source.placeholders)]
+    grads = [writer.grads[n] for n in source.placeholders]
     return _Joint(
         graph=writer.tracer.graph,
         constants=writer.tracer.constants,
@@ -167,6 +169,7 @@ class _Writer:
         }
         self.tape: dict[fx.Node, tuple[Rule, tuple[Any, ...], Any]] = {}
         self.cotangents = Cotangents()
+        self.grads: dict[fx.Node, fx.Node | None] = {}
         self.active = _active(source, rules)
 
     def forward(self, node: fx.Node) -> None:
@@ -189,7 +192,7 @@ class _Writer:
     def _replay(self, node: fx.Node) -> Any:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: self.env[n])
         if is_projection(node) and isinstance(args[0], tuple):
-            return args[0][args[1]]  # a rule may return a tuple of values
+            return args[0][cast(Any, args[1])]  # a rule may return a tuple of values
         return self.tracer.create_proxy(node.op, node.target, args, kwargs, name=node.name)
 
     def seed(self, output: Any, name: str) -> fx.Node:
@@ -203,10 +206,12 @@ class _Writer:
         """Pass the cotangent of a node on to its arguments."""
         self.tracer.origin = node.stack_trace or ""
         d = self.cotangents.close(node)
-        if d is None or node.op == "placeholder":
+        if node.op == "placeholder":
+            self.grads[node] = None if d is None else d.node
+        if node.op == "placeholder" or d is None:
             return
         if is_projection(node):
-            self.cotangents.add(node.args[0], d, node.args[1])
+            self.cotangents.add(cast(fx.Node, node.args[0]), d, node.args[1])
             return
         rule, args, saved = self.tape[node]
         with _located(node):
@@ -265,7 +270,7 @@ def _bind(rule: Rule, node: fx.Node) -> inspect.BoundArguments:
         bound = inspect.signature(rule.fwd).bind(*node.args, **node.kwargs)
     except TypeError as error:
         raise MissingRule(
-            f"the VJP rule for {spelling(node)} does not know these arguments: {error}\n{where(node)}"
+            f"the VJP rule for {spelling(node)} cannot take this call: {error}\n{where(node)}"
         ) from None
     bound.apply_defaults()
     return bound

@@ -1,6 +1,6 @@
 """Other rules for operations that have one already, to be swapped in by name.
 
-    rules = DEFAULT_RULES.override({torch.sin: sin_saving_cos})
+rules = DEFAULT_RULES.override({torch.sin: sin_saving_cos})
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def mul_bwd(saved: Any, d: Any) -> Any:
 
 def div_fwd(a: Any, b: Any, rounding_mode: None = None) -> Any:
     if rounding_mode is not None:
-        raise NotImplementedError(f"div with rounding_mode={rounding_mode!r} has no useful derivative")
+        raise NotImplementedError(f"div with rounding_mode={rounding_mode!r} is not smooth")
     y = a / b
     return y, (a, b, y)
 
