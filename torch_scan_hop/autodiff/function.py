@@ -120,10 +120,12 @@ def _saved_slots(partition: Partition) -> list[Handover]:
 
 def _shifted(stack: torch.Tensor, init: torch.Tensor, reverse: bool) -> torch.Tensor:
     """The carries *into* the steps, from the carries out of them."""
+    trip_count = stack.shape[0]
     first = init.unsqueeze(0)
+    # sliced after concatenating: right for a trip count of zero, too
     if reverse:
-        return torch.cat([stack[1:], first])
-    return torch.cat([first, stack[:-1]])
+        return torch.cat([stack, first])[1:]
+    return torch.cat([first, stack])[:trip_count]
 
 
 def _zeros(like: tuple[Any, ...]) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from torch_scan_hop import inductor
 from torch_scan_hop._torch.operators import (
     ProxyTorchDispatchMode,
     disable_proxy_modes_tracing,
@@ -39,6 +40,7 @@ def proxy(
     additional_inputs: tuple[Any, ...],
     **options: Any,
 ) -> Any:
+    inductor.register()
     with disable_proxy_modes_tracing():
         # never the caller's tensors: make_fx would merge arguments that are one object
         examples = [

@@ -1,0 +1,173 @@
+"""Inductor's IR, lowerings and generated wrappers (checked on torch 2.9.1, 2.13.0, 2.15.0).
+
+Import it only once Inductor is needed: it takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._inductor import ir
+from torch._inductor.codegen.wrapper import EnterSubgraphLine, ExitSubgraphLine, WrapperLine
+from torch._inductor.fx_passes import post_grad
+from torch._inductor.ir import (
+    ExternKernel,
+    FixedLayout,
+    MultiOutput,
+    MultiOutputLayout,
+    StorageBox,
+    Subgraph,
+    TensorBox,
+)
+from torch._inductor.lowering import register_lowering
+from torch._inductor.virtualized import V
+
+__all__ = [
+    "AllocateLine",
+    "DeclaredOutput",
+    "ExternKernel",
+    "FixedLayout",
+    "MultiOutputLayout",
+    "TensorBox",
+    "V",
+    "codegen_subgraph_inline",
+    "current_node",
+    "declare_loop_index",
+    "fake_mode",
+    "fresh_loop_index",
+    "is_tensor_ir",
+    "ir",
+    "lower_subgraph",
+    "register_scan_lowering",
+    "replace_scan_pass",
+    "size_expression",
+    "trip_count_code",
+    "with_exact_strides",
+]
+
+
+def register_scan_lowering(op: Any, lower: Callable[..., Any]) -> None:
+    register_lowering(op, type_promotion_kind=None)(lower)
+
+
+def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> None:
+    """Run ``transform`` where Inductor would turn scans into while loops.
+
+    Inductor looks that pass up as a module global, and asserts that no scan node remains;
+    graphs of torch's own ``scan()`` hold our operator too, since they name it.
+    """
+
+    def run(gm: fx.GraphModule) -> None:
+        transform(gm)
+
+    post_grad.decompose_scan_to_while_loop = run
+
+
+def current_node() -> fx.Node:
+    return V.graph.current_node
+
+
+def fake_mode() -> Any:
+    return V.fake_mode
+
+
+def is_tensor_ir(value: Any) -> bool:
+    return isinstance(value, ir.IRNode) and not isinstance(value, ir.ShapeAsConstantBuffer)
+
+
+def size_expression(value: Any) -> Any:
+    return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(int(value))
+
+
+def fresh_loop_index() -> torch.SymInt:
+    """A symbol for the loop counter that Inductor takes as bound, without runtime asserts."""
+    shape_env = V.graph.sizevars.shape_env
+    with shape_env.ignore_fresh_unbacked_symbols():
+        return shape_env.create_unbacked_symint()
+
+
+def with_exact_strides(value: Any, stride: Sequence[Any]) -> Any:
+    """``value`` as a realized buffer of these strides."""
+    realized = ExternKernel.realize_input(value)
+    if not isinstance(realized, TensorBox):
+        wrap = (StorageBox, ir.ReinterpretView)
+        realized = TensorBox(realized) if isinstance(realized, wrap) else TensorBox.create(realized)
+    return ExternKernel.require_exact_strides(realized, stride, allow_padding=False)
+
+
+def lower_subgraph(name: str, gm: fx.GraphModule, examples: Sequence[Any]) -> Subgraph:
+    """``gm`` lowered as a subgraph of the graph at hand."""
+    subgraph = Subgraph(name=name, graph_module=gm)
+    subgraph.graph = V.graph.make_subgraph(
+        gm=gm, example_inputs=list(examples), subgraph_name=name
+    )
+    with V.set_graph_handler(subgraph.graph):
+        subgraph.graph.run(*examples)
+    return subgraph
+
+
+@contextlib.contextmanager
+def _indented(wrapper: Any, graph: Any) -> Iterator[None]:
+    wrapper.writeline(EnterSubgraphLine(wrapper, graph))
+    yield
+    wrapper.writeline(ExitSubgraphLine(wrapper))
+
+
+def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Sequence[str]) -> None:
+    """The subgraph's code at this place of the wrapper, one level deeper.
+
+    Its inputs are variables that the caller declared; they outlive the subgraph's code.
+    """
+    graph, parent = subgraph.graph, V.graph
+    with _indented(wrapper, graph):
+        # a name in `freed` is never deleted or reused by the memory planner
+        wrapper.freed.update(input_names)
+        wrapper.push_codegened_graph(graph)
+        try:
+            with V.set_graph_handler(graph):
+                graph.codegen_subgraph(parent_graph=parent)
+        finally:
+            wrapper.pop_codegened_graph()
+    parent.removed_buffers |= graph.removed_buffers
+
+
+def trip_count_code(wrapper: Any, size: Any) -> str:
+    return str(wrapper.codegen_sizevar(size))
+
+
+def declare_loop_index(wrapper: Any, name: str) -> None:
+    declared = getattr(wrapper, "unbacked_symbol_decls", None)
+    if declared is not None:
+        declared.add(name)
+
+
+class AllocateLine(WrapperLine):
+    """An allocation, emitted in order: the C++ wrapper's own call writes at once."""
+
+    def __init__(self, wrapper: Any, name: str, layout: Any) -> None:
+        self.wrapper = wrapper
+        self.name = name
+        self.layout = layout
+
+    def codegen(self, code: Any) -> None:
+        layout = self.layout
+        code.writeline(
+            self.wrapper.make_allocation(
+                self.name, layout.device, layout.dtype, tuple(layout.size), tuple(layout.stride)
+            )
+        )
+
+    def codegen_fx(self, converter: Any) -> Any:
+        raise NotImplementedError("torch_scan_hop: the FX wrapper backend cannot run a scan")
+
+
+class DeclaredOutput(MultiOutput):
+    """An output that the producer's own code has declared already."""
+
+    def codegen(self, wrapper: Any) -> None:
+        pass

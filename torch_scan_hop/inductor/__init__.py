@@ -1,0 +1,22 @@
+"""Inductor: a scan becomes a counted loop in the generated wrapper.
+
+``body``    the step in destination-passing style: it writes its results in place
+``loop``    the IR node, and the wrapper code of the loop, in Python and C++
+``passes``  what runs on the graph before it is lowered
+"""
+
+from __future__ import annotations
+
+import functools
+
+
+@functools.cache
+def register() -> None:
+    """Teach Inductor about scan. Called when a graph that holds one is first traced."""
+    from torch_scan_hop._torch.inductor import register_scan_lowering, replace_scan_pass
+    from torch_scan_hop.inductor.loop import lower_scan
+    from torch_scan_hop.inductor.passes import prepare_scans
+    from torch_scan_hop.op import scan_op
+
+    register_scan_lowering(scan_op, lower_scan)
+    replace_scan_pass(scan_op, prepare_scans)

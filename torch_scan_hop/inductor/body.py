@@ -1,0 +1,129 @@
+"""A step in destination-passing style.
+
+::
+
+    before: (carry, x, additional) -> (carry', y)
+    after:  (t, carry, xs, additional, next_carry, ys) -> ()    writes next_carry and ys[t]
+
+``x`` and ``ys[t]`` are views at offset ``t * stride`` of the whole tensors, so that nothing
+is copied or allocated for them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.signature import Signature
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class StepExamples:
+    """Fake tensors for the whole inputs and outputs, storage offset 0."""
+
+    index: Any
+    carry: list[Any]
+    xs: list[Any]
+    additional: list[Any]
+    ys: list[Any]
+
+    def flat(self) -> list[Any]:
+        return [self.index, *self.carry, *self.xs, *self.additional, *self.carry, *self.ys]
+
+
+def _placeholder(graph: fx.Graph, name: str, value: Any) -> fx.Node:
+    node = graph.placeholder(name)
+    node.meta["val"] = value
+    return node
+
+
+class _Writer:
+    def __init__(self, fake_mode: Any) -> None:
+        self.graph = fx.Graph()
+        self.fake_mode = fake_mode
+
+    def call(self, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+        node = self.graph.call_function(target, args)
+        node.meta["val"] = value
+        return node
+
+    def size(self, whole: fx.Node, value: Any, target: Any, dim: int) -> Any:
+        return value if isinstance(value, int) else self.call(target, (whole, dim), value)
+
+    def at(self, whole: fx.Node, index: fx.Node) -> fx.Node:
+        """``whole[index]`` as a strided view."""
+        full = whole.meta["val"]
+        stride = self.size(whole, full.stride(0), aten.sym_stride.int, 0)
+        offset = self.call(operator.mul, (index, stride), index.meta["val"] * full.stride(0))
+        sizes = [
+            self.size(whole, s, aten.sym_size.int, d + 1) for d, s in enumerate(full.shape[1:])
+        ]
+        strides = [
+            self.size(whole, s, aten.sym_stride.int, d + 1) for d, s in enumerate(full.stride()[1:])
+        ]
+        with self.fake_mode:
+            value = torch.empty_strided(
+                full.shape[1:], full.stride()[1:], dtype=full.dtype, device=full.device
+            )
+        return self.call(aten.as_strided.default, (whole, sizes, strides, offset), value)
+
+    def copy(self, destination: fx.Node, source: Any) -> None:
+        self.call(aten.copy_.default, (destination, source), destination.meta["val"])
+
+
+def destination_passing(
+    body: fx.GraphModule, signature: Signature, examples: StepExamples, fake_mode: Any
+) -> fx.GraphModule:
+    writer = _Writer(fake_mode)
+    graph = writer.graph
+    index = _placeholder(graph, "t", examples.index)
+    carry = [_placeholder(graph, f"carry_{k}", v) for k, v in enumerate(examples.carry)]
+    xs = [_placeholder(graph, f"xs_{k}", v) for k, v in enumerate(examples.xs)]
+    additional = [
+        _placeholder(graph, f"additional_{k}", v) for k, v in enumerate(examples.additional)
+    ]
+    next_carry = [_placeholder(graph, f"next_carry_{k}", v) for k, v in enumerate(examples.carry)]
+    ys = [_placeholder(graph, f"ys_{k}", v) for k, v in enumerate(examples.ys)]
+    roles = signature.split_inputs(body.graph.find_nodes(op="placeholder"))
+    env = dict(zip(roles.carry, carry, strict=True))
+    env |= dict(zip(roles.additional, additional, strict=True))
+    # an unused x is not sliced
+    env |= {
+        old: writer.at(new, index) for old, new in zip(roles.xs, xs, strict=True) if old.users
+    }
+    results = _copy_step(body, graph, env)
+    outputs = signature.split_outputs(results)
+    for stack, value in zip(ys, outputs.ys, strict=True):
+        writer.copy(writer.at(stack, index), value)
+    for destination, value in zip(next_carry, outputs.carry, strict=True):
+        writer.copy(destination, value)
+    graph.output(())
+    return fx.GraphModule(body, graph, "ScanStep")
+
+
+def _copy_step(
+    body: fx.GraphModule, graph: fx.Graph, env: dict[fx.Node, fx.Node]
+) -> Sequence[Any]:
+    for node in body.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            env[node] = graph.node_copy(node, lambda n: env[n])
+    (output,) = body.graph.find_nodes(op="output")
+    return [env[value] for value in output.args[0]]
+
+
+def seeding(carry: list[Any]) -> fx.GraphModule:
+    """``(init, buffers) -> ()``: copies the first carry into the loop's own buffers."""
+    writer = _Writer(None)
+    init = [_placeholder(writer.graph, f"init_{k}", v) for k, v in enumerate(carry)]
+    buffers = [_placeholder(writer.graph, f"buffer_{k}", v) for k, v in enumerate(carry)]
+    for destination, source in zip(buffers, init, strict=True):
+        writer.copy(destination, source)
+    writer.graph.output(())
+    return fx.GraphModule({}, writer.graph, "ScanSeed")

@@ -1,0 +1,313 @@
+"""``ScanLoop``: the IR node of a scan, and its code: a counted loop.
+
+The carry lives in two buffers of its own, read and written in turn (*ping-pong*); init is
+copied into the first one before the loop, so that it is never written, and so that a trip
+count of zero needs no case of its own. Nothing is allocated per step for carries, xs or ys.
+The loop has no host synchronisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_scan_hop._torch.inductor import (
+    AllocateLine,
+    DeclaredOutput,
+    ExternKernel,
+    FixedLayout,
+    MultiOutputLayout,
+    TensorBox,
+    V,
+    codegen_subgraph_inline,
+    current_node,
+    declare_loop_index,
+    fake_mode,
+    fresh_loop_index,
+    is_tensor_ir,
+    lower_subgraph,
+    size_expression,
+    trip_count_code,
+    with_exact_strides,
+)
+from torch_scan_hop.inductor.body import StepExamples, destination_passing, seeding
+from torch_scan_hop.signature import Signature
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta["val"] if isinstance(argument, torch.fx.Node) else argument
+
+
+def _at_offset_zero(value: Any, contiguous: bool = False) -> Any:
+    """A fake like ``value`` that starts its storage: the view handed over has the offset."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    with fake_mode():
+        if contiguous:
+            return torch.empty(value.shape, dtype=value.dtype, device=value.device)
+        return torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+
+
+def lower_scan(
+    combine_fn: Any,
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    additional_inputs: Sequence[Any],
+    reverse: bool = False,
+    checkpoint: Any = None,
+) -> list[Any]:
+    """The lowering of ``scan``: one loop node and its outputs."""
+    _, fx_init, fx_xs, fx_additional = current_node().args[:4]
+    signature = Signature(len(init), len(xs), len(additional_inputs))
+    results = current_node().meta["val"]
+    examples = StepExamples(
+        index=fresh_loop_index(),
+        carry=[_at_offset_zero(_value(a), contiguous=True) for a in fx_init],  # type: ignore[union-attr]
+        xs=[_at_offset_zero(_value(a)) for a in fx_xs],  # type: ignore[union-attr]
+        additional=[_at_offset_zero(_value(a)) for a in fx_additional],  # type: ignore[union-attr]
+        ys=[_at_offset_zero(y, contiguous=True) for y in results[len(init) :]],
+    )
+    step_module = destination_passing(combine_fn.graph_module, signature, examples, fake_mode())
+    step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
+    seed = None
+    if init:
+        seed = lower_subgraph(
+            f"{combine_fn.name}_seed", seeding(examples.carry), [*examples.carry, *examples.carry]
+        )
+    inputs = [
+        with_exact_strides(value, example.stride()) if isinstance(example, torch.Tensor) else value
+        for value, example in zip(
+            [*init, *xs, *additional_inputs],
+            [*examples.carry, *examples.xs, *examples.additional],
+            strict=True,
+        )
+    ]
+    trip_count = size_expression(examples.xs[0].shape[0])
+    loop = ScanLoop(inputs, signature, trip_count, reverse, step, seed, examples)
+    return [TensorBox.create(output) for output in loop.outputs]
+
+
+class ScanLoop(ExternKernel):
+    def __init__(
+        self,
+        operands: list[Any],
+        signature: Signature,
+        trip_count: Any,
+        reverse: bool,
+        step: Any,
+        seed: Any,
+        examples: StepExamples,
+    ) -> None:
+        self.operands = signature.split_inputs(operands)
+        self.trip_count = trip_count
+        self.reverse = reverse
+        self.step = step
+        self.seed = seed
+        self.loop_index = size_expression(examples.index)
+        sizes = [a for a in operands if not is_tensor_ir(a)]
+        device = examples.xs[0].device
+        super().__init__(
+            name=None,
+            layout=MultiOutputLayout(device=device),
+            inputs=[a for a in operands if is_tensor_ir(a)],
+            constant_args=[trip_count, *sizes],
+        )
+        self.name = V.graph.register_buffer(self)
+        V.graph.register_operation(self)
+        self.outputs = [
+            self._output(k, like) for k, like in enumerate([*examples.carry, *examples.ys])
+        ]
+
+    def _output(self, position: int, like: torch.Tensor) -> DeclaredOutput:
+        layout = FixedLayout(
+            device=like.device,
+            dtype=like.dtype,
+            size=[size_expression(s) for s in like.shape],
+            stride=[size_expression(s) for s in like.stride()],
+        )
+        return DeclaredOutput(layout, self, [(list, position)])
+
+    def get_subgraphs(self) -> list[Any]:
+        return [s for s in (self.seed, self.step) if s is not None]
+
+    def codegen(self, wrapper: Any) -> None:
+        emitter = CppLoop if V.graph.cpp_wrapper else PythonLoop
+        emitter(self, wrapper).emit()
+
+
+class LoopEmitter:
+    """The wrapper lines of one loop; subclasses know the language."""
+
+    def __init__(self, loop: ScanLoop, wrapper: Any) -> None:
+        self.loop = loop
+        self.wrapper = wrapper
+        names = iter(loop.step.graph.graph_inputs)
+        next(names)  # the loop index is a size, bound by the loop itself
+        take = lambda items: [next(names) for _ in items]  # noqa: E731
+        operands = loop.operands
+        self.carry = take(operands.carry)
+        self.xs = take(operands.xs)
+        self.additional = take(operands.additional)
+        self.next_carry = take(operands.carry)
+        n = len(operands.carry)
+        self.carry_outputs, self.y_outputs = loop.outputs[:n], loop.outputs[n:]
+        self.ys = take(self.y_outputs)
+
+    # language-specific pieces
+
+    def bind(self, name: str, value: str) -> None:
+        raise NotImplementedError
+
+    def reference(self, operand: Any, name: str) -> str:
+        raise NotImplementedError
+
+    def open_loop(self) -> None:
+        raise NotImplementedError
+
+    def swap(self, first: str, second: str) -> None:
+        raise NotImplementedError
+
+    def close_loop(self) -> None:
+        raise NotImplementedError
+
+    # the loop
+
+    def emit(self) -> None:
+        self._allocate()
+        self._seed()
+        self._bind_operands()
+        self.open_loop()
+        names = [*self.carry, *self.xs, *self.additional, *self.next_carry, *self.ys]
+        codegen_subgraph_inline(self.wrapper, self.loop.step, names)
+        self.close_loop()
+
+    def buffer(self, output: DeclaredOutput, which: str) -> str:
+        return f"{output.get_name()}_{which}"
+
+    def _allocate(self) -> None:
+        for output in self.y_outputs:
+            self.wrapper.writeline(AllocateLine(self.wrapper, output.get_name(), output.layout))
+        for output in self.carry_outputs:
+            for which in ("even", "odd"):
+                line = AllocateLine(self.wrapper, self.buffer(output, which), output.layout)
+                self.wrapper.writeline(line)
+
+    def _seed(self) -> None:
+        if self.loop.seed is None:
+            return
+        names = list(self.loop.seed.graph.graph_inputs)
+        n = len(self.carry)
+        for name, operand in zip(names[:n], self.loop.operands.carry, strict=True):
+            self.bind(name, self.reference(operand, name))
+        for name, output in zip(names[n:], self.carry_outputs, strict=True):
+            self.bind(name, self.buffer(output, "even"))
+        self.open_block()
+        codegen_subgraph_inline(self.wrapper, self.loop.seed, names)
+        self.close_block()
+
+    def open_block(self) -> None:
+        raise NotImplementedError
+
+    def close_block(self) -> None:
+        raise NotImplementedError
+
+    def _bind_operands(self) -> None:
+        operands = self.loop.operands
+        for name, operand in zip(
+            [*self.xs, *self.additional], [*operands.xs, *operands.additional], strict=True
+        ):
+            if is_tensor_ir(operand):
+                self.bind(name, self.reference(operand, name))
+        for name, output in zip(self.ys, self.y_outputs, strict=True):
+            self.bind(name, output.get_name())
+        for current, following, output in zip(
+            self.carry, self.next_carry, self.carry_outputs, strict=True
+        ):
+            self.bind(current, self.buffer(output, "even"))
+            self.bind(following, self.buffer(output, "odd"))
+
+
+class PythonLoop(LoopEmitter):
+    def bind(self, name: str, value: str) -> None:
+        self.wrapper.writeline(f"{name} = {value}")
+
+    def reference(self, operand: Any, name: str) -> str:
+        return operand.codegen_reference()
+
+    def open_block(self) -> None:
+        self.wrapper.writeline("if True:")
+
+    def close_block(self) -> None:
+        pass
+
+    def open_loop(self) -> None:
+        index = str(self.loop.loop_index)
+        declare_loop_index(self.wrapper, index)
+        trip_count = trip_count_code(self.wrapper, self.loop.trip_count)
+        span = f"range({trip_count} - 1, -1, -1)" if self.loop.reverse else f"range({trip_count})"
+        self.wrapper.writeline(f"for {index} in {span}:")
+
+    def close_loop(self) -> None:
+        wrapper = self.wrapper
+        # the last statement of the loop's suite
+        for current, following in zip(self.carry, self.next_carry, strict=True):
+            wrapper.writeline(f"    {current}, {following} = {following}, {current}")
+        for current, output in zip(self.carry, self.carry_outputs, strict=True):
+            wrapper.writeline(f"{output.get_name()} = {current}")
+        done = [*self.carry, *self.next_carry, *self.xs, *self.ys]
+        done += [
+            name
+            for name, operand in zip(self.additional, self.loop.operands.additional, strict=True)
+            if is_tensor_ir(operand)
+        ]
+        done += [self.buffer(o, which) for o in self.carry_outputs for which in ("even", "odd")]
+        if self.loop.seed is not None:
+            done += list(self.loop.seed.graph.graph_inputs)
+        wrapper.writeline(f"del {', '.join(done)}")
+        wrapper.writeline(f"{self.loop.get_name()} = None")
+
+
+class CppLoop(LoopEmitter):
+    def bind(self, name: str, value: str) -> None:
+        self.wrapper.writeline(f"ConstantHandle {name}({value});")
+
+    def reference(self, operand: Any, name: str) -> str:
+        reference = operand.codegen_reference()
+        if reference.isidentifier():
+            return reference
+        # a temporary view: give it an owner that outlives the loop
+        self.wrapper.writeline(f"RAIIAtenTensorHandle {name}_owner({reference});")
+        return f"{name}_owner"
+
+    def open_block(self) -> None:
+        self.wrapper.writeline("{")
+
+    def close_block(self) -> None:
+        self.wrapper.writeline("}")
+
+    def open_loop(self) -> None:
+        index = str(self.loop.loop_index)
+        declare_loop_index(self.wrapper, index)
+        trip_count = trip_count_code(self.wrapper, self.loop.trip_count)
+        if self.loop.reverse:
+            header = f"for (int64_t {index} = {trip_count} - 1; {index} >= 0; --{index}) {{"
+        else:
+            header = f"for (int64_t {index} = 0; {index} < {trip_count}; ++{index}) {{"
+        self.wrapper.writeline(header)
+
+    def close_loop(self) -> None:
+        wrapper = self.wrapper
+        for current, following in zip(self.carry, self.next_carry, strict=True):
+            wrapper.writeline(f"    std::swap({current}, {following});")
+        wrapper.writeline("}")
+        trip_count = trip_count_code(wrapper, self.loop.trip_count)
+        for output in self.carry_outputs:
+            even, odd = self.buffer(output, "even"), self.buffer(output, "odd")
+            wrapper.writeline(
+                f"RAIIAtenTensorHandle {output.get_name()} = "
+                f"({trip_count}) % 2 ? std::move({odd}) : std::move({even});"
+            )
