@@ -32,7 +32,7 @@ def inputs_metadata(init: Any, xs: Any, additional: Any) -> tuple[Any, ...]:
 def autocast_state() -> tuple[Any, ...]:
     return tuple(
         (device, torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
+        for device in ("cpu", "cuda", "xla")
     )
 
 

@@ -15,7 +15,11 @@ from torch._higher_order_ops.utils import (
 from torch._higher_order_ops.utils import reenter_make_fx, unique_graph_id
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch._subclasses.functional_tensor import (
+    CppFunctionalizeAPI,
+    FunctionalTensor,
+    FunctionalTensorMode,
+)
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     disable_proxy_modes_tracing,
@@ -26,6 +30,7 @@ from torch.utils._python_dispatch import (
 )
 
 __all__ = [
+    "CppFunctionalizeAPI",
     "DispatchKey",
     "FakeTensor",
     "FakeTensorMode",

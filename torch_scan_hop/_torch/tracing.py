@@ -18,7 +18,12 @@ from torch._dispatch.python import enable_python_dispatcher, suspend_functionali
 from torch._functorch._aot_autograd.functional_utils import has_data_mutation
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch._subclasses.functional_tensor import (
     FunctionalTensor,
     FunctionalTensorMode,
@@ -28,6 +33,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
+    "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
     "FakeTensorMode",
     "fake_mode_of",
@@ -38,6 +44,9 @@ __all__ = [
     "run_fake",
     "trace",
 ]
+
+# what fakes raise where a value is read, or decides a shape
+DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 def is_traced(tensors: Sequence[Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_scan_hop._torch.operators import preserving_node_meta
+from torch_scan_hop._torch.operators import CppFunctionalizeAPI, preserving_node_meta
 from torch_scan_hop.op import Body, scan_op
 
 
@@ -17,6 +17,11 @@ def functionalize(
     additional_inputs: tuple[Any, ...],
     **options: Any,
 ) -> Any:
+    if isinstance(ctx, CppFunctionalizeAPI):
+        # XLA tensors. Their kernel traces the body itself; the body's identity is its cache key
+        unwrapped = [ctx.unwrap_tensors(group) for group in (init, xs, additional_inputs)]
+        with ctx.redispatch_to_next():
+            return ctx.wrap_tensors(scan_op(combine_fn, *unwrapped, **options))
     unwrapped = [ctx.unwrap_tensors(group) for group in (init, xs, additional_inputs)]
     with ctx.redispatch_to_next():
         body = ctx.functionalize(preserving_node_meta(combine_fn))

@@ -1,1 +1,13 @@
-"""Scan on XLA devices: the body becomes HLO, the scan one ``While`` around it."""
+"""Scan on XLA devices: the body becomes HLO, the scan one ``While`` around it.
+
+``graph``    the body as a functional graph of ATen operators, traced on fakes
+``program``  that graph lowered to HLO, once, and what the scan around it takes as arguments
+``lower``    the XLA kernel of the operator: programs cached with their body, and called
+
+Nothing runs on the device, and nothing is sent to it or read from it, until the caller's graph
+is executed.
+"""
+
+from torch_scan_hop.xla.lower import lower_scan
+
+__all__ = ["lower_scan"]

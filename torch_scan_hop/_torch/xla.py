@@ -1,0 +1,178 @@
+"""torch_xla's private APIs (checked on torch_xla 2.9.0, its last release).
+
+Imported on first use of an XLA tensor only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+INSTALL = "pip install 'torch==2.9.1' 'torch_xla==2.9.0'"
+
+try:
+    import torch_xla
+    import torch_xla.core.dynamo_bridge as bridge
+    import torch_xla.core.xla_builder as builder
+    from torch_xla.experimental import eager_mode_context
+except ImportError as error:
+    raise ImportError(
+        "torch_scan_hop: scan on XLA devices needs torch_xla 2.9.0, its last release, which "
+        f"works with torch 2.9 only (this is torch {torch.__version__}). Install both: {INSTALL}"
+    ) from error
+
+_c: Any = torch_xla._XLAC
+
+__all__ = [
+    "BodyHlo",
+    "advance_random_state",
+    "before_openxla_compiles",
+    "call_computation",
+    "computation_from_hlo",
+    "executed_fallbacks",
+    "hlo_of",
+    "is_pending",
+    "lowering_mode",
+    "next_random_state",
+    "placeholder",
+    "random_state",
+    "unwrapped",
+    "wrapped",
+]
+
+
+# --- tensors ---
+
+
+def placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor with a shape and no data. Materializing one, or reading it, is a segfault."""
+    return builder.create_placeholder_tensor(tuple(shape), dtype)
+
+
+def wrapped(value: Any) -> Any:
+    """What users hold: an XLA tensor wrapped for C++ functionalization."""
+    if isinstance(value, torch.Tensor) and not torch._is_functional_tensor(value):
+        return torch._to_functional_tensor(value)
+    return value
+
+
+def unwrapped(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and torch._is_functional_tensor(value):
+        torch._sync(value)
+        return torch._from_functional_tensor(value)
+    return value
+
+
+def is_pending(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Which of these tensors stand for a graph that has not run yet."""
+    return list(_c._check_tensor_need_materialization(list(tensors)))
+
+
+# --- tracing without executing ---
+
+
+@contextlib.contextmanager
+def lowering_mode() -> Iterator[None]:
+    """Lazy, without gradients or autocast, functionalized; numbers are constants of the HLO.
+
+    The operator's XLA kernel runs below functionalization, so that key has to be let in again.
+    """
+    include = torch._C._dispatch_tls_local_include_set()
+    exclude = torch._C._dispatch_tls_local_exclude_set().remove(
+        torch._C.DispatchKey.Functionalize
+    )
+    constants = _c._get_xla_all_numbers_special_scalars()
+    # otherwise each number in the body is uploaded, and becomes a parameter of its HLO
+    _c._set_xla_all_numbers_special_scalars(True)
+    try:
+        with (
+            torch.no_grad(),
+            eager_mode_context(False),
+            torch._C._ForceDispatchKeyGuard(include, exclude),
+            torch._C._DisableAutocast(),
+        ):
+            yield
+    finally:
+        _c._set_xla_all_numbers_special_scalars(constants)
+
+
+def executed_fallbacks() -> dict[str, int]:
+    """How often each operator that XLA cannot lower has run on the CPU."""
+    return {name: _c._xla_counter_value(name) for name in _c._get_executed_fallback_ops()}
+
+
+@dataclass(frozen=True)
+class BodyHlo:
+    """A lowered computation.
+
+    ``parameters[k]`` is the index of the placeholder that is its k-th parameter, or the tensor
+    that the computation reads besides; ``seed`` is the parameter that holds the random seed.
+    """
+
+    module: bytes
+    parameters: tuple[int | torch.Tensor, ...]
+    seed: int | None
+
+
+def hlo_of(outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]) -> BodyHlo:
+    """The HLO of the pending graph between ``placeholders`` and ``outputs``."""
+    context = _c.lowering.LoweringContext("ScanBody")
+    context.set_name_string("scan_step")
+    context.build(list(outputs))
+    found: dict[int, int | torch.Tensor] = dict(context.device_parameter_id_tensor_mapping())
+    for k, tensor in enumerate(placeholders):
+        parameter = context.tensor_parameter_id(tensor)
+        if parameter != -1:
+            found[parameter] = k
+    ids, nodes = _c._get_tensors_xla_device_data_node(list(outputs))
+    seed_id = _c._get_seed_info_id()
+    seed = context.tensor_parameter_id(nodes[ids.index(seed_id)]) if seed_id in ids else None
+    return BodyHlo(context.hlo(), tuple(found[k] for k in range(len(found))), seed)
+
+
+def computation_from_hlo(name: str, module: bytes) -> Any:
+    return builder.computation_from_module_proto(name, module)
+
+
+def call_computation(
+    name: str, computation: Any, arguments: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """A pending node that calls ``computation``; its results are not functional wrappers."""
+    return list(_c._xla_user_computation(name, arguments, computation))
+
+
+# --- random state ---
+
+
+def random_state() -> int:
+    """A number that each random operator changes; reading it touches no device."""
+    return int(_c._xla_get_rng_seed())
+
+
+def next_random_state(state: int) -> int:
+    """The constants of torch_xla/csrc/xla_graph_executor.cpp."""
+    return (2531011 + 214013 * state) % 2**64
+
+
+def advance_random_state(draws: int, device: torch.device) -> None:
+    """Leave the state as if ``draws`` random operators had been traced."""
+    for _ in range(draws):
+        torch.empty((), device=device).uniform_()
+
+
+# --- torch.compile(backend="openxla") ---
+
+
+def before_openxla_compiles(prepare: Callable[[torch.fx.GraphModule], None]) -> None:
+    """Let ``prepare`` change every graph that the openxla backend is about to compile."""
+    extract = bridge.extract_compiled_graph
+
+    def extract_prepared(xla_model: torch.fx.GraphModule, xla_args: Any) -> Any:
+        prepare(xla_model)
+        return extract(xla_model, xla_args)
+
+    bridge.extract_compiled_graph = extract_prepared

@@ -1,0 +1,88 @@
+"""The body as a functional graph of ATen operators.
+
+The body is traced on fakes, so that whatever it raises is raised before any XLA tensor without
+data exists: placeholders that escape in a traceback are a segfault later on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.tracing import DATA_DEPENDENT_ERRORS, trace
+from torch_scan_hop.examples import step_examples
+from torch_scan_hop.graph_cleanup import clean_up
+from torch_scan_hop.op import Body
+
+aten = torch.ops.aten
+
+_READS_DATA = {aten._local_scalar_dense.default, aten.item.default, aten.nonzero.default}
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """``module: (carry, x, additional, attributes) -> (carry', ys)``.
+
+    ``attributes`` are the XLA tensors that the traced module holds itself. They are inputs, for
+    two reasons: their data changes in place between calls (an optimizer's step), and a pending
+    one would be computed anew in every step of the loop.
+    """
+
+    module: fx.GraphModule
+    attributes: tuple[torch.Tensor, ...]
+
+
+def trace_step(
+    body: Body, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any]
+) -> StepGraph:
+    mode, examples = step_examples(init, xs, additional)
+    try:
+        with torch.no_grad():
+            module = trace(body, examples.flat(), mode)
+    except DATA_DEPENDENT_ERRORS as error:
+        raise RuntimeError(_reads_data(str(error).splitlines()[0])) from None
+    for node in module.graph.nodes:
+        if node.target in _READS_DATA:
+            raise RuntimeError(_reads_data(str(node.target)))
+    clean_up(module)
+    return StepGraph(module, tuple(_lift_attributes(module)))
+
+
+def _reads_data(what: str) -> str:
+    return (
+        f"scan: combine_fn reads the value of a tensor on the XLA device ({what}), which has none "
+        "while the loop is being compiled. Compute with tensors instead of .item(), int(), "
+        "float(), bool(), nonzero() or a boolean index, or choose with torch.where."
+    )
+
+
+def _lift_attributes(module: fx.GraphModule) -> list[torch.Tensor]:
+    """Turns ``get_attr`` nodes of XLA tensors into placeholders, after the others."""
+    graph = module.graph
+    lifted: dict[str, fx.Node] = {}
+    tensors: list[torch.Tensor] = []
+    for node in graph.find_nodes(op="get_attr"):
+        value = _attribute(module, node.target)
+        if not isinstance(value, torch.Tensor) or value.device.type != "xla":
+            continue
+        if node.target not in lifted:
+            placeholders = graph.find_nodes(op="placeholder")
+            anchor = placeholders[-1] if placeholders else graph._root
+            with graph.inserting_after(anchor):
+                lifted[node.target] = graph.placeholder(f"attribute_{len(tensors)}")
+            tensors.append(value)
+        node.replace_all_uses_with(lifted[node.target])
+        graph.erase_node(node)
+    module.recompile()
+    return tensors
+
+
+def _attribute(module: fx.GraphModule, target: str) -> Any:
+    value: Any = module
+    for name in target.split("."):
+        value = getattr(value, name)
+    return value
