@@ -66,13 +66,23 @@ _OPERATORS: dict[Any, Target] = {
 
 # ATen operations without a function of the same name that has the same meaning.
 _ATEN: dict[str, Target] = {
-    "_unsafe_view": torch.Tensor.view,
+    # What functionalization or a decomposition made contiguous need not be so here.
+    "view": torch.reshape,
+    "view_copy": torch.reshape,
+    "_unsafe_view": torch.reshape,
     "_to_copy": torch.Tensor.to,
+    "index": torch.ops.aten.index,
     "slice": torch.ops.aten.slice,
     "alias": torch.clone,
     "lift_fresh_copy": torch.clone,
     "linear": F.linear,
 }
+
+
+_ATEN_VIEWS = frozenset({
+    "diagonal", "expand", "permute", "select", "slice", "split", "split_with_sizes",
+    "squeeze", "t", "transpose", "unbind", "unsqueeze",
+})  # fmt: skip
 
 
 def canonical(target: Target) -> Target:
@@ -89,6 +99,8 @@ def canonical(target: Target) -> Target:
         namespace, name, *_ = str(target).split(".")
         if namespace != "aten":
             return target
+        if name.removesuffix("_copy") in _ATEN_VIEWS:  # what functionalize makes of a view
+            name = name.removesuffix("_copy")
         target = _ATEN.get(name) or _torch_function(name) or target
     elif isinstance(target, str):
         target = _method(target)

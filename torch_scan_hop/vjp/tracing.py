@@ -26,10 +26,21 @@ from torch.utils import _pytree as pytree
 _NOT_THE_USER = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
 
 
+class TupleProxy(fx.Proxy):
+    """A proxy of a tuple has a length and items, where FX refuses in general to know."""
+
+    def __len__(self) -> int:
+        return len(self.node.meta["val"])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self)))  # type: ignore[attr-defined]
+
+
 class MetaTracer(GraphAppendingTracer):
     """Appends nodes to a graph, with `node.meta["val"]` evaluated on the meta device.
 
-    `origin` is the stack trace that new nodes get; None means to look for the user's frame.
+    New nodes have the stack trace `origin` and are called `name`; None means to look for the user's
+    frame, and to name them after their operation.
     """
 
     def __init__(self) -> None:
@@ -37,6 +48,7 @@ class MetaTracer(GraphAppendingTracer):
         self.constants: dict[str, Tensor] = {}
         self.names: dict[int, str] = {}
         self.origin: str | None = None
+        self.name: str | None = None
 
     def placeholder(self, name: str, value: Any) -> fx.Proxy:
         """A new input that stands for `value`."""
@@ -49,18 +61,14 @@ class MetaTracer(GraphAppendingTracer):
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any,  # type: ignore[override]
                     name: str | None = None, type_expr: Any = None) -> fx.Node:  # fmt: skip
-        node = super().create_node(kind, target, args, kwargs, name, type_expr)
+        node = super().create_node(kind, target, args, kwargs, name or self.name, type_expr)
         node.stack_trace = _user_frame() if self.origin is None else self.origin
         constant = self.constants.get(target) if kind == "get_attr" else None
         node.meta["val"] = _evaluate(node) if constant is None else to_meta(constant)
         return node
 
-    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """What FX refuses in general: we know how long a tuple is."""
-        value = obj.node.meta["val"]
-        if isinstance(value, (tuple, list)):
-            return map(obj.__getitem__, range(len(value)))  # type: ignore[attr-defined]
-        return super().iter(obj)
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return (TupleProxy if isinstance(node.meta["val"], (tuple, list)) else fx.Proxy)(node, self)
 
     def _constant(self, tensor: Tensor) -> fx.Node:
         """A node for a tensor that is not an input: closed over, or a parameter."""
@@ -105,15 +113,26 @@ def _user_frame() -> str:
     return ""
 
 
+# torch's matmul of a vector leaves these in ATen graphs, also in functionalized ones.
+_SQUEEZES: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.squeeze_.dim: torch.ops.aten.squeeze.dim,
+    torch.ops.aten.squeeze_.default: torch.ops.aten.squeeze.default,
+}
+
+
 class _Replay(fx.Interpreter):
-    """Runs a graph on proxies, so that new nodes keep the stack traces of the old ones."""
+    """Runs a graph on proxies, so that new nodes keep the names and stack traces of the old."""
 
     def __init__(self, module: fx.GraphModule, tracer: MetaTracer) -> None:
         super().__init__(module)
         self.tracer = tracer
 
     def run_node(self, n: fx.Node) -> Any:
-        self.tracer.origin = n.stack_trace or ""
+        self.tracer.origin, self.tracer.name = n.stack_trace or "", n.name
+        functional = _SQUEEZES.get(n.target)
+        # Reshaping in place is reshaping, if nobody else looks at the tensor.
+        if functional and all(a.op == "call_function" and len(a.users) == 1 for a in n.args[:1]):  # type: ignore[union-attr]
+            return functional(*map_arg(n.args, self.env.__getitem__))
         return super().run_node(n)
 
 
@@ -166,9 +185,7 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...]) -> Traced:
 
 def _unpack(x: Any) -> Any:
     """A proxy of a tuple as a tuple of proxies."""
-    if isinstance(x, fx.Proxy) and isinstance(x.node.meta["val"], (tuple, list)):
-        return tuple(map(_unpack, x))
-    return x
+    return tuple(map(_unpack, x)) if isinstance(x, TupleProxy) else x
 
 
 def _argument_names(fn: Callable[..., Any], n: int) -> list[str]:
@@ -185,8 +202,11 @@ def _argument_names(fn: Callable[..., Any], n: int) -> list[str]:
 
 def _leaf_names(names: list[str], values: tuple[Any, ...]) -> list[str]:
     """`carry_h` for the leaf `carry["h"]`, `x` for an `x` that is a tensor."""
-    return [
-        re.sub(r"\W+", "_", name + pytree.keystr(path)).rstrip("_")
-        for name, value in zip(names, values, strict=True)
-        for path, _ in pytree.tree_flatten_with_path(value)[0]
-    ]
+    leaf_names: list[str] = []
+    for name, value in zip(names, values, strict=True):
+        try:
+            paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(value)[0]]
+        except ValueError:  # a user's container that does not name its children
+            paths = [f"_{i}" for i in range(len(pytree.tree_leaves(value)))]
+        leaf_names += [re.sub(r"\W+", "_", name + path).rstrip("_") for path in paths]
+    return leaf_names

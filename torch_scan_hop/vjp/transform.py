@@ -314,6 +314,18 @@ def _needed(tree: Any, stop: Collection[fx.Node]) -> set[fx.Node]:
     return needed
 
 
+def _constructed(graph: fx.Graph, tree: Any) -> Any:
+    """The same structure, with named tuples made by a call: FX prints nested ones wrongly."""
+    if isinstance(tree, dict):
+        return {key: _constructed(graph, item) for key, item in tree.items()}
+    if not isinstance(tree, (tuple, list)):
+        return tree
+    items = tuple(_constructed(graph, item) for item in tree)
+    if hasattr(tree, "_fields"):
+        return graph.call_function(type(tree), items)
+    return items if isinstance(tree, tuple) else list(items)
+
+
 def _extract(joint: _Joint, inputs: list[fx.Node], output: Any, name: str) -> fx.GraphModule:
     """The part of the joint graph that computes `output` from `inputs`, with good names."""
     needed = _needed(output, stop=set(inputs))
@@ -326,5 +338,5 @@ def _extract(joint: _Joint, inputs: list[fx.Node], output: Any, name: str) -> fx
             copy[n].stack_trace = n.stack_trace
     for n, new in copy.items():
         new.meta["val"] = n.meta["val"]
-    graph.output(map_arg(output, copy.__getitem__))
+    graph.output(_constructed(graph, map_arg(output, copy.__getitem__)))
     return fx.GraphModule(joint.constants, graph, name)

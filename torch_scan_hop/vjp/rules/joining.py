@@ -16,11 +16,6 @@ from ..table import Rule
 from .views import getitem_bwd, getitem_fwd
 
 
-def _items(xs: Any) -> list[Any]:
-    """The tensors of a list, or of one proxy that stands for a tuple."""
-    return [xs[i] for i in range(len(value(xs)))]
-
-
 def _with_zeros(ds: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
     """Cotangents of the parts, zeros for the parts that nobody used."""
     some = next(d for d in ds if d is not None)
@@ -32,7 +27,7 @@ def _with_zeros(ds: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[An
 
 
 def cat_fwd(tensors: Any, dim: int = 0) -> Any:
-    shapes = [shape(x) for x in _items(tensors)]
+    shapes = [shape(x) for x in tensors]
     return torch.cat(tensors, dim), (shapes, dim)
 
 
@@ -43,17 +38,16 @@ def cat_bwd(saved: Any, d: Any) -> Any:
         parts = torch.chunk(d, len(sizes), dim)
     else:
         parts = torch.split(d, sizes, dim)
-    return ([parts[i] for i in range(len(sizes))],)
+    return (list(parts),)
 
 
 def stack_fwd(tensors: Any, dim: int = 0) -> Any:
-    return torch.stack(tensors, dim), (len(value(tensors)), dim)
+    return torch.stack(tensors, dim), dim
 
 
-def stack_bwd(saved: Any, d: Any) -> Any:
-    n, dim = saved
+def stack_bwd(dim: Any, d: Any) -> Any:
     parts = torch.unbind(d, dim)
-    return ([parts[i] for i in range(n)],)
+    return (list(parts),)
 
 
 def _parted(parts: Any, dim: int) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ def _rows(x: Any) -> Any:
 
 def _t(x: Any) -> Any:
     """The transpose of the last two dimensions."""
-    return x.T if ndim(x) == 2 else x.mT
+    return x.t() if ndim(x) == 2 else x.transpose(-2, -1)
 
 
 def matmul_fwd(a: Any, b: Any) -> Any:
@@ -36,12 +36,12 @@ def matmul_bwd(saved: Any, d: Any) -> Any:
         return d * b, d * a
     if ndim(b) == 1:  # d: [..., M]
         flat = d.flatten() if ndim(d) > 1 else d
-        return d.unsqueeze(-1) * b, _rows(a).T @ flat
+        return d.unsqueeze(-1) * b, _rows(a).t() @ flat
     if ndim(a) == 1:  # d: [..., N]
         da = (b @ d.unsqueeze(-1)).squeeze(-1)
         return unbroadcast(da, a), unbroadcast(a.unsqueeze(-1) * d.unsqueeze(-2), b)
     # A batch times one matrix is one product of tall matrices: no [..., K, N] to sum up.
-    db = _rows(a).T @ _rows(d) if ndim(b) == 2 else _t(a) @ d
+    db = _rows(a).t() @ _rows(d) if ndim(b) == 2 else _t(a) @ d
     return unbroadcast(d @ _t(b), a), unbroadcast(db, b)
 
 
@@ -52,7 +52,7 @@ def linear_fwd(x: Any, weight: Any, bias: Any = None) -> Any:
 
 def linear_bwd(saved: Any, d: Any) -> Any:
     x, weight, bias = saved
-    d_weight = d.unsqueeze(-1) * x if ndim(x) == 1 else _rows(d).T @ _rows(x)
+    d_weight = d.unsqueeze(-1) * x if ndim(x) == 1 else _rows(d).t() @ _rows(x)
     return d @ weight, d_weight, unbroadcast(d, bias)
 
 
@@ -65,7 +65,7 @@ def addmm_bwd(saved: Any, d: Any) -> Any:
     c, a, b, beta, alpha = saved
     dc = d if beta == 1 else beta * d
     dab = d if alpha == 1 else alpha * d
-    return unbroadcast(dc, c), dab @ b.T, a.T @ dab
+    return unbroadcast(dc, c), dab @ b.t(), a.t() @ dab
 
 
 def _reduced(x: Any, dim: Any) -> list[int]:

@@ -137,6 +137,7 @@ POINTWISE: dict[Any, Rule] = {
     torch.mul: Rule(mul_fwd, mul_bwd),
     torch.div: Rule(div_fwd, div_bwd),
     torch.pow: Rule(pow_fwd, pow_bwd),
+    torch.reciprocal: of_result(torch.reciprocal, lambda y, d: -d * (y * y)),
     torch.square: of_input(torch.square, lambda x, d: 2 * d * x),
     torch.sin: of_input(torch.sin, lambda x, d: d * torch.cos(x)),
     torch.cos: of_input(torch.cos, lambda x, d: -d * torch.sin(x)),

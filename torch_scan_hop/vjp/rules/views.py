@@ -85,14 +85,28 @@ def diag_bwd(saved: Any, d: Any) -> Any:
     return torch.diagonal_scatter(d.new_zeros(x_shape), d, k)
 
 
-def diagonal_scatter_fwd(x: Any, src: Any, offset: int = 0) -> Any:
-    return torch.diagonal_scatter(x, src, offset), (src, offset)
+def diagonal_fwd(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    return torch.diagonal(x, offset, dim1, dim2), (shape(x), (offset, dim1, dim2))
+
+
+def diagonal_bwd(saved: Any, d: Any) -> Any:
+    x_shape, where = saved
+    return torch.diagonal_scatter(d.new_zeros(x_shape), d, *where)
+
+
+def diag_embed_fwd(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    return torch.diag_embed(x, offset, dim1, dim2), (offset, dim1, dim2)
+
+
+def diagonal_scatter_fwd(x: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    where = (offset, dim1, dim2)
+    return torch.diagonal_scatter(x, src, *where), (src, where)
 
 
 def diagonal_scatter_bwd(saved: Any, d: Any) -> Any:
-    src, offset = saved
-    zeros = torch.zeros_like(src)
-    return torch.diagonal_scatter(d, zeros, offset), torch.diag(d, offset)
+    src, where = saved
+    dx = torch.diagonal_scatter(d, torch.zeros_like(src), *where)
+    return dx, torch.diagonal(d, *where)
 
 
 def getitem_fwd(x: Any, index: Any) -> Any:
@@ -109,18 +123,37 @@ def unindex_fwd(values: Any, index: Any, shape: Any) -> Any:
 
 
 def select_fwd(x: Any, dim: int, index: Any) -> Any:
-    return torch.select(x, dim, index), (dim, index, shape(x))
-
-
-def select_bwd(saved: Any, d: Any) -> Any:
-    dim, index, x_shape = saved
-    return torch.select_scatter(d.new_zeros(x_shape), d, dim, index)
+    where = (slice(None),) * (dim % ndim(x)) + (index,)
+    return torch.select(x, dim, index), (where, shape(x))
 
 
 def slice_fwd(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     """aten.slice.Tensor, which has no function under torch."""
     index = (slice(None),) * (dim % ndim(x)) + (slice(start, end, step),)
     return x[index], (index, shape(x))
+
+
+def aten_index_fwd(x: Any, indices: Any) -> Any:
+    """aten.index.Tensor: x[:, i] has the indices [None, i]."""
+    index = tuple(slice(None) if i is None else i for i in indices)
+    return x[index], (index, shape(x))
+
+
+def index_select_fwd(x: Any, dim: int, index: Any) -> Any:
+    return torch.index_select(x, dim, index), (dim, index, shape(x))
+
+
+def index_select_bwd(saved: Any, d: Any) -> Any:
+    dim, index, x_shape = saved
+    return torch.index_add(d.new_zeros(x_shape), dim, index, d)
+
+
+def index_add_fwd(x: Any, dim: int, index: Any, source: Any) -> Any:
+    return torch.index_add(x, dim, index, source), (dim, index)
+
+
+def index_add_bwd(saved: Any, d: Any) -> Any:
+    return d, None, None, torch.index_select(d, *saved)
 
 
 def convert_fwd(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -147,9 +180,14 @@ VIEWS: dict[Any, Rule] = {
     torch.unsqueeze: Rule(unsqueeze_fwd, lambda dim, d: torch.squeeze(d, dim)),
     torch.squeeze: Rule(squeeze_fwd, squeeze_bwd),
     torch.diag: Rule(diag_fwd, diag_bwd),
+    torch.diagonal: Rule(diagonal_fwd, diagonal_bwd),
+    torch.diag_embed: Rule(diag_embed_fwd, lambda where, d: torch.diagonal(d, *where)),
     torch.diagonal_scatter: Rule(diagonal_scatter_fwd, diagonal_scatter_bwd),
     torch.ops.aten.slice: Rule(slice_fwd, getitem_bwd),
-    torch.select: Rule(select_fwd, select_bwd),
+    torch.select: Rule(select_fwd, getitem_bwd),
+    torch.ops.aten.index: Rule(aten_index_fwd, getitem_bwd),
+    torch.index_select: Rule(index_select_fwd, index_select_bwd),
+    torch.index_add: Rule(index_add_fwd, index_add_bwd),
     unindex: Rule(unindex_fwd, lambda index, d: d[index]),
     torch.clone: Rule(lambda x, memory_format=None: (torch.clone(x), None), identity_bwd),
     Tensor.contiguous: Rule(lambda x: (x.contiguous(), None), identity_bwd),
