@@ -441,7 +441,7 @@ def forward(self, carry_h, carry_n, x_a, x_b, unused, d_out_0_h, d_out_0_n, d_ou
     carry = test_vjp_Carry(mul, add)
     carry_1 = test_vjp_Carry(d_carry_h, None)
     return ((carry, {'y': sum_1, 'none': None, 'one': 1, 'x': x_b}), (carry_1, {'a': d_x_a, 'b': d_out_1_x}, None))
-""",
+""",  # noqa: E501
     )
     assert isinstance(graph(*pytree.tree_leaves(args), *[randn(3)] * 6)[1][0], Carry)
 
@@ -581,10 +581,82 @@ def test_missing_rule_at_the_aten_level() -> None:
     x = randn(3)
     with pytest.raises(vjp.MissingRule, match=r"torch\.ops\.aten\.cumsum\.default"):
         vjp.vjp_graph(make_fx(lambda x: x.cumsum(0))(x), x)
-    with pytest.raises(vjp.MissingRule, match="functionalize"):
-        vjp.vjp_graph(make_fx(lambda x: x.clone().sin_())(x), x)
-    with pytest.raises(vjp.MissingRule, match="squeeze_"):  # the caller's tensor is not ours
-        vjp.vjp_graph(make_fx(lambda x: x.squeeze_(0).sin())(x[None]), x[None])
+
+
+def test_higher_order_operators_are_named() -> None:
+    x = randn(3)
+    graph = make_fx(
+        lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), tracing_mode="fake"
+    )(x)
+    with pytest.raises(vjp.MissingRule, match=r"no VJP rule for torch\.ops\.higher_order\.cond"):
+        vjp.vjp_graph(graph, x)
+
+
+def test_mutation_is_refused() -> None:
+    def overwritten(x: Any) -> Any:
+        out = torch.zeros_like(x)
+        out.add_(x)  # the result is not used: as a value, `out` would still be zero
+        return out
+
+    x = randn(1, 3)
+    iadd = torch.fx.symbolic_trace(lambda x: x + 1)
+    next(n for n in iadd.graph.nodes if n.target is operator.add).target = operator.iadd
+    for fn in (
+        overwritten,
+        make_fx(overwritten)(x),
+        make_fx(lambda x: x.squeeze_(0).sin())(x.clone()),  # the caller's tensor is not ours
+        iadd,
+    ):
+        with pytest.raises(vjp.MissingRule, match=r"in place(.|\n)*functionalize"):
+            vjp.vjp_graph(fn, x)
+    check(make_fx(torch.func.functionalize(overwritten))(x), x)
+
+
+def test_custom_op_with_a_rule() -> None:
+    """The rule of an opaque op says what is saved: here, two scalars and not x."""
+
+    @torch.library.custom_op("torch_scan_hop_test::normalize", mutates_args=())
+    def normalize(x: torch.Tensor) -> torch.Tensor:
+        return x / x.norm()
+
+    normalize.register_fake(lambda x: torch.empty_like(x))
+    op = torch.ops.torch_scan_hop_test.normalize
+
+    def fwd(x: Any) -> Any:
+        y = op(x)
+        return y, (y, torch.sum(x * y))
+
+    def bwd(saved: Any, d: Any) -> Any:
+        y, norm = saved
+        return (d - y * torch.sum(d * y)) / norm
+
+    rules = vjp.DEFAULT_RULES.override({op: vjp.Rule(fwd, bwd)})
+    x, d = randn(4), randn(4)
+    expected = torch.autograd.functional.vjp(lambda x: x / x.norm(), x, d)
+    for fn in (op, op.default, make_fx(op.default)(x)):
+        out, (dx,) = vjp.vjp_graph(fn, x, rules=rules)(x, d)
+        torch.testing.assert_close((out, dx), expected)
+        halves = vjp.forward_and_backward(fn, x, rules=rules)
+        assert [tuple(n.meta["val"].shape) for n in halves.residuals] == [(4,), ()]
+        with pytest.raises(vjp.MissingRule, match=r"torch_scan_hop_test\.normalize"):
+            vjp.vjp_graph(fn, x)
+
+
+def test_random_numbers_are_drawn_once() -> None:
+    def dropout(x: Any) -> Any:
+        return x * (torch.rand_like(x) > 0.5)
+
+    x = randn(100)
+    forward, backward = vjp.forward_and_backward(dropout, x)
+    out, residuals = forward(x)
+    (dx,) = backward(*residuals, torch.ones_like(x))
+    assert "rand" not in backward.code
+    torch.testing.assert_close(dx * x, out)
+
+
+def test_sizes_of_inputs_stay_symbols() -> None:
+    graph = vjp.vjp_graph(lambda x: x / x.shape[0], randn(3))
+    torch.testing.assert_close(graph(randn(5), torch.ones(5))[1][0], torch.full((5,), 0.2))
 
 
 def test_arguments_that_a_rule_does_not_know() -> None:

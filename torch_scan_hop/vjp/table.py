@@ -64,6 +64,11 @@ _OPERATORS: dict[Any, Target] = {
     F.relu: torch.relu,
 }
 
+_IN_PLACE_OPERATORS = frozenset({
+    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imatmul,
+    operator.ipow, operator.setitem,
+})  # fmt: skip
+
 # ATen operations without a function of the same name that has the same meaning.
 _ATEN: dict[str, Target] = {
     # What functionalization or a decomposition made contiguous need not be so here.
@@ -97,11 +102,12 @@ def canonical(target: Target) -> Target:
     """
     if isinstance(target, (_OVERLOAD, _PACKET)):
         namespace, name, *_ = str(target).split(".")
+        packet = target if isinstance(target, _PACKET) else target.overloadpacket
         if namespace != "aten":
-            return target
+            return packet
         if name.removesuffix("_copy") in _ATEN_VIEWS:  # what functionalize makes of a view
             name = name.removesuffix("_copy")
-        target = _ATEN.get(name) or _torch_function(name) or target
+        target = _ATEN.get(name) or _torch_function(name) or packet
     elif isinstance(target, str):
         target = _method(target)
     elif getattr(torch.Tensor, getattr(target, "__name__", ""), None) is target:
@@ -177,7 +183,6 @@ def missing_rule(node: fx.Node) -> MissingRule:
     name = spelling(node)
     return MissingRule(
         f"no VJP rule for {name}, through which a gradient has to flow\n{where(node)}"
-        f"{_in_place_hint(name)}"
         "Give it one:\n"
         "    def fwd(*args): ...           # -> (value, saved)\n"
         "    def bwd(saved, d_value): ...  # -> one cotangent for each argument\n"
@@ -201,11 +206,16 @@ def spelling(node: fx.Node) -> str:
             return repr(node.target)
     if isinstance(fn, (_OVERLOAD, _PACKET)):
         return f"torch.ops.{fn}"
-    name = torch.overrides.resolve_name(fn)
-    return name or f"{fn.__module__.removeprefix('_')}.{getattr(fn, '__qualname__', fn)}"
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", str(fn))
+    return torch.overrides.resolve_name(fn) or f"{fn.__module__.removeprefix('_')}.{name}"
 
 
-def _in_place_hint(name: str) -> str:
-    if any(part.endswith("_") and not part.endswith("__") for part in name.split(".")):
-        return "It works in place: trace torch.func.functionalize(fn) with make_fx first.\n"
-    return ""
+def refuse_mutation(node: fx.Node) -> None:
+    """A graph of values cannot say that a tensor changed: later uses would see the old one."""
+    name = spelling(node)
+    parts = [part for part in name.split(".") if not part.endswith("__")]
+    if any(part.endswith("_") for part in parts) or node.target in _IN_PLACE_OPERATORS:
+        raise MissingRule(
+            f"{name} works in place, and has no VJP rule\n{where(node)}"
+            "Write it without, or trace torch.func.functionalize(fn) with make_fx first."
+        )

@@ -22,6 +22,8 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.fx.proxy import GraphAppendingTracer
 from torch.utils import _pytree as pytree
 
+from .table import missing_rule, refuse_mutation
+
 # Frames of torch and of this module say nothing about where the user wrote an operation.
 _NOT_THE_USER = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
 
@@ -133,6 +135,10 @@ class _Replay(fx.Interpreter):
         # Reshaping in place is reshaping, if nobody else looks at the tensor.
         if functional and all(a.op == "call_function" and len(a.users) == 1 for a in n.args[:1]):  # type: ignore[union-attr]
             return functional(*map_arg(n.args, self.env.__getitem__))
+        if n.op.startswith("call_") and n.op != "call_module":
+            refuse_mutation(n)  # on proxies, operator.iadd would become an addition
+            if any(isinstance(self.env[a], torch.nn.Module) for a in n.all_input_nodes):
+                raise missing_rule(n)  # a higher-order operator: take the VJP of its body
         return super().run_node(n)
 
 

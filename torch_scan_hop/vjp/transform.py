@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from .accumulate import Cotangents, is_projection
 from .rules import DEFAULT_RULES
 from .shapes import is_complex, is_differentiable, shape, value
-from .table import MissingRule, Rule, RuleTable, missing_rule, spelling, where
+from .table import MissingRule, Rule, RuleTable, missing_rule, refuse_mutation, spelling, where
 from .tracing import MetaTracer, Traced, trace
 
 
@@ -88,7 +88,8 @@ def forward_and_backward(
 
     `forward(*args) -> (outputs, residuals)` and `backward(*residuals, *cotangents) -> grads`, where
     `residuals` is a tuple of what the rules saved and the backward uses, each value once; tensors
-    that `fn` closes over are attributes of both modules instead.
+    that `fn` closes over are attributes of both modules instead. Random numbers are residuals and
+    never drawn again. A size that `fn` computes with may be a residual too: a plain integer.
 
     >>> import torch
     >>> forward, backward = forward_and_backward(torch.tanh, torch.ones(3))
@@ -136,6 +137,7 @@ def _differentiate(source: Traced, rules: RuleTable) -> _Joint:
     writer = _Writer(source, rules)
     for node in source.graph.nodes:
         if node.op != "placeholder":
+            refuse_mutation(node)
             writer.forward(node)
     half = frozenset(writer.tracer.graph.nodes)
     named_outputs = zip(source.outputs, source.output_names, strict=True)
