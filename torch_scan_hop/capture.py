@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from torch_scan_hop._torch.operators import prepare_xla_if_loaded
 from torch_scan_hop._torch.transforms import under_transform
 from torch_scan_hop.errors import describe
 
@@ -59,6 +60,7 @@ def call_captured(entry: types.FunctionType, combine_fn: Any, *args: Any) -> Any
     """``entry(combine_fn, *args)``, captured by Dynamo; raises NotCaptured where it cannot be."""
     from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS, compile_for_capture
 
+    prepare_xla_if_loaded()
     code = code_of(combine_fn)
     # functorch's wrappers do not know their sizes as symbols
     static = under_transform()

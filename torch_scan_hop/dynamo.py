@@ -25,6 +25,7 @@ from torch_scan_hop._torch.dynamo import (
     sequence_items,
     speculate,
 )
+from torch_scan_hop._torch.operators import prepare_xla_if_loaded
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs
 from torch_scan_hop.examples import like
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
@@ -52,6 +53,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     def _call_function(
         self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
+        prepare_xla_if_loaded()
         args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
         combine_fn, init, xs, additional, options = _arguments(*args, **kwargs)
         init = sequence_items(tx, init)
@@ -74,7 +76,8 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         name = tx.output.install_subgraph("scan_body", body.module())
         arguments = (
             make_attr(tx, name),
-            [*inputs[: len(init)], *(inputs[k] for k in mutated)],
+            # copies: what autograd saves of them must not change when they are written back
+            [*inputs[: len(init)], *(_cloned(tx, inputs[k]) for k in mutated)],
             inputs[len(init) : n_step],
             tuple(p for k, p in enumerate(inputs) if k >= n_step and k not in mutated),
         )
@@ -87,6 +90,10 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
                 tx, "call_method", "copy_", (inputs[k], outputs[n + position].as_proxy()), {}
             )
         return reconstruct_outputs(tx, [*outputs[:n], *outputs[n + len(mutated) :]], spec)
+
+
+def _cloned(tx: Any, proxy: Any) -> Any:
+    return create_node(tx, "call_method", "clone", (proxy,), {}).as_proxy()
 
 
 def _constant(options: dict[str, VariableTracker], name: str) -> Any:

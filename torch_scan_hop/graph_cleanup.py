@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -86,7 +87,30 @@ def allow_any_stride(graph: fx.Graph) -> None:
             node.target = _VIEWS_OF_ANY_STRIDE[node.target]
 
 
+def drop_copies(graph: fx.Graph) -> None:
+    """``copy(old, new)`` is ``new`` in the shape and dtype of ``old``; it has no derivative."""
+    for node in graph.find_nodes(op="call_function", target=aten.copy.default):
+        old, new = (n.meta.get("val") if isinstance(n, fx.Node) else None for n in node.args[:2])
+        if not (_has_static_shape(old) and _has_static_shape(new)) or old.device != new.device:
+            continue
+        value = node.args[1]
+        with graph.inserting_before(node):
+            if new.dtype != old.dtype:
+                value = graph.call_function(aten._to_copy.default, (value,), {"dtype": old.dtype})
+                value.meta["val"] = new.to(old.dtype)
+            if new.shape != old.shape:
+                value = graph.call_function(aten.expand.default, (value, list(old.shape)))
+                value.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(value)
+        graph.erase_node(node)
+
+
+def _has_static_shape(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and all(isinstance(s, int) for s in value.shape)
+
+
 def clean_up(module: fx.GraphModule) -> None:
+    drop_copies(module.graph)
     drop_identities(module.graph)
     allow_any_stride(module.graph)
     module.graph.eliminate_dead_code()

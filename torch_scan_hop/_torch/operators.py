@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,12 +43,21 @@ __all__ = [
     "below_autograd",
     "current_dispatch_mode",
     "disable_proxy_modes_tracing",
+    "prepare_xla_if_loaded",
     "preserving_node_meta",
     "reenter_make_fx",
     "take_operator_name",
     "track_tensor_tree",
     "unique_graph_id",
 ]
+
+
+def prepare_xla_if_loaded() -> None:
+    """XLA tensors may be about to be traced, if anyone has imported torch_xla."""
+    if "torch_xla" in sys.modules:
+        from torch_scan_hop.xla.prepare import prepare
+
+        prepare()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.meta_utils import MetaTensorDescriber
 
 INSTALL = "pip install 'torch==2.9.1' 'torch_xla==2.9.0'"
 
@@ -36,6 +37,7 @@ __all__ = [
     "executed_fallbacks",
     "hlo_of",
     "is_pending",
+    "let_fakes_describe_wrapped_tensors",
     "lowering_mode",
     "next_random_state",
     "placeholder",
@@ -158,13 +160,13 @@ def next_random_state(state: int) -> int:
     return (2531011 + 214013 * state) % 2**64
 
 
-def advance_random_state(draws: int, device: torch.device) -> None:
+def advance_random_state(draws: int) -> None:
     """Leave the state as if ``draws`` random operators had been traced."""
     for _ in range(draws):
-        torch.empty((), device=device).uniform_()
+        torch.empty((), device="xla").uniform_()
 
 
-# --- torch.compile(backend="openxla") ---
+# --- tracing XLA tensors ---
 
 
 def before_openxla_compiles(prepare: Callable[[torch.fx.GraphModule], None]) -> None:
@@ -176,3 +178,20 @@ def before_openxla_compiles(prepare: Callable[[torch.fx.GraphModule], None]) -> 
         return extract(xla_model, xla_args)
 
     bridge.extract_compiled_graph = extract_prepared
+
+
+def let_fakes_describe_wrapped_tensors() -> None:
+    """Dynamo cannot make a fake of an XLA tensor in functorch's wrappers (vmap, grad).
+
+    It takes the tensor inside for one that ``torch.func.functionalize`` wrapped, although it
+    handles bare XLA tensors, which are functional wrappers as well, without that.
+    """
+    describe = MetaTensorDescriber.describe_tensor
+
+    def describe_tensor(self: Any, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        found = describe(self, t, *args, **kwargs)
+        if found.is_functional and found.unwrapped is None:
+            object.__setattr__(found, "is_functional", False)
+        return found
+
+    MetaTensorDescriber.describe_tensor = describe_tensor  # type: ignore[method-assign]

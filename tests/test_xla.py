@@ -1,0 +1,307 @@
+"""Scan on XLA means what the Python loop on the CPU means, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+pytestmark = pytest.mark.xla
+pytest.importorskip("torch_xla")
+
+from xla_harness import check  # noqa: E402
+
+F64 = torch.float64
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 2, 5])
+def test_rnn_with_closed_over_weights(length, reverse):
+    def program(p):
+        w, b = p.randn(3, 3, grad=True), p.randn(3, grad=True)
+
+        def cell(h, x):
+            h = torch.tanh(h @ w + x * 0.5 + b)
+            return h, h
+
+        return p.scan(cell, p.randn(2, 3, grad=True), p.randn(length, 2, 3, grad=True), reverse=reverse)
+
+    check(program)
+
+
+def test_zeros_as_init_do_not_stop_gradients():
+    def program(p):
+        w = p.randn(3, 3, grad=True)
+
+        def cell(h, x):
+            h = torch.tanh(h @ w + x)
+            return h, None
+
+        return p.scan(cell, p.tensor(torch.zeros(2, 3, dtype=F64)), p.randn(4, 2, 3))
+
+    check(program)
+
+
+@pytest.mark.parametrize("cell", [nn.RNNCell, nn.LSTMCell, nn.GRUCell])
+def test_cells_of_torch_nn(cell):
+    def program(p):
+        module = p.module(cell(3, 4, dtype=F64))
+        h = p.randn(2, 4, grad=True)
+
+        def step(state, x):
+            state = module(x, state)
+            return state, (state[0] if isinstance(state, tuple) else state)
+
+        init = (h, h.tanh()) if cell is nn.LSTMCell else h
+        return p.scan(step, init, p.randn(5, 2, 3, grad=True))
+
+    check(program)
+
+
+def test_pytrees_and_none():
+    def program(p):
+        def step(carry, x):
+            a, (b, none) = carry["a"], carry["b"]
+            u, v = x["u"], x["v"][0]
+            return {"b": [b + v, none], "a": a * u}, {"sum": a + b, "nothing": None, "pair": (a, v)}
+
+        init = {"a": p.randn(3, grad=True), "b": [p.randn(3), None]}
+        return p.scan(step, init, {"u": p.randn(4, 3, grad=True), "v": (p.randn(4, 3), None)})
+
+    check(program)
+
+
+def test_carries_of_every_kind():
+    def program(p):
+        def step(carry, x):
+            n, seen, low, h, z = carry
+            h = h * 0.5 + x * n
+            carry = (n + 1, seen | (x.sum() > 0), low + h.to(torch.bfloat16), h, z * (1 + 1j))
+            return carry, (n * 3, h > 0)
+
+        init = (
+            p.tensor(0), p.tensor(False), p.tensor(torch.zeros(3, dtype=torch.bfloat16)),
+            p.randn(3, grad=True), p.tensor(torch.ones(2, dtype=torch.complex64)),
+        )  # fmt: skip
+        (n, seen, low, h, z), ys = p.scan(step, init, p.randn(5, 3, grad=True))
+        return n, seen, low.detach(), h, torch.view_as_real(z), ys
+
+    check(program)
+
+
+def test_numbers_and_length_without_xs():
+    def program(p):
+        a = p.randn(3, grad=True)
+
+        def step(carry, _):
+            h, n = carry
+            return (h * a, n + 1), h.sum()
+
+        return p.scan(step, (p.randn(3), p.tensor(0)), None, 4)
+
+    check(program)
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_everything_may_alias(length):
+    def program(p):
+        w = p.randn(3, grad=True)
+
+        def step(carry, x):
+            a, b = carry
+            return (b, a), (a, a, x, w, b.view(3, 1), x[:2])
+
+        return p.scan(step, (p.randn(3, grad=True), p.randn(3)), p.randn(length, 3, grad=True))
+
+    check(program)
+
+
+def test_same_tensor_in_every_role():
+    def program(p):
+        t = p.randn(3, 3, grad=True)
+        return p.scan(lambda c, x: (c + x * t, t @ c), t, t[None].expand(4, 3, 3))
+
+    check(program)
+
+
+def test_in_place_inside_the_body():
+    def program(p):
+        def step(h, x):
+            buffer = torch.zeros_like(h)
+            buffer[0] = x[0]
+            buffer.add_(h).mul_(0.5)
+            h = h.clone()
+            h[:, 1] += buffer[:, 1].detach()
+            return h, buffer
+
+        return p.scan(step, p.randn(2, 3, grad=True), p.randn(4, 2, 3, grad=True))
+
+    check(program)
+
+
+def test_in_place_on_the_carry_and_x_is_not_seen_outside():
+    def program(p):
+        h, x = p.randn(3), p.randn(4, 3)
+
+        def step(c, row):
+            c += row
+            row *= 2
+            return c, row
+
+        return p.scan(step, h, x), h, x
+
+    check(program)
+
+
+def test_mutated_buffers():
+    def program(p):
+        count = p.tensor(torch.zeros(3, dtype=F64))
+        cache = p.tensor(torch.zeros(4, 3, dtype=F64))
+        w = p.randn(3, grad=True)
+
+        def step(carry, x):
+            h, n = carry
+            count.add_(x.detach().abs())
+            cache.index_copy_(0, n.view(1), x.detach().view(1, 3))
+            return (h * w + x, n + 1), h * count.clone()
+
+        out = p.scan(step, (p.randn(3), p.tensor(0)), p.randn(4, 3, grad=True))
+        return out, count, cache
+
+    check(program)
+
+
+def test_batch_norm_statistics():
+    def program(p):
+        norm = p.module(nn.BatchNorm1d(3, dtype=F64))
+
+        def step(h, x):
+            h = norm(h + x)
+            return h, h
+
+        out = p.scan(step, p.randn(5, 3, grad=True), p.randn(4, 5, 3))
+        return out, norm.running_mean.clone(), norm.running_var.clone(), norm.num_batches_tracked.clone()
+
+    check(program)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_in_a_scan(reverse):
+    def program(p):
+        w = p.randn(3, 3, grad=True)
+
+        def inner(h, x):
+            h = torch.tanh(h @ w + x)
+            return h, h.sum()
+
+        def outer(h, xs):
+            h, sums = p.scan(inner, h, xs, reverse=not reverse)
+            return h * 0.9, sums
+
+        return p.scan(outer, p.randn(3, grad=True), p.randn(4, 5, 3, grad=True), reverse=reverse)
+
+    check(program)
+
+
+@pytest.mark.parametrize("checkpoint", [None, "full"])
+def test_checkpoint(checkpoint):
+    def program(p):
+        w = p.randn(3, 3, grad=True)
+
+        def cell(h, x):
+            h = torch.tanh(torch.sigmoid(h @ w) * x)
+            return h, h
+
+        return p.scan(cell, p.randn(2, 3, grad=True), p.randn(4, 2, 3), checkpoint=checkpoint)
+
+    check(program)
+
+
+def test_double_backward():
+    def program(p):
+        w, h = p.randn(3, 3, grad=True), p.randn(3, grad=True)
+
+        def cell(h, x):
+            h = torch.tanh(h @ w + x)
+            return h, h
+
+        _, ys = p.scan(cell, h, p.randn(4, 3))
+        first = torch.autograd.grad((ys**2).sum(), (w, h), create_graph=True)
+        return [g**2 for g in first]
+
+    check(program)
+
+
+def test_vmap():
+    def program(p):
+        w = p.randn(3, 3, grad=True)
+        h, x = p.randn(6, 3, grad=True), p.randn(4, 6, 3)
+
+        def one(h, x):
+            def cell(h, x):
+                h = torch.tanh(h @ w + x)
+                return h, h
+
+            return p.scan(cell, h, x)
+
+        return torch.vmap(one, in_dims=(0, 1))(h, x)
+
+    check(program)
+
+
+def test_func_grad():
+    def program(p):
+        x = p.randn(4, 3)
+
+        def loss(w, h):
+            def cell(h, x):
+                h = torch.tanh(h @ w + x)
+                return h, h
+
+            return p.scan(cell, h, x)[1].square().sum()
+
+        return torch.func.grad(loss, argnums=(0, 1))(p.randn(3, 3), p.randn(3))
+
+    check(program)
+
+
+def test_embedding_lookup_and_where():
+    def program(p):
+        table = p.randn(7, 3, grad=True)
+
+        def step(carry, x):
+            h, total = carry
+            h = torch.where(x > 3, h + table.index_select(0, x.view(1))[0], h * 0.5)
+            return (h, total + x), torch.nn.functional.embedding(x, table) + h
+
+        init = (p.randn(3, grad=True), p.tensor(0))
+        return p.scan(step, init, p.tensor([1, 5, 0, 6]))
+
+    check(program)
+
+
+def test_softmax_layer_norm_and_attention():
+    def program(p):
+        q = p.randn(2, 4, 8, grad=True)
+        norm = p.module(nn.LayerNorm(8, dtype=F64))
+
+        def step(h, x):
+            scores = torch.softmax((h @ q.transpose(-1, -2)) / 8**0.5, -1)
+            h = norm(h + torch.nn.functional.gelu(scores @ q) + x)
+            return h, scores.amax(-1)
+
+        return p.scan(step, p.randn(2, 4, 8), p.randn(3, 2, 4, 8, grad=True))
+
+    check(program, 1e-7)
+
+
+def test_constants_made_in_the_body():
+    def program(p):
+        def step(h, x):
+            ramp = torch.arange(3, device=x.device)
+            table = torch.tensor([1.5, 2.5, 3.5], dtype=F64, device=x.device)
+            return h * table + torch.ones(3, device=x.device, dtype=F64) * 7.25 + ramp, x + 2.5
+
+        return p.scan(step, p.randn(3, grad=True), p.randn(4, 3))
+
+    check(program)

@@ -1,0 +1,50 @@
+"""What torch and torch_xla have to be told before they trace a scan over XLA tensors.
+
+Called by the first capture of a scan after torch_xla was imported, whoever imported it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import fx
+
+from torch_scan_hop._torch import xla as _xla
+from torch_scan_hop.op import ScanOperator
+
+
+@functools.cache
+def prepare() -> None:
+    _xla.before_openxla_compiles(close_over_bodies)
+    _xla.let_fakes_describe_wrapped_tensors()
+
+
+class ClosedScan:
+    """``scan`` with its body bound: the same body, and so the same cached program, every time."""
+
+    def __init__(self, op: ScanOperator, body: Any) -> None:
+        self.op = op
+        self.body = body
+        self.__name__ = "scan"
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.op(self.body, *args, **options)
+
+
+def close_over_bodies(module: fx.GraphModule) -> None:
+    """``scan(get_attr body, ...)`` becomes ``scan'(...)``.
+
+    The openxla backend compiles the graph in parts and leaves ``get_attr`` nodes out of them,
+    so a body would become an argument of a part, which takes only tensors.
+    """
+    graph = module.graph
+    for node in graph.find_nodes(op="call_function"):
+        if not isinstance(node.target, ScanOperator):
+            continue
+        attribute, *rest = node.args
+        node.target = ClosedScan(node.target, getattr(module, attribute.target))
+        node.args = tuple(rest)
+        if not attribute.users:
+            graph.erase_node(attribute)
+    module.recompile()
