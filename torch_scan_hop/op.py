@@ -57,7 +57,9 @@ class ScanOperator(HigherOrderOperator):
             mode = current_dispatch_mode()
             if mode is not None and type(mode) not in self.python_key_table:
                 # a user's mode (a FLOP counter, a logger) sees the body's operators, step by step
-                return self.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
+                from torch_scan_hop.dispatch.dense import step_by_step
+
+                return step_by_step(*args, **kwargs)
         if dispatch_key == DispatchKey.FuncTorchGradWrapper:
             # saved by a functorch level that has ended: vjp's function is called after it
             args, kwargs = pytree.tree_map(unwrap_if_dead, (args, kwargs))

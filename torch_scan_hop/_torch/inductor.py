@@ -12,8 +12,11 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
 from torch._inductor import ir
 from torch._inductor.codegen.wrapper import EnterSubgraphLine, ExitSubgraphLine, WrapperLine
+from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.ir import (
     ExternKernel,
@@ -26,6 +29,7 @@ from torch._inductor.ir import (
 )
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
+from torch.fx.experimental.proxy_tensor import make_fx
 
 __all__ = [
     "AllocateLine",
@@ -46,6 +50,7 @@ __all__ = [
     "register_scan_lowering",
     "replace_scan_pass",
     "size_expression",
+    "trace_decomposed",
     "trip_count_code",
     "with_exact_strides",
 ]
@@ -171,3 +176,17 @@ class DeclaredOutput(MultiOutput):
 
     def codegen(self, wrapper: Any) -> None:
         pass
+
+
+def trace_decomposed(fn: Callable[..., Any], examples: Sequence[Any]) -> fx.GraphModule:
+    """``fn`` traced to the operators that Inductor's lowerings expect at this stage.
+
+    ``examples`` are the fakes of the graph being compiled; symbols among them stay symbols.
+    """
+    mode = detect_fake_mode(examples) or V.fake_mode
+    with mode, enable_python_dispatcher(), torch.no_grad():
+        traced = make_fx(
+            fn, decomposition_table=select_decomp_table(), tracing_mode="real"
+        )(*examples)
+    traced.graph.eliminate_dead_code()
+    return traced

@@ -1,7 +1,8 @@
-"""CompositeExplicitAutograd: the loop itself, on real tensors, below autograd.
+"""CompositeExplicitAutograd: the scan on real tensors, below autograd.
 
-Carries are handed from step to step; each y is written into its place of a stack that is
-allocated once. Also the decomposition that a user's TorchDispatchMode sees.
+A body that is a graph is optimised first (``rewrites``): work that does not depend on the
+carry is done for all steps at once, and the loop runs what is left. The loop hands carries
+from step to step and writes each y into its place of a stack that is allocated once.
 """
 
 from __future__ import annotations
@@ -10,11 +11,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from torch_scan_hop._torch.operators import DispatchKey
-from torch_scan_hop._torch.tracing import run_fake
+from torch_scan_hop._torch.tracing import run_fake, trace
+from torch_scan_hop.eager import EagerLoop
 from torch_scan_hop.examples import step_examples
+from torch_scan_hop.graph_cleanup import clean_up
+from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body, scan_op
+from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
+from torch_scan_hop.signature import Signature
+
+# below this, tracing and batching cost more than they save
+MIN_TRIP_COUNT = 3
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -47,6 +57,63 @@ def empty_results(
     return (*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys)
 
 
+def loop(
+    body: Body,
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    additional: Sequence[Any],
+    reverse: bool = False,
+) -> tuple[Any, ...]:
+    """The scan, step by step. A user's TorchDispatchMode sees this."""
+    n_carry, trip_count = len(init), xs[0].shape[0]
+    slices = list(zip(*(x.unbind(0) for x in xs), strict=True))
+    order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+    # bodies are traced for contiguous carries
+    carry: Sequence[torch.Tensor] = [c.contiguous() for c in init]
+    stacks: list[torch.Tensor] = []
+    places: list[Sequence[torch.Tensor]] = []
+    for t in order:
+        out = body(*carry, *slices[t], *additional)
+        carry, ys = [c.contiguous() for c in out[:n_carry]], out[n_carry:]
+        if not stacks:
+            stacks = [torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device) for y in ys]
+            places = [stack.unbind(0) for stack in stacks]
+        for place, y in zip(places, ys, strict=True):
+            place[t].copy_(y)
+    return (*unaliased(carry, [*init, *xs, *additional, *stacks]), *stacks)
+
+
+def straight_line_loop(
+    body: fx.GraphModule,
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    additional: Sequence[Any],
+    reverse: bool = False,
+) -> tuple[Any, ...]:
+    """The loop that a plan leaves, run by :class:`~torch_scan_hop.eager.EagerLoop`."""
+    signature = Signature(len(init), len(xs), len(additional))
+    eager = remember(body, ("eager",), lambda: EagerLoop(body, signature))
+    carry, stacks = eager(init, xs, additional, reverse)
+    return (*unaliased(carry, [*init, *xs, *additional, *stacks]), *stacks)
+
+
+def plan_of(
+    body: fx.GraphModule, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any]
+) -> ScanPlan:
+    """The optimised form of ``body`` for inputs like these, made once."""
+
+    def make() -> ScanPlan:
+        mode, examples = step_examples(init, xs, additional)
+        with torch.no_grad():
+            graph = trace(body, examples.flat(), mode)
+        clean_up(graph)
+        signature = Signature(len(init), len(xs), len(additional))
+        return make_plan(graph, signature, current_options(), pointwise_pays=True)
+
+    key = ("plan", inputs_metadata(init, xs, additional), current_options(), autocast_state())
+    return remember(body, key, make)
+
+
 @scan_op.py_impl(DispatchKey.CompositeExplicitAutograd)
 def dense(
     combine_fn: Body,
@@ -60,20 +127,16 @@ def dense(
     trip_count = xs[0].shape[0]
     if trip_count == 0:
         return empty_results(combine_fn, init, xs, additional_inputs)
-    n_carry = len(init)
-    slices = list(zip(*(x.unbind(0) for x in xs), strict=True))
-    order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
-    carry: Sequence[torch.Tensor] = [c.contiguous() for c in init]
-    stacks: list[torch.Tensor] = []
-    places: list[Sequence[torch.Tensor]] = []
-    for t in order:
-        out = combine_fn(*carry, *slices[t], *additional_inputs)
-        # bodies are traced for contiguous carries
-        carry, ys = [c.contiguous() for c in out[:n_carry]], out[n_carry:]
-        if not stacks:
-            stacks = [torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device) for y in ys]
-            places = [stack.unbind(0) for stack in stacks]
-        for place, y in zip(places, ys, strict=True):
-            place[t].copy_(y)
-    inputs = [*init, *xs, *additional_inputs, *stacks]
-    return (*unaliased(carry, inputs), *stacks)
+    if trip_count < MIN_TRIP_COUNT or not isinstance(combine_fn, fx.GraphModule):
+        return loop(combine_fn, init, xs, additional_inputs, reverse)
+    plan = plan_of(combine_fn, init, xs, additional_inputs)
+    return tuple(plan.run(straight_line_loop, init, xs, additional_inputs, reverse=reverse))
+
+
+def step_by_step(
+    combine_fn: Body, init: Any, xs: Any, additional_inputs: Any, **options: Any
+) -> tuple[Any, ...]:
+    """What a user's dispatch mode sees: every operator of every step."""
+    if xs[0].shape[0] == 0:
+        return empty_results(combine_fn, init, xs, additional_inputs)
+    return loop(combine_fn, init, xs, additional_inputs, options.get("reverse", False))

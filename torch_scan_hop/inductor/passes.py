@@ -1,9 +1,124 @@
-"""Graph passes on scans, before Inductor lowers them."""
+"""Graph passes on scans, before Inductor lowers them.
+
+The plan of each scan (``rewrites``) is written into the graph: its work before and after the
+loop as ordinary nodes, which Inductor fuses and lowers like any others, around a smaller
+scan. Pointwise work stays in the loop, where Inductor fuses it.
+"""
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
+import torch
 from torch import fx
+
+from torch_scan_hop._torch.inductor import trace_decomposed
+from torch_scan_hop.op import scan_op
+from torch_scan_hop.rewrites import current_options, make_plan
+from torch_scan_hop.rewrites.sizes import lift_sizes
+from torch_scan_hop.signature import Signature
+
+aten = torch.ops.aten
 
 
 def prepare_scans(gm: fx.GraphModule) -> None:
-    """Runs after Inductor's own post-grad passes, on every graph."""
+    """Runs after Inductor's own post-grad passes, on every graph; bodies included."""
+    for node in gm.graph.find_nodes(op="call_function", target=scan_op):
+        body = getattr(gm, str(node.args[0].target))
+        prepare_scans(body)
+        _ScanNode(gm, node, body).rewrite()
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
+
+
+class _ScanNode:
+    def __init__(self, gm: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> None:
+        self.gm = gm
+        self.node = node
+        self.body = body
+        _, init, xs, additional = node.args
+        self.operands = [*init, *xs, *additional]  # type: ignore[union-attr,misc]
+        self.signature = Signature(len(init), len(xs), len(additional))  # type: ignore[arg-type]
+        self.trip_count = _value(xs[0]).shape[0]  # type: ignore[index]
+
+    def rewrite(self) -> None:
+        """Replace the scan by its plan, traced on the operands' fakes; or leave it."""
+        if isinstance(self.trip_count, int) and self.trip_count < 2 and self.trip_count != 0:
+            return
+        options = dict(self.node.kwargs)
+        body, signature, sizes = lift_sizes(self.body, self.signature)
+        plan = make_plan(
+            body,
+            signature,
+            current_options(),
+            pointwise_pays=False,
+            used_outputs=self._used_outputs(),
+        )
+        if plan.is_trivial() and self.trip_count != 0:
+            return
+
+        def run(*flat: Any) -> list[Any]:
+            groups = self.signature.split_inputs(flat)
+            if isinstance(self.trip_count, int) and self.trip_count == 0:
+                return self._no_steps(groups.carry)
+            additional = [*groups.additional, *(size.of(groups) for size in sizes)]
+            return plan.run(scan_op, groups.carry, groups.xs, additional, **options)
+
+        traced = trace_decomposed(run, [_value(a) for a in self.operands])
+        self._inline(traced)
+
+    def _no_steps(self, init: list[Any]) -> list[Any]:
+        ys = [
+            torch.empty(y.shape, dtype=y.dtype, device=y.device)
+            for y in self.node.meta["val"][len(init) :]
+        ]
+        return [*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys]
+
+    def _used_outputs(self) -> list[bool]:
+        used = [False] * len(self.node.meta["val"])
+        for user in self.node.users:
+            if user.target is not operator.getitem:
+                return [True] * len(used)
+            used[user.args[1]] = used[user.args[1]] or bool(user.users)  # type: ignore[index]
+        return used
+
+    def _inline(self, traced: fx.GraphModule) -> None:
+        """Copy ``traced`` in front of the scan node and let its results replace the scan's."""
+        graph = self.gm.graph
+        env: dict[fx.Node, Any] = dict(
+            zip(traced.graph.find_nodes(op="placeholder"), self.operands, strict=True)
+        )
+        results: Any = ()
+        with graph.inserting_before(self.node):
+            for node in traced.graph.nodes:
+                if node.op == "placeholder":
+                    continue
+                if node.op == "output":
+                    results = fx.map_arg(node.args[0], lambda n: env[n])
+                elif node.op == "get_attr":
+                    env[node] = self._attribute(traced, node)
+                else:
+                    env[node] = graph.node_copy(node, lambda n: env[n])
+        for user in list(self.node.users):
+            replacement = results[user.args[1]]
+            if replacement is not None:
+                user.replace_all_uses_with(replacement)
+            graph.erase_node(user)
+        graph.erase_node(self.node)
+
+    def _attribute(self, traced: fx.GraphModule, node: fx.Node) -> fx.Node:
+        """The attribute under a name of its own in the outer module."""
+        base = f"{self.node.name}_{str(node.target).replace('.', '_')}"
+        name, k = base, 0
+        while hasattr(self.gm, name):
+            k += 1
+            name = f"{base}_{k}"
+        setattr(self.gm, name, getattr(traced, str(node.target)))
+        copy = self.gm.graph.get_attr(name)
+        copy.meta = dict(node.meta)
+        return copy

@@ -1,0 +1,278 @@
+"""Eager execution of a loop: its body's operators as straight-line Python.
+
+The body graph is written out once as the source of one function that holds the whole loop.
+Operators are called through torch's own fast bindings, results that are ys are written into
+their place of the stack with ``out=``, and no autograd graph, module call or attribute look-up
+stands between two operators.
+
+>>> print(source_of_example().rstrip())
+def run_loop(order, init, xs, additional, places):
+    next__carry, = init
+    all__x, = xs
+    place__0, = places
+    for step__ in order:
+        carry, x = next__carry, all__x[step__]
+        add_tensor = call_add(carry, x, out=place__0[step__])
+        carry = x = None
+        next__carry = add_tensor
+    return next__carry,
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.graph_cleanup import is_view
+from torch_scan_hop.signature import Signature
+
+aten = torch.ops.aten
+
+# bindings that parse their arguments in C++, and take out=
+_WITH_OUT: dict[Any, Callable[..., Any]] = {
+    aten.add.Tensor: torch.add,
+    aten.sub.Tensor: torch.sub,
+    aten.mul.Tensor: torch.mul,
+    aten.div.Tensor: torch.div,
+    aten.neg.default: torch.neg,
+    aten.mm.default: torch.mm,
+    aten.bmm.default: torch.bmm,
+    aten.addmm.default: torch.addmm,
+    aten.sigmoid.default: torch.sigmoid,
+    aten.tanh.default: torch.tanh,
+    aten.exp.default: torch.exp,
+    aten.log.default: torch.log,
+    aten.sin.default: torch.sin,
+    aten.cos.default: torch.cos,
+    aten.sqrt.default: torch.sqrt,
+    aten.rsqrt.default: torch.rsqrt,
+    aten.maximum.default: torch.maximum,
+    aten.minimum.default: torch.minimum,
+    aten.sum.dim_IntList: torch.sum,
+}
+_WITHOUT_OUT: dict[Any, Callable[..., Any]] = {
+    aten.t.default: torch.t,
+    aten.permute.default: torch.permute,
+    aten.reshape.default: torch.reshape,
+    aten.unsqueeze.default: torch.unsqueeze,
+    aten.relu.default: torch.relu,
+    aten.where.self: torch.where,
+    aten.rsub.Scalar: torch.rsub,
+}
+
+
+def _binding(target: Any) -> Callable[..., Any]:
+    fast = _WITH_OUT.get(target) or _WITHOUT_OUT.get(target)
+    if fast is not None:
+        return fast
+    # past OpOverload.__call__, which is Python
+    return getattr(target, "_op", target)
+
+
+def _meta(node: fx.Node) -> torch.Tensor:
+    return node.meta["val"]
+
+
+def _can_write(node: fx.Node, like: torch.Tensor) -> bool:
+    """Whether ``node`` may compute straight into a contiguous slot like ``like``."""
+    if node.target not in _WITH_OUT or "out" in node.kwargs:
+        return False
+    inputs = [n.meta.get("val") for n in node.all_input_nodes]
+    dtypes = {v.dtype for v in inputs if isinstance(v, torch.Tensor)}
+    return dtypes == {like.dtype} and _meta(node).dtype == like.dtype
+
+
+@dataclass
+class _Source:
+    """Python source under construction, and the objects its names stand for."""
+
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def line(self, depth: int, text: str) -> None:
+        self.lines.append("    " * depth + text)
+
+    def bind(self, name: str, value: Any) -> str:
+        while name in self.names and self.names[name] is not value:
+            name += "_"
+        self.names[name] = value
+        return name
+
+    def literal(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return value.name
+        if isinstance(value, (list, tuple)):
+            inner = "".join(f"{self.literal(v)}, " for v in value)
+            return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        return self.bind(f"constant_{len(self.names)}", value)
+
+
+def _unpacked(names: Sequence[str]) -> str:
+    return "".join(f"{name}, " for name in names).rstrip()
+
+
+class LoopWriter:
+    """Writes ``run_loop(order, init, xs, additional, places)`` for a body."""
+
+    def __init__(self, body: fx.GraphModule, signature: Signature) -> None:
+        self.body = body
+        self.roles = signature.split_inputs(body.graph.find_nodes(op="placeholder"))
+        (output,) = body.graph.find_nodes(op="output")
+        self.outputs = signature.split_outputs(list(output.args[0]))
+        self.source = _Source()
+        self.slot_of: dict[fx.Node, int] = {}
+        for k, node in enumerate(self.outputs.ys):
+            if node not in self.slot_of and _can_write(node, _meta(node)):
+                self.slot_of[node] = k
+        self.last_use = self._last_uses()
+
+    def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
+        """For each node, the values that nothing reads after it."""
+        kept = {*self.outputs.flat(), *self.roles.additional}
+        seen: set[fx.Node] = set()
+        last: dict[fx.Node, list[fx.Node]] = {}
+        for node in reversed(self.body.graph.nodes):
+            for value in node.all_input_nodes:
+                if value not in seen and value not in kept and value.op != "get_attr":
+                    seen.add(value)
+                    last.setdefault(node, []).append(value)
+        return last
+
+    def write(self) -> str:
+        src = self.source
+        src.line(0, "def run_loop(order, init, xs, additional, places):")
+        carries = [f"next__{n.name}" for n in self.roles.carry]
+        stacks = [f"all__{n.name}" for n in self.roles.xs]
+        places = [f"place__{k}" for k in range(len(self.outputs.ys))]
+        for names, argument in (
+            (carries, "init"),
+            (stacks, "xs"),
+            ([n.name for n in self.roles.additional], "additional"),
+            (places, "places"),
+        ):
+            if names:
+                src.line(1, f"{_unpacked(names)} = {argument}")
+        src.line(1, "for step__ in order:")
+        self._write_inputs(carries, stacks)
+        for node in self.body.graph.nodes:
+            if node.op in ("call_function", "get_attr"):
+                self._write_node(node)
+        self._write_results(carries)
+        src.line(1, f"return {_unpacked(carries) or '()'}")
+        return "\n".join(src.lines) + "\n"
+
+    def _write_inputs(self, carries: list[str], stacks: list[str]) -> None:
+        pairs = [(n.name, name) for n, name in zip(self.roles.carry, carries, strict=True)]
+        pairs += [
+            (n.name, f"{name}[step__]")
+            for n, name in zip(self.roles.xs, stacks, strict=True)
+            if n.users
+        ]
+        if pairs:
+            left, right = zip(*pairs, strict=True)
+            self.source.line(2, f"{', '.join(left)} = {', '.join(right)}")
+
+    def _write_node(self, node: fx.Node) -> None:
+        src = self.source
+        if node.op == "get_attr":
+            src.names[node.name] = _attribute(self.body, str(node.target))
+            return
+        if node.target is operator.getitem:
+            source, index = node.args
+            src.line(2, f"{node.name} = {src.literal(source)}[{src.literal(index)}]")
+        else:
+            arguments = [src.literal(a) for a in node.args]
+            arguments += [f"{k}={src.literal(v)}" for k, v in node.kwargs.items()]
+            if node in self.slot_of:
+                arguments.append(f"out=place__{self.slot_of[node]}[step__]")
+            name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
+            call = src.bind(f"call_{name}", _binding(node.target))
+            src.line(2, f"{node.name} = {call}({', '.join(arguments)})")
+        dead = [n.name for n in self.last_use.get(node, ())]
+        if dead:
+            src.line(2, f"{' = '.join(dead)} = None")
+
+    def _write_results(self, carries: list[str]) -> None:
+        src = self.source
+        for k, node in enumerate(self.outputs.ys):
+            if self.slot_of.get(node) != k:
+                src.line(2, f"place__{k}[step__].copy_({node.name})")
+        if not carries:
+            if not self.outputs.ys:
+                src.line(2, "pass")
+            return
+        values = [
+            node.name if self._is_contiguous(node) else f"{node.name}.contiguous()"
+            for node in self.outputs.carry
+        ]
+        src.line(2, f"{', '.join(carries)} = {', '.join(values)}")
+
+    def _is_contiguous(self, node: fx.Node) -> bool:
+        """Known from the operator; bodies are traced for contiguous carries."""
+        if node in self.slot_of or node in self.roles.carry:
+            return True
+        return _meta(node).is_contiguous() and not is_view(node) and node.op == "call_function"
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
+
+
+@dataclass(frozen=True)
+class StackLike:
+    """One y of a step: its shape, dtype and device."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class EagerLoop:
+    """A compiled loop: ``loop(init, xs, additional, reverse)`` -> (carry..., ys...)."""
+
+    def __init__(self, body: fx.GraphModule, signature: Signature) -> None:
+        writer = LoopWriter(body, signature)
+        self.source = writer.write()
+        namespace = dict(writer.source.names)
+        exec(compile(self.source, "<torch_scan_hop eager loop>", "exec"), namespace)
+        self.run_loop = namespace["run_loop"]
+        self.ys = [
+            StackLike(tuple(v.shape), v.dtype, v.device) for v in map(_meta, writer.outputs.ys)
+        ]
+
+    def __call__(
+        self, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any], reverse: bool
+    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
+        trip_count = xs[0].shape[0]
+        stacks = [
+            torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device) for y in self.ys
+        ]
+        order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+        carry = self.run_loop(
+            order,
+            [c.contiguous() for c in init],
+            [x.unbind(0) for x in xs],
+            additional,
+            [s.unbind(0) for s in stacks],
+        )
+        return carry, stacks
+
+
+def source_of_example() -> str:
+    """The source for ``carry + x``, as an example."""
+    graph = fx.Graph()
+    carry, x = graph.placeholder("carry"), graph.placeholder("x")
+    total = graph.call_function(aten.add.Tensor, (carry, x))
+    for node in (carry, x, total):
+        node.meta["val"] = torch.empty(2, device="meta")
+    graph.output((total, total))
+    return EagerLoop(fx.GraphModule({}, graph), Signature(1, 1, 0)).source

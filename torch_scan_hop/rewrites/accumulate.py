@@ -1,0 +1,145 @@
+"""Accumulators: carries that are only ever added to.
+
+A carry ``acc' = acc + g_t`` whose value no step reads is ``acc_0 + sum_t g_t``. Where ``g_t``
+is a matrix product the sum over steps is one product with the steps in the contracted
+dimension, so that no stack of weight-sized gradients is made::
+
+    sum_t A_t @ B_t  =  [A_0 A_1 ...] @ [B_0; B_1; ...]
+
+Transposes and reshapes around it are linear: they commute with the sum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.rewrites.classify import ancestors, is_tensor
+
+aten = torch.ops.aten
+
+_LINEAR_VIEWS = {
+    aten.t.default,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.view.default,
+    aten.reshape.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+}
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """Carry ``index`` plus ``views(sum_t term_t)``; ``leaves`` are the values stacked for it."""
+
+    index: int
+    term: fx.Node
+    views: tuple[fx.Node, ...]
+    leaves: tuple[fx.Node, ...]
+
+    def is_product(self) -> bool:
+        return self.term.target in (aten.mm.default, aten.bmm.default)
+
+    def _reduced(self, stack: torch.Tensor) -> torch.Tensor:
+        """``sum_t sum(v_t, dims)`` from the stack of ``v``."""
+        rank = stack.dim() - 1
+        dims = [0, *(d % rank + 1 for d in self.term.args[1])]  # type: ignore[union-attr,operator]
+        keepdim = len(self.term.args) > 2 and bool(self.term.args[2])
+        total = torch.sum(stack, dims, keepdim)
+        return total.squeeze(0) if keepdim else total
+
+    def total(self, stacks: Sequence[torch.Tensor]) -> torch.Tensor:
+        """``sum_t g_t`` from the stacks of its leaves, each ``[T, ...]``."""
+        if self.is_product():
+            left, right = (
+                _transposed(stack, leaf, argument)
+                for stack, leaf, argument in zip(stacks, self.leaves, self.term.args, strict=True)
+            )
+            total = _product(left, right)
+        elif self.leaves[0] is not self.term:
+            total = self._reduced(stacks[0])
+        else:
+            total = torch.sum(stacks[0], 0)
+        for view in reversed(self.views):
+            total = view.target(total, *view.args[1:], **view.kwargs)  # type: ignore[operator]
+        return total
+
+
+def read_stack_instead(accumulator: Accumulator, at_hand: set[fx.Node]) -> Accumulator:
+    """A sum over dimensions of a value that is stacked anyway needs no stack of its own."""
+    term = accumulator.term
+    if term.target is aten.sum.dim_IntList and term.args[0] in at_hand:
+        return dataclasses.replace(accumulator, leaves=(term.args[0],))
+    return accumulator
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """``sum_t left_t @ right_t`` for stacks of matrices, or of batches of them."""
+    if left.dim() == 3:  # [T, m, k] @ [T, k, n]
+        m, n = left.shape[1], right.shape[2]
+        return torch.mm(left.permute(1, 0, 2).reshape(m, -1), right.reshape(-1, n))
+    b, m, n = left.shape[1], left.shape[2], right.shape[3]  # [T, b, m, k] @ [T, b, k, n]
+    wide = left.permute(1, 2, 0, 3).reshape(b, m, -1)
+    return torch.bmm(wide, right.permute(1, 0, 2, 3).reshape(b, -1, n))
+
+
+def _is_matrix_transpose(node: Any) -> bool:
+    if not isinstance(node, fx.Node):
+        return False
+    if node.target is aten.t.default:
+        return True
+    return node.target is aten.permute.default and tuple(node.args[1]) == (1, 0)  # type: ignore[arg-type]
+
+
+def _transposed(stack: torch.Tensor, leaf: fx.Node, argument: Any) -> torch.Tensor:
+    return stack if leaf is argument else stack.transpose(1, 2)
+
+
+def _untransposed(node: fx.Node) -> fx.Node:
+    """What to stack for a product's operand: its base, if it is a transposed matrix."""
+    if _is_matrix_transpose(node):
+        base = node.args[0]
+        assert isinstance(base, fx.Node)
+        return base
+    return node
+
+
+def find_accumulator(index: int, carry_in: fx.Node, carry_out: Any) -> Accumulator | None:
+    """The accumulator that carry ``index`` is, or None."""
+    if not isinstance(carry_out, fx.Node) or carry_out.target is not aten.add.Tensor:
+        return None
+    if carry_out.kwargs or len(carry_in.users) != 1 or carry_out not in carry_in.users:
+        return None
+    left, right = carry_out.args[:2]
+    term = right if left is carry_in else left
+    if term is carry_in or not is_tensor(term):
+        return None
+    assert isinstance(term, fx.Node)
+    if term.meta["val"].shape != carry_in.meta["val"].shape or carry_in in ancestors([term]):
+        return None
+    if len(carry_out.users) != 1:  # a running sum that is also read or returned as y
+        return None
+    views: list[fx.Node] = []
+    while term.target in _LINEAR_VIEWS:
+        base = term.args[0]
+        assert isinstance(base, fx.Node)
+        views.append(term)
+        term = base
+    return Accumulator(index, term, tuple(views), _leaves(term))
+
+
+def _leaves(term: fx.Node) -> tuple[fx.Node, ...]:
+    if term.target is aten.mm.default:
+        left, right = term.args
+        assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
+        return _untransposed(left), _untransposed(right)
+    if term.target is aten.bmm.default:
+        return tuple(a for a in term.args if isinstance(a, fx.Node))
+    return (term,)

@@ -1,0 +1,90 @@
+"""What each node of a body depends on.
+
+``INVARIANT``  additional inputs and constants only
+``XS``         xs as well, but no carry: known before the loop
+``LOOP``       a carry or something random: known step by step
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.graph_cleanup import is_random
+from torch_scan_hop.signature import Inputs
+
+aten = torch.ops.aten
+
+
+class Dependence(IntEnum):
+    INVARIANT = 0
+    XS = 1
+    LOOP = 2
+
+
+# the operators whose batching over steps pays for the memory of its operands
+CONTRACTIONS = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten.convolution.default,
+    aten.mv.default,
+    aten.addmv.default,
+}
+
+
+def is_contraction(node: fx.Node) -> bool:
+    return node.target in CONTRACTIONS
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def is_pinned(node: fx.Node) -> bool:
+    """Stays in the loop, in order: random draws, effects, and operators with bodies."""
+    if node.op != "call_function":
+        return False
+    if is_random(node) or isinstance(node.target, torch._ops.HigherOrderOperator):
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def classify(graph: fx.Graph, roles: Inputs[fx.Node]) -> dict[fx.Node, Dependence]:
+    found: dict[fx.Node, Dependence] = {}
+    found |= dict.fromkeys(roles.additional, Dependence.INVARIANT)
+    found |= dict.fromkeys(roles.xs, Dependence.XS)
+    found |= dict.fromkeys(roles.carry, Dependence.LOOP)
+    for node in graph.nodes:
+        if node in found:
+            continue
+        if is_pinned(node):
+            found[node] = Dependence.LOOP
+            continue
+        found[node] = max(
+            (found[a] for a in node.all_input_nodes), default=Dependence.INVARIANT
+        )
+    return found
+
+
+def ancestors(nodes: list[fx.Node], stop: set[fx.Node] | None = None) -> set[fx.Node]:
+    """``nodes`` and all they are computed from, not looking through ``stop``."""
+    seen: set[fx.Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            if stop is None or node not in stop:
+                pending.extend(node.all_input_nodes)
+    return seen
+
+
+def nbytes(node: fx.Node) -> Any:
+    value = node.meta["val"]
+    return value.numel() * value.element_size()

@@ -1,0 +1,56 @@
+"""Switches for each rewrite, and the memory gate."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which rewrites run.
+
+    Attributes:
+        hoist_invariant: run loop-invariant work once, before the loop.
+        batch_xs: run work that depends on xs only before the loop, as one batch.
+        sink_outputs: run work that only ys depend on after the loop, as one batch.
+        contract_accumulators: turn ``acc + a_t @ b_t`` into one contraction after the loop.
+        drop_dead: remove carries and ys that nothing reads; carries that never change become
+            loop-invariant.
+        memory_gate: stacks that a rewrite adds may hold at most this many times the bytes
+            that a step reads and writes anyway (xs, ys and carries), each. The knob.
+    """
+
+    hoist_invariant: bool = True
+    batch_xs: bool = True
+    sink_outputs: bool = True
+    contract_accumulators: bool = True
+    drop_dead: bool = True
+    memory_gate: float = 4.0
+
+
+_current = Options()
+
+
+def current_options() -> Options:
+    return _current
+
+
+@contextlib.contextmanager
+def using_options(**changes: Any) -> Iterator[Options]:
+    """Change some options for the scans compiled, or first run, inside.
+
+    >>> with using_options(batch_xs=False) as options:
+    ...     options.batch_xs, current_options().sink_outputs
+    (False, True)
+    """
+    global _current
+    before = _current
+    _current = dataclasses.replace(before, **changes)
+    try:
+        yield _current
+    finally:
+        _current = before

@@ -1,0 +1,64 @@
+"""Parts of a body graph as functions of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.rewrites.classify import ancestors
+
+
+def unique(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    return list(dict.fromkeys(nodes))
+
+
+class Part:
+    """The part of a body that computes ``outputs`` from ``inputs``; unused inputs are dropped."""
+
+    def __init__(
+        self, owner: fx.GraphModule, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str
+    ) -> None:
+        candidates = unique(inputs)
+        wanted = ancestors(list(outputs), stop=set(candidates))
+        self.inputs = [n for n in candidates if n in wanted]
+        self.outputs = list(outputs)
+        self.module = extract(owner, self.inputs, outputs, name)
+
+    def __call__(self, values: dict[fx.Node, Any]) -> dict[fx.Node, Any]:
+        """The outputs, by node."""
+        if not self.outputs:
+            return {}
+        results = self.module(*(values[n] for n in self.inputs))
+        return dict(zip(self.outputs, results, strict=True))
+
+    def over_steps(
+        self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any]
+    ) -> dict[fx.Node, Any]:
+        """The outputs of all steps at once, stacked; ``values`` are the same at every step."""
+        if not self.outputs:
+            return {}
+        arguments = [stacks[n] if n in stacks else values[n] for n in self.inputs]
+        dims = tuple(0 if n in stacks else None for n in self.inputs)
+        results = torch.vmap(lambda *a: tuple(self.module(*a)), in_dims=dims)(*arguments)
+        return dict(zip(self.outputs, results, strict=True))
+
+
+def extract(
+    owner: fx.GraphModule, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str
+) -> fx.GraphModule:
+    """A module ``(inputs) -> (outputs)`` made of nodes of ``owner``'s graph."""
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        env[node] = graph.placeholder(node.name)
+        env[node].meta = dict(node.meta)
+    wanted = ancestors(list(outputs), stop=set(inputs))
+    for node in owner.graph.nodes:
+        if node in wanted and node not in env:
+            env[node] = graph.node_copy(node, lambda n: env[n])
+    graph.output(tuple(env[node] for node in outputs))
+    graph.lint()
+    return fx.GraphModule(owner, graph, name)

@@ -1,0 +1,230 @@
+"""Which work leaves the loop. Every decision is about one node: it moves, or it stays."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from torch_scan_hop.graph_cleanup import is_view
+from torch_scan_hop.rewrites.accumulate import Accumulator, find_accumulator, read_stack_instead
+from torch_scan_hop.rewrites.classify import (
+    Dependence,
+    ancestors,
+    classify,
+    is_contraction,
+    is_pinned,
+    is_tensor,
+    nbytes,
+)
+from torch_scan_hop.rewrites.options import Options
+from torch_scan_hop.rewrites.parts import unique
+from torch_scan_hop.rewrites.plan import Decisions, ScanPlan
+from torch_scan_hop.signature import Inputs, Signature
+
+
+class Planner:
+    def __init__(
+        self,
+        body: fx.GraphModule,
+        signature: Signature,
+        options: Options,
+        pointwise_pays: bool,
+        used_outputs: Sequence[bool],
+    ) -> None:
+        self.body = body
+        self.signature = signature
+        self.options = options
+        self.pointwise_pays = pointwise_pays
+        self.used = [used or not options.drop_dead for used in used_outputs]
+        self.roles = signature.split_inputs(body.graph.find_nodes(op="placeholder"))
+        (output,) = body.graph.find_nodes(op="output")
+        self.outputs = signature.split_outputs(list(output.args[0]))
+        self.constant_carry = self._constant_carry() if options.drop_dead else []
+        self.dependence = self._classify()
+        self.ys = [y for k, y in enumerate(self.outputs.ys) if self.used[signature.n_carry + k]]
+        step_values = {*self.roles.xs, *self.roles.carry, *self.outputs.ys}
+        self.step_bytes = sum(nbytes(n) for n in step_values)
+        self.budget = options.memory_gate * self.step_bytes
+        self.accumulators = self._accumulators() if options.contract_accumulators else []
+        self.loop_carry = self._live_carry()
+
+    def _constant_carry(self) -> list[int]:
+        pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
+        return [k for k, (before, after) in enumerate(pairs) if before is after]
+
+    def _classify(self) -> dict[fx.Node, Dependence]:
+        constants = [self.roles.carry[k] for k in self.constant_carry]
+        carry = [n for n in self.roles.carry if n not in constants]
+        roles = Inputs(carry, self.roles.xs, [*self.roles.additional, *constants])
+        return classify(self.body.graph, roles)
+
+    # --- carries ---
+
+    def _accumulators(self) -> list[Accumulator]:
+        pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
+        found = [
+            find_accumulator(k, before, after)
+            for k, (before, after) in enumerate(pairs)
+            if k not in self.constant_carry
+        ]
+        candidates = [a for a in found if a is not None and self.used[a.index]]
+        at_hand = {*self.roles.xs, *self.ys}
+        at_hand |= {leaf for a in candidates if a.is_product() for leaf in a.leaves}
+        candidates = [read_stack_instead(a, at_hand) for a in candidates]
+        return [a for a in candidates if self._accumulator_pays(a, at_hand)]
+
+    def _accumulator_pays(self, accumulator: Accumulator, at_hand: set[fx.Node]) -> bool:
+        if any(self.dependence[leaf] is Dependence.INVARIANT for leaf in accumulator.leaves):
+            return False
+        if accumulator.is_product() or accumulator.leaves[0] in at_hand:
+            return True
+        # a fused loop keeps it in registers; where dispatch is the cost, a stack of terms is
+        # cheaper than an addition per step
+        return self.pointwise_pays and bool(nbytes(accumulator.term) <= self.step_bytes)
+
+    def _live_carry(self) -> list[int]:
+        """The carries that the loop keeps: those that something read depends on."""
+        gone = {*self.constant_carry, *(a.index for a in self.accumulators)}
+        kept = [k for k in range(self.signature.n_carry) if k not in gone]
+        wanted = [*self.ys, *(leaf for a in self.accumulators for leaf in a.leaves)]
+        live = {k for k in kept if self.used[k]}
+        while True:
+            needed = ancestors([*wanted, *(self.outputs.carry[k] for k in live)])
+            grown = live | {k for k in kept if self.roles.carry[k] in needed}
+            if grown == live:
+                return [k for k in kept if k in live]
+            live = grown
+
+    # --- the split ---
+
+    def plan(self) -> ScanPlan:
+        carry_out = [self.outputs.carry[k] for k in self.loop_carry]
+        self.in_loop = self._loop_nodes([*carry_out, *filter(is_pinned, self.body.graph.nodes)])
+        targets = unique([*self.ys, *(leaf for a in self.accumulators for leaf in a.leaves)])
+        targets = [n for n in targets if not self._is_given(n)]
+        sunk = [n for n in targets if self._sinks(n)]
+        emitted = [n for n in targets if n not in sunk]
+        self.in_loop |= self._loop_nodes(emitted)
+        batched = self._batched([*carry_out, *emitted])
+        invariants = self._invariants([*carry_out, *emitted, *sunk, *batched])
+        # what is known before the loop is not returned by it
+        emitted = [n for n in emitted if n not in batched and n not in invariants]
+        stacked = unique([*emitted, *self._frontier(sunk)])
+        return ScanPlan(
+            self.body,
+            self.signature,
+            Decisions(
+                loop_carry=self.loop_carry,
+                constant_carry=self.constant_carry,
+                accumulators=self.accumulators,
+                invariants=invariants,
+                batched=batched,
+                stacked=stacked,
+                sunk=sunk,
+                used_outputs=self.used,
+            ),
+        )
+
+    def _is_given(self, node: fx.Node) -> bool:
+        """An input that is the same at every step, or a stack already."""
+        return node in self.roles.xs or (
+            node.op == "placeholder" and self.dependence[node] is Dependence.INVARIANT
+        )
+
+    def _loop_nodes(self, roots: Sequence[fx.Node]) -> set[fx.Node]:
+        found = {n for n in ancestors(list(roots)) if self.dependence[n] is Dependence.LOOP}
+        found |= {self.roles.carry[k] for k in self.loop_carry}
+        # elements of a tuple live where the tuple does
+        found |= {u for n in found for u in n.users if u.target is operator.getitem}
+        return found
+
+    def _sinks(self, node: fx.Node) -> bool:
+        if node in self.in_loop or not self.options.sink_outputs:
+            return False
+        dependence = self.dependence[node]
+        if dependence is Dependence.INVARIANT:
+            return False
+        if dependence is Dependence.XS and not self.options.batch_xs:
+            return False
+        chain = ancestors([node], stop=self.in_loop) - self.in_loop
+        varying = [n for n in chain if self.dependence[n] is not Dependence.INVARIANT]
+        if not self.pointwise_pays and not any(is_contraction(n) for n in varying):
+            return False
+        added = [n for n in self._frontier([node]) if n not in self.ys]
+        return bool(sum(nbytes(n) for n in added) <= self.budget)
+
+    def _frontier(self, sunk: Sequence[fx.Node]) -> list[fx.Node]:
+        """Per-step values of the loop that work after it reads."""
+        seen = ancestors(list(sunk), stop=self.in_loop)
+        return [n for n in self.body.graph.nodes if n in seen and n in self.in_loop]
+
+    # --- before the loop ---
+
+    def _is_read(self, node: fx.Node, roots: Sequence[fx.Node], readers: set[fx.Node]) -> bool:
+        return node in roots or any(user in readers for user in node.users)
+
+    def _batched(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
+        """xs-only values that the loop reads or returns."""
+        if not self.options.batch_xs:
+            return []
+        found, spent = [], 0
+        for node in self.body.graph.nodes:
+            if self.dependence.get(node) is not Dependence.XS or node.op != "call_function":
+                continue
+            if not is_tensor(node) or not self._is_read(node, roots, self.in_loop):
+                continue
+            if self._batching_pays(node) and spent + nbytes(node) <= self.budget:
+                spent += nbytes(node)
+                found.append(node)
+        return found
+
+    def _batching_pays(self, node: fx.Node) -> bool:
+        work = [
+            n
+            for n in ancestors([node])
+            if self.dependence[n] is Dependence.XS and n.op == "call_function"
+        ]
+        if any(is_contraction(n) for n in work):
+            return True
+        return self.pointwise_pays and not all(is_view(n) for n in work)
+
+    def _invariants(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
+        if not self.options.hoist_invariant:
+            return []
+        varying = {n for n, d in self.dependence.items() if d is not Dependence.INVARIANT}
+        return [
+            node
+            for node in self.body.graph.nodes
+            if self.dependence.get(node) is Dependence.INVARIANT
+            and node.op == "call_function"
+            and is_tensor(node)
+            and self._is_read(node, roots, varying)
+            and self._invariant_is_small(node)
+        ]
+
+    def _invariant_is_small(self, node: fx.Node) -> bool:
+        sources = [n for n in ancestors([node]) if n.op == "placeholder" and is_tensor(n)]
+        size: Any = sum(nbytes(n) for n in sources)
+        return bool(nbytes(node) <= self.options.memory_gate * size + self.budget)
+
+
+def make_plan(
+    body: fx.GraphModule,
+    signature: Signature,
+    options: Options,
+    *,
+    pointwise_pays: bool,
+    used_outputs: Sequence[bool] | None = None,
+) -> ScanPlan:
+    """Split a functional ATen ``body`` whose nodes hold ``meta["val"]``.
+
+    ``pointwise_pays``: whether moving pointwise work out of the loop is worth a stack of its
+    result: where dispatch is the cost (eager), not where it is fused (Inductor, XLA).
+    ``used_outputs``: which of the scan's results anything reads; others come back as None.
+    """
+    (output,) = body.graph.find_nodes(op="output")
+    used = [True] * len(output.args[0]) if used_outputs is None else used_outputs
+    return Planner(body, signature, options, pointwise_pays, used).plan()

@@ -1,0 +1,63 @@
+"""Sizes of carries and xs, read once outside the loop instead of inside.
+
+With dynamic shapes a body holds ``sym_size`` nodes. They are loop-invariant whatever they
+are read from; as additional inputs they classify as such.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.signature import Inputs, Signature
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class SizeOf:
+    """Dimension ``dim`` of a step's carry or x."""
+
+    is_carry: bool
+    index: int
+    dim: int
+
+    def of(self, inputs: Inputs[Any]) -> Any:
+        if self.is_carry:
+            return inputs.carry[self.index].shape[self.dim]
+        return inputs.xs[self.index].shape[self.dim + 1]
+
+
+def _copy(body: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    result = graph.graph_copy(body.graph, {})
+    graph.output(result)
+    return fx.GraphModule(body, graph, "ScanBody")
+
+
+def lift_sizes(
+    body: fx.GraphModule, signature: Signature
+) -> tuple[fx.GraphModule, Signature, list[SizeOf]]:
+    """``body`` with sizes of carries and xs as further additional inputs, in this order."""
+    lifted = _copy(body)
+    placeholders = lifted.graph.find_nodes(op="placeholder")
+    roles = signature.split_inputs(placeholders)
+    owner = {n: (True, k) for k, n in enumerate(roles.carry)}
+    owner |= {n: (False, k) for k, n in enumerate(roles.xs)}
+    sizes: list[SizeOf] = []
+    last = placeholders[-1]
+    for node in lifted.graph.find_nodes(op="call_function", target=aten.sym_size.int):
+        if node.args[0] not in owner:
+            continue
+        sizes.append(SizeOf(*owner[node.args[0]], node.args[1]))
+        with lifted.graph.inserting_after(last):
+            last = lifted.graph.placeholder(node.name)
+        last.meta = dict(node.meta)
+        node.replace_all_uses_with(last)
+        lifted.graph.erase_node(node)
+    lifted.recompile()
+    grown = Signature(signature.n_carry, signature.n_xs, signature.n_additional + len(sizes))
+    return lifted, grown, sizes
