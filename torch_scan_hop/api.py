@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,7 +13,8 @@ from torch_scan_hop.capture import NotCaptured, call_captured, warn_not_captured
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.step import CombineFn, step
+from torch_scan_hop.step import CombineFn, device_of, step
+from torch_scan_hop.unroll import unrolled
 
 NUMBERS = (bool, int, float, complex)
 
@@ -79,65 +80,76 @@ def scan(
     trip_count = _trip_count(xs, length, dim)
     xs = tree.map_leaves(lambda leaf: _scan_first(leaf, dim), xs)
     carry_in = _with_tensors(init, xs)
-    carry, ys = _run(combine_fn, carry_in, xs, trip_count, reverse, checkpoint)
+    carry, ys = _run(combine_fn, carry_in, xs, trip_count, Options(reverse, unroll, checkpoint))
     if dim != 0:
         place = _leading_position(xs, dim)
         ys = tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)
     return carry, ys
 
 
+class Options(NamedTuple):
+    reverse: bool
+    unroll: int
+    checkpoint: Any
+
+
 def _run(
-    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, reverse: bool, checkpoint: Any
+    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, options: Options
 ) -> tuple[Any, Any]:
     if torch.compiler.is_dynamo_compiling():
-        return scan_flat(combine_fn, init, xs, trip_count, reverse, checkpoint)
+        return scan_tree(combine_fn, init, xs, trip_count, options)
     if is_forward_mode():
         # Dynamo refuses views of functorch's dual tensors; copies are not views
         init, xs = tree.map_leaves(torch.clone, init), tree.map_leaves(torch.clone, xs)
     try:
-        return call_captured(scan_flat, combine_fn, init, xs, trip_count, reverse, checkpoint)
+        return call_captured(scan_tree, combine_fn, init, xs, trip_count, options)
     except NotCaptured as error:
         reason = error.reason
-    result = scan_loop(combine_fn, init, xs, trip_count, reverse)
+    result = scan_loop(combine_fn, init, xs, trip_count, options.reverse)
     warn_not_captured(combine_fn, reason)
     return result
 
 
-def scan_flat(
-    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, reverse: bool, checkpoint: Any
+def scan_tree(
+    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, options: Options
 ) -> tuple[Any, Any]:
-    """Pytrees to the flat operator and back. Dynamo traces this, in eager mode too.
+    """The scan of pytrees, as one flat scan or unrolled. Dynamo traces this, in eager mode too."""
+    if not torch.compiler.is_dynamo_compiling():
+        raise NotCaptured("Dynamo is disabled")
+
+    def run(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
+        return scan_flat(combine_fn, init, xs, trip_count, options)
+
+    if options.unroll == 1:
+        return run(combine_fn, init, xs, trip_count)
+    return unrolled(run, combine_fn, init, xs, trip_count, options.unroll, options.reverse)
+
+
+def scan_flat(
+    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, scan_options: Options
+) -> tuple[Any, Any]:
+    """Pytrees to the flat operator and back.
 
     Dynamo gives the operator's results back in the structure that ``body`` returns.
     """
-    if not torch.compiler.is_dynamo_compiling():
-        raise NotCaptured("Dynamo is disabled")
     carry_leaves = tree.tensors(init)
     x_leaves = tree.tensors(xs)
-    device = _device_of(carry_leaves, x_leaves)
+    device = device_of(init, xs)
     n_carry, counted_only = len(carry_leaves), len(x_leaves) == 0
 
     def body(*flat: Any) -> Any:
         carry = tree.unflatten(init, list(flat[:n_carry]))
         x = xs if counted_only else tree.unflatten(xs, list(flat[n_carry:]))
-        return step(combine_fn, carry, x, init, device)
+        return step(combine_fn, carry, x, device)
 
     if counted_only:
         # no xs: an empty tensor carries the trip count
         x_leaves = [torch.empty((trip_count, 0), device=device)]
-    options: dict[str, Any] = {"reverse": True} if reverse else {}
-    if checkpoint is not None:
-        options["checkpoint"] = checkpoint
+    options: dict[str, Any] = {"reverse": True} if scan_options.reverse else {}
+    if scan_options.checkpoint is not None:
+        options["checkpoint"] = scan_options.checkpoint
     carry, ys = scan_op(body, carry_leaves, x_leaves, (), **options)
     return tree.unflatten(init, list(carry)), ys
-
-
-def _device_of(carry: list[torch.Tensor], xs: list[torch.Tensor]) -> torch.device:
-    for leaf in carry:
-        return leaf.device
-    for leaf in xs:
-        return leaf.device
-    return torch.device("cpu")
 
 
 # --- arguments ---

@@ -19,7 +19,7 @@ def _empty_ys(combine_fn: CombineFn, init: Any, xs: Any, device: torch.device) -
     with torch.no_grad():
         carry = tree.map_leaves(lambda leaf: leaf.detach().clone(), init)
         x = tree.map_leaves(lambda leaf: leaf.new_zeros(leaf.shape[1:]), xs)
-        _, y = step(combine_fn, carry, x, init, device)
+        _, y = step(combine_fn, carry, x, device)
     return tree.map_leaves(lambda leaf: leaf.new_empty((0, *leaf.shape)), y)
 
 
@@ -42,7 +42,7 @@ def scan_loop(
     y: Any = None
     for t in order:
         x = tree.map_leaves(lambda leaf, t=t: leaf[t].clone(), xs)
-        leaves, y = step(combine_fn, carry, x, init, device)
+        leaves, y = step(combine_fn, carry, x, device)
         carry = tree.unflatten(init, leaves)
         # copied, so that a later in-place change of the carry cannot reach an earlier y
         steps[t] = [leaf.clone() for leaf in tree.tensors(y)]

@@ -13,6 +13,13 @@ from torch_scan_hop.errors import ScanTypeError, describe
 CombineFn = Callable[[Any, Any], tuple[Any, Any]]
 
 
+def device_of(init: Any, xs: Any) -> torch.device:
+    """Where numbers that a step returns become tensors."""
+    for leaf in (*tree.tensors(init), *tree.tensors(xs)):
+        return leaf.device
+    return torch.device("cpu")
+
+
 def split_result(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         got = (
@@ -39,9 +46,9 @@ def as_output_tensor(leaf: Any, device: torch.device) -> torch.Tensor:
 
 
 def step(
-    combine_fn: CombineFn, carry: Any, x: Any, template: Any, device: torch.device
+    combine_fn: CombineFn, carry: Any, x: Any, device: torch.device
 ) -> tuple[list[torch.Tensor], Any]:
-    """``combine_fn(carry, x)`` as (carry leaves in the order of ``template``, y pytree)."""
+    """``combine_fn(carry, x)`` as (leaves of its carry in the order of ``carry``, y pytree)."""
     next_carry, y = split_result(combine_fn(carry, x))
     y = tree.map_leaves(lambda leaf: as_output_tensor(leaf, device), y)
-    return tree.match_carry(template, next_carry), y
+    return tree.match_carry(carry, next_carry), y

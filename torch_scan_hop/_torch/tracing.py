@@ -29,6 +29,7 @@ from torch._subclasses.functional_tensor import (
     FunctionalTensorMode,
 )
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -42,6 +43,7 @@ __all__ = [
     "isolated",
     "mutated_inputs",
     "run_fake",
+    "statically_known_true",
     "trace",
 ]
 
