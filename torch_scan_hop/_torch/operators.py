@@ -42,6 +42,7 @@ __all__ = [
     "TransformType",
     "below_autograd",
     "current_dispatch_mode",
+    "dispatch_key",
     "disable_proxy_modes_tracing",
     "prepare_xla_if_loaded",
     "preserving_node_meta",
@@ -65,6 +66,10 @@ def below_autograd() -> Iterator[None]:
     """Dispatch below the Autograd keys, as a C++ autograd kernel does after its own work."""
     with torch._C._AutoDispatchBelowAutograd():
         yield
+
+
+def dispatch_key(name: str) -> DispatchKey:
+    return torch._C._dispatch_key_parse(name)
 
 
 def take_operator_name(op: HigherOrderOperator) -> None:

@@ -6,12 +6,11 @@ graph; the carry keeps init's dtype (see ``tree.match_carry``).
 
 from __future__ import annotations
 
-from torch_scan_hop._torch.operators import DispatchKey
+from torch_scan_hop._torch.operators import dispatch_key
 from torch_scan_hop.op import scan_op
 
 AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXLA", "AutocastXPU", "AutocastMPS")
 
 for name in AUTOCAST_KEYS:
-    key = getattr(DispatchKey, name, None)
-    if key is not None:
-        scan_op.fallthrough(key)
+    # not getattr: DispatchKey has no attribute for AutocastXLA
+    scan_op.fallthrough(dispatch_key(name))

@@ -49,6 +49,7 @@ def trace_step(
         if node.target in _READS_DATA:
             raise RuntimeError(_reads_data(str(node.target)))
     clean_up(module)
+    _spell_out_dropout(module.graph)
     return StepGraph(module, tuple(_lift_attributes(module)))
 
 
@@ -58,6 +59,32 @@ def _reads_data(what: str) -> str:
         "while the loop is being compiled. Compute with tensors instead of .item(), int(), "
         "float(), bool(), nonzero() or a boolean index, or choose with torch.where."
     )
+
+
+def _spell_out_dropout(graph: fx.Graph) -> None:
+    """``native_dropout`` as a comparison and a product.
+
+    torch_xla 2.9.0 calls the mask it returns bool, but its HLO is a float, already scaled: a
+    gradient computed from it would be scaled twice.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.native_dropout.default):
+        x, p, train = node.args
+        results = {user.args[1]: user for user in node.users}
+        with graph.inserting_before(node):
+            if train is False or p == 0:
+                mask = graph.call_function(aten.ones_like.default, (x,), {"dtype": torch.bool})
+                dropped = x
+            else:
+                uniform = graph.call_function(aten.rand_like.default, (x,), {"dtype": torch.float32})
+                mask = graph.call_function(aten.ge.Scalar, (uniform, p))
+                kept = graph.call_function(aten.mul.Tensor, (x, mask))
+                dropped = graph.call_function(aten.mul.Tensor, (kept, 0.0 if p == 1 else 1 / (1 - p)))
+        for k, value in enumerate((dropped, mask)):
+            if k in results:
+                value.meta.setdefault("val", results[k].meta.get("val"))
+                results[k].replace_all_uses_with(value)
+                graph.erase_node(results[k])
+        graph.erase_node(node)
 
 
 def _lift_attributes(module: fx.GraphModule) -> list[torch.Tensor]:

@@ -1,0 +1,293 @@
+"""How a scan runs on XLA: one While, lowered once, nothing executed while tracing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.xla
+torch_xla = pytest.importorskip("torch_xla")
+
+from xla_harness import DeviceWork, count_of, n_compiles  # noqa: E402
+
+from torch_scan_hop import scan  # noqa: E402
+
+
+def lstm(n_in=5, n_hidden=4):
+    """A cell, its weights, and inputs for 6 steps of batch 2."""
+    weights = [
+        torch.randn(*shape).mul(0.3).to("xla").requires_grad_()
+        for shape in [(n_in, 4 * n_hidden), (n_hidden, 4 * n_hidden), (4 * n_hidden,)]
+    ]
+    w_in, w, b = weights
+
+    def cell(state, x):
+        h, c = state
+        i, f, g, o = (x @ w_in + h @ w + b).chunk(4, -1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return (h, c), h
+
+    init = tuple(torch.zeros(2, n_hidden, device="xla") for _ in range(2))
+    return cell, weights, init, torch.randn(6, 2, n_in).to("xla")
+
+
+def settle():
+    torch_xla.sync(wait=True)
+
+
+def test_one_while_forward_and_two_in_training():
+    cell, weights, init, x = lstm()
+    with torch.no_grad():
+        _, ys = scan(cell, init, x)
+    assert count_of("while", ys) == 1
+    _, ys = scan(cell, init, x)
+    gradients = torch.autograd.grad(ys.sum(), weights)
+    assert count_of("while", ys, *gradients) == 2
+
+
+def test_nothing_runs_while_tracing():
+    cell, weights, init, x = lstm()
+    ones = torch.ones(6, 2, 4).to("xla")
+    settle()
+    with DeviceWork() as work:
+        _, ys = scan(cell, init, x)
+        gradients = torch.autograd.grad(ys, weights, ones)
+    assert not work.seen
+    with DeviceWork() as work:
+        _, ys = scan(cell, init, x)
+        gradients = torch.autograd.grad(ys, weights, ones)
+    assert not work.seen
+    assert len(gradients) == 3
+
+
+def test_a_training_loop_compiles_one_step():
+    cell, weights, init, x = lstm()
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    settle()
+    losses, compiles = [], []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = scan(cell, init, x)[1].square().mean()
+        loss.backward()
+        optimizer.step()
+        settle()
+        losses.append(loss.item())
+        compiles.append(n_compiles())
+    assert losses == sorted(losses, reverse=True)
+    assert compiles[1:] == [compiles[0]] * 3
+
+
+def test_a_body_is_lowered_once():
+    from torch_scan_hop.xla import program
+
+    lowered = []
+    assemble = program.assemble_scan
+    cell, _, init, x = lstm(n_in=7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "assemble_scan", lambda *a: lowered.append(0) or assemble(*a))
+        for _ in range(3):
+            scan(cell, init, x)
+        assert len(lowered) == 1
+        scan(cell, init, x[:3])
+        assert len(lowered) == 2
+        scan(cell, init, x, reverse=True)
+        scan(cell, init, x)
+        assert len(lowered) == 3
+
+
+def test_another_closure_is_another_program():
+    def times(k):
+        return scan(lambda c, x: (c * k + x, None), torch.ones(2, device="xla"), torch.zeros(3, 2, device="xla"))[0]
+
+    assert times(2.0).tolist() == [8, 8]
+    assert times(3.0).tolist() == [27, 27]
+    w = torch.full((2,), 2.0, device="xla")
+    assert times(w).tolist() == [8, 8]
+    with torch.no_grad():
+        w.mul_(2)
+    assert times(w).tolist() == [64, 64]
+
+
+def test_numbers_are_constants_of_the_loop():
+    def cell(c, x):
+        return c * 0.125 + x * 3.5 + 7, c
+
+    c = torch.zeros(3, device="xla")
+    x = torch.ones(4, 3, device="xla")
+    settle()
+    with DeviceWork() as work:
+        _, ys = scan(cell, c, x)
+    assert not work.seen
+    assert count_of("parameter", ys) - _parameters_in_loops(ys) <= 2
+
+
+def _parameters_in_loops(*tensors):
+    from xla_harness import hlo_of
+
+    text = hlo_of(*tensors)
+    entry = text[text.index("ENTRY") :]
+    return sum(" parameter(" in line for line in text.splitlines()) - sum(
+        " parameter(" in line for line in entry.splitlines()
+    )
+
+
+def test_checkpointing_saves_less():
+    w = torch.randn(4, 4).to("xla").requires_grad_()
+
+    def cell(h, x):
+        for _ in range(3):
+            h = torch.tanh(torch.sigmoid(h @ w + x) * torch.exp(x - h))
+        return h, h
+
+    def saved(checkpoint):
+        elements = 0
+
+        def pack(t):
+            nonlocal elements
+            elements += t.numel()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            scan(cell, torch.zeros(2, 4, device="xla"), torch.randn(50, 2, 4).to("xla"), checkpoint=checkpoint)
+        return elements
+
+    assert saved("full") < 0.5 * saved(None)
+
+
+def test_a_closed_over_random_tensor_is_drawn_once():
+    noise = torch.randn(3, device="xla")  # pending: not computed yet
+
+    def cell(c, x):
+        return c, x + noise
+
+    _, ys = scan(cell, torch.zeros(3, device="xla"), torch.zeros(4, 3, device="xla"))
+    assert (ys == ys[0]).all()
+
+
+def random_walk(h, x):
+    h = torch.nn.functional.dropout(h + x, 0.5)
+    return h, h
+
+
+def _walk():
+    return scan(random_walk, torch.ones(64, device="xla"), torch.ones(5, 64, device="xla"))[1]
+
+
+def test_each_step_draws_anew():
+    masks = _walk().cpu() != 0
+    assert all((masks[t] != masks[t + 1]).any() for t in range(4))
+
+
+def test_a_seed_gives_the_same_numbers_cold_and_warm():
+    draws = []
+    for _ in range(3):
+        torch_xla.manual_seed(7)
+        draws.append((_walk().cpu(), torch.rand(3, device="xla").cpu()))
+    for walk, after in draws[1:]:
+        assert torch.equal(walk, draws[0][0])
+        assert torch.equal(after, draws[0][1])
+    torch_xla.manual_seed(8)
+    assert not torch.equal(_walk().cpu(), draws[0][0])
+
+
+def test_random_bodies_do_not_recompile():
+    compiles = []
+    for _ in range(3):
+        _walk()
+        settle()
+        compiles.append(n_compiles())
+    assert compiles[2] == compiles[1] == compiles[0]
+
+
+def test_the_gradient_uses_the_mask_of_the_forward():
+    w = torch.full((64,), 3.0).to("xla").requires_grad_()
+
+    def cell(c, x):
+        y = torch.nn.functional.dropout(x * w, 0.5)
+        return c, y
+
+    _, ys = scan(cell, torch.zeros(1, device="xla"), torch.ones(6, 64, device="xla"))
+    (gradient,) = torch.autograd.grad(ys.sum(), w)
+    torch.testing.assert_close(gradient * 3, ys.detach().sum(0))
+
+
+def test_autocast():
+    w = torch.randn(8, 8).to("xla").requires_grad_()
+    h, x = torch.randn(2, 8).to("xla"), torch.randn(4, 2, 8).to("xla")
+
+    def cell(h, x):
+        product = h @ w
+        return torch.tanh(product + x), product
+
+    with torch.autocast("xla", dtype=torch.bfloat16):
+        carry, ys = scan(cell, h, x)
+    assert (carry.dtype, ys.dtype) == (torch.float32, torch.bfloat16)
+    plain = scan(cell, h, x)[1]
+    assert plain.dtype == torch.float32
+    torch.testing.assert_close(ys.float(), plain, atol=0.1, rtol=0.1)
+    (gradient,) = torch.autograd.grad(ys.float().sum(), w)
+    (expected,) = torch.autograd.grad(plain.sum(), w)
+    torch.testing.assert_close(gradient, expected, atol=0.3, rtol=0.1)
+
+
+def test_exceptions_keep_their_type():
+    class Broken(Exception):
+        pass
+
+    def cell(c, x):
+        raise Broken("here")
+
+    with pytest.raises(Broken, match="here"):
+        scan(cell, torch.zeros(2, device="xla"), torch.zeros(3, 2, device="xla"))
+    with pytest.raises(RuntimeError, match="shape|size"):
+        scan(lambda c, x: (c @ x, None), torch.zeros(2, 3, device="xla"), torch.zeros(3, 2, 5, device="xla"))
+    settle()
+
+
+def test_reading_a_value_is_refused():
+    from torch_scan_hop.op import scan_op
+
+    def body(c, x):
+        return (c * x.sum().item(),)
+
+    with pytest.raises(RuntimeError, match=r"reads the value of a tensor.*torch\.where"):
+        scan_op(body, [torch.zeros(2, device="xla")], [torch.zeros(3, 2, device="xla")], ())
+    settle()
+
+
+def test_an_operator_without_a_lowering_is_refused():
+    def cell(c, x):
+        return c + torch.histc(x, 4), None
+
+    with pytest.raises(NotImplementedError, match=r"aten::histc.*cannot lower"):
+        scan(cell, torch.zeros(4, device="xla"), torch.zeros(3, 2, device="xla"))
+    settle()
+
+
+def test_no_crash_at_exit_after_an_exception():
+    program = """
+        import torch, torch_xla
+        from torch_scan_hop import scan
+
+        def cell(c, x):
+            leaked.append(c + x)
+            raise ValueError("in the body")
+
+        leaked = []
+        try:
+            scan(cell, torch.zeros(2, device="xla"), torch.zeros(3, 2, device="xla"))
+        except ValueError:
+            pass
+        torch_xla.sync()
+        print(torch.ones(2, device="xla").sum().item())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "2.0"
