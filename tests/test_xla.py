@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-pytestmark = pytest.mark.xla
+pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
 pytest.importorskip("torch_xla")
 
 from xla_harness import check  # noqa: E402
@@ -236,7 +236,7 @@ def test_double_backward():
 def test_vmap():
     def program(p):
         w = p.randn(3, 3, grad=True)
-        h, x = p.randn(6, 3, grad=True), p.randn(4, 6, 3)
+        h, x = p.randn(6, 2, 3, grad=True), p.randn(4, 6, 2, 3)
 
         def one(h, x):
             def cell(h, x):
@@ -250,6 +250,7 @@ def test_vmap():
     check(program)
 
 
+@pytest.mark.filterwarnings("default:.*could not be traced")  # by the loop, and right
 def test_func_grad():
     def program(p):
         x = p.randn(4, 3)

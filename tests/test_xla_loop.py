@@ -9,7 +9,7 @@ import textwrap
 import pytest
 import torch
 
-pytestmark = pytest.mark.xla
+pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
 torch_xla = pytest.importorskip("torch_xla")
 
 from xla_harness import DeviceWork, count_of, n_compiles  # noqa: E402

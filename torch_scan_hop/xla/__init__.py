@@ -1,7 +1,8 @@
 """Scan on XLA devices: the body becomes HLO, the scan one ``While`` around it.
 
 ``graph``    the body as a functional graph of ATen operators, traced on fakes
-``program``  that graph lowered to HLO, once, and what the scan around it takes as arguments
+``program``  functions and loops lowered to HLO, and how to call them
+``prepare``  what torch has to be told before it traces XLA tensors
 ``lower``    the XLA kernel of the operator: programs cached with their body, and called
 
 Nothing runs on the device, and nothing is sent to it or read from it, until the caller's graph

@@ -1,4 +1,8 @@
-"""The operator's XLA kernel: the program of a body, from its cache or lowered now, called."""
+"""The operator's XLA kernel: the program of a body, from its cache or lowered now, called.
+
+The rewrites split a scan into work before, in and after the loop. All three become one
+computation, so that a call costs the host no more than a call of the loop alone.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,10 @@ from torch_scan_hop._torch import xla as _xla
 from torch_scan_hop.dispatch.dense import empty_results
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body
+from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.signature import Signature
 from torch_scan_hop.xla.graph import StepGraph, trace_step
-from torch_scan_hop.xla.program import ScanProgram, lower_step
+from torch_scan_hop.xla.program import Program, lower_function, lower_loop, metadata_of
 
 
 def lower_scan(
@@ -33,7 +38,13 @@ def lower_scan(
     length = int(xs[0].shape[0])
     if length == 0:
         return empty_results(combine_fn, init, xs, additional_inputs)
-    key = ("xla", inputs_metadata(init, xs, additional_inputs), autocast_state())
+    # not the sharding of the inputs: programs hold only what the body itself shards
+    key = (
+        "xla",
+        inputs_metadata(init, xs, additional_inputs),
+        autocast_state(),
+        current_options(),
+    )
     step = remember(combine_fn, key, lambda: _Step(combine_fn, init, xs, additional_inputs))
     flat = [*init, *xs, *additional_inputs, *map(_xla.unwrapped, step.graph.attributes)]
     return tuple(step.run(flat, length, reverse))
@@ -48,14 +59,47 @@ class _Step:
         self.graph: StepGraph = trace_step(body, init, xs, additional)
         n_additional = len(additional) + len(self.graph.attributes)
         self.signature = Signature(len(init), len(xs), n_additional)
-        self.programs: dict[tuple[int, bool], ScanProgram] = {}
+        # XLA fuses pointwise work, so only contractions are worth a stack of their results
+        self.plan = make_plan(
+            self.graph.module, self.signature, current_options(), pointwise_pays=False
+        )
+        self.programs: dict[tuple[int, bool], Program] = {}
 
     def run(self, flat: Sequence[Any], length: int, reverse: bool) -> list[torch.Tensor]:
         key = (length, reverse)
         if key not in self.programs:
-            program = lower_step(self.graph, self.signature, flat, length, reverse)
-            self.programs[key] = program
+            self.programs[key] = self._lower(list(map(metadata_of, flat)), length, reverse)
         else:
-            program = self.programs[key]
-            _xla.advance_random_state(program.draws)
-        return program.call(self.signature.n_carry, flat, length)
+            _xla.advance_random_state(self.programs[key].draws)
+        return self.programs[key].call(flat)
+
+    def _lower(self, inputs: list[Any], length: int, reverse: bool) -> Program:
+        if self.plan.is_trivial():
+            return lower_loop(self.graph.module, self.signature, inputs, length, reverse)
+        whole = _PlannedScan(self.plan, self.signature, length, reverse)
+        return lower_function(whole, inputs)
+
+
+class _PlannedScan:
+    """A plan as a function of the flat inputs of its scan; the loop is lowered on first use."""
+
+    def __init__(self, plan: ScanPlan, signature: Signature, length: int, reverse: bool) -> None:
+        self.plan = plan
+        self.signature = signature
+        self.length = length
+        self.reverse = reverse
+        self.loop: Program | None = None
+
+    def __call__(self, *flat: Any) -> list[Any]:
+        inputs = self.signature.split_inputs(flat)
+        return self.plan.run(self._run_loop, inputs.carry, inputs.xs, inputs.additional)
+
+    def _run_loop(
+        self, body: Body, carry: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any]
+    ) -> list[Any]:
+        flat = [*carry, *xs, *additional]
+        if self.loop is None:
+            signature = Signature(len(carry), len(xs), len(additional))
+            inputs = list(map(metadata_of, flat))
+            self.loop = lower_loop(body, signature, inputs, self.length, self.reverse)
+        return [_xla.wrapped(r) for r in self.loop.call(list(map(_xla.unwrapped, flat)))]

@@ -39,7 +39,7 @@ def close_over_bodies(module: fx.GraphModule) -> None:
     so a body would become an argument of a part, which takes only tensors.
     """
     graph = module.graph
-    for node in graph.find_nodes(op="call_function"):
+    for node in list(graph.nodes):
         if not isinstance(node.target, ScanOperator):
             continue
         attribute, *rest = node.args

@@ -1,16 +1,18 @@
-"""A body lowered to HLO, and the scan's computation assembled around it.
+"""Functions lowered to XLA computations once, and called as often as wanted.
 
-::
+A *loop* is a computation with one ``While``, assembled around the HLO of its body::
 
-    body:   (some of: carry, x, additional, attributes, constants, seed) -> (carry', ys)
-    scan:   (carry, then the others of these that the body reads, x and seed stacked) -> (carry, ys)
+    body:   (some of: carry, x, additional, constants, seed) -> (carry', ys)
+    loop:   (carry, then the others of these that the body reads, x and seeds stacked) -> (carry, ys)
+
+A *function* is what surrounds the loop as well: work that the rewrites moved out of it.
 """
 
 from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,76 +22,102 @@ from torch_scan_hop._torch import xla as _xla
 from torch_scan_hop._torch.tracing import isolated
 from torch_scan_hop.signature import Signature
 from torch_scan_hop.xla._hlo import INVARIANT, SLICED, assemble_scan
-from torch_scan_hop.xla.graph import StepGraph
 
 #: Part of the key of XLA's compilation cache, so it never changes.
 NAME = "torch_scan_hop"
 
-#: A position among the flat inputs, a constant, or None for the stacked random seeds.
+#: A position among the flat inputs, a constant, or None for the random seed.
 Argument = int | torch.Tensor | None
+
+#: The shape and dtype of a tensor; anything else stands for itself.
+Metadata = Any
+
+
+def metadata_of(value: Any) -> Metadata:
+    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+def _is_tensor(metadata: Metadata) -> bool:
+    return isinstance(metadata, tuple)
 
 
 @dataclass(frozen=True)
-class ScanProgram:
-    """A scan's computation, and what it takes after the carries.
+class Program:
+    """A computation, and what it takes.
 
-    ``draws`` is how often lowering advanced the random state: calls that reuse the program
-    advance it as far, so that a seed gives the same numbers with a warm and with a cold cache.
+    ``seeds`` is the shape of its random seed: one for each step of a loop. ``draws`` is how
+    often lowering advanced the random state: calls that reuse the program advance it as far, so
+    that a seed gives the same numbers with a warm and with a cold cache.
     """
 
     computation: Any
     module: bytes
     arguments: tuple[Argument, ...]
+    seeds: tuple[int, ...]
     draws: int
 
-    def call(self, n_carry: int, flat: Sequence[Any], length: int) -> list[torch.Tensor]:
+    def call(self, flat: Sequence[Any]) -> list[torch.Tensor]:
+        """A pending node; nothing runs. Results are not wrapped for functionalization."""
         values = [
-            flat[a] if isinstance(a, int) else draw_seeds(length) if a is None else a
+            flat[a] if isinstance(a, int) else draw_seeds(self.seeds) if a is None else a
             for a in self.arguments
         ]
-        return _xla.call_computation("xla::scan", self.computation, [*flat[:n_carry], *values])
+        return _xla.call_computation("xla::scan", self.computation, values)
 
 
-def draw_seeds(length: int) -> torch.Tensor:
-    """One random seed for each step: what the body draws differs from step to step."""
-    return _xla.unwrapped(torch.randint(0, 2**62, (length,), dtype=torch.int64, device="xla"))
+def draw_seeds(shape: tuple[int, ...]) -> torch.Tensor:
+    return _xla.unwrapped(torch.randint(0, 2**62, shape, dtype=torch.int64, device="xla"))
 
 
-def lower_step(
-    step: StepGraph, signature: Signature, flat: Sequence[Any], length: int, reverse: bool
-) -> ScanProgram:
-    """``flat``: carry, xs, additional and attributes of a call; only metadata is read."""
-    shapes = [
-        (v.shape[1:] if k in _sliced(signature) else v.shape, v.dtype)
-        if isinstance(v, torch.Tensor)
-        else v
-        for k, v in enumerate(flat)
-    ]
-    state = _xla.random_state()
-    with isolated(), _xla.lowering_mode():
-        _refuse_fallbacks(step, shapes)
-        hlo = _lowered(step, shapes)
-    draws = _draws_between(state, _xla.random_state())
-    roles, arguments = _roles(hlo, signature)
+def lower_function(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> Program:
+    """``fn`` as one computation."""
+    before = _xla.random_state()
+    hlo = _hlo(fn, inputs)
+    draws = _draws_between(before, _xla.random_state())
+    arguments = tuple(None if k == hlo.seed else a for k, a in enumerate(hlo.parameters))
+    return Program(_xla.computation_from_hlo(NAME, hlo.module), hlo.module, arguments, (), draws)
+
+
+def lower_loop(
+    body: Callable[..., Sequence[Any]],
+    signature: Signature,
+    inputs: Sequence[Metadata],
+    length: int,
+    reverse: bool,
+) -> Program:
+    """The scan of ``body`` over ``inputs`` (carry, xs and additional of the scan)."""
+    sliced = range(signature.n_carry, signature.n_carry + signature.n_xs)
+    of_step = [(m[0][1:], m[1]) if k in sliced else m for k, m in enumerate(inputs)]
+    before = _xla.random_state()
+    hlo = _hlo(body, of_step)
+    draws = _draws_between(before, _xla.random_state())
+    roles: list[int] = []
+    arguments: list[Argument] = list(range(signature.n_carry))
+    for k, source in enumerate(hlo.parameters):
+        if isinstance(source, int) and source < signature.n_carry:
+            roles.append(source)
+            continue
+        stacked = k == hlo.seed or (isinstance(source, int) and source in sliced)
+        roles.append(SLICED if stacked else INVARIANT)
+        arguments.append(None if k == hlo.seed else source)
     module = assemble_scan(hlo.module, signature.n_carry, length, reverse, roles, NAME)
     computation = _xla.computation_from_hlo(NAME, module)
-    return ScanProgram(computation, module, tuple(arguments), draws)
+    return Program(computation, module, tuple(arguments), (length,), draws)
 
 
-def _sliced(signature: Signature) -> range:
-    return range(signature.n_carry, signature.n_carry + signature.n_xs)
+def _hlo(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> _xla.BodyHlo:
+    with isolated(), _xla.lowering_mode():
+        _refuse_fallbacks(fn, inputs)
+        return _lowered(fn, inputs)
 
 
-def _refuse_fallbacks(step: StepGraph, shapes: Sequence[Any]) -> None:
-    """Runs the body lazily on zeros: an operator without a lowering would read its inputs.
+def _refuse_fallbacks(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> None:
+    """Runs ``fn`` lazily on zeros: an operator without a lowering would read its inputs.
 
     On placeholders that would be a segfault.
     """
     before = _xla.executed_fallbacks()
-    zeros = [
-        torch.zeros(s[0], dtype=s[1], device="xla") if isinstance(s, tuple) else s for s in shapes
-    ]
-    step.module(*zeros)
+    fn(*(torch.zeros(m[0], dtype=m[1], device="xla") if _is_tensor(m) else m for m in inputs))
     after = _xla.executed_fallbacks()
     names = sorted(name for name, count in after.items() if count != before.get(name, 0))
     if names:
@@ -99,41 +127,21 @@ def _refuse_fallbacks(step: StepGraph, shapes: Sequence[Any]) -> None:
         )
 
 
-def _lowered(step: StepGraph, shapes: Sequence[Any]) -> _xla.BodyHlo:
+def _lowered(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> _xla.BodyHlo:
     """No tensor that is made here may outlive this function: a placeholder has no data."""
-    placeholders = [_xla.placeholder(*s) if isinstance(s, tuple) else s for s in shapes]
-    tensors = [p for p in placeholders if isinstance(p, torch.Tensor)]
-    positions = [k for k, p in enumerate(placeholders) if isinstance(p, torch.Tensor)]
+    values = [_xla.placeholder(*m) if _is_tensor(m) else m for m in inputs]
+    positions = [k for k, m in enumerate(inputs) if _is_tensor(m)]
     try:
         # clones: mark_sharding, for one, replaces the tensor it is given
-        outputs = step.module(*(p.clone() if isinstance(p, torch.Tensor) else p for p in placeholders))
-        hlo = _xla.hlo_of([o.clone() for o in outputs], tensors)
+        outputs = fn(*(v.clone() if isinstance(v, torch.Tensor) else v for v in values))
+        hlo = _xla.hlo_of([o.clone() for o in outputs], [values[k] for k in positions])
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)
-        del placeholders, tensors
+        del values
         gc.collect()
         raise
-    return _xla.BodyHlo(
-        hlo.module,
-        tuple(positions[p] if isinstance(p, int) else p for p in hlo.parameters),
-        hlo.seed,
-    )
-
-
-def _roles(hlo: _xla.BodyHlo, signature: Signature) -> tuple[list[int], list[Argument]]:
-    """The role of each parameter of the body, and the scan's arguments after the carries."""
-    roles: list[int] = []
-    arguments: list[Argument] = []
-    for k, source in enumerate(hlo.parameters):
-        if k == hlo.seed:
-            roles.append(SLICED)
-            arguments.append(None)
-        elif isinstance(source, int) and source < signature.n_carry:
-            roles.append(source)
-        else:
-            roles.append(SLICED if isinstance(source, int) and source in _sliced(signature) else INVARIANT)
-            arguments.append(source)
-    return roles, arguments
+    parameters = tuple(positions[p] if isinstance(p, int) else p for p in hlo.parameters)
+    return _xla.BodyHlo(hlo.module, parameters, hlo.seed)
 
 
 def _draws_between(before: int, after: int) -> int:
