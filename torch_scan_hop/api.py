@@ -11,12 +11,11 @@ from torch_scan_hop import tree
 from torch_scan_hop._torch.transforms import is_forward_mode
 from torch_scan_hop.capture import NotCaptured, call_captured, warn_not_captured
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
-from torch_scan_hop.op import scan_op
+from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.step import CombineFn, device_of, step
-from torch_scan_hop.unroll import unrolled
-
-NUMBERS = (bool, int, float, complex)
+from torch_scan_hop.segments import Binomial, check_policy, segmented, treeverse
+from torch_scan_hop.step import CombineFn, as_carry, device_of, step
+from torch_scan_hop.unroll import block_of, unrolled
 
 
 def scan(
@@ -55,8 +54,10 @@ def scan(
         reverse: run from the last x to the first; ``ys`` stay in the order of ``xs``.
         unroll: steps per iteration of the compiled loop; results do not depend on it.
         checkpoint: what the forward saves for the backward. None: what the loop would save.
-            ``"full"``: carries, xs and closures only. A function: a policy as for
-            ``torch.utils.checkpoint.create_selective_checkpoint_contexts``.
+            ``"full"``: carries, xs and closures only. ``"sqrt"``: about ``sqrt(T)`` carries. An
+            int: that many segments, of which the carry into each is saved. A
+            :class:`Binomial`: at most that many snapshots. A function: a policy for each
+            operator, as for ``torch.utils.checkpoint.create_selective_checkpoint_contexts``.
 
     Returns:
         ``(carry, ys)``: the last carry, in the structure of ``init``, and the stacked ``y``:
@@ -76,11 +77,12 @@ def scan(
         (torch.Size([3, 2]), True)
     """
     _check_options(combine_fn, length, dim, reverse, unroll)
+    check_policy(checkpoint)
     _check_leaves(init, xs)
     trip_count = _trip_count(xs, length, dim)
     xs = tree.map_leaves(lambda leaf: _scan_first(leaf, dim), xs)
-    carry_in = _with_tensors(init, xs)
-    carry, ys = _run(combine_fn, carry_in, xs, trip_count, Options(reverse, unroll, checkpoint))
+    options = Options(reverse, unroll, checkpoint)
+    carry, ys = _run(combine_fn, init, xs, trip_count, options)
     if dim != 0:
         place = _leading_position(xs, dim)
         ys = tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)
@@ -96,13 +98,17 @@ class Options(NamedTuple):
 def _run(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, options: Options
 ) -> tuple[Any, Any]:
+    device = device_of(init, xs)
+    carry = tree.map_leaves(lambda leaf: as_carry(leaf, device), init)
+    # a capture is guarded on numbers: it sees where they stand, and tensors with their values
+    template = tree.map_leaves(lambda leaf: 0 if isinstance(leaf, tree.NUMBERS) else leaf, init)
     if torch.compiler.is_dynamo_compiling():
-        return scan_tree(combine_fn, init, xs, trip_count, options)
+        return scan_tree(combine_fn, template, carry, xs, trip_count, options)
     if is_forward_mode():
         # Dynamo refuses views of functorch's dual tensors; copies are not views
-        init, xs = tree.map_leaves(torch.clone, init), tree.map_leaves(torch.clone, xs)
+        carry, xs = tree.map_leaves(torch.clone, carry), tree.map_leaves(torch.clone, xs)
     try:
-        return call_captured(scan_tree, combine_fn, init, xs, trip_count, options)
+        return call_captured(scan_tree, combine_fn, template, carry, xs, trip_count, options)
     except NotCaptured as error:
         reason = error.reason
     result = scan_loop(combine_fn, init, xs, trip_count, options.reverse)
@@ -111,22 +117,49 @@ def _run(
 
 
 def scan_tree(
-    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, options: Options
+    combine_fn: CombineFn, template: Any, init: Any, xs: Any, trip_count: Any, options: Options
 ) -> tuple[Any, Any]:
-    """The scan of pytrees, as one flat scan or unrolled. Dynamo traces this, in eager mode too."""
+    """The scan of pytrees, as one flat scan or unrolled. Dynamo traces this, in eager mode too.
+
+    ``template`` is what a step's carry is matched with: ``init``, or 0 for a leaf whose dtype
+    the step decides.
+    """
     if not torch.compiler.is_dynamo_compiling():
         raise NotCaptured("Dynamo is disabled")
 
-    def run(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
-        return scan_flat(combine_fn, init, xs, trip_count, options)
+    def run_with(policy: Any) -> Callable[..., tuple[Any, Any]]:
+        def run(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
+            return scan_flat(
+                combine_fn, template, init, xs, trip_count, Options(options.reverse, 1, policy)
+            )
 
-    if options.unroll == 1:
-        return run(combine_fn, init, xs, trip_count)
-    return unrolled(run, combine_fn, init, xs, trip_count, options.unroll, options.reverse)
+        return run
+
+    def run_steps(
+        combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, policy: Any = None
+    ) -> tuple[Any, Any]:
+        run = run_with(policy)
+        if options.unroll == 1:
+            return run(combine_fn, init, xs, trip_count)
+        block = block_of(combine_fn, template, options.unroll, options.reverse)
+        return unrolled(
+            run, combine_fn, block, init, xs, trip_count, options.unroll, options.reverse
+        )
+
+    policy = options.checkpoint
+    if policy == "sqrt" or isinstance(policy, int):
+        return segmented(
+            run_with("full"), run_steps, combine_fn, init, xs, trip_count, policy, options.reverse
+        )
+    if isinstance(policy, Binomial):
+        return treeverse(
+            run_with("full"), run_steps, combine_fn, init, xs, trip_count, policy, options.reverse
+        )
+    return run_steps(combine_fn, init, xs, trip_count, policy)
 
 
 def scan_flat(
-    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, scan_options: Options
+    combine_fn: CombineFn, template: Any, init: Any, xs: Any, trip_count: Any, how: Options
 ) -> tuple[Any, Any]:
     """Pytrees to the flat operator and back.
 
@@ -140,14 +173,15 @@ def scan_flat(
     def body(*flat: Any) -> Any:
         carry = tree.unflatten(init, list(flat[:n_carry]))
         x = xs if counted_only else tree.unflatten(xs, list(flat[n_carry:]))
-        return step(combine_fn, carry, x, device)
+        return step(combine_fn, carry, x, template, device)
 
     if counted_only:
         # no xs: an empty tensor carries the trip count
         x_leaves = [torch.empty((trip_count, 0), device=device)]
-    options: dict[str, Any] = {"reverse": True} if scan_options.reverse else {}
-    if scan_options.checkpoint is not None:
-        options["checkpoint"] = scan_options.checkpoint
+    options = scan_options(how.reverse, how.checkpoint)
+    numbers = [k for k, leaf in enumerate(tree.tensors(template)) if isinstance(leaf, int)]
+    if numbers:
+        options["promoted"] = numbers  # for our variable tracker alone: not part of the operator
     carry, ys = scan_op(body, carry_leaves, x_leaves, (), **options)
     return tree.unflatten(init, list(carry)), ys
 
@@ -178,7 +212,7 @@ def _check_options(combine_fn: Any, length: Any, dim: Any, reverse: Any, unroll:
 
 def _check_leaves(init: Any, xs: Any) -> None:
     for path, leaf in tree.leaves_with_paths(init, "init"):
-        if leaf is not None and not isinstance(leaf, (torch.Tensor, *NUMBERS)):
+        if leaf is not None and not isinstance(leaf, (torch.Tensor, *tree.NUMBERS)):
             raise ScanTypeError(
                 f"scan: {path} must be a tensor, a number or None, but got {describe(leaf)}. "
                 "Close over other values instead of carrying them."
@@ -233,20 +267,6 @@ def _leading_position(xs: Any, dim: int) -> int:
 
 def _scan_first(leaf: torch.Tensor, dim: int) -> torch.Tensor:
     return leaf if dim == 0 else torch.movedim(leaf, dim, 0)
-
-
-def _with_tensors(init: Any, xs: Any) -> Any:
-    """``init`` with its numbers as tensors."""
-    device = torch.device("cpu")
-    for leaf in [*tree.tensors(init), *tree.tensors(xs)]:
-        if isinstance(leaf, torch.Tensor):
-            device = leaf.device
-            break
-
-    def convert(leaf: Any) -> torch.Tensor:
-        return leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf, device=device)
-
-    return tree.map_leaves(convert, init)
 
 
 Scan = Callable[..., tuple[Any, Any]]

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.dynamo import (
+    ConstantVariable,
     LazyVariableTracker,
     TorchHigherOrderOperatorVariable,
     VariableTracker,
@@ -27,6 +28,7 @@ from torch_scan_hop._torch.dynamo import (
 )
 from torch_scan_hop._torch.operators import prepare_xla_if_loaded
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs
+from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.examples import like
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
 
@@ -35,7 +37,7 @@ def _first_slice(xs: torch.Tensor) -> torch.Tensor:
     """An example of ``xs[t]``, also for a trip count of zero."""
     if xs.shape[0] == 0:
         xs = torch.cat([xs, xs.new_zeros((1, *xs.shape[1:]))])
-    return torch.select_copy(xs, 0, 0)
+    return xs[0].clone()
 
 
 def _arguments(combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = None, **options: Any) -> Any:
@@ -59,21 +61,25 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         init = sequence_items(tx, init)
         xs = sequence_items(tx, xs)
         additional = [] if additional is None else sequence_items(tx, additional)
+        promoted = options.pop("promoted", None)
         options = scan_options(
             **{name: _constant(options, name) for name in ("reverse", "checkpoint")}
         )
+        if promoted is not None:
+            positions = [v.as_python_constant() for v in sequence_items(tx, promoted)]
+            init = _with_dtypes_of_step(tx, combine_fn, init, [xs, additional], positions)
         with discard_graph_changes(tx):
-            examples = [
-                *(c.call_method(tx, "clone", [], {}) for c in init),
-                *(call_inlined(tx, _first_slice, x) for x in xs),
-                *additional,
-            ]
+            examples = _step_examples(tx, init, xs, additional)
         result, spec, graph, lifted = speculate(tx, combine_fn, examples, self.value)
         body = CapturedBody(tx, graph, len(init), len(xs))
         inputs = [v.as_proxy() for v in [*init, *xs, *additional]] + list(lifted)
         mutated = body.make_pure()
         n_step = len(init) + len(xs)
-        name = tx.output.install_subgraph("scan_body", body.module())
+        module = body.module()
+        if callable(options.get("checkpoint")):
+            # a function is no argument of a graph node; it stays with the body
+            module.meta[POLICY] = options.pop("checkpoint")
+        name = tx.output.install_subgraph("scan_body", module)
         arguments = (
             make_attr(tx, name),
             # copies: what autograd saves of them must not change when they are written back
@@ -90,6 +96,45 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
                 tx, "call_method", "copy_", (inputs[k], outputs[n + position].as_proxy()), {}
             )
         return reconstruct_outputs(tx, [*outputs[:n], *outputs[n + len(mutated) :]], spec)
+
+
+def _step_examples(
+    tx: Any,
+    init: list[VariableTracker],
+    xs: list[VariableTracker],
+    additional: list[VariableTracker],
+) -> list[VariableTracker]:
+    return [
+        *(c.call_method(tx, "clone", [], {}) for c in init),
+        *(call_inlined(tx, _first_slice, x) for x in xs),
+        *additional,
+    ]
+
+
+def _with_dtypes_of_step(
+    tx: Any,
+    combine_fn: VariableTracker,
+    init: list[VariableTracker],
+    rest: list[list[VariableTracker]],
+    positions: list[int],
+) -> list[VariableTracker]:
+    """``init`` in the dtypes that a step gives the carries at ``positions``.
+
+    Those were Python numbers: their kind is known, their dtype is the step's to say. A second
+    round sees what the first round's dtypes do to other numbers.
+    """
+    init = list(init)
+    for _ in positions:
+        with discard_graph_changes(tx):
+            result = combine_fn.call_function(tx, _step_examples(tx, init, *rest), {})
+            carry = sequence_items(tx, sequence_items(tx, result)[0])
+            dtypes = {k: example_value(carry[k]).dtype for k in positions}
+        changed = [k for k in positions if example_value(init[k]).dtype != dtypes[k]]
+        if not changed:
+            break
+        for k in changed:
+            init[k] = init[k].call_method(tx, "to", [ConstantVariable.create(dtypes[k])], {})
+    return init
 
 
 def _cloned(tx: Any, proxy: Any) -> Any:

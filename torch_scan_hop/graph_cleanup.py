@@ -38,8 +38,21 @@ def same_value(node: fx.Node) -> fx.Node:
 
 
 def is_random(node: fx.Node) -> bool:
+    """Draws random numbers, itself or in a body it is handed."""
+    if node.op == "get_attr":
+        value = _attribute(node)
+        return isinstance(value, fx.GraphModule) and any(map(is_random, value.graph.nodes))
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return any(is_random(n) for n in node.all_input_nodes if n.op == "get_attr")
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
+
+
+def _attribute(node: fx.Node) -> object:
+    value: object = node.graph.owning_module
+    for name in str(node.target).split("."):
+        value = getattr(value, name, None)
+    return value
 
 
 def is_view(node: fx.Node) -> bool:
@@ -107,6 +120,50 @@ def drop_copies(graph: fx.Graph) -> None:
 
 def _has_static_shape(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and all(isinstance(s, int) for s in value.shape)
+
+
+def trim_scans(module: fx.GraphModule) -> None:
+    """Scans in ``module`` return only the ys that something reads."""
+    from torch_scan_hop.op import scan_op
+
+    for node in module.graph.find_nodes(op="call_function", target=scan_op):
+        _trim_scan(module, node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _trim_scan(module: fx.GraphModule, node: fx.Node) -> None:
+    body_node, init = node.args[:2]
+    assert isinstance(body_node, fx.Node)
+    body = getattr(module, str(body_node.target))
+    (output,) = body.graph.find_nodes(op="output")
+    results = output.args[0]
+    users = [u for u in node.users if u.target is operator.getitem]
+    read = {u.args[1] for u in users if u.users}
+    n_carry = len(init)  # type: ignore[arg-type]
+    kept = [k for k in range(len(results)) if k < n_carry or k in read]
+    if len(kept) == len(results) or len(users) != len(node.users):
+        return
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(body.graph, env)
+    graph.output(tuple(env[results[k]] for k in kept))
+    name = f"{body_node.target}_trimmed"
+    while hasattr(module, name):
+        name += "_"
+    trimmed = fx.GraphModule(body, graph, "ScanBody")
+    trimmed.graph.eliminate_dead_code()
+    trimmed.recompile()
+    module.add_submodule(name, trimmed)
+    with module.graph.inserting_before(node):
+        node.args = (module.graph.get_attr(name), *node.args[1:])
+    position = {old: new for new, old in enumerate(kept)}
+    for user in users:
+        if user.users:
+            user.args = (node, position[user.args[1]])
+        else:
+            module.graph.erase_node(user)
+    node.meta["val"] = tuple(node.meta["val"][k] for k in kept)
 
 
 def clean_up(module: fx.GraphModule) -> None:

@@ -16,8 +16,13 @@ CombineFn = Callable[[Any, Any], tuple[Any, Any]]
 def device_of(init: Any, xs: Any) -> torch.device:
     """Where numbers that a step returns become tensors."""
     for leaf in (*tree.tensors(init), *tree.tensors(xs)):
-        return leaf.device
+        if isinstance(leaf, torch.Tensor):
+            return leaf.device
     return torch.device("cpu")
+
+
+def as_carry(leaf: Any, device: torch.device) -> torch.Tensor:
+    return leaf if isinstance(leaf, torch.Tensor) else tree.number_tensor(leaf, device)
 
 
 def split_result(result: Any) -> tuple[Any, Any]:
@@ -37,8 +42,8 @@ def split_result(result: Any) -> tuple[Any, Any]:
 def as_output_tensor(leaf: Any, device: torch.device) -> torch.Tensor:
     if isinstance(leaf, torch.Tensor):
         return leaf
-    if isinstance(leaf, (bool, int, float, complex)):
-        return torch.as_tensor(leaf, device=device)
+    if isinstance(leaf, tree.NUMBERS):
+        return tree.number_tensor(leaf, device)
     raise ScanTypeError(
         f"scan: every leaf of y that combine_fn returns must be a tensor, a number or None, "
         f"but one is {describe(leaf)}. Return it outside the scan, or convert it to a tensor."
@@ -46,9 +51,12 @@ def as_output_tensor(leaf: Any, device: torch.device) -> torch.Tensor:
 
 
 def step(
-    combine_fn: CombineFn, carry: Any, x: Any, device: torch.device
+    combine_fn: CombineFn, carry: Any, x: Any, init: Any, device: torch.device
 ) -> tuple[list[torch.Tensor], Any]:
-    """``combine_fn(carry, x)`` as (leaves of its carry in the order of ``carry``, y pytree)."""
+    """``combine_fn(carry, x)`` as (leaves of its carry in the order of ``init``, y pytree).
+
+    ``init`` says what the carry must be; where it holds a number, any dtype will do.
+    """
     next_carry, y = split_result(combine_fn(carry, x))
     y = tree.map_leaves(lambda leaf: as_output_tensor(leaf, device), y)
-    return tree.match_carry(carry, next_carry), y
+    return tree.match_carry(init, next_carry, device), y

@@ -14,11 +14,12 @@ import torch.utils._pytree as pytree
 
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, carry_mismatch, describe
 
+NUMBERS = (bool, int, float, complex)
 CARRY_FIX = "Return the carry with the same structure as init."
 
 
 def is_namedtuple(value: Any) -> bool:
-    return isinstance(value, tuple) and hasattr(type(value), "_fields")
+    return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
@@ -26,7 +27,7 @@ def children(value: Any) -> list[tuple[str, Any]] | None:
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", value[key]) for key in value]
     if is_namedtuple(value):
-        return [(f".{name}", getattr(value, name)) for name in type(value)._fields]
+        return [(f".{name}", getattr(value, name)) for name in value._fields]
     if isinstance(value, (list, tuple)):
         return [(f"[{k}]", child) for k, child in enumerate(value)]
     if type(value) in pytree.SUPPORTED_NODES:
@@ -103,7 +104,9 @@ def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
     return unflatten(value, [fn(leaf) for leaf in tensors(value)])
 
 
-def match_carry(template: Any, value: Any, path: str = "carry") -> list[torch.Tensor]:
+def match_carry(
+    template: Any, value: Any, device: torch.device, path: str = "carry"
+) -> list[torch.Tensor]:
     """The tensor leaves of ``value`` in the order of ``template``; dicts match by key.
 
     Raises ScanTypeError, naming the path, where the structures differ.
@@ -114,7 +117,7 @@ def match_carry(template: Any, value: Any, path: str = "carry") -> list[torch.Te
         return []
     parts = children(template)
     if parts is None:
-        return [_match_leaf(template, value, path)]
+        return [_match_leaf(template, value, device, path)]
     _check_container(template, value, path)
     if isinstance(template, Mapping):
         pairs = [(f"{path}[{key!r}]", template[key], value[key]) for key in template]
@@ -125,7 +128,7 @@ def match_carry(template: Any, value: Any, path: str = "carry") -> list[torch.Te
             (path + suffix, child, other)
             for (suffix, child), (_, other) in zip(parts, others, strict=True)
         ]
-    return [leaf for where, child, other in pairs for leaf in match_carry(child, other, where)]
+    return [leaf for where, child, other in pairs for leaf in match_carry(child, other, device, where)]
 
 
 def _check_container(template: Any, value: Any, path: str) -> None:
@@ -152,35 +155,44 @@ def _check_container(template: Any, value: Any, path: str) -> None:
         )
 
 
-def _match_leaf(template: torch.Tensor, value: Any, path: str) -> torch.Tensor:
-    if isinstance(value, (bool, int, float, complex)):
-        value = torch.as_tensor(value, device=template.device)
-        if value.dtype != template.dtype and torch.can_cast(value.dtype, template.dtype):
+def number_tensor(value: Any, device: torch.device) -> torch.Tensor:
+    return torch.full((), value, device=device)
+
+
+def _expected(template: Any) -> str:
+    return "a scalar tensor" if isinstance(template, NUMBERS) else describe(template)
+
+
+def _match_leaf(template: Any, value: Any, device: torch.device, path: str) -> torch.Tensor:
+    is_number = isinstance(template, NUMBERS)  # a scalar whose dtype the step decides
+    if isinstance(value, NUMBERS):
+        value = number_tensor(value, device)
+        if not is_number and torch.can_cast(value.dtype, template.dtype):
             value = value.to(template.dtype)
     if not isinstance(value, torch.Tensor):
-        raise ScanTypeError(carry_mismatch(path, describe(template), describe(value), CARRY_FIX))
-    if value.shape != template.shape:
+        raise ScanTypeError(carry_mismatch(path, _expected(template), describe(value), CARRY_FIX))
+    if value.shape != (() if is_number else template.shape):
         raise ScanValueError(
             carry_mismatch(
                 path,
-                describe(template),
+                _expected(template),
                 describe(value),
                 "Give init the shape of the carry that combine_fn returns, or reshape what it returns.",
             )
         )
-    if value.dtype != template.dtype:
-        if _autocast_changed_dtype(template, value):
-            return value.to(template.dtype)
-        raise ScanTypeError(
-            carry_mismatch(
-                path,
-                describe(template),
-                describe(value),
-                f"Convert init with init.to({value.dtype}), or the returned carry with "
-                f".to({template.dtype}).",
-            )
+    if is_number or value.dtype == template.dtype:
+        return value
+    if _autocast_changed_dtype(template, value):
+        return value.to(template.dtype)
+    raise ScanTypeError(
+        carry_mismatch(
+            path,
+            _expected(template),
+            describe(value),
+            f"Convert init with init.to({value.dtype}), or the returned carry with "
+            f".to({template.dtype}).",
         )
-    return value
+    )
 
 
 def _autocast_changed_dtype(template: torch.Tensor, value: torch.Tensor) -> bool:

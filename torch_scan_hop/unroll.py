@@ -28,18 +28,18 @@ RunScan = Callable[[CombineFn, Any, Any, Any], tuple[Any, Any]]
 def unrolled(
     run: RunScan,
     combine_fn: CombineFn,
+    block: CombineFn,
     init: Any,
     xs: Any,
     trip_count: Any,
     unroll: int,
     reverse: bool,
 ) -> tuple[Any, Any]:
-    """``run(combine_fn, init, xs, trip_count)``, by blocks of ``unroll`` steps."""
+    """``run(combine_fn, init, xs, trip_count)``, with ``block`` for ``unroll`` steps."""
     n_blocks, n_rest = trip_count // unroll, trip_count % unroll
     if statically_known_true(n_blocks == 0):
         return run(combine_fn, init, xs, trip_count)
     in_blocks = n_blocks * unroll
-    block = _block_of(combine_fn, unroll, reverse)
 
     def run_blocks(carry: Any) -> tuple[Any, Any]:
         blocks = tree.map_leaves(
@@ -63,20 +63,22 @@ def unrolled(
     return carry, tree.unflatten(ys, [torch.cat(pair) for pair in pairs])
 
 
-def _block_of(combine_fn: CombineFn, unroll: int, reverse: bool) -> CombineFn:
+def block_of(combine_fn: CombineFn, init: Any, unroll: int, reverse: bool) -> CombineFn:
     """``unroll`` steps as one; its x has a leading dimension of that size, and so has its y."""
     order = range(unroll - 1, -1, -1) if reverse else range(unroll)
 
     def block(carry: Any, xs: Any) -> tuple[Any, Any]:
         device = device_of(carry, xs)
-        steps: list[Any] = [None] * unroll
+        steps: list[Any] = []
         y: Any = None
         for t in order:
             x = tree.map_leaves(lambda leaf, t=t: leaf[t].clone(), xs)
-            leaves, y = step(combine_fn, carry, x, device)
+            leaves, y = step(combine_fn, carry, x, init, device)
             # copies, as between the steps of a scan: the next step may work in place
-            steps[t] = [leaf.clone() for leaf in tree.tensors(y)]
+            steps.append([leaf.clone() for leaf in tree.tensors(y)])
             carry = tree.unflatten(carry, [leaf.clone() for leaf in leaves])
+        if reverse:
+            steps = steps[::-1]
         return carry, tree.unflatten(y, [torch.stack(leaf) for leaf in zip(*steps, strict=True)])
 
     return block

@@ -6,6 +6,8 @@ Imported on first use of Dynamo only: importing ``torch._dynamo`` takes seconds.
 from __future__ import annotations
 
 import contextlib
+import re
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch._dynamo.exc import (
 from torch._dynamo.variables import higher_order_ops as _hops
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import wrap_fx_proxy
+from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.higher_order_ops import (
     TorchHigherOrderOperatorVariable,
     discard_graph_changes,
@@ -32,11 +35,13 @@ from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import ListVariable
 
 __all__ = [
+    "ConstantVariable",
     "DYNAMO_ERRORS",
     "LazyVariableTracker",
     "TorchHigherOrderOperatorVariable",
     "VariableTracker",
     "call_inlined",
+    "capture_graph",
     "compile_for_capture",
     "create_node",
     "discard_graph_changes",
@@ -208,3 +213,63 @@ def _hop_capture() -> Iterator[None]:
         yield
     finally:
         tls.in_hop_compile = before
+
+
+def capture_graph(
+    fn: Callable[..., Any], args: Any
+) -> tuple[fx.GraphModule, list[Any], list[str], list[Any], Any]:
+    """The torch-level graph of ``fn(*args)``; nothing of it is run.
+
+    Returns (graph, the value that stands for each placeholder, its name, for each leaf of the
+    result its position among the graph's outputs or the input that it is, the result's spec).
+    """
+    found: list[Any] = []
+
+    def backend(gm: fx.GraphModule, examples: Any) -> Callable[..., Any]:
+        (output,) = gm.graph.find_nodes(op="output")
+        likes = [example_value(n) for n in output.args[0]]
+
+        def stand_in(*values: Any) -> Any:
+            # never the function's results: Dynamo only rebuilds their structure
+            outputs = [torch.empty(v.shape, dtype=v.dtype, device="meta") for v in likes]
+            found.append((gm, list(values), outputs))
+            return outputs
+
+        return stand_in
+
+    with fresh_code(fn) as copy:
+        result = torch.compile(copy, backend=backend, fullgraph=True, dynamic=False)(*args)
+    gm, values, outputs = found[0]
+    names = [_source_name(fn, n) for n in gm.graph.find_nodes(op="placeholder")]
+    leaves, spec = pytree.tree_flatten(result)
+    position = {id(v): k for k, v in enumerate(outputs)}
+    return gm, values, names, [position.get(id(leaf), leaf) for leaf in leaves], spec
+
+
+@contextlib.contextmanager
+def fresh_code(fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """``fn`` with nothing of it in Dynamo's cache, so that the backend is called."""
+    if isinstance(fn, types.FunctionType):
+        copy = types.FunctionType(
+            fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+        )
+        copy.__kwdefaults__ = fn.__kwdefaults__
+        yield copy
+    else:
+        yield lambda *args: fn(*args)
+
+
+def _source_name(fn: Any, placeholder: fx.Node) -> str:
+    """The name of a captured variable in the user's code."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    if source is None:
+        source = getattr(placeholder.meta.get("grapharg"), "source", None)
+    if source is None:
+        return placeholder.name
+    name = source.name() if callable(source.name) else source.name
+    names = getattr(getattr(fn, "__code__", None), "co_freevars", ())
+    cells = re.search(r"__closure__\[(\d+)\]\.cell_contents(.*)$", name)
+    if cells:
+        return (names[int(cells[1])] if int(cells[1]) < len(names) else "closure") + cells[2]
+    simple = re.match(r"^[LG]\[['\"](\w+)['\"]\](.*)$", name)
+    return simple[1] + simple[2] if simple else placeholder.name

@@ -28,6 +28,7 @@ from torch._subclasses.functional_tensor import (
     FunctionalTensor,
     FunctionalTensorMode,
 )
+from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.traceback import preserve_node_meta
@@ -65,8 +66,20 @@ def isolated() -> Iterator[None]:
         temporarily_clear_interpreter_stack(),
         suspend_functionalization(),
         _disable_current_modes(),
+        # a user's hooks (offloading) are for real residuals, not for a trace's fakes
+        _without_saved_tensors_hooks(),
     ):
         yield
+
+
+def _without_saved_tensors_hooks() -> contextlib.AbstractContextManager[Any]:
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # functorch's grad forbids them
+        return contextlib.nullcontext()
+    return saved_tensors_hooks(_unchanged, _unchanged)
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _underlying_fake(tensor: Any) -> FakeTensor | None:

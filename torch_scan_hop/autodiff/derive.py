@@ -12,6 +12,7 @@ from torch_scan_hop.autodiff.differentiability import GradientFlow, gradient_flo
 from torch_scan_hop.autodiff.function import Derivative
 from torch_scan_hop.autodiff.joint import trace_joint
 from torch_scan_hop.autodiff.partition import Partition, Partitioner
+from torch_scan_hop.autodiff.policy import policy_of
 from torch_scan_hop.examples import contiguous_like, step_examples
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body
@@ -25,6 +26,7 @@ def derivative_of(
     wanted: Inputs[bool],
     checkpoint: Any,
 ) -> Derivative:
+    checkpoint = policy_of(body, checkpoint)
     key = (
         "derivative",
         inputs_metadata(init, xs, additional),

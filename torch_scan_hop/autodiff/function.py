@@ -86,7 +86,8 @@ def save(ctx: Any, call: ScanCall, tensors: Sequence[Any], outputs: Sequence[Any
     kept: list[torch.Tensor] = []
     for partition in partitions:
         for slot in _saved_slots(partition):
-            if slot not in slots:
+            is_number = slot.source is Source.ADDITIONAL and call.additional[slot.index] is not None
+            if slot not in slots and not is_number:
                 source = {
                     Source.CARRY_IN: inputs.carry,
                     Source.X: inputs.xs,
@@ -164,6 +165,9 @@ class _BackwardPass:
     def _invariant(self, handover: Handover) -> Any:
         if handover.source is Source.SIZE:
             return handover.size
+        number = self.call.additional[handover.index]
+        if number is not None:
+            return number
         return self._value(handover.source, handover.index)
 
     def _cotangent(self, k: int) -> torch.Tensor:

@@ -31,7 +31,7 @@ from torch import fx
 
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, wants_recompute
-from torch_scan_hop.graph_cleanup import is_random, is_view, same_value
+from torch_scan_hop.graph_cleanup import is_random, is_view, same_value, trim_scans
 
 aten = torch.ops.aten
 
@@ -133,7 +133,8 @@ class Partitioner:
         producer = node.args[0] if node.target is operator.getitem else node
         if isinstance(producer, fx.Node) and is_random(producer):
             return True
-        if node not in self.forward_nodes or wants_recompute(self.policy, node, producer):
+        # an element of a tuple (a nested scan's residual) costs nothing once the tuple is there
+        if producer not in self.forward_nodes or wants_recompute(self.policy, node, producer):
             return False
         return not self._is_free_view(node)
 
@@ -205,7 +206,9 @@ class Partitioner:
                 env[node] = graph.node_copy(node, lambda n: env[n])
         graph.output(tuple(env[r] if isinstance(r, fx.Node) else r for r in results))
         graph.lint()
-        return fx.GraphModule(self.joint.module, graph, "ScanForward")
+        module = fx.GraphModule(self.joint.module, graph, "ScanForward")
+        trim_scans(module)
+        return module
 
 
 class _BackwardBuilder:
@@ -245,7 +248,9 @@ class _BackwardBuilder:
         graph.output((*carry, *sums, *ys))
         self._order_placeholders()
         graph.lint()
-        return fx.GraphModule(joint.module, graph, "ScanBackward")
+        module = fx.GraphModule(joint.module, graph, "ScanBackward")
+        trim_scans(module)
+        return module
 
     def _accumulator(self, k: int) -> fx.Node:
         node = self.graph.placeholder(f"accumulator_{k}")

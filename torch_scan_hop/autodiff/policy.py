@@ -14,9 +14,19 @@ from typing import Any
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
+#: where a body graph keeps its policy, if that is a function
+POLICY = "torch_scan_hop.checkpoint"
+
 Policy = None | str | Callable[..., Any]
 
 _RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def policy_of(body: Any, checkpoint: Any) -> Policy:
+    """The policy of a scan of ``body`` called with ``checkpoint=checkpoint``."""
+    if checkpoint is not None:
+        return checkpoint
+    return body.meta.get(POLICY) if isinstance(body, fx.GraphModule) else None
 
 
 def _decision(policy: Callable[..., Any], node: fx.Node) -> Any:
