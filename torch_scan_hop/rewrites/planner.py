@@ -65,10 +65,12 @@ class Planner:
 
     def _accumulators(self) -> list[Accumulator]:
         pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
+        results = self.outputs.flat()
         found = [
             find_accumulator(k, before, after)
             for k, (before, after) in enumerate(pairs)
-            if k not in self.constant_carry
+            # a running sum that is another result, too, is needed at every step
+            if k not in self.constant_carry and results.count(after) == 1
         ]
         candidates = [a for a in found if a is not None and self.used[a.index]]
         at_hand = {*self.roles.xs, *self.ys}
