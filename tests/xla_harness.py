@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+import torch_xla  # noqa: F401  (registers the device)
 
 import torch_scan_hop
 from torch_scan_hop import tree
