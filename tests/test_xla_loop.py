@@ -195,6 +195,18 @@ def test_a_seed_gives_the_same_numbers_cold_and_warm():
     assert not torch.equal(_walk().cpu(), draws[0][0])
 
 
+def test_each_step_draws_anew_whatever_was_lowered_before():
+    def kept(length):
+        def drop(c, _):
+            return torch.nn.functional.dropout(c, 0.5), None
+
+        out, _ = scan(drop, torch.ones(4096, device="xla"), None, length)
+        return (out != 0).float().mean().item()
+
+    for length in (1, 2, 3):
+        assert abs(kept(length) - 0.5**length) < 0.04
+
+
 def test_random_bodies_do_not_recompile():
     compiles = []
     for _ in range(3):

@@ -120,7 +120,9 @@ class BodyHlo:
     seed: int | None
 
 
-def hlo_of(outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]) -> BodyHlo:
+def hlo_of(
+    outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor], is_random: bool
+) -> BodyHlo:
     """The HLO of the pending graph between ``placeholders`` and ``outputs``."""
     context = _c.lowering.LoweringContext("ScanBody")
     context.set_name_string("scan_step")
@@ -130,10 +132,21 @@ def hlo_of(outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]
         parameter = context.tensor_parameter_id(tensor)
         if parameter != -1:
             found[parameter] = k
-    ids, nodes = _c._get_tensors_xla_device_data_node(list(outputs))
-    seed_id = _c._get_seed_info_id()
-    seed = context.tensor_parameter_id(nodes[ids.index(seed_id)]) if seed_id in ids else None
+    seed = _seed_parameter(context) if is_random else None
     return BodyHlo(context.hlo(), tuple(found[k] for k in range(len(found))), seed)
+
+
+def _seed_parameter(context: Any) -> int | None:
+    """The parameter that every random operator reads.
+
+    Found by what one more random operator reads: the node's own mark (``_get_seed_info_id``) is
+    gone once anything has wrapped it in a tensor.
+    """
+    probe = torch.empty((), device="xla").uniform_()
+    _, nodes = _c._get_tensors_xla_device_data_node([probe])
+    found = {context.tensor_parameter_id(node) for node in nodes} - {-1}
+    assert len(found) <= 1, found
+    return found.pop() if found else None
 
 
 def computation_from_hlo(name: str, module: bytes) -> Any:

@@ -131,13 +131,16 @@ def _lowered(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> _x
     """No tensor that is made here may outlive this function: a placeholder has no data."""
     values = [_xla.placeholder(*m) if _is_tensor(m) else m for m in inputs]
     positions = [k for k, m in enumerate(inputs) if _is_tensor(m)]
+    before = _xla.random_state()
     try:
         # clones: mark_sharding, for one, replaces the tensor it is given
         outputs = fn(*(v.clone() if isinstance(v, torch.Tensor) else v for v in values))
-        hlo = _xla.hlo_of([o.clone() for o in outputs], [values[k] for k in positions])
+        is_random = _xla.random_state() != before
+        outputs = [o.clone() for o in outputs]
+        hlo = _xla.hlo_of(outputs, [values[k] for k in positions], is_random)
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)
-        del values
+        values.clear()
         gc.collect()
         raise
     parameters = tuple(positions[p] if isinstance(p, int) else p for p in hlo.parameters)
