@@ -34,10 +34,12 @@ __all__ = [
     "before_openxla_compiles",
     "call_computation",
     "computation_from_hlo",
+    "derived",
     "executed_fallbacks",
     "hlo_of",
     "is_pending",
     "let_fakes_describe_wrapped_tensors",
+    "let_gradients_through_mark_sharding",
     "lowering_mode",
     "next_random_state",
     "placeholder",
@@ -53,6 +55,19 @@ __all__ = [
 def placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor with a shape and no data. Materializing one, or reading it, is a segfault."""
     return builder.create_placeholder_tensor(tuple(shape), dtype)
+
+
+def derived(value: Any) -> Any:
+    """The value of a placeholder as the result of an operator.
+
+    ``mark_sharding`` gives a tensor that holds data, or its clone, new data: a placeholder would
+    be lost, and what follows a segfault. XLA removes the product.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not torch_xla.runtime.is_spmd():
+        return value.clone()
+    return value | False if value.dtype == torch.bool else value * 1
 
 
 def wrapped(value: Any) -> Any:
@@ -208,3 +223,21 @@ def let_fakes_describe_wrapped_tensors() -> None:
         return found
 
     MetaTensorDescriber.describe_tensor = describe_tensor  # type: ignore[method-assign]
+
+
+def let_gradients_through_mark_sharding() -> None:
+    """``torch.ops.xla.aot_mark_sharding`` has no derivative, and its autograd.Function takes a
+    mesh, which Dynamo cannot put into a graph. The gradient is sharded like the value."""
+    from torch_xla.distributed.spmd import xla_sharding  # noqa: F401  (registers the operator)
+
+    mark = torch.ops.xla.aot_mark_sharding
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.mesh, ctx.spec = inputs
+
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return mark(gradient, ctx.mesh, ctx.spec), None, None
+
+    torch.library.register_autograd(
+        "xla::aot_mark_sharding", backward, setup_context=setup_context
+    )

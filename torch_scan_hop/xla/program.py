@@ -133,8 +133,7 @@ def _lowered(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> _x
     positions = [k for k, m in enumerate(inputs) if _is_tensor(m)]
     before = _xla.random_state()
     try:
-        # clones: mark_sharding, for one, replaces the tensor it is given
-        outputs = fn(*(v.clone() if isinstance(v, torch.Tensor) else v for v in values))
+        outputs = fn(*map(_xla.derived, values))
         is_random = _xla.random_state() != before
         outputs = [o.clone() for o in outputs]
         hlo = _xla.hlo_of(outputs, [values[k] for k in positions], is_random)
