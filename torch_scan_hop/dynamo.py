@@ -21,6 +21,7 @@ from torch_scan_hop._torch.dynamo import (
     discard_graph_changes,
     example_value,
     make_attr,
+    make_traceable,
     reconstruct_outputs,
     register_variable,
     sequence_items,
@@ -33,11 +34,10 @@ from torch_scan_hop.examples import like
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
 
 
-def _first_slice(xs: torch.Tensor) -> torch.Tensor:
-    """An example of ``xs[t]``, also for a trip count of zero."""
-    if xs.shape[0] == 0:
-        xs = torch.cat([xs, xs.new_zeros((1, *xs.shape[1:]))])
-    return xs[0].clone()
+def _a_slice(xs: torch.Tensor) -> torch.Tensor:
+    """An example of ``xs[t]`` that says nothing about the trip count, which may be zero."""
+    example = xs.new_empty_strided(xs.shape[1:], xs.stride()[1:])
+    return example + xs.sum() if xs.requires_grad else example
 
 
 def _arguments(combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = None, **options: Any) -> Any:
@@ -70,6 +70,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
             init = _with_dtypes_of_step(tx, combine_fn, init, [xs, additional], positions)
         with discard_graph_changes(tx):
             examples = _step_examples(tx, init, xs, additional)
+        make_traceable(combine_fn)
         result, spec, graph, lifted = speculate(tx, combine_fn, examples, self.value)
         body = CapturedBody(tx, graph, len(init), len(xs))
         inputs = [v.as_proxy() for v in [*init, *xs, *additional]] + list(lifted)
@@ -106,7 +107,7 @@ def _step_examples(
 ) -> list[VariableTracker]:
     return [
         *(c.call_method(tx, "clone", [], {}) for c in init),
-        *(call_inlined(tx, _first_slice, x) for x in xs),
+        *(call_inlined(tx, _a_slice, x) for x in xs),
         *additional,
     ]
 

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
+from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.backends.debugging import make_eager_backend_with_torch_function_modes
 from torch._dynamo.exc import (
     FailOnRecompileLimitHit,
     TorchDynamoException,
@@ -22,7 +24,7 @@ from torch._dynamo.exc import (
     Unsupported,
 )
 from torch._dynamo.variables import higher_order_ops as _hops
-from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.base import AttributeMutationNew, VariableTracker
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.higher_order_ops import (
@@ -33,10 +35,20 @@ from torch._dynamo.variables.higher_order_ops import (
 )
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import ListVariable
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental.proxy_tensor import (
+    _temp_remove_metadata_torch_function_mode,
+    _temp_remove_pre_dispatch_torch_function_mode,
+)
+from torch.overrides import _len_torch_function_stack
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torch_scan_hop._torch.module_swap import parameters_may_be_swapped
 
 __all__ = [
-    "ConstantVariable",
     "DYNAMO_ERRORS",
+    "ConstantVariable",
     "LazyVariableTracker",
     "TorchHigherOrderOperatorVariable",
     "VariableTracker",
@@ -47,6 +59,7 @@ __all__ = [
     "discard_graph_changes",
     "example_value",
     "make_attr",
+    "make_traceable",
     "not_fx_tracing",
     "reconstruct_outputs",
     "register_variable",
@@ -102,20 +115,42 @@ def speculate(
 
     Returns (flat results, their spec, graph, outer proxy -> placeholder of each closure).
     """
-    (result, spec), graph, lifted = speculate_subgraph(
-        tx,
-        fn,
-        args,
-        {},
-        "torch.ops.higher_order.scan",
-        source_target=op,
-        set_subgraph_inputs="flatten_manual",
-        should_flatten_outputs=True,
-        supports_input_mutation=True,
-        supports_aliasing=True,
-        **_ALIASED_INPUTS,
-    )
+    before = tx.output.side_effects.clone()
+    with parameters_may_be_swapped():
+        (result, spec), graph, lifted = speculate_subgraph(
+            tx,
+            fn,
+            args,
+            {},
+            "torch.ops.higher_order.scan",
+            source_target=op,
+            set_subgraph_inputs="flatten_manual",
+            should_flatten_outputs=True,
+            restore_side_effects=False,
+            supports_input_mutation=True,
+            supports_aliasing=True,
+            **_ALIASED_INPUTS,
+        )
+    _keep_new_objects(before, tx.output.side_effects)
+    tx.output.side_effects = before
     return result, spec, graph, lifted
+
+
+def _keep_new_objects(before: Any, after: Any) -> None:
+    """Add to ``before`` what Dynamo must know ``after`` a body was traced.
+
+    What a body assigns to attributes is forgotten (``module.steps += 1`` assigns what was
+    there), as Dynamo does for its own operators; but not the objects that the body made, or it
+    could return no dataclass.
+    """
+    before.track_runahead_tensor_and_symvar_side_effects(after)
+    for variable, attributes in after.store_attr_mutations.items():
+        if isinstance(variable.mutation_type, AttributeMutationNew):
+            before.store_attr_mutations.setdefault(variable, attributes)
+    for key, variable in after.id_to_variable.items():
+        if isinstance(variable.mutation_type, AttributeMutationNew):
+            before.id_to_variable.setdefault(key, variable)
+    before.keepalive.extend(v for v in after.keepalive if not any(v is k for k in before.keepalive))
 
 
 _ALIASED_INPUTS: dict[str, Any] = (
@@ -123,6 +158,13 @@ _ALIASED_INPUTS: dict[str, Any] = (
     if "supports_input_input_aliasing" in speculate_subgraph.__code__.co_varnames
     else {}
 )
+
+
+def make_traceable(fn: VariableTracker) -> None:
+    """A GraphModule whose code is still to be generated cannot be traced into."""
+    module = getattr(fn, "value", None)
+    if isinstance(module, fx.GraphModule):
+        _LazyGraphModule.force_recompile(module)
 
 
 def create_node(
@@ -177,9 +219,26 @@ def compile_for_capture(
 
     def run(*args: Any) -> Any:
         with not_fx_tracing(), _hop_capture(), _more_captures():
-            return compiled(*args)
+            if _len_torch_function_stack() == 0:
+                return compiled(*args)
+            with _without_tracer_modes() as modes:
+                if not modes or peek_interpreter_stack() is not None:
+                    return compiled(*args)
+                backend = make_eager_backend_with_torch_function_modes(modes)
+                again = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
+                return again(*args)
 
     return run
+
+
+@contextlib.contextmanager
+def _without_tracer_modes() -> Iterator[list[Any]]:
+    """make_fx's own torch-function modes count calls, which no guard can hold."""
+    with (
+        _temp_remove_pre_dispatch_torch_function_mode() as pre_dispatch,
+        _temp_remove_metadata_torch_function_mode() as metadata,
+    ):
+        yield [mode for mode in (pre_dispatch, metadata) if mode is not None]
 
 
 # a body may be called with many closures, shapes and functorch stacks
@@ -237,13 +296,35 @@ def capture_graph(
 
         return stand_in
 
-    with fresh_code(fn) as copy:
+    with fresh_code(fn) as copy, _without_dispatch_modes():
         result = torch.compile(copy, backend=backend, fullgraph=True, dynamic=False)(*args)
     gm, values, outputs = found[0]
     names = [_source_name(fn, n) for n in gm.graph.find_nodes(op="placeholder")]
     leaves, spec = pytree.tree_flatten(result)
     position = {id(v): k for k, v in enumerate(outputs)}
     return gm, values, names, [position.get(id(leaf), leaf) for leaf in leaves], spec
+
+
+_MODE_FLAGS = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+
+
+@contextlib.contextmanager
+def _without_dispatch_modes() -> Iterator[None]:
+    """Dynamo does not start under a user's dispatch mode; torch 2.9 remembers one in flags."""
+    flags = vars(_python_dispatch)
+    before = {name: flags[name] for name in _MODE_FLAGS if name in flags}
+    with _disable_current_modes():
+        try:
+            for name in before:
+                setattr(_python_dispatch, name, False)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(_python_dispatch, name, value)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch_scan_hop._torch.tracing import FakeTensorMode, is_traced, run_fake
 from torch_scan_hop.autodiff.differentiability import GradientFlow, gradient_flow
 from torch_scan_hop.autodiff.function import Derivative
 from torch_scan_hop.autodiff.joint import trace_joint
-from torch_scan_hop.autodiff.partition import Partition, Partitioner
+from torch_scan_hop.autodiff.partition import Partition, Partitioner, Source
 from torch_scan_hop.autodiff.policy import policy_of
 from torch_scan_hop.examples import contiguous_like, step_examples
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
@@ -53,7 +54,7 @@ def _derive(
     if is_traced([*init, *xs, *additional]):
         # a traced backward is not differentiated again through this Function
         return Derivative(signature, flow, first, None, None)
-    return _closed_under_differentiation(first, signature, examples, wanted, flow, mode, checkpoint)
+    return _closed_under_differentiation(first, signature, examples, wanted, flow, mode)
 
 
 def _partition(
@@ -63,12 +64,19 @@ def _partition(
     flow: GradientFlow,
     mode: FakeTensorMode,
     checkpoint: Any,
+    saved: frozenset[int] | None = None,
 ) -> Partition:
     with torch.no_grad():
         outputs = run_fake(body, examples.flat(), mode)
     like = [contiguous_like(mode, o) for o in outputs]
     joint = trace_joint(body, signature, examples, like, flow, mode)
-    return Partitioner(joint, checkpoint).run()
+    return Partitioner(joint, checkpoint, saved).run()
+
+
+def _stacks_read(partition: Partition) -> frozenset[int]:
+    """Which of the forward's ys the backward reads."""
+    read = {h.index for h in partition.per_step if h.source is Source.Y}
+    return frozenset(read | {index for index, _ in partition.carry_stack.values()})
 
 
 def _closed_under_differentiation(
@@ -78,24 +86,21 @@ def _closed_under_differentiation(
     wanted: Inputs[bool],
     flow: GradientFlow,
     mode: FakeTensorMode,
-    checkpoint: Any,
 ) -> Derivative:
-    """Extend the residuals until the forward body's own derivative needs no further one.
+    """Differentiate the forward body with its residuals: a double backward enters there.
 
-    Cotangents enter at residuals only in a double backward; the formulas below them are the
-    same, so one round is the rule.
+    It reads what the first backward reads and recomputes the rest, so that being
+    differentiable twice costs no memory.
     """
-    forward = first.forward
-    for _ in range(4):
+    forward, saved = first.forward, _stacks_read(first)
+    for _ in range(3):
         second_flow = gradient_flow(forward, examples, wanted, mode)
-        second = _partition(forward, signature, examples, second_flow, mode, checkpoint)
-        forward = second.forward
+        second = _partition(forward, signature, examples, second_flow, mode, None, saved)
+        forward, saved = second.forward, saved | _stacks_read(second)
         if second.n_residuals == 0:
             break
     else:
         raise RuntimeError("torch_scan_hop: the residuals of a scan body did not settle")
-    closed = Partition(**{**first.__dict__, "forward": forward})
-    n_ys = len(flow.ys)
-    # ys that the plain derivative does not reach keep their flags
-    assert second_flow.ys[:n_ys] == flow.ys
+    closed = dataclasses.replace(first, forward=forward)
+    assert second_flow.ys[: len(flow.ys)] == flow.ys
     return Derivative(signature, flow, closed, second, second_flow)

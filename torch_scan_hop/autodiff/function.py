@@ -211,15 +211,13 @@ class _BackwardPass:
     def _gather(self, results: Sequence[Any], carry: list[int]) -> list[Any]:
         """One gradient for each flat input, None where there is none."""
         sig, partition = self.derivative.signature, self.partition
-        gradients: list[Any] = [None] * sig.n_inputs
-        values = iter(results)
-        for k in carry:
-            gradients[k] = next(values)
-        for k in partition.accumulated:
-            gradients[sig.n_carry + sig.n_xs + k] = next(values)
-        for k in partition.x_gradients:
-            gradients[sig.n_carry + k] = next(values)
-        return gradients
+        places = [
+            *carry,
+            *(sig.n_carry + sig.n_xs + k for k in partition.accumulated),
+            *(sig.n_carry + k for k in partition.x_gradients),
+        ]
+        found = dict(zip(places, results, strict=True))
+        return [found.get(k) for k in range(sig.n_inputs)]
 
 
 def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.operators import preserving_node_meta
 from torch_scan_hop._torch.tracing import FakeTensorMode, trace
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.graph_cleanup import clean_up
@@ -50,6 +51,9 @@ class JointGraph:
 
 
 def _vjp_of_step(body: Body, signature: Signature, flow: GradientFlow) -> Any:
+    # node by node: tags that checkpoints left on the body's nodes reach the joint graph
+    step = preserving_node_meta(body)
+
     def joint(*flat: Any) -> Any:
         primals, cotangents = flat[: signature.n_inputs], flat[signature.n_inputs :]
         with torch.enable_grad():
@@ -57,7 +61,7 @@ def _vjp_of_step(body: Body, signature: Signature, flow: GradientFlow) -> Any:
                 p.detach().requires_grad_() if flag else p
                 for p, flag in zip(primals, flow.inputs(), strict=True)
             )
-            outputs = tuple(body(*primals))
+            outputs = tuple(step(*primals))
             differentiated = [o for o, flag in zip(outputs, flow.outputs(), strict=True) if flag]
             pairs = [(o, c) for o, c in zip(differentiated, cotangents, strict=True) if o.requires_grad]
             wanted = [p for p, flag in zip(primals, flow.inputs(), strict=True) if flag]

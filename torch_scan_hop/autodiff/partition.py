@@ -79,7 +79,12 @@ def _is_size(node: fx.Node) -> bool:
 
 
 class Partitioner:
-    def __init__(self, joint: JointGraph, policy: Policy) -> None:
+    """Cuts ``joint``. With ``saved``, only those of the forward's ys are read; everything
+    else that is not random is recomputed from them and from the inputs."""
+
+    def __init__(
+        self, joint: JointGraph, policy: Policy, saved: frozenset[int] | None = None
+    ) -> None:
         self.joint = joint
         self.policy = policy
         self.outputs = joint.outputs()
@@ -92,6 +97,11 @@ class Partitioner:
         self.forward_nodes = self._ancestors([o for o in self.outputs if isinstance(o, fx.Node)])
         self.residuals: list[fx.Node] = []
         self.saved: set[fx.Node] = set()
+        ys = self.outputs[self.n_carry :]
+        self.readable = None
+        if saved is not None:
+            held = [ys[k] for k in sorted(saved)]
+            self.readable = {same_value(y) for y in held if isinstance(y, fx.Node)}
 
     def _sources(self) -> dict[fx.Node, Handover]:
         sig, primals = self.joint.signature, self.joint.primals()
@@ -133,6 +143,8 @@ class Partitioner:
         producer = node.args[0] if node.target is operator.getitem else node
         if isinstance(producer, fx.Node) and is_random(producer):
             return True
+        if self.readable is not None:
+            return same_value(node) in self.readable
         # an element of a tuple (a nested scan's residual) costs nothing once the tuple is there
         if producer not in self.forward_nodes or wants_recompute(self.policy, node, producer):
             return False
