@@ -159,6 +159,15 @@ def number_tensor(value: Any, device: torch.device) -> torch.Tensor:
     return torch.full((), value, device=device)
 
 
+def _kind(dtype: torch.dtype) -> int:
+    """The position in ``NUMBERS`` of a dtype's kind: a number of no later kind fits it."""
+    if dtype.is_complex:
+        return 3
+    if dtype.is_floating_point:
+        return 2
+    return 0 if dtype == torch.bool else 1
+
+
 def _expected(template: Any) -> str:
     return "a scalar tensor" if isinstance(template, NUMBERS) else describe(template)
 
@@ -166,8 +175,9 @@ def _expected(template: Any) -> str:
 def _match_leaf(template: Any, value: Any, device: torch.device, path: str) -> torch.Tensor:
     is_number = isinstance(template, NUMBERS)  # a scalar whose dtype the step decides
     if isinstance(value, NUMBERS):
+        kind = NUMBERS.index(type(value))
         value = number_tensor(value, device)
-        if not is_number and torch.can_cast(value.dtype, template.dtype):
+        if not is_number and kind <= _kind(template.dtype):
             value = value.to(template.dtype)
     if not isinstance(value, torch.Tensor):
         raise ScanTypeError(carry_mismatch(path, _expected(template), describe(value), CARRY_FIX))

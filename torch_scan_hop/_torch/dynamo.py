@@ -24,7 +24,11 @@ from torch._dynamo.exc import (
     Unsupported,
 )
 from torch._dynamo.variables import higher_order_ops as _hops
-from torch._dynamo.variables.base import AttributeMutationNew, VariableTracker
+from torch._dynamo.variables.base import (
+    AttributeMutationExisting,
+    AttributeMutationNew,
+    VariableTracker,
+)
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.higher_order_ops import (
@@ -144,13 +148,18 @@ def _keep_new_objects(before: Any, after: Any) -> None:
     could return no dataclass.
     """
     before.track_runahead_tensor_and_symvar_side_effects(after)
-    for variable, attributes in after.store_attr_mutations.items():
-        if isinstance(variable.mutation_type, AttributeMutationNew):
-            before.store_attr_mutations.setdefault(variable, attributes)
-    for key, variable in after.id_to_variable.items():
-        if isinstance(variable.mutation_type, AttributeMutationNew):
-            before.id_to_variable.setdefault(key, variable)
-    before.keepalive.extend(v for v in after.keepalive if not any(v is k for k in before.keepalive))
+    for name in ("store_attr_mutations", "attr_mutation_kinds"):  # the second since 2.13
+        known = getattr(before, name, {})
+        for variable, attributes in getattr(after, name, {}).items():
+            if not isinstance(variable.mutation_type, AttributeMutationExisting):
+                known.setdefault(variable, attributes)
+    for value in after.keepalive:
+        variable = after.id_to_variable[id(value)]
+        if id(value) not in before.id_to_variable and isinstance(
+            variable.mutation_type, AttributeMutationNew
+        ):
+            before.id_to_variable[id(value)] = variable
+            before.keepalive.append(value)
 
 
 _ALIASED_INPUTS: dict[str, Any] = (
