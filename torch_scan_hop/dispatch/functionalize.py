@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_scan_hop._torch.operators import CppFunctionalizeAPI, preserving_node_meta
+from torch_scan_hop._torch.operators import (
+    CppFunctionalizeAPI,
+    from_functional,
+    preserving_node_meta,
+    to_functional,
+)
 from torch_scan_hop.op import Body, scan_op
 
 
@@ -19,9 +24,10 @@ def functionalize(
 ) -> Any:
     if isinstance(ctx, CppFunctionalizeAPI):
         # XLA tensors. Their kernel traces the body itself; the body's identity is its cache key
-        unwrapped = [ctx.unwrap_tensors(group) for group in (init, xs, additional_inputs)]
+        groups = [list(map(from_functional, group)) for group in (init, xs, additional_inputs)]
         with ctx.redispatch_to_next():
-            return ctx.wrap_tensors(scan_op(combine_fn, *unwrapped, **options))
+            results = scan_op(combine_fn, *groups, **options)
+        return tuple(map(to_functional, results))
     unwrapped = [ctx.unwrap_tensors(group) for group in (init, xs, additional_inputs)]
     with ctx.redispatch_to_next():
         body = ctx.functionalize(preserving_node_meta(combine_fn))

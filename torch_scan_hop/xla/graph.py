@@ -75,10 +75,12 @@ def _spell_out_dropout(graph: fx.Graph) -> None:
                 mask = graph.call_function(aten.ones_like.default, (x,), {"dtype": torch.bool})
                 dropped = x
             else:
-                uniform = graph.call_function(aten.rand_like.default, (x,), {"dtype": torch.float32})
+                kind: dict[str, Any] = {"dtype": torch.float32}
+                uniform = graph.call_function(aten.rand_like.default, (x,), kind)
                 mask = graph.call_function(aten.ge.Scalar, (uniform, p))
                 kept = graph.call_function(aten.mul.Tensor, (x, mask))
-                dropped = graph.call_function(aten.mul.Tensor, (kept, 0.0 if p == 1 else 1 / (1 - p)))
+                scale = 0.0 if p == 1 else 1 / (1 - p)
+                dropped = graph.call_function(aten.mul.Tensor, (kept, scale))
         for k, value in enumerate((dropped, mask)):
             if k in results:
                 value.meta.setdefault("val", results[k].meta.get("val"))

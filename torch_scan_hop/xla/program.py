@@ -3,7 +3,8 @@
 A *loop* is a computation with one ``While``, assembled around the HLO of its body::
 
     body:   (some of: carry, x, additional, constants, seed) -> (carry', ys)
-    loop:   (carry, then the others of these that the body reads, x and seeds stacked) -> (carry, ys)
+    loop:   (carry, then the others of these that the body reads, x and seeds stacked)
+            -> (carry, stacked ys)
 
 A *function* is what surrounds the loop as well: work that the rewrites moved out of it.
 """

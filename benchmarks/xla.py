@@ -1,0 +1,140 @@
+"""Scan on XLA (PJRT CPU): host time per call and total time, against torch_xla's own scan.
+
+    PJRT_DEVICE=CPU python benchmarks/xla.py [--rounds 15] [--write benchmarks/results/xla.md]
+
+The contestants take turns within a round, so that a busy machine slows all of them; medians.
+``host`` is the time until the call returns with its graph pending, ``total`` until the device is
+done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch_xla.experimental.scan import scan as their_scan
+
+from torch_scan_hop import scan as our_scan
+
+T, B, D = 256, 16, 128
+Call = Callable[[], object]
+
+
+def lstm_cell(weights, state, x):
+    w_in, w, b = weights
+    h, c = state
+    i, f, g, o = (x @ w_in + h @ w + b).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    return (h, c), h
+
+
+def contestants() -> dict[str, dict[str, Call]]:
+    torch.manual_seed(0)
+    weights = [
+        (torch.randn(*s) * 0.05).to("xla").requires_grad_() for s in [(D, 4 * D), (D, 4 * D), (4 * D,)]
+    ]
+    h, c, x = torch.zeros(B, D).to("xla"), torch.zeros(B, D).to("xla"), torch.randn(T, B, D).to("xla")
+
+    def ours_step(state, x):
+        return lstm_cell(weights, state, x)
+
+    # torch_xla's scan refuses closures: weights travel in the carry
+    def theirs_step(carry, x):
+        state, w = carry
+        state, y = lstm_cell(w, state, x)
+        return (state, tuple(v.clone() for v in w)), y
+
+    def ours():
+        return our_scan(ours_step, (h, c), x)[1]
+
+    def theirs(pure):
+        return lambda: their_scan(theirs_step, ((h, c), tuple(weights)), x, is_fn_pure=pure)[1]
+
+    def without_grad(call):
+        def run():
+            with torch.no_grad():
+                return call()
+
+        return run
+
+    def training(call):
+        return lambda: torch.autograd.grad(call().sum(), weights)
+
+    calls = {"torch_scan_hop": ours, "torch_xla, pure": theirs(True), "torch_xla": theirs(False)}
+    return {
+        "lstm fwd": {name: without_grad(call) for name, call in calls.items()},
+        "lstm fwd+bwd": {name: training(call) for name, call in calls.items()},
+    }
+
+
+def once(call: Call) -> tuple[float, float]:
+    start = time.perf_counter()
+    result = call()
+    returned = time.perf_counter()
+    torch_xla.sync()
+    xm.wait_device_ops()
+    done = time.perf_counter()
+    del result
+    return returned - start, done - start
+
+
+def measure(calls: dict[str, Call], rounds: int) -> dict[str, tuple[float, float]]:
+    for call in calls.values():
+        for _ in range(2):
+            once(call)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name].append(once(call))
+    return {
+        name: tuple(statistics.median(column) * 1e3 for column in zip(*rows, strict=True))  # type: ignore[misc]
+        for name, rows in times.items()
+    }
+
+
+def report(rounds: int) -> str:
+    load = os.getloadavg()[0]
+    lines = ["| workload | scan | host ms | total ms | total, relative to ours |", "|---|---|---|---|---|"]
+    for workload, calls in contestants().items():
+        found = measure(calls, rounds)
+        ours = found["torch_scan_hop"][1]
+        for name, (host, total) in found.items():
+            lines.append(f"| {workload} | {name} | {host:.2f} | {total:.1f} | {total / ours:.2f} |")
+    header = [
+        "# Scan on XLA (PJRT CPU)",
+        "",
+        f"LSTM, T={T} B={B} D=H={D}, float32, {rounds} interleaved rounds, medians.",
+        f"{datetime.date.today()}, {platform.processor() or platform.machine()}, "
+        f"{os.cpu_count()} cores, load average {load:.1f} before, {os.getloadavg()[0]:.1f} after, "
+        f"Python {platform.python_version()}, torch {torch.__version__}, "
+        f"torch_xla {torch_xla.__version__}.",
+        f"Command: `PJRT_DEVICE=CPU python {' '.join(sys.argv)}`",
+        "",
+    ]
+    return "\n".join([*header, *lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--write", type=Path)
+    options = parser.parse_args()
+    text = report(options.rounds)
+    print(text)
+    if options.write:
+        options.write.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
