@@ -732,4 +732,4 @@ def test_unroll_with_a_dynamic_trip_count():
         assert_same(
             torch.autograd.grad(actual[1].sum(), w), torch.autograd.grad(expected[1].sum(), w)
         )
-    assert counter.frame_count <= 2
+    assert counter.frame_count <= 3  # once per T % 3 at most, whatever T

@@ -74,6 +74,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         result, spec, graph, lifted = speculate(tx, combine_fn, examples, self.value)
         body = CapturedBody(tx, graph, len(init), len(xs))
         inputs = [v.as_proxy() for v in [*init, *xs, *additional]] + list(lifted)
+        inputs = body.lift_numbers(inputs)
         mutated = body.make_pure()
         n_step = len(init) + len(xs)
         module = body.module()
@@ -163,6 +164,23 @@ class CapturedBody:
 
     def placeholders(self) -> list[fx.Node]:
         return self.graph.find_nodes(op="placeholder")
+
+    def lift_numbers(self, inputs: list[Any]) -> list[Any]:
+        """Read closed-over floats before the loop: Dynamo hands them in as tensors to read."""
+        inputs = list(inputs)
+        for k, placeholder in enumerate(self.placeholders()):
+            reads = [n for n in placeholder.users if n.op == "call_method" and n.target == "item"]
+            if k < self.n_carry + self.n_xs or not reads or len(reads) < len(placeholder.users):
+                continue
+            number = reads[0].meta["example_value"]
+            inputs[k] = self.tx.output.create_proxy("call_method", "item", (inputs[k],), {})
+            inputs[k].node.meta["example_value"] = number
+            placeholder.meta["example_value"] = number
+            placeholder.type = None
+            for read in reads:
+                read.replace_all_uses_with(placeholder)
+                self.graph.erase_node(read)
+        return inputs
 
     def make_pure(self) -> list[int]:
         """Positions of the additional inputs that became carries, in their new order."""
