@@ -13,12 +13,16 @@ from typing import Any
 from torch._dynamo.side_effects import SideEffects
 
 
-def _holds_parameters(item: Any) -> bool:
-    source = getattr(item, "source", None)
-    if source is None:
+# the file of torch that swaps a module's tensors; a body's own assignments are elsewhere
+_SWAPPER = "torch/nn/utils/_named_member_accessor.py"
+
+
+def _is_swap(effects: SideEffects) -> bool:
+    """Whether the code being traced right now is ``functional_call``'s own swap."""
+    output = effects.output_graph_weakref()
+    if output is None:
         return False
-    name = source.name() if callable(source.name) else source.name
-    return "_parameters" in name or "_buffers" in name
+    return output.current_tx.f_code.co_filename.replace("\\", "/").endswith(_SWAPPER)
 
 
 @contextlib.contextmanager
@@ -26,7 +30,7 @@ def parameters_may_be_swapped() -> Iterator[None]:
     check = SideEffects.check_allowed_side_effect
 
     def check_others(self: SideEffects, item: Any) -> bool:
-        return _holds_parameters(item) or check(self, item)
+        return _is_swap(self) or check(self, item)
 
     SideEffects.check_allowed_side_effect = check_others  # type: ignore[method-assign]
     try:

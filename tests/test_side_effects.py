@@ -1,0 +1,72 @@
+"""A body with side effects that no graph can hold runs as a loop, or is refused: never
+silently without them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch_scan_hop import scan
+
+pytestmark = pytest.mark.torch_version
+
+
+class ReassignedBuffer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, c, x):
+        self.mean = 0.9 * self.mean + x
+        c = c + self.mean
+        return c, c
+
+
+def by_hand(xs):
+    module, c = ReassignedBuffer(), torch.zeros(3)
+    for x in xs:
+        c, _ = module(c, x)
+    return c, module.mean
+
+
+def test_a_reassigned_buffer_runs_as_a_loop():
+    module, xs = ReassignedBuffer(), torch.ones(4, 3)
+    with pytest.warns(UserWarning, match="ran as a plain Python loop"):
+        carry, _ = scan(module, torch.zeros(3), xs)
+    expected, mean = by_hand(xs)
+    torch.testing.assert_close(carry, expected)
+    torch.testing.assert_close(module.mean, mean)
+
+
+def test_a_reassigned_buffer_under_functional_call_is_not_lost():
+    module, xs = ReassignedBuffer(), torch.ones(4, 3)
+    buffers = {"mean": torch.zeros(3)}
+
+    def cell(c, x):
+        return torch.func.functional_call(module, buffers, (c, x))
+
+    with pytest.warns(UserWarning, match="ran as a plain Python loop"):
+        carry, _ = scan(cell, torch.zeros(3), xs)
+    c = torch.zeros(3)
+    for x in xs:
+        c, _ = cell(c, x)
+    torch.testing.assert_close(carry, c)
+
+
+def test_an_appended_list_runs_as_a_loop():
+    seen = []
+
+    def cell(c, x):
+        seen.append(x.shape)
+        return c + x, None
+
+    with pytest.warns(UserWarning, match="ran as a plain Python loop"):
+        scan(cell, torch.zeros(3), torch.ones(4, 3))
+    assert len(seen) == 4
+
+
+def test_compiled_side_effects_are_refused():
+    module = ReassignedBuffer()
+    run = torch.compile(lambda xs: scan(module, torch.zeros(3), xs), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="(?i)mutat|side effect"):
+        run(torch.ones(4, 3))
