@@ -38,19 +38,25 @@ def test_a_reassigned_buffer_runs_as_a_loop():
     torch.testing.assert_close(module.mean, mean)
 
 
+@pytest.mark.xfail(
+    torch.__version__ >= (2, 13),
+    reason="Dynamo itself loses a buffer reassigned under functional_call in an operator's body",
+    strict=True,
+)
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
 def test_a_reassigned_buffer_under_functional_call_is_not_lost():
-    module, xs = ReassignedBuffer(), torch.ones(4, 3)
-    buffers = {"mean": torch.zeros(3)}
+    def cell_and_buffers():
+        module, buffers = ReassignedBuffer(), {"mean": torch.zeros(3)}
+        return lambda c, x: torch.func.functional_call(module, buffers, (c, x)), buffers
 
-    def cell(c, x):
-        return torch.func.functional_call(module, buffers, (c, x))
-
-    with pytest.warns(UserWarning, match="ran as a plain Python loop"):
-        carry, _ = scan(cell, torch.zeros(3), xs)
+    cell, buffers = cell_and_buffers()
+    carry, _ = scan(cell, torch.zeros(3), torch.ones(4, 3))
+    cell, expected = cell_and_buffers()
     c = torch.zeros(3)
-    for x in xs:
+    for x in torch.ones(4, 3):
         c, _ = cell(c, x)
     torch.testing.assert_close(carry, c)
+    torch.testing.assert_close(buffers, expected)
 
 
 def test_an_appended_list_runs_as_a_loop():
