@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.transforms import is_forward_mode
 from torch_scan_hop.capture import NotCaptured, call_captured, warn_not_captured
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
 from torch_scan_hop.op import scan_op, scan_options
@@ -104,9 +103,6 @@ def _run(
     template = tree.map_leaves(lambda leaf: 0 if isinstance(leaf, tree.NUMBERS) else leaf, init)
     if torch.compiler.is_dynamo_compiling():
         return scan_tree(combine_fn, template, carry, xs, trip_count, options)
-    if is_forward_mode():
-        # Dynamo refuses views of functorch's dual tensors; copies are not views
-        carry, xs = tree.map_leaves(torch.clone, carry), tree.map_leaves(torch.clone, xs)
     try:
         return call_captured(scan_tree, combine_fn, template, carry, xs, trip_count, options)
     except NotCaptured as error:

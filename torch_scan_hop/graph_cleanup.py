@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from torch import fx
 
 aten = torch.ops.aten
 
-# values pass through these unchanged in a functional graph
-_IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
+# values pass through these unchanged in a functional graph, and so do gradients
+_IDENTITIES = {aten.alias.default, aten.lift_fresh_copy.default}
 
 
 def is_identity(node: fx.Node) -> bool:
@@ -166,7 +167,17 @@ def _trim_scan(module: fx.GraphModule, node: fx.Node) -> None:
     node.meta["val"] = tuple(node.meta["val"][k] for k in kept)
 
 
-def clean_up(module: fx.GraphModule) -> None:
+def drop_detaches(graph: fx.Graph, kept: Collection[fx.Node]) -> None:
+    for node in graph.find_nodes(op="call_function", target=aten.detach.default):
+        source = node.args[0]
+        if node not in kept and not (isinstance(source, fx.Node) and source.op == "get_attr"):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+def clean_up(module: fx.GraphModule, kept: Collection[fx.Node] = ()) -> None:
+    """``kept``: detaches that matter, since the graph is differentiated again."""
+    drop_detaches(module.graph, kept)
     drop_copies(module.graph)
     drop_identities(module.graph)
     allow_any_stride(module.graph)

@@ -6,6 +6,7 @@ Imported on first use of Dynamo only: importing ``torch._dynamo`` takes seconds.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ from torch._dynamo.variables.higher_order_ops import (
 )
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import ListVariable
+from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import (
     _temp_remove_metadata_torch_function_mode,
@@ -227,7 +229,7 @@ def compile_for_capture(
     compiled = torch.compile(fn, backend="eager", fullgraph=True, dynamic=dynamic)
 
     def run(*args: Any) -> Any:
-        with not_fx_tracing(), _hop_capture(), _more_captures():
+        with not_fx_tracing(), _hop_capture(), _more_captures(), _functorch_views():
             if _len_torch_function_stack() == 0:
                 return compiled(*args)
             with _without_tracer_modes() as modes:
@@ -238,6 +240,31 @@ def compile_for_capture(
                 return again(*args)
 
     return run
+
+
+@contextlib.contextmanager
+def _functorch_views() -> Iterator[None]:
+    """Let Dynamo make fakes of functorch wrappers that are views (every dual tensor is one).
+
+    It refuses them since its fakes would not be views; a body that captures them reads them,
+    and what it is not allowed to change does not depend on that.
+    """
+    if peek_interpreter_stack() is None:
+        yield
+        return
+    original = MetaTensorDescriber.describe_tensor
+
+    def describe(self: Any, t: torch.Tensor, **kwargs: Any) -> Any:
+        description = original(self, t, **kwargs)
+        if description.is_functorch_wrapped and description.is_view:
+            description = dataclasses.replace(description, is_view=False)
+        return description
+
+    MetaTensorDescriber.describe_tensor = describe  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        MetaTensorDescriber.describe_tensor = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

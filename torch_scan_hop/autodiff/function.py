@@ -66,9 +66,12 @@ def run(call: ScanCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _differentiable_outputs(call: ScanCall, outputs: Sequence[Any]) -> list[bool]:
-    flags = list(call.derivative.flow.outputs())
-    residuals = outputs[len(flags) :]
-    return flags + [r.dtype.is_floating_point or r.dtype.is_complex for r in residuals]
+    derivative = call.derivative
+    flags = list(derivative.flow.outputs())
+    if derivative.second_flow is None:
+        return flags + [False] * (len(outputs) - len(flags))
+    # what autograd says of each residual: some are constants to it (a layer norm's mean)
+    return flags + list(derivative.second_flow.ys[len(derivative.flow.ys) :])
 
 
 def save(ctx: Any, call: ScanCall, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:

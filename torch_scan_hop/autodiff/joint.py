@@ -19,7 +19,10 @@ from torch_scan_hop._torch.tracing import FakeTensorMode, trace
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.op import Body
+from torch_scan_hop.rewrites.classify import ancestors
 from torch_scan_hop.signature import Inputs, Signature
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def _vjp_of_step(body: Body, signature: Signature, flow: GradientFlow) -> Any:
         primals, cotangents = flat[: signature.n_inputs], flat[signature.n_inputs :]
         with torch.enable_grad():
             primals = tuple(
-                p.detach().requires_grad_() if flag else p
+                aten.alias(p).requires_grad_() if flag else p
                 for p, flag in zip(primals, flow.inputs(), strict=True)
             )
             outputs = tuple(step(*primals))
@@ -70,7 +73,8 @@ def _vjp_of_step(body: Body, signature: Signature, flow: GradientFlow) -> Any:
                 gradients = torch.autograd.grad(
                     [o for o, _ in pairs], wanted, [c for _, c in pairs], allow_unused=True
                 )
-        return tuple(o.detach() for o in outputs), gradients
+        with torch.no_grad():
+            return tuple(map(aten.alias, outputs)), gradients
 
     return joint
 
@@ -86,5 +90,7 @@ def trace_joint(
     """``output_examples``: fresh fakes like the step's outputs, for the cotangents."""
     cotangents = [o for o, flag in zip(output_examples, flow.outputs(), strict=True) if flag]
     module = trace(_vjp_of_step(body, signature, flow), [*examples.flat(), *cotangents], mode)
-    clean_up(module)
-    return JointGraph(module, signature, flow)
+    joint = JointGraph(module, signature, flow)
+    # the user's stay, for a double backward; autograd's own go
+    clean_up(module, kept=ancestors([o for o in joint.outputs() if isinstance(o, fx.Node)]))
+    return joint

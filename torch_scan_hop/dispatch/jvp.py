@@ -127,7 +127,7 @@ def _tangent_body(
             ordered += [next(tangent) for flag in flags if flag]
             offset += len(flags)
         module = trace(interleaved, ordered, mode)
-        clean_up(module)
+        clean_up(module, kept=module.graph.nodes)
         return module, layout, y_flags
 
     key = (
