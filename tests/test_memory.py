@@ -35,6 +35,11 @@ POLICIES = {
 }
 
 
+# each level of nesting is traced at each order of differentiation
+DEEP = {"binomial", "binomial deep"}
+SOME_SLOW = [pytest.param(p, marks=pytest.mark.slow) if p in DEEP else p for p in POLICIES]
+
+
 class Problem:
     """A cell that keeps several values per step, for a state of one ``[B, H]`` tensor."""
 
@@ -82,7 +87,7 @@ def saved_carries(problem: Problem, run) -> float:
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", SOME_SLOW)
 def test_values_and_gradients_do_not_depend_on_the_policy(policy, reverse):
     problem = Problem()
     results, expected = problem.run(POLICIES[policy], reverse), problem.expected(reverse)
@@ -93,7 +98,7 @@ def test_values_and_gradients_do_not_depend_on_the_policy(policy, reverse):
     )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", SOME_SLOW)
 def test_double_backward(policy):
     problem = Problem(steps=7)
 

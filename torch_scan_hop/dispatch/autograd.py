@@ -81,7 +81,7 @@ def autograd(
         tuple(None if isinstance(a, torch.Tensor) else a for a in additional_inputs),
         reverse,
         checkpoint,
-        scan_op,
+        below,
     )
     outputs = ScanFunction.apply(call, *tensors)
     return outputs[: len(derivative.flow.outputs())]

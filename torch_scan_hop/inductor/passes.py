@@ -16,6 +16,7 @@ from torch import fx
 from torch_scan_hop._torch.inductor import trace_decomposed
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.rewrites import current_options, make_plan
+from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
 from torch_scan_hop.signature import Signature
 
@@ -52,6 +53,7 @@ class _ScanNode:
             return
         options = dict(self.node.kwargs)
         body, signature, sizes = lift_sizes(self.body, self.signature)
+        split_fused_products(body.graph)
         plan = make_plan(
             body,
             signature,

@@ -12,7 +12,7 @@ Transposes and reshapes around it are linear: they commute with the sum.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,13 @@ class Accumulator:
         total = torch.sum(stack, dims, keepdim)
         return total.squeeze(0) if keepdim else total
 
-    def total(self, stacks: Sequence[torch.Tensor]) -> torch.Tensor:
-        """``sum_t g_t`` from the stacks of its leaves, each ``[T, ...]``."""
+    def total(
+        self, stacks: Sequence[torch.Tensor], sizes: Mapping[fx.Node, Any]
+    ) -> torch.Tensor:
+        """``sum_t g_t`` from the stacks of its leaves, each ``[T, ...]``.
+
+        ``sizes``: what stands for the additional inputs that views take sizes from.
+        """
         if self.is_product():
             left, right = (
                 _transposed(stack, leaf, argument)
@@ -68,7 +73,8 @@ class Accumulator:
         else:
             total = torch.sum(stacks[0], 0)
         for view in reversed(self.views):
-            total = view.target(total, *view.args[1:], **view.kwargs)  # type: ignore[operator]
+            args, kwargs = fx.map_arg((view.args[1:], view.kwargs), lambda n: sizes[n])
+            total = view.target(total, *args, **kwargs)  # type: ignore[operator]
         return total
 
 
@@ -127,12 +133,16 @@ def find_accumulator(index: int, carry_in: fx.Node, carry_out: Any) -> Accumulat
     if len(carry_out.users) != 1:  # a running sum that is also read or returned as y
         return None
     views: list[fx.Node] = []
-    while term.target in _LINEAR_VIEWS:
+    while term.target in _LINEAR_VIEWS and _sizes_are_inputs(term):
         base = term.args[0]
         assert isinstance(base, fx.Node)
         views.append(term)
         term = base
     return Accumulator(index, term, tuple(views), _leaves(term))
+
+
+def _sizes_are_inputs(view: fx.Node) -> bool:
+    return all(n.op == "placeholder" for n in view.all_input_nodes if n is not view.args[0])
 
 
 def _leaves(term: fx.Node) -> tuple[fx.Node, ...]:

@@ -119,7 +119,7 @@ class ScanPlan:
     ) -> list[Any]:
         d, n_carry = self.decisions, self.signature.n_carry
         for a in d.accumulators:
-            final[a.index] = init[a.index] + a.total([stacks[leaf] for leaf in a.leaves])
+            final[a.index] = init[a.index] + a.total([stacks[leaf] for leaf in a.leaves], values)
         for k in d.constant_carry:
             final[k] = init[k].clone(memory_format=torch.contiguous_format)
         returned = set(self.roles.xs)  # results alias neither inputs nor one another

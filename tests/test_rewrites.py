@@ -1,0 +1,351 @@
+"""Each rewrite on its own: what it moves (structure), and that values do not change."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import expecttest
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_scan_hop import scan
+from torch_scan_hop.graph_cleanup import clean_up
+from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.rewrites import Options, make_plan, using_options
+from torch_scan_hop.signature import Signature
+
+T, B, D, H = 6, 2, 3, 4
+OFF = {
+    "hoist_invariant": False,
+    "batch_xs": False,
+    "sink_outputs": False,
+    "contract_accumulators": False,
+    "drop_dead": False,
+}
+
+
+def only(*names: str) -> Options:
+    return Options(**{**OFF, **dict.fromkeys(names, True)})
+
+
+def body_of(fn, *examples):
+    module = make_fx(fn)(*examples)
+    clean_up(module)
+    return module
+
+
+def operators(module: torch.fx.GraphModule) -> Counter[str]:
+    names = [n.target for n in module.graph.nodes if n.op == "call_function"]
+    return Counter(getattr(t, "overloadpacket", t).__name__ for t in names)
+
+
+def run_loop(body, init, xs, additional, reverse=False):
+    """The oracle: the body step by step."""
+    carry, steps = list(init), []
+    order = range(xs[0].shape[0])
+    for t in reversed(order) if reverse else order:
+        out = body(*carry, *(x[t] for x in xs), *additional)
+        carry, ys = list(out[: len(init)]), out[len(init) :]
+        steps.append(ys)
+    if reverse:
+        steps.reverse()
+    return [*carry, *(torch.stack(leaf) for leaf in zip(*steps, strict=True))]
+
+
+def check_values(plan, body, init, xs, additional):
+    for reverse in (False, True):
+        found = plan.run(run_loop, init, xs, additional, reverse=reverse)
+        expected = run_loop(body, init, xs, additional, reverse)
+        for k, (a, b) in enumerate(zip(found, expected, strict=True)):
+            if plan.decisions.used_outputs[k]:
+                torch.testing.assert_close(a, b)
+
+
+def make(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+class TestHoistInvariant:
+    @staticmethod
+    def step(h, x, w):
+        return torch.tanh(h + x @ torch.exp(w).t()), h
+
+    def test_structure_and_values(self):
+        h, xs, w = make(B, D), make(T, B, D), make(D, D)
+        body = body_of(self.step, h, xs[0], w)
+        plan = make_plan(body, Signature(1, 1, 1), only("hoist_invariant"), pointwise_pays=False)
+        assert operators(plan.body) == {"mm": 1, "add": 1, "tanh": 1}
+        assert operators(plan.invariant_part.module) == {"exp": 1, "t": 1}
+        check_values(plan, body, [h], [xs], [w])
+
+    def test_off(self):
+        body = body_of(self.step, make(B, D), make(B, D), make(D, D))
+        plan = make_plan(body, Signature(1, 1, 1), Options(**OFF), pointwise_pays=False)
+        assert plan.is_trivial() and "exp" in operators(plan.body)
+
+
+class TestBatchXs:
+    @staticmethod
+    def step(h, x, w, u):
+        return torch.tanh(x @ w + h @ u), h
+
+    def test_the_input_product_leaves_the_loop(self):
+        h, xs, w, u = make(B, H), make(T, B, D), make(D, H), make(H, H)
+        body = body_of(self.step, h, xs[0], w, u)
+        plan = make_plan(body, Signature(1, 1, 2), only("batch_xs"), pointwise_pays=False)
+        assert operators(plan.body)["mm"] == 1
+        check_values(plan, body, [h], [xs], [w, u])
+        batched = make_fx(lambda xs, w: plan.batched_part.over_steps(
+            {plan.roles.xs[0]: xs}, {plan.roles.additional[0]: w}
+        )[plan.batched_part.outputs[0]])(xs, w)
+        products = [n for n in batched.graph.nodes if n.target is torch.ops.aten.mm.default]
+        assert [tuple(n.meta["val"].shape) for n in products] == [(T * B, H)]
+
+    def test_pointwise_work_moves_only_where_it_pays(self):
+        def step(h, x):
+            return h + torch.sin(torch.exp(x)), h
+
+        h, xs = make(H), make(T, H)
+        body = body_of(step, h, xs[0])
+        for pays, left in ((False, {"exp": 1, "sin": 1, "add": 1}), (True, {"add": 1})):
+            plan = make_plan(body, Signature(1, 1, 0), only("batch_xs"), pointwise_pays=pays)
+            assert operators(plan.body) == left
+            check_values(plan, body, [h], [xs], [])
+
+    def test_the_memory_gate(self):
+        def step(h, x, w):
+            return h + (x @ w).sum(), h.clone()
+
+        h, xs, w = make(1), make(T, 1, 2), make(2, 100)
+        body = body_of(step, h, xs[0], w)
+        wide = make_plan(body, Signature(1, 1, 1), Options(memory_gate=1000), pointwise_pays=True)
+        assert "mm" not in operators(wide.body)
+        none = make_plan(body, Signature(1, 1, 1), Options(memory_gate=0), pointwise_pays=True)
+        assert "mm" in operators(none.body)
+
+
+class TestSinkOutputs:
+    @staticmethod
+    def step(h, x, w):
+        h = torch.tanh(h + x)
+        return h, h @ w
+
+    def test_the_output_product_leaves_the_loop(self):
+        h, xs, w = make(B, D), make(T, B, D), make(D, H)
+        body = body_of(self.step, h, xs[0], w)
+        plan = make_plan(body, Signature(1, 1, 1), only("sink_outputs"), pointwise_pays=False)
+        assert operators(plan.body) == {"add": 1, "tanh": 1}
+        assert [n.name for n in plan.decisions.stacked] == ["tanh"]
+        check_values(plan, body, [h], [xs], [w])
+
+    def test_random_work_stays(self):
+        def step(h, x):
+            h = h + x
+            return h, torch.bernoulli(torch.sigmoid(h))
+
+        h, xs = make(H), make(T, H)
+        body = body_of(step, h, xs[0])
+        plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=True)
+        assert operators(plan.body)["bernoulli"] == 1
+
+
+class TestContractAccumulators:
+    def test_a_product_of_weights_is_one_contraction(self):
+        def step(acc, g, a, b):
+            return acc + a.t() @ b, g * 2, a + 1
+
+        acc, g, a, b = make(D, H), make(H), make(T, B, D), make(T, B, H)
+        body = body_of(step, acc, g, a[0], b[0])
+        plan = make_plan(
+            body, Signature(2, 2, 0), only("contract_accumulators"), pointwise_pays=False
+        )
+        assert plan.decisions.loop_carry == [1]
+        assert operators(plan.body)["mm"] == 0
+        check_values(plan, body, [acc, g], [a, b], [])
+
+    def test_views_and_sums_around_it(self):
+        def step(w, bias, h, x):
+            h = torch.tanh(h + x)
+            return w + (h.t() @ x).t(), bias + h.sum([0], keepdim=True).view(D), h, h * 2
+
+        w, bias, h, xs = make(D, D), make(D), make(B, D), make(T, B, D)
+        body = body_of(step, w, bias, h, xs[0])
+        plan = make_plan(body, Signature(3, 1, 0), Options(), pointwise_pays=False)
+        assert plan.decisions.loop_carry == [2]
+        assert operators(plan.body)["mm"] == operators(plan.body)["sum"] == 0
+        check_values(plan, body, [w, bias, h], [xs], [])
+
+    def test_batched_products(self):
+        def step(acc, x):
+            return acc + torch.bmm(x.transpose(1, 2), x), x.sum()
+
+        acc, xs = make(2, H, H), make(T, 2, 3, H)
+        body = body_of(step, acc, xs[0])
+        plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=True)
+        assert plan.decisions.loop_carry == []
+        check_values(plan, body, [acc], [xs], [])
+
+    def test_a_sum_that_is_read_stays(self):
+        def step(acc, x):
+            acc = acc + x
+            return acc, acc * 2
+
+        body = body_of(step, make(H), make(H))
+        plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=True)
+        assert plan.decisions.loop_carry == [0]
+        check_values(plan, body, [make(H)], [make(T, H)], [])
+
+
+class TestDropDead:
+    @staticmethod
+    def step(dead, fixed, h, x):
+        return dead * 2, fixed, h * fixed + x, h.sin(), h.cos()
+
+    def test_unread_results_and_unchanged_carries(self):
+        init, xs = [make(H), make(H), make(H)], make(T, H)
+        body = body_of(self.step, *init, xs[0])
+        plan = make_plan(
+            body,
+            Signature(3, 1, 0),
+            only("drop_dead"),
+            pointwise_pays=False,
+            used_outputs=[False, True, True, False, True],
+        )
+        assert plan.decisions.loop_carry == [2] and plan.decisions.constant_carry == [1]
+        assert operators(plan.body) == {"mul": 1, "add": 1, "cos": 1}
+        check_values(plan, body, init, [xs], [])
+
+    def test_forwarded_xs_are_copied(self):
+        xs, h = make(T, H), make(H)
+        body = body_of(lambda h, x: (h + 1, x, x), h, xs[0])
+        plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=False)
+        _, first, second = plan.run(run_loop, [h], [xs], [])
+        torch.testing.assert_close([first, second], [xs, xs])
+        assert len({t.data_ptr() for t in (xs, first, second)}) == 3
+
+
+def lstm(w, u, b):
+    def cell(state, x):
+        h, c = state
+        i, f, g, o = (x @ w + h @ u + b).chunk(4, -1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return (h, c), h
+
+    return cell
+
+
+def scan_bodies(graph: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    return [
+        getattr(graph, str(n.args[0].target))
+        for n in graph.graph.nodes
+        if n.target is torch.ops.higher_order.scan
+    ]
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_the_compiled_lstm_has_one_product_forward_and_no_weight_gradient_backward(dynamic):
+    """All rewrites together, in the graphs that Inductor lowers."""
+    from torch_scan_hop._torch.inductor import post_grad
+
+    seen: list[torch.fx.GraphModule] = []
+    torch._dynamo.reset()
+    w, u, b = (make(D, 4 * H), make(H, 4 * H), make(4 * H))
+    for t in (w, u, b):
+        t.requires_grad_()
+    xs, state = make(T, B, D).requires_grad_(), (make(B, H), make(B, H))
+    cell = lstm(w, u, b)
+    run = torch.compile(lambda xs: scan(cell, state, xs), fullgraph=True, dynamic=dynamic)
+    from torch_scan_hop import inductor
+
+    inductor.register()
+    prepare = post_grad.decompose_scan_to_while_loop
+
+    def record(gm):
+        prepare(gm)
+        seen.extend(scan_bodies(gm))
+
+    post_grad.decompose_scan_to_while_loop = record
+    try:
+        with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(
+            enable_autograd_cache=False
+        ):
+            _, ys = run(xs)
+            gradients = torch.autograd.grad(ys.square().sum(), [w, u, b, xs])
+    finally:
+        post_grad.decompose_scan_to_while_loop = prepare
+    _, expected = scan_loop(cell, state, xs, T, False)
+    torch.testing.assert_close(ys, expected)
+    torch.testing.assert_close(
+        gradients, torch.autograd.grad(expected.square().sum(), [w, u, b, xs])
+    )
+    forward, backward = seen
+    products = ("mm", "addmm", "bmm")
+    assert sum(operators(forward)[p] for p in products) == 1
+    # the product with the recurrent weight; none for the gradients of weights
+    assert sum(operators(backward)[p] for p in products) == 1
+
+
+@pytest.mark.parametrize("switch", ["none", *OFF])
+def test_eager_values_with_each_rewrite_off(switch):
+    w, u, b = (make(D, 4 * H), make(H, 4 * H), make(4 * H))
+    for t in (w, u, b):
+        t.requires_grad_()
+    xs, state = make(T, B, D).requires_grad_(), (make(B, H), make(B, H))
+    cell = lstm(w, u, b)
+    with using_options(**({} if switch == "none" else {switch: False})):
+        _, ys = scan(cell, state, xs)
+        gradients = torch.autograd.grad(ys.square().sum(), [w, u, b, xs])
+    _, expected = scan_loop(cell, state, xs, T, False)
+    torch.testing.assert_close(ys, expected)
+    torch.testing.assert_close(
+        gradients, torch.autograd.grad(expected.square().sum(), [w, u, b, xs])
+    )
+
+
+def test_the_loop_of_an_lstm_is_straight_line_code():
+    from torch_scan_hop.eager import EagerLoop
+
+    def step(h, c, gates_x, u):
+        i, f, g, o = (gates_x + h @ u).chunk(4, -1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return h, c, h
+
+    with torch._subclasses.FakeTensorMode():
+        body = body_of(
+            step, torch.empty(B, H), torch.empty(B, H), torch.empty(B, 4 * H), torch.empty(H, 4 * H)
+        )
+    source = EagerLoop(body, Signature(2, 1, 1)).source
+    lines = [line for line in source.splitlines() if not line.endswith(" = None")]
+    expecttest.assert_expected_inline(
+        "\n".join(lines),
+        """\
+def run_loop(order, init, xs, additional, places):
+    next__h_1, next__c_1, = init
+    all__gates_x_1, = xs
+    u_1, = additional
+    place__0, = places
+    for step__ in order:
+        h_1, c_1, gates_x_1 = next__h_1, next__c_1, all__gates_x_1[step__]
+        mm = call_mm(h_1, u_1)
+        add = call_add(gates_x_1, mm)
+        split = call_split(add, 4, -1)
+        getitem = split[0]
+        getitem_1 = split[1]
+        getitem_2 = split[2]
+        getitem_3 = split[3]
+        sigmoid = call_sigmoid(getitem_1)
+        mul = call_mul(sigmoid, c_1)
+        sigmoid_1 = call_sigmoid(getitem)
+        tanh = call_tanh(getitem_2)
+        mul_1 = call_mul(sigmoid_1, tanh)
+        add_1 = call_add(mul, mul_1)
+        sigmoid_2 = call_sigmoid(getitem_3)
+        tanh_1 = call_tanh(add_1)
+        mul_2 = call_mul(sigmoid_2, tanh_1, out=place__0[step__])
+        next__h_1, next__c_1 = mul_2, add_1
+    return next__h_1, next__c_1,""",
+    )
