@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop.capture import NotCaptured, call_captured, warn_not_captured
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
 from torch_scan_hop.op import scan_op, scan_options
@@ -108,7 +109,8 @@ def _run(
     except NotCaptured as error:
         reason = error.reason
     result = scan_loop(combine_fn, init, xs, trip_count, options.reverse)
-    warn_not_captured(combine_fn, reason)
+    if current_dispatch_mode() is None:  # a user's mode is there to see every operator
+        warn_not_captured(combine_fn, reason)
     return result
 
 

@@ -21,7 +21,9 @@ from torch_scan_hop._torch.operators import (
     DispatchKey,
     HigherOrderOperator,
     current_dispatch_mode,
+    symbolic_tracer_of,
     take_operator_name,
+    trace_symbolically,
 )
 from torch_scan_hop._torch.transforms import unwrap_if_dead
 
@@ -50,7 +52,11 @@ class ScanOperator(HigherOrderOperator):
                 "torch.ops.higher_order.scan: xs is empty, so there is no trip count. Pass a "
                 "tensor of shape [T, 0], or call torch_scan_hop.scan(..., length=T)."
             )
-        return super().__call__(combine_fn, list(init), list(xs), tuple(additional_inputs), **options)
+        arguments = (combine_fn, list(init), list(xs), tuple(additional_inputs))
+        tracer = symbolic_tracer_of(arguments)
+        if tracer is not None:
+            return trace_symbolically(tracer, self, arguments, options)
+        return super().__call__(*arguments, **options)
 
     def dispatch(self, /, dispatch_key: DispatchKey, *args: Any, **kwargs: Any) -> Any:
         if dispatch_key == DispatchKey.Python:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
+from torch import fx
 from torch._C import DispatchKey
 from torch._C._functorch import TransformType
 from torch._higher_order_ops.utils import (
@@ -48,7 +50,9 @@ __all__ = [
     "prepare_xla_if_loaded",
     "preserving_node_meta",
     "reenter_make_fx",
+    "symbolic_tracer_of",
     "take_operator_name",
+    "trace_symbolically",
     "to_functional",
     "track_tensor_tree",
     "unique_graph_id",
@@ -84,6 +88,24 @@ def from_functional(value: Any) -> Any:
 
 def to_functional(value: Any) -> Any:
     return torch._to_functional_tensor(value) if isinstance(value, torch.Tensor) else value
+
+
+def symbolic_tracer_of(arguments: Any) -> Any:
+    """The FX tracer whose proxies are among ``arguments``: a pickled graph is loaded by one."""
+    for leaf in pytree.tree_leaves(arguments):
+        if isinstance(leaf, fx.Proxy):
+            return leaf.tracer
+    return None
+
+
+def trace_symbolically(
+    tracer: Any, op: HigherOrderOperator, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> fx.Proxy:
+    """A node of ``op`` in the graph of ``tracer``, the body a submodule of its root."""
+    body, *rest = arguments
+    if isinstance(body, torch.nn.Module):
+        body = tracer.create_proxy("get_attr", tracer.path_of_module(body), (), {})
+    return tracer.create_proxy("call_function", op, (body, *rest), options)
 
 
 def take_operator_name(op: HigherOrderOperator) -> None:

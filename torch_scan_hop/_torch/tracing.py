@@ -30,7 +30,7 @@ from torch._subclasses.functional_tensor import (
 )
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -106,7 +106,12 @@ def fake_mode_of(tensors: Sequence[Any]) -> FakeTensorMode:
         if fake is not None:
             return fake.fake_mode
     active = detect_fake_mode()
-    return active if active is not None else FakeTensorMode(allow_non_fake_inputs=True)
+    if active is not None:
+        return active
+    # operators with unknown results (while_loop) want somewhere to make symbols; reading a
+    # value stays an error
+    symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols)
 
 
 def fake_tensor(

@@ -1,0 +1,494 @@
+"""Under torch.compile: what is captured, how often, and that every backend computes the loop."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from cells import CELLS
+from oracle import VARIANTS, assert_same, check, gradients, loop, zeros_for_none
+from torch import nn
+from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend, EagerAndRecordGraphs
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from torch_scan_hop import scan
+
+pytestmark = pytest.mark.torch_version
+F64 = torch.float64
+SCAN = torch.ops.higher_order.scan
+
+
+def randn(*shape, dtype=F64):
+    return torch.randn(shape, dtype=dtype)
+
+
+def scans_in(graph_module):
+    """Scan nodes of a graph and of its subgraphs."""
+    return [
+        node for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.find_nodes(op="call_function", target=SCAN)
+    ]
+
+
+def rnn(h, x, w):
+    h = torch.tanh(h @ w + x)
+    return h, h
+
+
+# --- capture ---
+
+
+def test_one_node_in_the_captured_graph():
+    backend = EagerAndRecordGraphs()
+    w = randn(3, 3).requires_grad_()
+    run = torch.compile(
+        lambda h, xs: scan(functools.partial(rnn, w=w), h, xs, reverse=True), backend=backend, fullgraph=True
+    )
+    h, xs = randn(2, 3), randn(4, 2, 3)
+    assert_same(run(h, xs), loop(functools.partial(rnn, w=w), h, xs, reverse=True))
+    (graph,) = backend.graphs
+    (node,) = scans_in(graph)
+    body, init, sliced, additional = node.args
+    assert (len(init), len(sliced), len(additional)) == (1, 1, 1)
+    assert dict(node.kwargs) == {"reverse": True}
+    assert body.op == "get_attr"
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_one_scan_forward_and_one_backward(cell):
+    backend = AotEagerAndRecordGraphs()
+    p = CELLS[cell].problem(F64, T=4, B=2)
+    xs = torch.utils._pytree.tree_map(lambda t: t.detach().requires_grad_(), p.xs)
+    run = torch.compile(lambda h, xs: scan(p.combine_fn, h, xs), backend=backend, fullgraph=True)
+    gradients(run(p.init, xs), list(p.params.values()) + torch.utils._pytree.tree_leaves(xs))
+    assert [len(scans_in(g)) for g in backend.fw_graphs] == [1]
+    assert [len(scans_in(g)) for g in backend.bw_graphs] == [1]
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(3, 3).double()
+        self.scale = nn.Parameter(torch.ones(3, dtype=F64))
+        self.factor = 1.0
+
+    def step(self, h, x):
+        h = self.cell(x, h) * self.scale * self.factor
+        return h, h
+
+    def forward(self, h, xs, scan_=scan):
+        return scan_(self.step, h, xs)
+
+
+def test_modules_parameters_and_bound_methods_are_lifted():
+    model = Model()
+    h, xs = randn(2, 3), randn(4, 2, 3)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for _ in range(2):
+        actual, expected = compiled(h, xs), model(h, xs, loop)
+        assert_same(actual, expected)
+        wrt = list(model.parameters())
+        assert_same(gradients(actual, wrt), gradients(expected, wrt))
+        with torch.no_grad():
+            for p in wrt:
+                p.mul_(1.1)
+    assert counter.frame_count == 1
+
+
+def test_a_python_scalar_that_changes_is_guarded():
+    model = Model()
+    h, xs = randn(2, 3), randn(4, 2, 3)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for factor in (1.0, 0.5, 0.25, 0.75):
+        model.factor = factor
+        assert_same(compiled(h, xs), model(h, xs, loop))
+    assert counter.frame_count <= 4
+
+
+@pytest.mark.parametrize("value", [2, 0.5, True])
+def test_closed_over_scalars(value):
+    other = {2: 3, 0.5: 0.25, True: False}[value]
+
+    def run(k, h, xs, scan_=scan):
+        return scan_(lambda h, x: (h * k + x, h), h, xs)
+
+    h, xs = randn(3), randn(4, 3)
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    for k in (value, other, value):
+        assert_same(compiled(k, h, xs), run(k, h, xs, loop))
+
+
+@pytest.mark.parametrize("how", ["mark_dynamic", "dynamic=True"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_no_recompile_when_a_dynamic_size_changes(backend, how):
+    w = randn(3, 3).requires_grad_()
+    counter = CompileCounterWithBackend(backend)
+    run = torch.compile(
+        lambda h, xs: scan(functools.partial(rnn, w=w), h, xs),
+        backend=counter, fullgraph=True, dynamic=True if how == "dynamic=True" else None,
+    )
+    for T, B in ((5, 4), (7, 3), (11, 6)):
+        h, xs = randn(B, 3), randn(T, B, 3)
+        if how == "mark_dynamic":
+            torch._dynamo.mark_dynamic(xs, 0)
+            torch._dynamo.mark_dynamic(xs, 1)
+            torch._dynamo.mark_dynamic(h, 0)
+        actual, expected = run(h, xs), loop(functools.partial(rnn, w=w), h, xs)
+        assert_same(actual, expected)
+        assert_same(gradients(actual, [w]), gradients(expected, [w]))
+    assert counter.frame_count == 1
+
+
+def test_eager_captures_settle_when_sizes_vary():
+    w = randn(3, 3)
+    cell = functools.partial(rnn, w=w)
+    for T in (3, 4, 5):
+        scan(cell, randn(2, 3), randn(T, 2, 3))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for T in (6, 9, 17):
+        h, xs = randn(2, 3), randn(T, 2, 3)
+        assert_same(scan(cell, h, xs), loop(cell, h, xs))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+# --- shapes and dtypes ---
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("T", [0, 1, 5])
+def test_views_as_xs_and_chained_scans(backend, T):
+    w = randn(3, 3).requires_grad_()
+    x = randn(T + 1, 2, 3).requires_grad_()
+
+    def run(x, scan_=scan):
+        cell = functools.partial(rnn, w=w)
+        h, ys = scan_(cell, torch.zeros(2, 3, dtype=F64), x[1:])
+        return scan_(cell, h, ys, reverse=True)
+
+    compiled = torch.compile(run, backend=backend, fullgraph=True)
+    actual, expected = compiled(x), run(x, loop)
+    assert_same(actual, expected)
+    wrt = [x, w]
+    assert_same(
+        zeros_for_none(gradients(actual, wrt), wrt), zeros_for_none(gradients(expected, wrt), wrt)
+    )
+
+
+def integer_and_bool_carries(scan_, xs):
+    def cell(carry, x):
+        n, seen, h = carry
+        return (n + 1, seen | (x.sum() > 0), h * x + n), (n, seen)
+
+    return scan_(cell, (torch.tensor(0), torch.tensor(False), torch.zeros(3, dtype=F64)), xs)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_integer_and_bool_carries(backend):
+    xs = randn(4, 3).requires_grad_()
+    compiled = torch.compile(lambda xs: integer_and_bool_carries(scan, xs), backend=backend, fullgraph=True)
+    actual, expected = compiled(xs), integer_and_bool_carries(loop, xs)
+    assert_same(actual, expected)
+    assert_same(gradients(actual, [xs]), gradients(expected, [xs]))
+
+
+def test_inductor_with_a_dynamic_trip_count():
+    w = randn(3, 3).requires_grad_()
+    cell = functools.partial(rnn, w=w)
+    counter = CompileCounterWithBackend("inductor")
+    run = torch.compile(lambda h, xs: scan(cell, h, xs), backend=counter, fullgraph=True, dynamic=True)
+    for T in (5, 8):
+        h, xs = randn(2, 3), randn(T, 2, 3)
+        actual, expected = run(h, xs), loop(cell, h, xs)
+        assert_same(actual, expected)
+        assert_same(gradients(actual, [w]), gradients(expected, [w]))
+    assert counter.frame_count == 1
+
+
+# --- torch's own scan ---
+
+BOTH = """
+import {first}
+import {second}
+import torch
+from torch._higher_order_ops.scan import scan as torchs
+import torch_scan_hop
+
+w = torch.randn(3, 3, requires_grad=True)
+h, xs = torch.randn(2, 3, requires_grad=True), torch.randn(4, 2, 3)
+def cell(h, x):
+    new = h @ w + x
+    return new, new * 2
+def total(result):
+    return result[0].sum() + result[1].sum()
+want = torch.autograd.grad(total(torch_scan_hop.scan(cell, h, xs)), [h, w])
+run = torch.compile(lambda h, xs: torchs(cell, h, xs, dim=0), backend="aot_eager", fullgraph=True)
+for each in (lambda h, xs: torchs(cell, h, xs, dim=0), run):
+    with torch.no_grad():
+        ours = torch_scan_hop.scan(cell, h, xs)
+        torch.testing.assert_close(each(h, xs), ours)
+    got = torch.autograd.grad(total(each(h, xs)), [h, w])
+    torch.testing.assert_close(got, want)
+ours = torch.compile(lambda h, xs: torch_scan_hop.scan(cell, h, xs), backend="aot_eager", fullgraph=True)
+torch.testing.assert_close(torch.autograd.grad(total(ours(h, xs)), [h, w]), want)
+print("both work")
+"""
+
+
+def run_python(code):
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("torch._higher_order_ops.scan", "torch_scan_hop"), ("torch_scan_hop", "torch._higher_order_ops.scan")],
+)
+def test_torchs_own_scan_keeps_working(first, second):
+    assert "both work" in run_python(textwrap.dedent(BOTH.format(first=first, second=second)))
+
+
+def test_the_operator_is_ours_after_import():
+    from torch_scan_hop.op import scan_op
+
+    assert torch.ops.higher_order.scan is scan_op
+    module = sys.modules["torch._higher_order_ops.scan"]
+    assert module.scan_op is not scan_op
+
+
+# --- composition ---
+
+
+def make_custom_op():
+    @torch.library.custom_op("torch_scan_hop_tests::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @twice.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    twice.register_autograd(lambda ctx, g: g * 2)
+    return twice
+
+
+twice = make_custom_op()
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * g
+
+
+def with_cond(h, x, w):
+    h = torch.cond(x.sum() > 0, lambda h: torch.sin(h @ w), lambda h: h * 0.5, (h,))
+    return h, h
+
+
+def with_checkpoint(h, x, w):
+    h = checkpoint(lambda h, x: torch.tanh(torch.sin(h @ w) + x), h, x, use_reentrant=False)
+    return h, h
+
+
+def with_function(h, x, w):
+    h = Cube.apply(torch.tanh(h @ w + x))
+    return h, h
+
+
+def with_custom_op(h, x, w):
+    h = torch.tanh(twice(h @ w) + x)
+    return h, h
+
+
+def nested(depth):
+    def cell(scan_, h, x, w):
+        if depth == 0:
+            return rnn(h, x, w)
+
+        def inner(h, y):
+            return nested(depth - 1)(scan_, h, y, w)
+
+        h, ys = scan_(inner, h, torch.stack([x, x * 0.5]))
+        return h, ys.sum(0)
+
+    return cell
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("cell", [with_cond, with_checkpoint, with_function, with_custom_op])
+def test_body_with(cell, backend):
+    w = randn(3, 3).requires_grad_()
+    variant = VARIANTS["eager"] if backend is None else VARIANTS["aot_eager"]
+    check(functools.partial(cell, w=w), randn(3), randn(4, 3), params=[w], variant=variant)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_nested_scans(depth, backend):
+    w = randn(3, 3).requires_grad_()
+    h, xs = randn(3), randn(3, 3)
+
+    def run(h, xs, scan_=scan):
+        return scan_(lambda h, x: nested(depth)(scan_, h, x, w), h, xs)
+
+    f = run if backend is None else torch.compile(run, backend=backend, fullgraph=True)
+    actual, expected = f(h, xs), run(h, xs, loop)
+    assert_same(actual, expected)
+    assert_same(gradients(actual, [w]), gradients(expected, [w]))
+
+
+def test_while_loop_in_the_body():
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def cell(h, x):
+        _, h = while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, h * 0.5 + x), (torch.tensor(0), h))
+        return h, h
+
+    h, xs = randn(3), randn(4, 3)
+
+    def by_hand(h, x):
+        for _ in range(3):
+            h = h * 0.5 + x
+        return h, h
+
+    with torch.no_grad():
+        run = torch.compile(lambda h, xs: scan(cell, h, xs), backend="aot_eager", fullgraph=True)
+        assert_same(run(h, xs), loop(by_hand, h, xs))
+        assert_same(scan(cell, h, xs), loop(by_hand, h, xs))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_checkpoint_around_the_scan(compiled):
+    w = randn(3, 3).requires_grad_()
+    h, xs = randn(3), randn(4, 3)
+
+    def run(h, xs):
+        return checkpoint(lambda h, xs: scan(functools.partial(rnn, w=w), h, xs), h, xs, use_reentrant=False)
+
+    f = torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run
+    actual, expected = f(h, xs), loop(functools.partial(rnn, w=w), h, xs)
+    assert_same(actual, expected)
+    assert_same(gradients(actual, [w]), gradients(expected, [w]))
+
+
+def test_a_scan_in_a_branch_of_cond():
+    w = randn(3, 3)
+
+    def run(h, xs):
+        cell = functools.partial(rnn, w=w)
+        return torch.cond(h.sum() > 0, lambda h, xs: scan(cell, h, xs)[0], lambda h, xs: h * 2, (h, xs))
+
+    xs = randn(4, 3)
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    for h in (torch.ones(3, dtype=F64), -torch.ones(3, dtype=F64)):
+        want = loop(functools.partial(rnn, w=w), h, xs)[0] if h.sum() > 0 else h * 2
+        assert_same(compiled(h, xs), want)
+
+
+# --- modes and tools ---
+
+
+@pytest.mark.parametrize("T", [1, 6])
+def test_flop_counter_counts_every_step(T):
+    w = torch.randn(4, 8)
+    with FlopCounterMode(display=False) as counter:
+        scan(lambda h, x: (h, x @ w), torch.zeros(()), torch.randn(T, 3, 4))
+    assert counter.get_total_flops() == T * 2 * 3 * 4 * 8
+
+
+def test_a_users_dispatch_mode_sees_every_step():
+    class Log(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    h, xs = randn(3), randn(4, 3)
+    with Log() as log:
+        result = scan(lambda h, x: (torch.tanh(h + x), h), h, xs)
+    assert log.seen.count(torch.ops.aten.tanh.default) == 4
+    assert_same(result, loop(lambda h, x: (torch.tanh(h + x), h), h, xs))
+
+
+def captured():
+    backend = EagerAndRecordGraphs()
+    w = randn(3, 3)
+    h, xs = randn(3), randn(4, 3)
+    torch.compile(lambda h, xs: scan(functools.partial(rnn, w=w), h, xs), backend=backend, fullgraph=True)(h, xs)
+    (graph,) = backend.graphs
+    inputs = {"w": w, "h": h, "xs": xs}
+    order = []
+    for node in graph.graph.find_nodes(op="placeholder"):
+        shape = tuple(node.meta["example_value"].shape)
+        name = next(k for k, v in inputs.items() if tuple(v.shape) == shape)
+        order.append(inputs[name])
+    return graph, order
+
+
+def test_a_graph_that_holds_a_scan_can_be_copied_and_pickled():
+    graph, inputs = captured()
+    want = graph(*inputs)
+    assert_same(list(copy.deepcopy(graph)(*inputs)), list(want))
+    for node in graph.graph.nodes:
+        node.meta.clear()
+    for module in graph.children():
+        for node in module.graph.nodes:
+            node.meta.clear()
+    loaded = pickle.loads(pickle.dumps(graph))
+    assert_same(list(loaded(*inputs)), list(want))
+    assert copy.deepcopy(SCAN) is SCAN and pickle.loads(pickle.dumps(SCAN)) is SCAN
+    buffer = io.BytesIO()
+    torch.save(graph, buffer)
+    buffer.seek(0)
+    assert_same(list(torch.load(buffer, weights_only=False)(*inputs)), list(want))
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_autocast(backend):
+    w = torch.randn(4, 4, requires_grad=True)
+    h, xs = torch.randn(2, 4), torch.randn(5, 2, 4)
+    cell = functools.partial(rnn, w=w)
+
+    def run(h, xs, scan_=scan):
+        with torch.autocast("cpu", torch.bfloat16):
+            return scan_(lambda h, x: (torch.tanh(h @ w + x), h @ w), h, xs)
+
+    f = run if backend is None else torch.compile(run, backend=backend, fullgraph=True)
+    (h_last, ys), (want_h, want_ys) = f(h, xs), run(h, xs, loop)
+    assert h_last.dtype == torch.float32 and ys.dtype == torch.bfloat16
+    assert_same((h_last, ys), (want_h, want_ys), 2e-2)
+    # casts are part of the body: a capture outside autocast is another one
+    assert scan(cell, h, xs)[1].dtype == torch.float32
+    got, want = (torch.autograd.grad(r.sum(), w)[0] for r in (h_last, want_h))
+    assert_same(got, want, 6e-2)
+
+
+def test_compiled_autograd():
+    w = randn(3, 3).requires_grad_()
+    h, xs = randn(3), randn(4, 3)
+    cell = functools.partial(rnn, w=w)
+    run = torch.compile(lambda h, xs: scan(cell, h, xs), backend="aot_eager", fullgraph=True)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        run(h, xs)[1].sum().backward()
+    assert_same(w.grad, torch.autograd.grad(loop(cell, h, xs)[1].sum(), w)[0])
