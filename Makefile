@@ -42,7 +42,7 @@ lint: $(ENV)/.installed
 	$(PY) -m mypy
 
 bench: $(ENV)/.installed-bench
-	$(PY) benchmarks/run.py $(ARGS)
+	$(PY) -m benchmarks $(ARGS)
 
 # The compiler is not optional here, unlike for an installation.
 FUZZ := build/fuzz/fuzz_csrc

@@ -1,0 +1,1 @@
+"""``python -m benchmarks``: speed; ``python -m benchmarks.memory``: checkpoint policies."""

@@ -1,0 +1,100 @@
+"""Measurements that want a process of their own: compile time, memory, cost per step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.contestants import CONTESTANTS, CPP
+from benchmarks.timing import interleaved
+from benchmarks.workloads import WORKLOADS, LRUWorkload, case
+
+
+def compile_time(workload: str, contestant: str, T: int) -> dict[str, Any]:
+    """Seconds of the first forward + backward, less those of the second, in a cold process.
+
+    ``toolchain``: before it, a kernel of one addition is compiled, with the same wrapper, which
+    pays what a machine pays once: imports, probing the C++ compiler, precompiled headers.
+    """
+    chosen = WORKLOADS[workload]
+    given = case(chosen, T)
+    start = time.perf_counter()
+    one = torch.compile(lambda x: x + 1, options={"cpp_wrapper": contestant == CPP})
+    one(torch.ones(8))
+    toolchain = time.perf_counter() - start
+    train = CONTESTANTS[contestant](chosen, given).train
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        train()
+        seconds.append(time.perf_counter() - start)
+    first, second = seconds
+    return {"workload": workload, "contestant": contestant, "T": T, "toolchain": toolchain,
+            "first": first, "second": second, "compile": first - second}
+
+
+def peak_of_allocator(call: Callable[[], object]) -> int:
+    """Largest growth of the bytes that torch's CPU allocator has handed out, during ``call``."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = call()
+    del result
+    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    now = most = 0
+    for _, change in sorted(changes, key=lambda pair: pair[0]):
+        now += change
+        most = max(most, now)
+    return most
+
+
+def resident(field: str) -> int:
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024
+    raise RuntimeError(f"no {field} in /proc/self/status")
+
+
+def peak_of_process(call: Callable[[], object]) -> int | None:
+    """Growth of the resident set to its high-water mark, which Linux lets a process reset."""
+    try:
+        with open("/proc/self/clear_refs", "w") as refs:
+            refs.write("5")
+    except OSError:
+        return None
+    before = resident("VmRSS")
+    result = call()
+    del result
+    return resident("VmHWM") - before
+
+
+def peak_memory(workload: str, contestant: str, T: int) -> dict[str, Any]:
+    """Of one forward + backward, without inputs, after a warm-up at the same T."""
+    chosen = WORKLOADS[workload]
+    train = CONTESTANTS[contestant](chosen, case(chosen, T)).train
+    train()
+    row = {"workload": workload, "contestant": contestant, "T": T}
+    process = peak_of_process(train)
+    return row | {"allocator": peak_of_allocator(train), "process": process}
+
+
+def growth(contestant: str, sizes: list[int], N: int, rounds: int) -> list[dict[str, Any]]:
+    """Time of lru against T, at small N."""
+    workload = LRUWorkload(N)
+    rows = []
+    for direction in ("forward", "train"):
+        calls = {}
+        for T in sizes:
+            call = getattr(CONTESTANTS[contestant](workload, case(workload, T)), direction)
+            call(), call()
+            calls[str(T)] = call
+        for T_name, timing in interleaved(calls, rounds).items():
+            row = {"contestant": contestant, "direction": direction, "T": int(T_name), "N": N}
+            rows.append(row | asdict(timing))
+        torch.compiler.reset()
+    return rows
