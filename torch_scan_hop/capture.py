@@ -39,6 +39,19 @@ def code_of(fn: Any) -> types.CodeType:
     return getattr(forward, "__code__", code_of.__code__)
 
 
+def unbound(fn: Any) -> Any:
+    """``fn`` with bound methods as partials of their functions.
+
+    A bound method is a new object at each access, and Dynamo may guard on the object.
+    """
+    if isinstance(fn, types.MethodType):
+        return functools.partial(fn.__func__, fn.__self__)
+    if isinstance(fn, functools.partial) and isinstance(fn.func, types.MethodType):
+        method = fn.func
+        return functools.partial(method.__func__, method.__self__, *fn.args, **fn.keywords)
+    return fn
+
+
 def own_copy(fn: types.FunctionType) -> types.FunctionType:
     """``fn`` with a code object of its own: Dynamo keeps its cache on the code object."""
     copy = types.FunctionType(
@@ -68,7 +81,7 @@ def call_captured(entry: types.FunctionType, combine_fn: Any, *args: Any) -> Any
     if static not in entries:
         entries[static] = compile_for_capture(own_copy(entry), dynamic=False if static else None)
     try:
-        return entries[static](combine_fn, *args)
+        return entries[static](unbound(combine_fn), *args)
     except DYNAMO_ERRORS as error:
         if "limit" in type(error).__name__.lower():
             _entries.pop(code, None)  # full of captures of other shapes or closures: start anew
