@@ -39,17 +39,43 @@ def code_of(fn: Any) -> types.CodeType:
     return getattr(forward, "__code__", code_of.__code__)
 
 
-def unbound(fn: Any) -> Any:
-    """``fn`` with bound methods as partials of their functions.
+def explicit(fn: Any) -> Any:
+    """``fn`` with what is bound to it as arguments of a partial, where Dynamo guards it.
 
-    A bound method is a new object at each access, and Dynamo may guard on the object.
+    A bound method is a new object at each access, and the defaults of a function made anew
+    (``lambda c, x, k=k: ...``) are read without a guard.
+
+    >>> explicit(lambda c, x, k=3: c).keywords
+    {'k': 3}
     """
-    if isinstance(fn, types.MethodType):
-        return functools.partial(fn.__func__, fn.__self__)
-    if isinstance(fn, functools.partial) and isinstance(fn.func, types.MethodType):
-        method = fn.func
-        return functools.partial(method.__func__, method.__self__, *fn.args, **fn.keywords)
-    return fn
+    args: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = {}
+    function = fn
+    while isinstance(function, (functools.partial, types.MethodType)):
+        if isinstance(function, types.MethodType):
+            function, args = function.__func__, (function.__self__, *args)
+        else:
+            keywords = {**function.keywords, **keywords}
+            function, args = function.func, (*function.args, *args)
+    if isinstance(function, types.FunctionType):
+        keywords = {**_defaults(function, n_given=len(args) + 2), **keywords}
+    if not args and not keywords:
+        return fn
+    return functools.partial(function, *args, **keywords)
+
+
+def _defaults(function: types.FunctionType, n_given: int) -> dict[str, Any]:
+    """Defaults of parameters that are not among the first ``n_given``."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    values = function.__defaults__ or ()
+    first = len(names) - len(values)
+    found = {
+        name: values[k - first]
+        for k, name in enumerate(names)
+        if k >= max(first, n_given, code.co_posonlyargcount)
+    }
+    return {**found, **(function.__kwdefaults__ or {})}
 
 
 def own_copy(fn: types.FunctionType) -> types.FunctionType:
@@ -81,7 +107,7 @@ def call_captured(entry: types.FunctionType, combine_fn: Any, *args: Any) -> Any
     if static not in entries:
         entries[static] = compile_for_capture(own_copy(entry), dynamic=False if static else None)
     try:
-        return entries[static](unbound(combine_fn), *args)
+        return entries[static](explicit(combine_fn), *args)
     except DYNAMO_ERRORS as error:
         if "limit" in type(error).__name__.lower():
             _entries.pop(code, None)  # full of captures of other shapes or closures: start anew
