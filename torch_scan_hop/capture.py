@@ -16,7 +16,6 @@ from typing import Any
 
 from torch_scan_hop._torch.operators import prepare_xla_if_loaded
 from torch_scan_hop._torch.transforms import under_transform
-from torch_scan_hop.errors import describe
 
 Entry = Callable[..., Any]
 _entries: weakref.WeakKeyDictionary[types.CodeType, dict[bool, Entry]] = weakref.WeakKeyDictionary()
@@ -50,7 +49,7 @@ def explicit(fn: Any) -> Any:
     """
     args: tuple[Any, ...] = ()
     keywords: dict[str, Any] = {}
-    function = fn
+    function: Any = fn
     while isinstance(function, (functools.partial, types.MethodType)):
         if isinstance(function, types.MethodType):
             function, args = function.__func__, (function.__self__, *args)
@@ -95,7 +94,7 @@ class NotCaptured(Exception):
         self.reason = reason
 
 
-def call_captured(entry: types.FunctionType, combine_fn: Any, *args: Any) -> Any:
+def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
     """``entry(combine_fn, *args)``, captured by Dynamo; raises NotCaptured where it cannot be."""
     from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS, compile_for_capture
 

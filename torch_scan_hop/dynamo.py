@@ -40,7 +40,9 @@ def _a_slice(xs: torch.Tensor) -> torch.Tensor:
     return example + xs.sum() if xs.requires_grad else example
 
 
-def _arguments(combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = None, **options: Any) -> Any:
+def _arguments(
+    combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = None, **options: Any
+) -> Any:
     return combine_fn, init, xs, additional_inputs, options
 
 
@@ -71,7 +73,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         with discard_graph_changes(tx):
             examples = _step_examples(tx, init, xs, additional)
         make_traceable(combine_fn)
-        result, spec, graph, lifted = speculate(tx, combine_fn, examples, self.value)
+        _, spec, graph, lifted = speculate(tx, combine_fn, examples, self.value)
         body = CapturedBody(tx, graph, len(init), len(xs))
         inputs = [v.as_proxy() for v in [*init, *xs, *additional]] + list(lifted)
         inputs = body.lift_numbers(inputs)
@@ -89,9 +91,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
             inputs[len(init) : n_step],
             tuple(p for k, p in enumerate(inputs) if k >= n_step and k not in mutated),
         )
-        outputs = sequence_items(
-            tx, create_node(tx, "call_function", scan_op, arguments, options)
-        )
+        outputs = sequence_items(tx, create_node(tx, "call_function", scan_op, arguments, options))
         n = len(init)
         for position, k in enumerate(mutated):
             create_node(

@@ -104,6 +104,8 @@ def allow_any_stride(graph: fx.Graph) -> None:
 def drop_copies(graph: fx.Graph) -> None:
     """``copy(old, new)`` is ``new`` in the shape and dtype of ``old``; it has no derivative."""
     for node in graph.find_nodes(op="call_function", target=aten.copy.default):
+        old: Any
+        new: Any
         old, new = (n.meta.get("val") if isinstance(n, fx.Node) else None for n in node.args[:2])
         if not (_has_static_shape(old) and _has_static_shape(new)) or old.device != new.device:
             continue
@@ -161,7 +163,7 @@ def _trim_scan(module: fx.GraphModule, node: fx.Node) -> None:
     position = {old: new for new, old in enumerate(kept)}
     for user in users:
         if user.users:
-            user.args = (node, position[user.args[1]])
+            user.args = (node, position[user.args[1]])  # type: ignore[index]
         else:
             module.graph.erase_node(user)
     node.meta["val"] = tuple(node.meta["val"][k] for k in kept)

@@ -209,9 +209,7 @@ def _copy_with_names(
     return graph, env, results
 
 
-def _forward_graph(
-    partition: Partition, names: Sequence[str]
-) -> tuple[fx.GraphModule, list[str]]:
+def _forward_graph(partition: Partition, names: Sequence[str]) -> tuple[fx.GraphModule, list[str]]:
     """The forward that returns all that the backward is handed, and what each of it is."""
     placeholders = partition.forward.graph.find_nodes(op="placeholder")
     graph, env, results = _copy_with_names(partition.forward, placeholders, names)
@@ -229,9 +227,7 @@ def _forward_graph(
     return fx.GraphModule(partition.forward, graph, "Forward"), saved
 
 
-def _backward_graph(
-    partition: Partition, saved: Sequence[str], n_inputs: int
-) -> fx.GraphModule:
+def _backward_graph(partition: Partition, saved: Sequence[str], n_inputs: int) -> fx.GraphModule:
     placeholders = partition.backward.graph.find_nodes(op="placeholder")
     n_cotangents = len(placeholders) - len(saved)
     order = [*placeholders[n_cotangents:], *placeholders[:n_cotangents]]

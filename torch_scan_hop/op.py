@@ -55,7 +55,7 @@ class ScanOperator(HigherOrderOperator):
         arguments = (combine_fn, list(init), list(xs), tuple(additional_inputs))
         tracer = symbolic_tracer_of(arguments)
         if tracer is not None:
-            return trace_symbolically(tracer, self, arguments, options)
+            return trace_symbolically(tracer, self, arguments, options)  # type: ignore[return-value]
         return super().__call__(*arguments, **options)
 
     def dispatch(self, /, dispatch_key: DispatchKey, *args: Any, **kwargs: Any) -> Any:

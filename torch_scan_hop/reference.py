@@ -45,7 +45,7 @@ def scan_loop(
     steps: list[list[torch.Tensor]] = [[] for _ in range(trip_count)]
     y: Any = None
     for t in order:
-        x = tree.map_leaves(lambda leaf, t=t: leaf[t].clone(), xs)
+        x = tree.slice_at(xs, t)
         leaves, y = step(combine_fn, carry, x, init, device)
         # copied, so that a later in-place change of the carry cannot reach an earlier y
         steps[t] = [leaf.clone() for leaf in tree.tensors(y)]

@@ -81,9 +81,7 @@ def _split(xs: Any, trip_count: int, length: int, reverse: bool) -> tuple[Any, A
 
 
 def _in_segments(xs: Any, length: int) -> Any:
-    return tree.map_leaves(
-        lambda x: x.reshape(x.shape[0] // length, length, *x.shape[1:]), xs
-    )
+    return tree.map_leaves(lambda x: x.reshape(x.shape[0] // length, length, *x.shape[1:]), xs)
 
 
 def _flat(ys: Any) -> Any:

@@ -104,6 +104,11 @@ def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
     return unflatten(value, [fn(leaf) for leaf in tensors(value)])
 
 
+def slice_at(xs: Any, t: int) -> Any:
+    """``xs[t]`` of every leaf, copied: a body may work in place on its x."""
+    return map_leaves(lambda leaf: leaf[t].clone(), xs)
+
+
 def match_carry(
     template: Any, value: Any, device: torch.device, path: str = "carry"
 ) -> list[torch.Tensor]:
@@ -128,18 +133,24 @@ def match_carry(
             (path + suffix, child, other)
             for (suffix, child), (_, other) in zip(parts, others, strict=True)
         ]
-    return [leaf for where, child, other in pairs for leaf in match_carry(child, other, device, where)]
+    return [
+        leaf for where, child, other in pairs for leaf in match_carry(child, other, device, where)
+    ]
 
 
 def _check_container(template: Any, value: Any, path: str) -> None:
     if isinstance(template, Mapping):
         if not isinstance(value, Mapping):
             raise ScanTypeError(
-                carry_mismatch(path, f"a dict with keys {list(template)}", describe(value), CARRY_FIX)
+                carry_mismatch(
+                    path, f"a dict with keys {list(template)}", describe(value), CARRY_FIX
+                )
             )
         if set(template) != set(value):
             raise ScanTypeError(
-                carry_mismatch(path, f"the keys {list(template)}", f"the keys {list(value)}", CARRY_FIX)
+                carry_mismatch(
+                    path, f"the keys {list(template)}", f"the keys {list(value)}", CARRY_FIX
+                )
             )
         return
     kind = type(template)
@@ -150,7 +161,10 @@ def _check_container(template: Any, value: Any, path: str) -> None:
     if len(expected) != len(got):
         raise ScanTypeError(
             carry_mismatch(
-                path, f"a {kind.__name__} of length {len(expected)}", f"length {len(got)}", CARRY_FIX
+                path,
+                f"a {kind.__name__} of length {len(expected)}",
+                f"length {len(got)}",
+                CARRY_FIX,
             )
         )
 
@@ -187,7 +201,8 @@ def _match_leaf(template: Any, value: Any, device: torch.device, path: str) -> t
                 path,
                 _expected(template),
                 describe(value),
-                "Give init the shape of the carry that combine_fn returns, or reshape what it returns.",
+                "Give init the shape of the carry that combine_fn returns, or reshape what it "
+                "returns.",
             )
         )
     if is_number or value.dtype == template.dtype:

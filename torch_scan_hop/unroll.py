@@ -72,7 +72,7 @@ def block_of(combine_fn: CombineFn, init: Any, unroll: int, reverse: bool) -> Co
         steps: list[Any] = []
         y: Any = None
         for t in order:
-            x = tree.map_leaves(lambda leaf, t=t: leaf[t].clone(), xs)
+            x = tree.slice_at(xs, t)
             leaves, y = step(combine_fn, carry, x, init, device)
             # copies, as between the steps of a scan: the next step may work in place
             steps.append([leaf.clone() for leaf in tree.tensors(y)])

@@ -81,15 +81,13 @@ DYNAMO_ERRORS: tuple[type[BaseException], ...] = (
 )
 
 
-def register_variable(
-    name: str, make: Callable[[Any, Any], VariableTracker | None]
-) -> None:
+def register_variable(name: str, make: Callable[[Any, Any], VariableTracker | None]) -> None:
     """Let ``make(op, upstream_class)`` pick the tracker of operators called ``name``."""
     upstream = _hops._hop_name_to_variable_class.get(name)
 
     def pick(value: Any, source: Any = None, **kwargs: Any) -> Any:
         chosen = make(value, upstream)
-        return chosen(value, source, **kwargs)
+        return chosen(value, source, **kwargs)  # type: ignore[misc,operator]
 
     _hops._hop_name_to_variable_class[name] = pick  # type: ignore[assignment]
 
@@ -203,7 +201,7 @@ def not_fx_tracing() -> Iterator[None]:
     """Dynamo refuses to start inside an FX trace; make_fx's own tracing is no obstacle."""
     symbolic_trace = torch.fx._symbolic_trace
     if hasattr(symbolic_trace, "_set_is_fx_tracing"):
-        before = symbolic_trace._get_is_fx_tracing()
+        before = symbolic_trace._get_is_fx_tracing()  # type: ignore[attr-defined]
         symbolic_trace._set_is_fx_tracing(False)
         try:
             yield
@@ -218,9 +216,7 @@ def not_fx_tracing() -> Iterator[None]:
         symbolic_trace._is_fx_tracing_flag = before
 
 
-def compile_for_capture(
-    fn: Callable[..., Any], dynamic: bool | None
-) -> Callable[..., Any]:
+def compile_for_capture(fn: Callable[..., Any], dynamic: bool | None) -> Callable[..., Any]:
     """``fn`` captured by Dynamo and run as captured: guards, no compiler.
 
     The backend must be torch's own "eager": it is the only one that Dynamo accepts under

@@ -44,8 +44,8 @@ __all__ = [
     "declare_loop_index",
     "fake_mode",
     "fresh_loop_index",
-    "is_tensor_ir",
     "ir",
+    "is_tensor_ir",
     "lower_subgraph",
     "register_scan_lowering",
     "replace_scan_pass",
@@ -108,9 +108,7 @@ def with_exact_strides(value: Any, stride: Sequence[Any]) -> Any:
 def lower_subgraph(name: str, gm: fx.GraphModule, examples: Sequence[Any]) -> Subgraph:
     """``gm`` lowered as a subgraph of the graph at hand."""
     subgraph = Subgraph(name=name, graph_module=gm)
-    subgraph.graph = V.graph.make_subgraph(
-        gm=gm, example_inputs=list(examples), subgraph_name=name
-    )
+    subgraph.graph = V.graph.make_subgraph(gm=gm, example_inputs=list(examples), subgraph_name=name)
     with V.set_graph_handler(subgraph.graph):
         subgraph.graph.run(*examples)
     return subgraph
@@ -128,7 +126,8 @@ def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Seque
 
     Its inputs are variables that the caller declared; they outlive the subgraph's code.
     """
-    graph, parent = subgraph.graph, V.graph
+    graph: Any = subgraph.graph
+    parent = V.graph
     with _indented(wrapper, graph):
         # a name in `freed` is never deleted or reused by the memory planner
         wrapper.freed.update(input_names)
@@ -185,8 +184,8 @@ def trace_decomposed(fn: Callable[..., Any], examples: Sequence[Any]) -> fx.Grap
     """
     mode = detect_fake_mode(examples) or V.fake_mode
     with mode, enable_python_dispatcher(), torch.no_grad():
-        traced = make_fx(
-            fn, decomposition_table=select_decomp_table(), tracing_mode="real"
-        )(*examples)
+        traced = make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="real")(
+            *examples
+        )
     traced.graph.eliminate_dead_code()
     return traced

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch._dynamo.side_effects import SideEffects
 
-
 # the file of torch that swaps a module's tensors; a body's own assignments are elsewhere
 _SWAPPER = "torch/nn/utils/_named_member_accessor.py"
 
@@ -28,7 +27,7 @@ def _is_swap(effects: SideEffects) -> bool:
 
 @contextlib.contextmanager
 def parameters_may_be_swapped() -> Iterator[None]:
-    if torch.__version__ >= (2, 13):
+    if torch.torch_version.TorchVersion(torch.__version__) >= (2, 13):  # type: ignore[operator]
         yield
         return
     check = SideEffects.check_allowed_side_effect

@@ -52,8 +52,8 @@ __all__ = [
     "reenter_make_fx",
     "symbolic_tracer_of",
     "take_operator_name",
-    "trace_symbolically",
     "to_functional",
+    "trace_symbolically",
     "track_tensor_tree",
     "unique_graph_id",
 ]

@@ -54,9 +54,7 @@ DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeExcepti
 
 def is_traced(tensors: Sequence[Any]) -> bool:
     """Whether a proxy trace or a functionalization pass is watching these tensors."""
-    return get_proxy_mode() is not None or any(
-        isinstance(t, FunctionalTensor) for t in tensors
-    )
+    return get_proxy_mode() is not None or any(isinstance(t, FunctionalTensor) for t in tensors)
 
 
 @contextlib.contextmanager
@@ -73,7 +71,8 @@ def isolated() -> Iterator[None]:
 
 
 def _without_saved_tensors_hooks() -> contextlib.AbstractContextManager[Any]:
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # functorch's grad forbids them
+    enabled: Any = torch._C._autograd
+    if not enabled._saved_tensors_hooks_is_enabled():  # functorch's grad forbids them
         return contextlib.nullcontext()
     return saved_tensors_hooks(_unchanged, _unchanged)
 
@@ -88,7 +87,9 @@ def _underlying_fake(tensor: Any) -> FakeTensor | None:
             return tensor
         if isinstance(tensor, FunctionalTensor):
             tensor = torch._from_functional_tensor(tensor.elem)
-        elif isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        elif isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
+            tensor
+        ):
             tensor = torch._C._functorch.get_unwrapped(tensor)
         elif isinstance(tensor, torch.Tensor) and torch._is_functional_tensor(tensor):
             tensor = torch._from_functional_tensor(tensor)
@@ -142,9 +143,7 @@ def _unwrap(value: Any) -> Any:
     return torch._from_functional_tensor(value.elem)
 
 
-def _functionalized(
-    fn: Callable[..., Any], mutated: set[int] | None = None
-) -> Callable[..., Any]:
+def _functionalized(fn: Callable[..., Any], mutated: set[int] | None = None) -> Callable[..., Any]:
     """``fn`` with in-place operations turned into functional ones, under autograd."""
 
     def wrapper(*args: Any) -> Any:
@@ -162,9 +161,7 @@ def _functionalized(
     return wrapper
 
 
-def trace(
-    fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode
-) -> fx.GraphModule:
+def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode) -> fx.GraphModule:
     """The functional ATen graph of ``fn(*examples)``; ``examples`` are fakes of ``mode``."""
     with isolated(), mode, enable_python_dispatcher(), preserve_node_meta():
         graph_module = make_fx(_functionalized(fn), tracing_mode="real")(*examples)
@@ -182,9 +179,7 @@ def mutated_inputs(
     return mutated
 
 
-def run_fake(
-    fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode
-) -> Any:
+def run_fake(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode) -> Any:
     """``fn`` evaluated for its output metadata only."""
     with isolated(), mode, enable_python_dispatcher():
         return fn(*examples)

@@ -8,13 +8,9 @@ from typing import Any
 
 import torch
 from torch._C._functorch import (
-    _add_batch_dim as add_batch_dim,
-)
-from torch._C._functorch import (
     TransformType,
     _unwrap_for_grad,
     _wrap_for_grad,
-    unwrap_if_dead as _unwrap_if_dead,
     get_unwrapped,
     is_batchedtensor,
     is_functorch_wrapped_tensor,
@@ -22,6 +18,12 @@ from torch._C._functorch import (
     maybe_get_bdim,
     maybe_get_level,
     peek_interpreter_stack,
+)
+from torch._C._functorch import (
+    _add_batch_dim as add_batch_dim,
+)
+from torch._C._functorch import (
+    unwrap_if_dead as _unwrap_if_dead,
 )
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.vmap import restore_vmap, unwrap_batched, wrap_batched
@@ -31,24 +33,23 @@ SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 
 __all__ = [
     "SingleLevelFunction",
-    
     "add_batch_dim",
+    "dual_level",
     "enable_single_level_autograd_function",
     "get_unwrapped",
     "gradients_enabled",
-    "dual_level",
     "has_tangent",
-    "is_forward_mode",
     "is_batchedtensor",
+    "is_forward_mode",
     "is_functorch_wrapped_tensor",
     "is_gradtrackingtensor",
     "make_dual",
     "maybe_get_bdim",
     "maybe_get_level",
     "restore_vmap",
-    "unwrap_batched",
     "under_transform",
     "unpack_dual",
+    "unwrap_batched",
     "unwrap_for_level",
     "unwrap_if_dead",
     "wrap_batched",

@@ -99,9 +99,7 @@ def lowering_mode() -> Iterator[None]:
     The operator's XLA kernel runs below functionalization, so that key has to be let in again.
     """
     include = torch._C._dispatch_tls_local_include_set()
-    exclude = torch._C._dispatch_tls_local_exclude_set().remove(
-        torch._C.DispatchKey.Functionalize
-    )
+    exclude = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.Functionalize)
     constants = _c._get_xla_all_numbers_special_scalars()
     # otherwise each number in the body is uploaded, and becomes a parameter of its HLO
     _c._set_xla_all_numbers_special_scalars(True)
@@ -238,6 +236,4 @@ def let_gradients_through_mark_sharding() -> None:
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return mark(gradient, ctx.mesh, ctx.spec), None, None
 
-    torch.library.register_autograd(
-        "xla::aot_mark_sharding", backward, setup_context=setup_context
-    )
+    torch.library.register_autograd("xla::aot_mark_sharding", backward, setup_context=setup_context)

@@ -19,6 +19,7 @@ from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs, Signature
 
+
 def derivative_of(
     body: Body,
     init: Sequence[Any],

@@ -185,7 +185,10 @@ class _BackwardPass:
         like = self.ctx.additional_like
         init = [
             *(self._cotangent(k) for k in carry),
-            *(torch.zeros(like[k][0], dtype=like[k][1], device=like[k][2]) for k in partition.accumulated),
+            *(
+                torch.zeros(like[k][0], dtype=like[k][1], device=like[k][2])
+                for k in partition.accumulated
+            ),
         ]
         xs = [
             *(self._cotangent(n_carry + k) for k in ys),

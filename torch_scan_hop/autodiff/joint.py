@@ -66,7 +66,9 @@ def _vjp_of_step(body: Body, signature: Signature, flow: GradientFlow) -> Any:
             )
             outputs = tuple(step(*primals))
             differentiated = [o for o, flag in zip(outputs, flow.outputs(), strict=True) if flag]
-            pairs = [(o, c) for o, c in zip(differentiated, cotangents, strict=True) if o.requires_grad]
+            pairs = [
+                (o, c) for o, c in zip(differentiated, cotangents, strict=True) if o.requires_grad
+            ]
             wanted = [p for p, flag in zip(primals, flow.inputs(), strict=True) if flag]
             gradients: tuple[Any, ...] = (None,) * len(wanted)
             if pairs:

@@ -75,7 +75,9 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def _is_size(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
+    return isinstance(
+        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
+    )
 
 
 class Partitioner:
@@ -233,7 +235,9 @@ class _BackwardBuilder:
         self.accumulated = tuple(
             k for k, g in enumerate(self.gradients.additional) if isinstance(g, fx.Node)
         )
-        self.x_gradients = tuple(k for k, g in enumerate(self.gradients.xs) if isinstance(g, fx.Node))
+        self.x_gradients = tuple(
+            k for k, g in enumerate(self.gradients.xs) if isinstance(g, fx.Node)
+        )
         self.per_step: list[Handover] = []
         self.invariant: list[Handover] = []
         self.graph = fx.Graph()
@@ -266,9 +270,11 @@ class _BackwardBuilder:
 
     def _accumulator(self, k: int) -> fx.Node:
         node = self.graph.placeholder(f"accumulator_{k}")
-        node.meta["val"] = self.owner.joint.signature.split_inputs(
-            self.owner.joint.primals()
-        ).additional[k].meta["val"]
+        node.meta["val"] = (
+            self.owner.joint.signature.split_inputs(self.owner.joint.primals())
+            .additional[k]
+            .meta["val"]
+        )
         return node
 
     def _needed_nodes(self) -> set[fx.Node]:

@@ -22,7 +22,9 @@ class _MetadataOnly(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, results: Any, differentiable: Any, *inputs: Any) -> Any:  # type: ignore[override]
-        ctx.mark_non_differentiable(*(r for r, d in zip(results, differentiable, strict=True) if not d))
+        ctx.mark_non_differentiable(
+            *(r for r, d in zip(results, differentiable, strict=True) if not d)
+        )
         return tuple(results)
 
     @staticmethod

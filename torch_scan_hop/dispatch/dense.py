@@ -51,9 +51,7 @@ def empty_results(
     mode, examples = step_examples(init, xs, additional)
     with torch.no_grad():
         out = run_fake(body, examples.flat(), mode)
-    ys = [
-        torch.empty((0, *y.shape), dtype=y.dtype, device=y.device) for y in out[len(init) :]
-    ]
+    ys = [torch.empty((0, *y.shape), dtype=y.dtype, device=y.device) for y in out[len(init) :]]
     return (*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys)
 
 
@@ -76,7 +74,9 @@ def loop(
         out = body(*carry, *slices[t], *additional)
         carry, ys = [c.contiguous() for c in out[:n_carry]], out[n_carry:]
         if not stacks:
-            stacks = [torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device) for y in ys]
+            stacks = [
+                torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device) for y in ys
+            ]
             places = [stack.unbind(0) for stack in stacks]
         for place, y in zip(places, ys, strict=True):
             place[t].copy_(y)

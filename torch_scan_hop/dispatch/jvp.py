@@ -127,7 +127,7 @@ def _tangent_body(
             ordered += [next(tangent) for flag in flags if flag]
             offset += len(flags)
         module = trace(interleaved, ordered, mode)
-        clean_up(module, kept=module.graph.nodes)
+        clean_up(module, kept=list(module.graph.nodes))
         return module, layout, y_flags
 
     key = (
@@ -150,7 +150,7 @@ def tangent_scan(
     """The scan's results and their tangents, None where there is none."""
     start = _Layout(*(tuple(t is not None for _, t in group) for group in (init, xs, additional)))
     primals = [[p for p, _ in group] for group in (init, xs, additional)]
-    module, layout, y_flags = _tangent_body(body, *primals, start)  # type: ignore[arg-type]
+    module, layout, y_flags = _tangent_body(body, primals[0], primals[1], primals[2], start)
     results = iter(
         scan_op(
             module,

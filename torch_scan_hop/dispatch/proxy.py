@@ -50,11 +50,13 @@ def proxy(
         ]
         body = reenter_make_fx(combine_fn)(*examples)
     _, name = unique_graph_id(mode, prefix="scan_body")
-    mode.tracer.root.register_module(name, body)
+    tracer: Any = mode.tracer
+    tracer.root.register_module(name, body)
     arguments = pytree.tree_map(
-        mode.tracer.unwrap_proxy, (body, init, xs, additional_inputs)  # type: ignore[attr-defined]
+        tracer.unwrap_proxy,
+        (body, init, xs, additional_inputs),
     )
-    node = mode.tracer.create_proxy("call_function", scan_op, arguments, options, name="scan")
+    node = tracer.create_proxy("call_function", scan_op, arguments, options, name="scan")
     with disable_proxy_modes_tracing():
         results = scan_op(body, init, xs, additional_inputs, **options)
-    return track_tensor_tree(results, node, constant=None, tracer=mode.tracer)
+    return track_tensor_tree(results, node, constant=None, tracer=tracer)

@@ -149,7 +149,7 @@ def _vmapped_body(
         vmapped, examples = at(flags)
         with torch.no_grad():
             module = trace(vmapped, examples, mode)
-            clean_up(module, kept=module.graph.nodes)
+            clean_up(module, kept=list(module.graph.nodes))
         return module, flags, output_flags(flags)[len(init) :]
 
     key = (

@@ -95,9 +95,7 @@ def destination_passing(
     env = dict(zip(roles.carry, carry, strict=True))
     env |= dict(zip(roles.additional, additional, strict=True))
     # an unused x is not sliced
-    env |= {
-        old: writer.at(new, index) for old, new in zip(roles.xs, xs, strict=True) if old.users
-    }
+    env |= {old: writer.at(new, index) for old, new in zip(roles.xs, xs, strict=True) if old.users}
     results = _copy_step(body, graph, env)
     outputs = signature.split_outputs(results)
     for stack, value in zip(ys, outputs.ys, strict=True):
@@ -108,9 +106,7 @@ def destination_passing(
     return fx.GraphModule(body, graph, "ScanStep")
 
 
-def _copy_step(
-    body: fx.GraphModule, graph: fx.Graph, env: dict[fx.Node, fx.Node]
-) -> Sequence[Any]:
+def _copy_step(body: fx.GraphModule, graph: fx.Graph, env: dict[fx.Node, fx.Node]) -> Sequence[Any]:
     for node in body.graph.nodes:
         if node.op not in ("placeholder", "output"):
             env[node] = graph.node_copy(node, lambda n: env[n])

@@ -52,12 +52,10 @@ class Accumulator:
         rank = stack.dim() - 1
         dims = [0, *(d % rank + 1 for d in self.term.args[1])]  # type: ignore[union-attr,operator]
         keepdim = len(self.term.args) > 2 and bool(self.term.args[2])
-        total = torch.sum(stack, dims, keepdim)
+        total = torch.sum(stack, dims, keepdim)  # type: ignore[arg-type]
         return total.squeeze(0) if keepdim else total
 
-    def total(
-        self, stacks: Sequence[torch.Tensor], sizes: Mapping[fx.Node, Any]
-    ) -> torch.Tensor:
+    def total(self, stacks: Sequence[torch.Tensor], sizes: Mapping[fx.Node, Any]) -> torch.Tensor:
         """``sum_t g_t`` from the stacks of its leaves, each ``[T, ...]``.
 
         ``sizes``: what stands for the additional inputs that views take sizes from.
@@ -82,7 +80,7 @@ def read_stack_instead(accumulator: Accumulator, at_hand: set[fx.Node]) -> Accum
     """A sum over dimensions of a value that is stacked anyway needs no stack of its own."""
     term = accumulator.term
     if term.target is aten.sum.dim_IntList and term.args[0] in at_hand:
-        return dataclasses.replace(accumulator, leaves=(term.args[0],))
+        return dataclasses.replace(accumulator, leaves=(term.args[0],))  # type: ignore[arg-type]
     return accumulator
 
 

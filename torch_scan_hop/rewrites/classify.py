@@ -66,9 +66,7 @@ def classify(graph: fx.Graph, roles: Inputs[fx.Node]) -> dict[fx.Node, Dependenc
         if is_pinned(node):
             found[node] = Dependence.LOOP
             continue
-        found[node] = max(
-            (found[a] for a in node.all_input_nodes), default=Dependence.INVARIANT
-        )
+        found[node] = max((found[a] for a in node.all_input_nodes), default=Dependence.INVARIANT)
     return found
 
 

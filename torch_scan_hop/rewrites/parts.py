@@ -19,7 +19,11 @@ class Part:
     """The part of a body that computes ``outputs`` from ``inputs``; unused inputs are dropped."""
 
     def __init__(
-        self, owner: fx.GraphModule, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str
+        self,
+        owner: fx.GraphModule,
+        inputs: Sequence[fx.Node],
+        outputs: Sequence[fx.Node],
+        name: str,
     ) -> None:
         candidates = unique(inputs)
         wanted = ancestors(list(outputs), stop=set(candidates))

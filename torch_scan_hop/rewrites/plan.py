@@ -94,7 +94,9 @@ class ScanPlan:
     ) -> list[Any]:
         """All results of the scan; ``run_scan(body, init, xs, additional)`` runs the loop."""
         d = self.decisions
-        values = dict(zip(self.fixed, [*additional, *(init[k] for k in d.constant_carry)], strict=True))
+        values = dict(
+            zip(self.fixed, [*additional, *(init[k] for k in d.constant_carry)], strict=True)
+        )
         values |= {n: _contiguous_matrix(v) for n, v in self.invariant_part(values).items()}
         stacks = dict(zip(self.roles.xs, xs, strict=True))
         stacks |= self.batched_part.over_steps(stacks, values)
