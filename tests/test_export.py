@@ -1,0 +1,130 @@
+"""torch.export of a scan: strict and not, any trip count, saved, loaded in another process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from cells import CELLS
+from oracle import assert_same, loop
+from torch import nn
+
+from torch_scan_hop import scan
+
+pytestmark = pytest.mark.torch_version
+SCAN = torch.ops.higher_order.scan
+
+
+class RNN(nn.Module):
+    def __init__(self, scan_=scan, reverse=False):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 3))
+        self.register_buffer("scale", torch.full((3,), 0.5))
+        self.scan_, self.reverse = scan_, reverse
+
+    def forward(self, h, xs):
+        def cell(h, x):
+            h = torch.tanh(h @ self.w + x * self.scale)
+            return h, {"h": h, "x": x}
+
+        return self.scan_(cell, h, xs, reverse=self.reverse)
+
+
+def inputs(T=5):
+    return torch.randn(2, 3), torch.randn(T, 2, 3)
+
+
+def expected(model, h, xs):
+    model.scan_ = loop
+    try:
+        return model(h, xs)
+    finally:
+        model.scan_ = scan
+
+
+def scan_nodes(program):
+    return program.graph.find_nodes(op="call_function", target=SCAN)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+def test_one_node_and_any_trip_count(strict, reverse):
+    model = RNN(reverse=reverse)
+    T = torch.export.Dim("T", min=2, max=100)
+    program = torch.export.export(model, inputs(), dynamic_shapes=(None, {0: T}), strict=strict)
+    assert len(scan_nodes(program)) == 1
+    for steps in (3, 5, 17):
+        h, xs = inputs(steps)
+        assert_same(program.module()(h, xs), expected(model, h, xs), 1e-5)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_decompositions_keep_the_scan(strict):
+    model = RNN()
+    program = torch.export.export(model, inputs(), strict=strict).run_decompositions()
+    assert len(scan_nodes(program)) == 1
+    h, xs = inputs()
+    assert_same(program.module()(h, xs), expected(model, h, xs), 1e-5)
+
+
+def test_an_exported_program_trains():
+    model = RNN()
+    h, xs = inputs()
+    module = torch.export.export(model, (h, xs), strict=False).module()
+    module(h, xs)[1]["h"].sum().backward()
+    got = dict(module.named_parameters())["w"].grad
+    (want,) = torch.autograd.grad(expected(model, h, xs)[1]["h"].sum(), model.w)
+    assert_same(got, want, 1e-5)
+
+
+def test_an_exported_program_compiles():
+    model = RNN()
+    h, xs = inputs()
+    module = torch.export.export(model, (h, xs), strict=False).module()
+    compiled = torch.compile(module, backend="aot_eager")
+    assert_same(compiled(h, xs), expected(model, h, xs), 1e-5)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_cell_exports(cell):
+    p = CELLS[cell].problem(torch.float64, T=4, B=2)
+
+    class Program(nn.Module):
+        def forward(self, init, xs):
+            return scan(p.combine_fn, init, xs)
+
+    with torch.no_grad():
+        init, xs = torch.utils._pytree.tree_map(torch.Tensor.detach, (p.init, p.xs))
+        for q in p.params.values():
+            q.requires_grad_(False)
+        program = torch.export.export(Program(), (init, xs), strict=False)
+        assert_same(program.module()(init, xs), loop(p.combine_fn, init, xs))
+
+
+LOAD = """
+import sys, torch, torch_scan_hop
+program = torch.export.load(sys.argv[1])
+h, xs, want = torch.load(sys.argv[2])
+torch.testing.assert_close(program.module()(h, xs), want)
+assert len(program.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan)) == 1
+print("loaded")
+"""
+
+
+def test_saved_and_loaded_in_another_process(tmp_path):
+    model = RNN()
+    T = torch.export.Dim("T", min=2, max=100)
+    program = torch.export.export(model, inputs(), dynamic_shapes=(None, {0: T}), strict=False)
+    h, xs = inputs(9)
+    with torch.no_grad():
+        want = expected(model, h, xs)
+    torch.export.save(program, tmp_path / "rnn.pt2")
+    torch.save((h, xs, want), tmp_path / "data.pt")
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LOAD), tmp_path / "rnn.pt2", tmp_path / "data.pt"],
+        capture_output=True, text=True, timeout=300,
+    )
+    assert "loaded" in result.stdout, result.stderr[-3000:]
