@@ -31,11 +31,14 @@ export PJRT_DEVICE := CPU
 demo: $(ENV)/.installed
 	$(PY) examples/char_lm.py $(ARGS)
 
+# Tensors in the tests are tiny: two processes of one thread each beat one of two.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
+
 test: $(ENV)/.installed
-	$(PY) -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-slow: $(ENV)/.installed
-	$(PY) -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 lint: $(ENV)/.installed
 	$(PY) -m ruff check .
