@@ -8,7 +8,7 @@ from pathlib import Path
 Series = Mapping[str, list[tuple[float, float]]]
 
 
-def plot(path: Path, title: str, x: str, y: str, series: Series, guides: Series | None = None) -> str:
+def plot(path: Path, title: str, x: str, y: str, series: Series) -> str:
     """Writes the plot and gives the markdown that shows it; both axes logarithmic."""
     drawn = {name: sorted(points) for name, points in series.items() if points}
     if not drawn:
@@ -25,8 +25,6 @@ def plot(path: Path, title: str, x: str, y: str, series: Series, guides: Series 
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
     for name, points in drawn.items():
         axes.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=name)
-    for name, points in (guides or {}).items():
-        axes.loglog(*zip(*points, strict=True), color="grey", linestyle=":", label=name)
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(True, which="both", alpha=0.2)
     axes.legend(fontsize=8)

@@ -33,7 +33,8 @@ def load() -> str:
 def processor() -> str:
     try:
         with open("/proc/cpuinfo") as info:
-            return next(line.split(":")[1].strip() for line in info if line.startswith("model name"))
+            names = (line.split(":")[1] for line in info if line.startswith("model name"))
+            return next(names).strip()
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tests.cells import GRU, LSTM, Draw, Problem
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+from tests.cells import GRU, LSTM, Draw, Problem
 
 FLOAT = torch.float32
 

@@ -1,0 +1,219 @@
+"""The sections of ``speed.md``: what is run, its tables and plots, its targets."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from benchmarks import report
+from benchmarks.child import RESULTS, measured
+from benchmarks.contestants import COMPILED, CPP, EAGER, JAX, LOOP, names
+from benchmarks.plots import plot
+from benchmarks.report import Rows
+from benchmarks.workloads import WORKLOADS
+
+Section = tuple[list[str], list[list[object]]]  # markdown, rows for the table of targets
+
+
+class Session:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.start = time.perf_counter()
+        self.failures: list[str] = []
+
+    def run(self, what: str, where: str, *arguments: Any, **how: Any) -> list[dict[str, Any]]:
+        found = measured(where, *arguments, **how)
+        took = time.perf_counter() - self.start
+        if isinstance(found, dict) and "failed" in found:
+            self.failures.append(f"- {what}: {found['failed']}")
+            print(f"[{took:4.0f} s] {what}: {found['failed']}", flush=True)
+            return []
+        print(f"[{took:4.0f} s] {what}", flush=True)
+        return found if isinstance(found, list) else [found]
+
+    def allows(self, contestant: str) -> bool:
+        return contestant in names(self.options.only)
+
+
+def speed(session: Session) -> Section:
+    options = session.options
+    chosen = [options.workload] if options.workload else list(WORKLOADS)
+    columns = list(names(options.only, options.slow))
+    rows: Rows = []
+    for workload in chosen:
+        rounds = 5 if options.quick else 15
+        rows += session.run(
+            f"speed of {workload}", "benchmarks.speed:measure", workload, columns, rounds, limit=600
+        )
+    lines = [
+        "## Speed",
+        "",
+        "Medians and quartiles in milliseconds; the contestants of a workload take turns in one",
+        "process. `fwd+bwd` has gradients of all weights and all of xs, for a dense cotangent.",
+        "`error`: largest difference of output and gradients to the eager loop's, relative to the",
+        "largest element; above 2e-3 no time is shown. `copy` moves the bytes that lru has to move.",
+        "",
+        *report.speed_table(rows),
+        *report.skipped_list(rows),
+    ]
+    return lines, report.speed_targets(rows)
+
+
+def compile_targets(rows: Rows, contestants: list[str], sizes: list[int]) -> list[list[object]]:
+    of = {(r["contestant"], r["T"]): r for r in rows}
+    targets: list[list[object]] = []
+    for c in contestants:
+        small, large = of.get((c, sizes[0])), of.get((c, sizes[-1]))
+        if small is None:
+            continue
+        if large is not None:
+            ratio = large["compile"] / small["compile"]
+            name = f"compile time lstm fwd+bwd, {c}, T={sizes[-1]} / T={sizes[0]}"
+            targets.append([name, "<= 1.1", f"{ratio:.2f}", report.verdict(ratio, 1.1)])
+        cold = small["toolchain"] + small["compile"]
+        for what, seconds in (("compile", small["compile"]), ("toolchain + compile", cold)):
+            row = [f"cold lstm, {c}, {what}", "<= 10 s", f"{seconds:.1f} s"]
+            targets.append([*row, report.verdict(seconds, 10)])
+    return targets
+
+
+def compile_time(session: Session) -> Section:
+    sizes = [16, 4096] if session.options.quick else [16, 4096, 65536]
+    contestants = [c for c in (COMPILED, CPP) if session.allows(c)]
+    rows: Rows = []
+    for c in contestants:
+        for T in sizes:
+            what = f"compile time of {c}, T={T}"
+            rows += session.run(what, "benchmarks.probes:compile_time", "lstm", c, T, cold=True)
+    head = ["contestant", "T", "toolchain, s", "compile fwd+bwd, s", "run, s"]
+    body = [
+        [r["contestant"], r["T"], *(f"{r[k]:.2f}" for k in ("toolchain", "compile", "second"))]
+        for r in rows
+    ]
+    series = {
+        c: [(r["T"], r["compile"]) for r in rows if r["contestant"] == c] for c in contestants
+    }
+    image = plot(RESULTS / "compile.svg", "lstm, compile time of fwd+bwd", "T", "seconds", series)
+    return [
+        "## Compile time",
+        "",
+        "lstm fwd+bwd, a fresh process per row, no caches, an empty cache directory. `toolchain`",
+        "compiles `x + 1` first: imports, probing the compiler, precompiled headers. `compile` is",
+        "the first call less the second, which is `run`.",
+        "",
+        *report.table(head, body),
+        image,
+        "",
+    ], compile_targets(rows, contestants, sizes)
+
+
+def costs_per_step(rows: Rows) -> Rows:
+    """With ``cost``, microseconds per step, and ``slope``, those since the T before."""
+    found: Rows = []
+    for r in rows:
+        cost = slope = r["median"] / r["T"] * 1e3
+        before = found[-1] if found else {}
+        if (before.get("contestant"), before.get("direction")) == (r["contestant"], r["direction"]):
+            slope = (r["median"] - before["median"]) / (r["T"] - before["T"]) * 1e3
+        found.append(r | {"cost": cost, "slope": slope})
+    return found
+
+
+def per_step_targets(rows: Rows) -> list[list[object]]:
+    """Flat in T: as a call costs, and without what a call costs at T = 0."""
+    targets: list[list[object]] = []
+    for name in (COMPILED, CPP):
+        for direction, how in report.HOW.items():
+            of = [r for r in rows if (r["contestant"], r["direction"]) == (name, direction)]
+            if len(of) < 3:
+                continue
+            for what, values in (
+                ("us / step", [r["cost"] for r in of]),
+                ("us / step since the last T", [r["slope"] for r in of[1:]]),
+            ):
+                ratio = max(values) / max(min(values), 1e-9)
+                row = [f"{what}, {name}, {how}", "max / min <= 1.1", f"{ratio:.2f}"]
+                targets.append([*row, report.verdict(ratio, 1.1)])
+    return targets
+
+
+def per_step(session: Session) -> Section:
+    sizes = [100, 1_000, 10_000] if session.options.quick else [100, 1_000, 10_000, 100_000]
+    rows: Rows = []
+    for c in (LOOP, EAGER, COMPILED, CPP, JAX):
+        if session.allows(c):
+            # their autograd graph or their steps take longer than is worth waiting for
+            reached = [T for T in sizes if T <= 10_000 or c not in (LOOP, EAGER)]
+            rounds = 5 if session.options.quick else 9
+            rows += session.run(
+                f"per step, {c}", "benchmarks.probes:growth", c, reached, 64, rounds
+            )
+    rows = costs_per_step(rows)
+    head = ["contestant", "", "T", "ms", "quartiles", "us / step", "us / step since the last T"]
+    body = [
+        [r["contestant"], report.HOW[r["direction"]], r["T"], f"{r['median']:.3f}",
+         f"{r['low']:.3f}-{r['high']:.3f}", f"{r['cost']:.2f}", f"{r['slope']:.2f}"]
+        for r in rows
+    ]  # fmt: skip
+    series: dict[str, list[tuple[float, float]]] = {}
+    for r in rows:
+        line = series.setdefault(f"{r['contestant']}, {report.HOW[r['direction']]}", [])
+        line.append((r["T"], r["median"]))
+    return [
+        "## Cost per step",
+        "",
+        "lru with N=64. `us / step` includes what a call costs; the last column is the slope from",
+        "the T before. The loop and eager stop at 10,000.",
+        "",
+        *report.table(head, body),
+        plot(RESULTS / "time.svg", "lru, N=64", "T", "milliseconds", series),
+        "",
+    ], per_step_targets(rows)
+
+
+def memory_rows(session: Session, contestants: list[str], sizes: list[int]) -> Rows:
+    cases = [("lstm", c, T) for c in contestants for T in sizes]
+    cases += [("lru", c, min(1024, sizes[-1])) for c in contestants]
+    rows: Rows = []
+    for case in cases:
+        what = "memory of {}, {}, T={}".format(*case)
+        rows += session.run(what, "benchmarks.probes:peak_memory", *case)
+    base = {(r["workload"], r["T"]): r["allocator"] for r in rows if r["contestant"] == LOOP}
+    nothing = float("nan")
+    return [
+        r | {"ratio": r["allocator"] / base.get((r["workload"], r["T"]), nothing)} for r in rows
+    ]
+
+
+def memory(session: Session) -> Section:
+    sizes = [64, 256] if session.options.quick else [64, 256, 1024, 4096]
+    contestants = [c for c in (LOOP, EAGER, COMPILED, CPP) if session.allows(c)]
+    rows = memory_rows(session, contestants, sizes)
+    body: list[list[object]] = []
+    series: dict[str, list[tuple[float, float]]] = {}
+    for r in rows:
+        process = "-" if r["process"] is None else f"{r['process'] / 2**20:.1f}"
+        mib = r["allocator"] / 2**20
+        name = r["contestant"]
+        body.append([r["workload"], name, r["T"], f"{mib:.1f}", f"{r['ratio']:.2f}", process])
+        if r["workload"] == "lstm":
+            series.setdefault(name, []).append((r["T"], mib))
+    targets: list[list[object]] = []
+    for c in contestants[1:]:
+        worst = max((r["ratio"] for r in rows if r["contestant"] == c), default=0.0)
+        row = [f"peak memory fwd+bwd, {c} / eager loop, worst", "<= 1.0", f"{worst:.2f}"]
+        targets.append([*row, report.verdict(worst, 1.0)])
+    head = ["workload", "contestant", "T", "allocator, MiB", "/ eager loop", "process, MiB"]
+    return [
+        "## Memory",
+        "",
+        "Peak of one fwd+bwd beyond its inputs, after a warm-up, a fresh process per row.",
+        "`allocator`: most bytes that torch's CPU allocator had handed out at once (profiler).",
+        "`process`: growth of the resident set to its high-water mark; pages that the warm-up left",
+        "in the heap are not counted again, so it understates many small tensors.",
+        "",
+        *report.table(head, body),
+        plot(RESULTS / "memory_peak.svg", "lstm, peak memory of fwd+bwd", "T", "MiB", series),
+        "",
+    ], targets
