@@ -52,7 +52,7 @@ def speed(session: Session) -> Section:
         "Medians and quartiles in milliseconds; the contestants of a workload take turns in one",
         "process. `fwd+bwd` has gradients of all weights and all of xs, for a dense cotangent.",
         "`error`: largest difference of output and gradients to the eager loop's, relative to the",
-        "largest element; above 2e-3 no time is shown. `copy` moves the bytes that lru has to move.",
+        "largest element; above 2e-3 no time is shown. `copy` moves the bytes lru has to move.",
         "",
         *report.speed_table(rows),
         *report.skipped_list(rows),

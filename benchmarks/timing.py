@@ -10,7 +10,7 @@ from dataclasses import dataclass
 Call = Callable[[], object]
 
 SAMPLE_SECONDS = 0.02  # short calls are repeated to fill a sample
-BUDGET_SECONDS = 8.0  # of one contestant; it takes fewer rounds past that
+BUDGET_SECONDS = 4.0  # of one contestant; it takes fewer rounds past that
 PAUSE_SECONDS = 0.005  # lets the spinning threads of the last contestant go to sleep
 
 
