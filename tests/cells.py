@@ -47,7 +47,9 @@ class TanhRNN:
             h = torch.tanh(x @ w + h @ u + b)
             return h, h
 
-        return Problem(cell, torch.zeros(B, H, dtype=dtype), draw.normal(T, B, D), {"w": w, "u": u, "b": b})
+        return Problem(
+            cell, torch.zeros(B, H, dtype=dtype), draw.normal(T, B, D), {"w": w, "u": u, "b": b}
+        )
 
 
 class LSTM:

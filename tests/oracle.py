@@ -104,14 +104,20 @@ def assert_same(actual: Any, expected: Any, tolerance: float = 1e-9, dtype: bool
             assert a is None and e is None, path
             continue
         torch.testing.assert_close(
-            a, e, rtol=tolerance, atol=tolerance, check_dtype=dtype, check_stride=False,
+            a,
+            e,
+            rtol=tolerance,
+            atol=tolerance,
+            check_dtype=dtype,
+            check_stride=False,
             msg=lambda text, path=path: f"{path}: {text}",
         )
 
 
 def differentiable(value: Any) -> list[Tensor]:
     return [
-        t for t in tree.tensors(value)
+        t
+        for t in tree.tensors(value)
         if isinstance(t, Tensor) and (t.dtype.is_floating_point or t.dtype.is_complex)
     ]
 

@@ -159,7 +159,12 @@ def test_empty_carry_is_a_map(variant):
 
 @EAGER_AND_COMPILED
 def test_the_carry_may_come_back_as_the_lists_it_went_in(variant):
-    check(lambda c, x: ([c[0] + x, c[1] * c[0]], c[1]), [randn(2), randn(2)], randn(3, 2), variant=variant)
+    check(
+        lambda c, x: ([c[0] + x, c[1] * c[0]], c[1]),
+        [randn(2), randn(2)],
+        randn(3, 2),
+        variant=variant,
+    )
 
 
 # --- numbers ---
@@ -216,7 +221,7 @@ def test_promotion_without_and_with_one_step(variant, T):
 
 
 def test_another_number_needs_no_other_capture():
-    cell, xs = lambda c, x: (c + x, c), torch.ones(3)  # noqa: E731
+    cell, xs = lambda c, x: (c + x, c), torch.ones(3)
     scan(cell, 0.5, xs)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert scan(cell, 0.25, xs)[0].item() == 3.25
@@ -303,7 +308,12 @@ def test_mixed_dtypes(variant):
         d = d * f.double()
         return (f, d, n + x["n"], b ^ (x["n"] > 0)), (d, n, b)
 
-    init = (randn(2, dtype=torch.float32), randn(2), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool))
+    init = (
+        randn(2, dtype=torch.float32),
+        randn(2),
+        torch.zeros(2, dtype=torch.int64),
+        torch.zeros(2, dtype=torch.bool),
+    )
     xs = {"f": randn(4, 2, dtype=torch.float32), "n": torch.randint(-2, 3, (4, 2))}
     check(cell, init, xs, variant=variant, tolerance=1e-5)
 
@@ -312,14 +322,22 @@ def test_mixed_dtypes(variant):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_integer_carry(variant, dtype):
     result = check(
-        lambda n, x: (n + x, n), torch.zeros(2, dtype=dtype), torch.ones(4, 2, dtype=dtype), variant=variant
+        lambda n, x: (n + x, n),
+        torch.zeros(2, dtype=dtype),
+        torch.ones(4, 2, dtype=dtype),
+        variant=variant,
     )
     assert result[0].dtype == dtype
 
 
 @EAGER_AND_COMPILED
 def test_bool_carry(variant):
-    check(lambda b, x: (b | x, b), torch.tensor(False), torch.tensor([False, True, False]), variant=variant)
+    check(
+        lambda b, x: (b | x, b),
+        torch.tensor(False),
+        torch.tensor([False, True, False]),
+        variant=variant,
+    )
 
 
 @EAGER_AND_COMPILED
@@ -327,8 +345,10 @@ def test_complex_carry(variant):
     z = randn(3, dtype=torch.complex128).requires_grad_()
     check(
         lambda h, x: (h * z + x, (h * z).abs()),
-        randn(3, dtype=torch.complex128), randn(4, 3, dtype=torch.complex128),
-        params=[z], variant=variant,
+        randn(3, dtype=torch.complex128),
+        randn(4, 3, dtype=torch.complex128),
+        params=[z],
+        variant=variant,
     )
 
 
@@ -336,8 +356,11 @@ def test_complex_carry(variant):
 def test_integer_xs_as_indices(variant):
     table = randn(5, 3).requires_grad_()
     check(
-        lambda h, i: (h + table[i], h), randn(2, 3), torch.randint(0, 5, (4, 2)),
-        params=[table], variant=variant,
+        lambda h, i: (h + table[i], h),
+        randn(2, 3),
+        torch.randint(0, 5, (4, 2)),
+        params=[table],
+        variant=variant,
     )
 
 
@@ -377,7 +400,18 @@ def test_gradients_through_views_and_expanded_inputs(variant):
 
 @ALL_WAYS
 @pytest.mark.parametrize(
-    "name", ["same twice", "x", "carry in", "view", "closure", "swapped", "unchanged", "constant", "one tensor as two carries"]
+    "name",
+    [
+        "same twice",
+        "x",
+        "carry in",
+        "view",
+        "closure",
+        "swapped",
+        "unchanged",
+        "constant",
+        "one tensor as two carries",
+    ],
 )
 def test_a_body_may_return_any_tensor_it_has(variant, name):
     w = randn(2, 2).requires_grad_()
@@ -397,7 +431,8 @@ def test_a_body_may_return_any_tensor_it_has(variant, name):
 
 def storages(value):
     return {
-        t.untyped_storage().data_ptr() for t in pytree.tree_leaves(value)
+        t.untyped_storage().data_ptr()
+        for t in pytree.tree_leaves(value)
         if isinstance(t, torch.Tensor) and t.numel()
     }
 
@@ -580,7 +615,7 @@ def test_closures_are_seen_as_they_are_at_each_call():
     w = torch.full((2,), 2.0)
     assert scan(cell, torch.zeros(2), xs)[0].tolist() == [18.0, 18.0]
     for k in (1, 2, 5):
-        bound = lambda h, x, k=k: cell(h, x, k)  # noqa: E731
+        bound = lambda h, x, k=k: cell(h, x, k)
         assert scan(bound, torch.zeros(2), xs)[0].tolist() == [18.0 * k] * 2
 
 
@@ -655,7 +690,7 @@ def test_an_untraceable_body_is_an_error_under_compile_that_names_the_line():
             h = h * 2
         return h + x, None
 
-    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="the user's line|test_api.py"):
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match=r"the user's line|test_api.py"):
         torch.compile(lambda h, xs: scan(cell, h, xs), fullgraph=True, backend="eager")(
             torch.zeros(2), torch.ones(3, 2)
         )
@@ -675,7 +710,7 @@ def test_exceptions_of_the_body_keep_their_type(error):
 
 
 def test_errors_of_operators_keep_their_type():
-    with pytest.raises(RuntimeError, match="(?i)size|shape"):
+    with pytest.raises(RuntimeError, match=r"(?i)size|shape"):
         scan(lambda h, x: (h @ torch.ones(3, 3), None), torch.zeros(2), torch.ones(3, 2))
     with pytest.raises(IndexError):
         scan(lambda h, x: (h[5], None), torch.zeros(2), torch.ones(3, 2))
@@ -684,7 +719,10 @@ def test_errors_of_operators_keep_their_type():
 
 
 def test_a_disabled_dynamo_runs_the_loop():
-    with pytest.warns(UserWarning, match="Dynamo is disabled"), torch.compiler.set_stance("force_eager"):
+    with (
+        pytest.warns(UserWarning, match="Dynamo is disabled"),
+        torch.compiler.set_stance("force_eager"),
+    ):
         result = scan(lambda h, x: (h + x, h), torch.zeros(2), torch.ones(3, 2))
     assert result[0].tolist() == [3.0, 3.0]
 

@@ -41,7 +41,9 @@ def recurrence(values, scan_, reverse=False):
 NAMES = ("h", "s", "xs", "w", "a")
 
 
-@pytest.mark.parametrize("wanted", [c for n in range(1, 6) for c in itertools.combinations(NAMES, n)])
+@pytest.mark.parametrize(
+    "wanted", [c for n in range(1, 6) for c in itertools.combinations(NAMES, n)]
+)
 def test_every_subset_of_inputs(wanted):
     values = leaves(h=(2, 3), s=(), xs=(4, 2, 3), w=(3, 3), a=())
     for name in wanted:
@@ -100,7 +102,9 @@ def test_gradcheck(T, reverse):
         (h, s), ys = recurrence(values, scan, reverse)
         return h, s, ys["h"], ys["x"]
 
-    inputs = [v.requires_grad_() for v in leaves(h=(2, 2), s=(), xs=(T, 2, 2), w=(2, 2), a=()).values()]
+    inputs = [
+        v.requires_grad_() for v in leaves(h=(2, 2), s=(), xs=(T, 2, 2), w=(2, 2), a=()).values()
+    ]
     assert torch.autograd.gradcheck(run, inputs)
     if T != 1:
         assert torch.autograd.gradgradcheck(run, inputs)
@@ -113,7 +117,9 @@ def test_double_backward(cell):
     wrt += list(p.params.values())
 
     def second(scan_):
-        first = torch.autograd.grad(scalar(scan_(p.combine_fn, p.init, p.xs)), wrt, create_graph=True)
+        first = torch.autograd.grad(
+            scalar(scan_(p.combine_fn, p.init, p.xs)), wrt, create_graph=True
+        )
         return list(torch.autograd.grad(sum((g**2).sum() for g in first), wrt))
 
     assert_same(second(scan), second(loop))
@@ -146,7 +152,10 @@ def test_retain_graph_twice():
 
 @pytest.mark.parametrize("used", ["carry 0", "carry 1", "y", "one step of y", "x"])
 def test_only_some_outputs_used(used):
-    values = {k: v.requires_grad_() for k, v in leaves(h=(2, 3), s=(), xs=(4, 2, 3), w=(3, 3), a=()).items()}
+    values = {
+        k: v.requires_grad_()
+        for k, v in leaves(h=(2, 3), s=(), xs=(4, 2, 3), w=(3, 3), a=()).items()
+    }
     pick = {
         "carry 0": lambda r: r[0][0].sum(),
         "carry 1": lambda r: r[0][1].sum(),
@@ -186,15 +195,20 @@ def test_hooks_fire():
     h.register_hook(lambda g: seen.append("h"))
     w.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
     (h.sum() + ys.sum()).backward()
-    assert sorted(seen) == ["accumulated", "h", "w", "ys"] or set(seen) == {"h", "ys", "w", "accumulated"}
+    assert sorted(seen) == ["accumulated", "h", "w", "ys"] or set(seen) == {
+        "h",
+        "ys",
+        "w",
+        "accumulated",
+    }
     assert len(seen) == 4
 
 
 @pytest.mark.parametrize("changed", ["w", "xs", "ys"])
 def test_a_saved_tensor_changed_in_place_is_an_error(changed):
     w, xs = randn(3).requires_grad_(), randn(4, 3)
-    h, ys = scan(lambda h, x: ((h * w + x).tanh() * x, h * w), randn(3), xs)
-    h2, hs = scan(lambda h, x: ((torch.tanh(h * w + x),) * 2), randn(3), xs)
+    h, _ys = scan(lambda h, x: ((h * w + x).tanh() * x, h * w), randn(3), xs)
+    h2, hs = scan(lambda h, x: (torch.tanh(h * w + x),) * 2, randn(3), xs)
     with torch.no_grad():
         {"w": w, "xs": xs, "ys": hs}[changed].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -214,7 +228,7 @@ def test_saved_tensors_hooks_see_what_is_saved():
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        _, ys = scan(lambda h, x: ((torch.tanh(h * w + x),) * 2), randn(3), randn(4, 3))
+        _, ys = scan(lambda h, x: (torch.tanh(h * w + x),) * 2, randn(3), randn(4, 3))
     got = torch.autograd.grad(ys.sum(), w)
     assert packed and len(packed) == len(unpacked)
     assert got[0].shape == w.shape
@@ -277,8 +291,10 @@ def test_randomness_is_consumed_as_by_the_loop():
 @pytest.mark.parametrize("checkpoint", [None, "full"])
 def test_dropout_is_not_redrawn_by_a_checkpoint(checkpoint):
     w = torch.ones(100, dtype=F64, requires_grad=True)
-    cell = lambda h, x: (h + x, nn.functional.dropout(x * w, 0.5))  # noqa: E731
-    _, ys = scan(cell, torch.zeros(100, dtype=F64), torch.ones(3, 100, dtype=F64), checkpoint=checkpoint)
+    cell = lambda h, x: (h + x, nn.functional.dropout(x * w, 0.5))
+    _, ys = scan(
+        cell, torch.zeros(100, dtype=F64), torch.ones(3, 100, dtype=F64), checkpoint=checkpoint
+    )
     (g,) = torch.autograd.grad(ys.sum(), w)
     assert_same(g, ys.detach().sum(0))
 
@@ -314,7 +330,7 @@ def natural_loop(combine_fn, carry, xs):
 @pytest.mark.parametrize("cell", ["tanh_rnn", "gru", "lstm", "linear_recurrence"])
 def test_residuals_are_never_more_than_the_loops(cell):
     p = CELLS[cell].problem(torch.float32, T=32, B=4, D=16, H=16)
-    run = lambda: scan(p.combine_fn, p.init, p.xs)  # noqa: E731
+    run = lambda: scan(p.combine_fn, p.init, p.xs)
     run()
     assert kept_bytes(run) <= kept_bytes(lambda: natural_loop(p.combine_fn, p.init, p.xs))
 

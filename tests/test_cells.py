@@ -61,6 +61,10 @@ def test_training_under_inductor(cell):
 def test_training_under_inductor_all(cell, reverse):
     p = CELLS[cell].problem(torch.float64, T=5, B=2)
     check(
-        p.combine_fn, p.init, p.xs,
-        params=list(p.params.values()), variant=VARIANTS["inductor"], reverse=reverse,
+        p.combine_fn,
+        p.init,
+        p.xs,
+        params=list(p.params.values()),
+        variant=VARIANTS["inductor"],
+        reverse=reverse,
     )

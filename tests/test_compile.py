@@ -15,7 +15,11 @@ import torch
 from cells import CELLS
 from oracle import VARIANTS, assert_same, check, gradients, loop, zeros_for_none
 from torch import nn
-from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounterWithBackend, EagerAndRecordGraphs
+from torch._dynamo.testing import (
+    AotEagerAndRecordGraphs,
+    CompileCounterWithBackend,
+    EagerAndRecordGraphs,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -34,7 +38,9 @@ def randn(*shape, dtype=F64):
 def scans_in(graph_module):
     """Scan nodes of a graph and of its subgraphs."""
     return [
-        node for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule)
+        node
+        for module in graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.find_nodes(op="call_function", target=SCAN)
     ]
 
@@ -51,7 +57,9 @@ def test_one_node_in_the_captured_graph():
     backend = EagerAndRecordGraphs()
     w = randn(3, 3).requires_grad_()
     run = torch.compile(
-        lambda h, xs: scan(functools.partial(rnn, w=w), h, xs, reverse=True), backend=backend, fullgraph=True
+        lambda h, xs: scan(functools.partial(rnn, w=w), h, xs, reverse=True),
+        backend=backend,
+        fullgraph=True,
     )
     h, xs = randn(2, 3), randn(4, 2, 3)
     assert_same(run(h, xs), loop(functools.partial(rnn, w=w), h, xs, reverse=True))
@@ -136,7 +144,9 @@ def test_no_recompile_when_a_dynamic_size_changes(backend, how):
     counter = CompileCounterWithBackend(backend)
     run = torch.compile(
         lambda h, xs: scan(functools.partial(rnn, w=w), h, xs),
-        backend=counter, fullgraph=True, dynamic=True if how == "dynamic=True" else None,
+        backend=counter,
+        fullgraph=True,
+        dynamic=True if how == "dynamic=True" else None,
     )
     for T, B in ((5, 4), (7, 3), (11, 6)):
         h, xs = randn(B, 3), randn(T, B, 3)
@@ -196,7 +206,9 @@ def integer_and_bool_carries(scan_, xs):
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_integer_and_bool_carries(backend):
     xs = randn(4, 3).requires_grad_()
-    compiled = torch.compile(lambda xs: integer_and_bool_carries(scan, xs), backend=backend, fullgraph=True)
+    compiled = torch.compile(
+        lambda xs: integer_and_bool_carries(scan, xs), backend=backend, fullgraph=True
+    )
     actual, expected = compiled(xs), integer_and_bool_carries(loop, xs)
     assert_same(actual, expected)
     assert_same(gradients(actual, [xs]), gradients(expected, [xs]))
@@ -206,7 +218,9 @@ def test_inductor_with_a_dynamic_trip_count():
     w = randn(3, 3).requires_grad_()
     cell = functools.partial(rnn, w=w)
     counter = CompileCounterWithBackend("inductor")
-    run = torch.compile(lambda h, xs: scan(cell, h, xs), backend=counter, fullgraph=True, dynamic=True)
+    run = torch.compile(
+        lambda h, xs: scan(cell, h, xs), backend=counter, fullgraph=True, dynamic=True
+    )
     for T in (5, 8):
         h, xs = randn(2, 3), randn(T, 2, 3)
         actual, expected = run(h, xs), loop(cell, h, xs)
@@ -246,14 +260,19 @@ print("both work")
 
 
 def run_python(code):
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300
+    )
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("torch._higher_order_ops.scan", "torch_scan_hop"), ("torch_scan_hop", "torch._higher_order_ops.scan")],
+    [
+        ("torch._higher_order_ops.scan", "torch_scan_hop"),
+        ("torch_scan_hop", "torch._higher_order_ops.scan"),
+    ],
 )
 def test_torchs_own_scan_keeps_working(first, second):
     assert "both work" in run_python(textwrap.dedent(BOTH.format(first=first, second=second)))
@@ -359,7 +378,9 @@ def test_while_loop_in_the_body():
     from torch._higher_order_ops.while_loop import while_loop
 
     def cell(h, x):
-        _, h = while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, h * 0.5 + x), (torch.tensor(0), h))
+        _, h = while_loop(
+            lambda i, h: i < 3, lambda i, h: (i + 1, h * 0.5 + x), (torch.tensor(0), h)
+        )
         return h, h
 
     h, xs = randn(3), randn(4, 3)
@@ -381,7 +402,9 @@ def test_checkpoint_around_the_scan(compiled):
     h, xs = randn(3), randn(4, 3)
 
     def run(h, xs):
-        return checkpoint(lambda h, xs: scan(functools.partial(rnn, w=w), h, xs), h, xs, use_reentrant=False)
+        return checkpoint(
+            lambda h, xs: scan(functools.partial(rnn, w=w), h, xs), h, xs, use_reentrant=False
+        )
 
     f = torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run
     actual, expected = f(h, xs), loop(functools.partial(rnn, w=w), h, xs)
@@ -394,7 +417,9 @@ def test_a_scan_in_a_branch_of_cond():
 
     def run(h, xs):
         cell = functools.partial(rnn, w=w)
-        return torch.cond(h.sum() > 0, lambda h, xs: scan(cell, h, xs)[0], lambda h, xs: h * 2, (h, xs))
+        return torch.cond(
+            h.sum() > 0, lambda h, xs: scan(cell, h, xs)[0], lambda h, xs: h * 2, (h, xs)
+        )
 
     xs = randn(4, 3)
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
@@ -435,7 +460,9 @@ def captured():
     backend = EagerAndRecordGraphs()
     w = randn(3, 3)
     h, xs = randn(3), randn(4, 3)
-    torch.compile(lambda h, xs: scan(functools.partial(rnn, w=w), h, xs), backend=backend, fullgraph=True)(h, xs)
+    torch.compile(
+        lambda h, xs: scan(functools.partial(rnn, w=w), h, xs), backend=backend, fullgraph=True
+    )(h, xs)
     (graph,) = backend.graphs
     inputs = {"w": w, "h": h, "xs": xs}
     order = []

@@ -125,6 +125,8 @@ def test_saved_and_loaded_in_another_process(tmp_path):
     torch.save((h, xs, want), tmp_path / "data.pt")
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(LOAD), tmp_path / "rnn.pt2", tmp_path / "data.pt"],
-        capture_output=True, text=True, timeout=300,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert "loaded" in result.stdout, result.stderr[-3000:]

@@ -14,8 +14,13 @@ from torch_scan_hop import scan_layers
 
 HAS_XLA = importlib.util.find_spec("torch_xla") is not None
 if HAS_XLA:
-    import xla_harness  # noqa: F401  (starts torch_xla)
-DEVICES = ["cpu", pytest.param("xla", marks=[pytest.mark.xla, pytest.mark.skipif(not HAS_XLA, reason="torch_xla")])]
+    import xla_harness
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "xla", marks=[pytest.mark.xla, pytest.mark.skipif(not HAS_XLA, reason="torch_xla")]
+    ),
+]
 
 
 class Block(nn.Module):
@@ -45,7 +50,9 @@ def in_sequence(layers, x):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("make", [lambda: nn.Linear(4, 4), lambda: Block(4)], ids=["linear", "block"])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Linear(4, 4), lambda: Block(4)], ids=["linear", "block"]
+)
 @pytest.mark.parametrize("n", [1, 3])
 def test_values_and_gradients_of_every_layer(make, n, device):
     layers = nn.ModuleList(make() for _ in range(n)).double()
@@ -127,5 +134,8 @@ def test_one_layer_in_the_hlo():
 @pytest.mark.skipif(not HAS_XLA, reason="torch_xla")
 def test_dropout_differs_from_layer_to_layer():
     layers = nn.ModuleList(nn.Dropout(0.5) for _ in range(4)).to("xla")
-    kept = [(scan_layers(layers[:n], torch.ones(4096, device="xla")) != 0).float().mean().item() for n in (1, 2)]
+    kept = [
+        (scan_layers(layers[:n], torch.ones(4096, device="xla")) != 0).float().mean().item()
+        for n in (1, 2)
+    ]
     assert abs(kept[0] - 0.5) < 0.05 and abs(kept[1] - 0.25) < 0.05

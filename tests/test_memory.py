@@ -113,9 +113,7 @@ def test_double_backward(policy):
 @pytest.mark.parametrize("policy", ["full", "sqrt", "segments", "binomial", "per operator"])
 def test_compiled(policy):
     problem = Problem(steps=11)
-    run = torch.compile(
-        lambda: problem.run(POLICIES[policy]), backend="aot_eager", fullgraph=True
-    )
+    run = torch.compile(lambda: problem.run(POLICIES[policy]), backend="aot_eager", fullgraph=True)
     results, expected = run(), problem.expected()
     torch.testing.assert_close(results, expected)
     torch.testing.assert_close(

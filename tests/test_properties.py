@@ -76,7 +76,10 @@ def cell(carry, x):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
-    carry=trees(leaf_kinds), xs=trees(leaf_kinds), T=st.integers(0, 5), reverse=st.booleans(),
+    carry=trees(leaf_kinds),
+    xs=trees(leaf_kinds),
+    T=st.integers(0, 5),
+    reverse=st.booleans(),
     unroll=st.sampled_from([1, 1, 2]),
 )
 def test_a_scan_is_the_loop(carry, xs, T, reverse, unroll):
@@ -99,7 +102,8 @@ def test_a_scan_is_the_loop(carry, xs, T, reverse, unroll):
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
-    shape=st.lists(st.integers(0, 4), min_size=1, max_size=3), where=st.integers(-3, 2),
+    shape=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    where=st.integers(-3, 2),
     reverse=st.booleans(),
 )
 def test_any_dimension(shape, where, reverse):

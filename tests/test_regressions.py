@@ -64,7 +64,11 @@ def test_153437_other_aliases(kind, variant):
 @pytest.mark.parametrize("variant", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_153679_gradients_of_chained_scans(variant):
     w, u = randn(3, 3).requires_grad_(), randn(3, 3).requires_grad_()
-    h, k, xs = randn(2, 3).requires_grad_(), randn(2, 3).requires_grad_(), randn(4, 2, 3).requires_grad_()
+    h, k, xs = (
+        randn(2, 3).requires_grad_(),
+        randn(2, 3).requires_grad_(),
+        randn(4, 2, 3).requires_grad_(),
+    )
 
     def run(h, k, xs, scan_=scan):
         h, ys = scan_(rnn_with(w), h, xs)
@@ -115,7 +119,7 @@ def test_gradients_when_init_needs_none(variant):
 @pytest.mark.parametrize("variant", ["eager", "aot_eager"])
 def test_dropout_uses_one_mask_forward_and_backward(variant):
     w = torch.ones(256, dtype=F64, requires_grad=True)
-    cell = lambda h, x: (h, nn.functional.dropout(x * w, 0.5))  # noqa: E731
+    cell = lambda h, x: (h, nn.functional.dropout(x * w, 0.5))
     _, ys = VARIANTS[variant](cell, torch.zeros(()), torch.ones(3, 256, dtype=F64))
     assert_same(torch.autograd.grad(ys.sum(), w)[0], ys.detach().sum(0))
 
@@ -144,10 +148,10 @@ def test_embedding_lookup_with_integer_xs(variant, index):
     table = randn(5, 3).requires_grad_()
     if index == "vector":
         init, xs = randn(2, 3), torch.tensor([[0, 1], [4, 4], [4, 0], [2, 3]])
-        cell = lambda h, i: (torch.tanh(h + table[i]), None)  # noqa: E731
+        cell = lambda h, i: (torch.tanh(h + table[i]), None)
     else:
         init, xs = randn(3), torch.tensor([0, 4, 4, 2])
-        cell = lambda h, i: (torch.tanh(h + table.index_select(0, i)[0]), None)  # noqa: E731
+        cell = lambda h, i: (torch.tanh(h + table.index_select(0, i)[0]), None)
     check(cell, init, xs, params=[table], variant=VARIANTS[variant])
 
 
@@ -155,7 +159,12 @@ def test_indexing_by_a_scalar_tensor_runs_as_a_loop():
     # torch reads the index with item(), which Dynamo does not trace: right, but not fast
     table = randn(5, 3).requires_grad_()
     with pytest.warns(UserWarning, match="plain Python loop"):
-        check(lambda h, i: (torch.tanh(h + table[i]), None), randn(3), torch.tensor([0, 4, 2]), params=[table])
+        check(
+            lambda h, i: (torch.tanh(h + table[i]), None),
+            randn(3),
+            torch.tensor([0, 4, 2]),
+            params=[table],
+        )
 
 
 @pytest.mark.parametrize("variant", ["eager", "aot_eager"])
@@ -202,7 +211,9 @@ def test_inductor_caches_graphs_that_hold_a_scan():
         counters.clear()
         torch.compile(run, fullgraph=True)(*args)
     assert not counters["inductor"]["fxgraph_cache_bypass"]
-    assert counters["inductor"]["fxgraph_cache_hit"] or counters["aot_autograd"]["autograd_cache_hit"]
+    assert (
+        counters["inductor"]["fxgraph_cache_hit"] or counters["aot_autograd"]["autograd_cache_hit"]
+    )
 
 
 def test_nothing_is_kept_alive_after_a_call():

@@ -96,9 +96,11 @@ class TestBatchXs:
         plan = make_plan(body, Signature(1, 1, 2), only("batch_xs"), pointwise_pays=False)
         assert operators(plan.body)["mm"] == 1
         check_values(plan, body, [h], [xs], [w, u])
-        batched = make_fx(lambda xs, w: plan.batched_part.over_steps(
-            {plan.roles.xs[0]: xs}, {plan.roles.additional[0]: w}
-        )[plan.batched_part.outputs[0]])(xs, w)
+        batched = make_fx(
+            lambda xs, w: plan.batched_part.over_steps(
+                {plan.roles.xs[0]: xs}, {plan.roles.additional[0]: w}
+            )[plan.batched_part.outputs[0]]
+        )(xs, w)
         products = [n for n in batched.graph.nodes if n.target is torch.ops.aten.mm.default]
         assert [tuple(n.meta["val"].shape) for n in products] == [(T * B, H)]
 
@@ -269,8 +271,9 @@ def test_the_compiled_lstm_has_one_product_forward_and_no_weight_gradient_backwa
 
     post_grad.decompose_scan_to_while_loop = record
     try:
-        with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(
-            enable_autograd_cache=False
+        with (
+            torch._inductor.config.patch(fx_graph_cache=False),
+            torch._functorch.config.patch(enable_autograd_cache=False),
         ):
             _, ys = run(xs)
             gradients = torch.autograd.grad(ys.square().sum(), [w, u, b, xs])

@@ -47,7 +47,9 @@ def check_against_autograd(fn, *args, captured=()):
     outputs, residuals = results[: graphs.n_outputs], results[graphs.n_outputs :]
     expected = torch.utils._pytree.tree_leaves(fn(*args))
     torch.testing.assert_close(list(outputs), [e.detach() for e in expected])
-    cotangents = [torch.randn_like(o) for o, d in zip(outputs, graphs.differentiable, strict=True) if d]
+    cotangents = [
+        torch.randn_like(o) for o, d in zip(outputs, graphs.differentiable, strict=True) if d
+    ]
     gradients = graphs.backward(*residuals, *cotangents)
     inputs = [*torch.utils._pytree.tree_leaves(args), *captured]
     differentiated = [e for e in expected if e.requires_grad]
@@ -268,7 +270,11 @@ def test_row_16_compiled_autograd(backend):
     def fn(x):
         return scan(lambda c, x: ((n := torch.tanh(c @ weight + x)), n), torch.zeros(2, 4), x)[1]
 
-    run = fn if backend == "plain" else torch.compile(fn, backend=backend, fullgraph=True, dynamic=True)
+    run = (
+        fn
+        if backend == "plain"
+        else torch.compile(fn, backend=backend, fullgraph=True, dynamic=True)
+    )
     handle = weight.register_hook(lambda g: g * 2)
     compiled = CompiledAutograd()
     for steps in (5, 6, 7, 9, 11):

@@ -73,6 +73,8 @@ def test_an_appended_list_runs_as_a_loop():
 
 def test_compiled_side_effects_are_refused():
     module = ReassignedBuffer()
-    run = torch.compile(lambda xs: scan(module, torch.zeros(3), xs), backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="(?i)mutat|side effect"):
+    run = torch.compile(
+        lambda xs: scan(module, torch.zeros(3), xs), backend="eager", fullgraph=True
+    )
+    with pytest.raises(Exception, match=r"(?i)mutat|side effect"):
         run(torch.ones(4, 3))

@@ -58,7 +58,9 @@ def two_carries(scan_):
             h = torch.sin(c["h"] @ w + x)
             return {"n": c["n"] + 1, "h": h, "s": c["s"] + h @ u}, c["s"] * h
 
-        c, ys = scan_(cell, {"h": h0, "s": torch.zeros_like(h0), "n": torch.zeros((), dtype=torch.int64)}, xs)
+        c, ys = scan_(
+            cell, {"h": h0, "s": torch.zeros_like(h0), "n": torch.zeros((), dtype=torch.int64)}, xs
+        )
         return (c["s"] ** 2).sum() + ys.sum()
 
     return f
@@ -96,8 +98,12 @@ TRANSFORMS = {
     "vmap of grad": lambda f: vmap(grad(f, (2, 3)), PER_ROW)(*ALL),
     "grad of vmap": lambda f: grad(lambda w: vmap(f, PER_ROW)(H, XS, w, U).sum())(W),
     "jvp of vmap": lambda f: jvp(lambda w: vmap(f, PER_ROW)(H, XS, w, U), (W,), (W,)),
-    "vmap of jvp": lambda f: vmap(lambda w: jvp(lambda x: f(H, x, w, U), (XS,), (XS,)))(torch.stack([W, U])),
-    "vmap of vmap": lambda f: vmap(vmap(f, PER_ROW), (None, None, 0, None))(H, XS, torch.stack([W, U]), U),
+    "vmap of jvp": lambda f: vmap(lambda w: jvp(lambda x: f(H, x, w, U), (XS,), (XS,)))(
+        torch.stack([W, U])
+    ),
+    "vmap of vmap": lambda f: vmap(vmap(f, PER_ROW), (None, None, 0, None))(
+        H, XS, torch.stack([W, U]), U
+    ),
 }
 
 

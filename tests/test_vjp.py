@@ -441,7 +441,7 @@ def forward(self, carry_h, carry_n, x_a, x_b, unused, d_out_0_h, d_out_0_n, d_ou
     carry = test_vjp_Carry(mul, add)
     carry_1 = test_vjp_Carry(d_carry_h, None)
     return ((carry, {'y': sum_1, 'none': None, 'one': 1, 'x': x_b}), (carry_1, {'a': d_x_a, 'b': d_out_1_x}, None))
-""",  # noqa: E501
+""",
     )
     assert isinstance(graph(*pytree.tree_leaves(args), *[randn(3)] * 6)[1][0], Carry)
 

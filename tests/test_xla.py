@@ -9,7 +9,7 @@ from torch import nn
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
 pytest.importorskip("torch_xla")
 
-from xla_harness import check  # noqa: E402
+from xla_harness import check
 
 F64 = torch.float64
 
@@ -24,7 +24,9 @@ def test_rnn_with_closed_over_weights(length, reverse):
             h = torch.tanh(h @ w + x * 0.5 + b)
             return h, h
 
-        return p.scan(cell, p.randn(2, 3, grad=True), p.randn(length, 2, 3, grad=True), reverse=reverse)
+        return p.scan(
+            cell, p.randn(2, 3, grad=True), p.randn(length, 2, 3, grad=True), reverse=reverse
+        )
 
     check(program)
 

@@ -12,9 +12,9 @@ import torch
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
 torch_xla = pytest.importorskip("torch_xla")
 
-from xla_harness import DeviceWork, count_of, n_compiles  # noqa: E402
+from xla_harness import DeviceWork, count_of, n_compiles
 
-from torch_scan_hop import scan  # noqa: E402
+from torch_scan_hop import scan
 
 
 def lstm(n_in=5, n_hidden=4):
@@ -102,7 +102,11 @@ def test_a_body_is_lowered_once():
 
 def test_another_closure_is_another_program():
     def times(k):
-        return scan(lambda c, x: (c * k + x, None), torch.ones(2, device="xla"), torch.zeros(3, 2, device="xla"))[0]
+        return scan(
+            lambda c, x: (c * k + x, None),
+            torch.ones(2, device="xla"),
+            torch.zeros(3, 2, device="xla"),
+        )[0]
 
     assert times(2.0).tolist() == [8, 8]
     assert times(3.0).tolist() == [27, 27]
@@ -153,7 +157,12 @@ def test_checkpointing_saves_less():
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            scan(cell, torch.zeros(2, 4, device="xla"), torch.randn(50, 2, 4).to("xla"), checkpoint=checkpoint)
+            scan(
+                cell,
+                torch.zeros(2, 4, device="xla"),
+                torch.randn(50, 2, 4).to("xla"),
+                checkpoint=checkpoint,
+            )
         return elements
 
     assert saved("full") < 0.5 * saved(None)
@@ -256,8 +265,12 @@ def test_exceptions_keep_their_type():
 
     with pytest.raises(Broken, match="here"):
         scan(cell, torch.zeros(2, device="xla"), torch.zeros(3, 2, device="xla"))
-    with pytest.raises(RuntimeError, match="shape|size"):
-        scan(lambda c, x: (c @ x, None), torch.zeros(2, 3, device="xla"), torch.zeros(3, 2, 5, device="xla"))
+    with pytest.raises(RuntimeError, match=r"shape|size"):
+        scan(
+            lambda c, x: (c @ x, None),
+            torch.zeros(2, 3, device="xla"),
+            torch.zeros(3, 2, 5, device="xla"),
+        )
     settle()
 
 

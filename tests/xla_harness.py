@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-import torch_xla  # noqa: F401  (registers the device)
+import torch_xla
 
 import torch_scan_hop
 from torch_scan_hop import tree
@@ -60,7 +60,9 @@ class Program:
         """Of a loss that weighs every element of every output differently."""
         leaves = [o for o in pytree.tree_leaves(outputs) if isinstance(o, torch.Tensor)]
         loss = sum(
-            ((o * torch.linspace(0.5, 1.5, o.numel(), dtype=o.dtype).to(o.device).view(o.shape))).sum()
+            (
+                o * torch.linspace(0.5, 1.5, o.numel(), dtype=o.dtype).to(o.device).view(o.shape)
+            ).sum()
             for o in leaves
             if o.requires_grad
         )
@@ -69,8 +71,7 @@ class Program:
 
 def on_cpu(values: Any) -> list[Any]:
     return [
-        v.detach().cpu() if isinstance(v, torch.Tensor) else v
-        for v in pytree.tree_leaves(values)
+        v.detach().cpu() if isinstance(v, torch.Tensor) else v for v in pytree.tree_leaves(values)
     ]
 
 
@@ -93,7 +94,6 @@ def check(program: Callable[[Program], Any], tolerance: float = 1e-10) -> None:
 
 
 def hlo_of(*tensors: torch.Tensor) -> str:
-    import torch_xla
 
     return torch_xla._XLAC._get_xla_tensors_hlo(list(tensors))
 
