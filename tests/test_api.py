@@ -615,7 +615,7 @@ def test_closures_are_seen_as_they_are_at_each_call():
     w = torch.full((2,), 2.0)
     assert scan(cell, torch.zeros(2), xs)[0].tolist() == [18.0, 18.0]
     for k in (1, 2, 5):
-        bound = lambda h, x, k=k: cell(h, x, k)
+        bound = lambda h, x, k=k: cell(h, x, k)  # noqa: E731
         assert scan(bound, torch.zeros(2), xs)[0].tolist() == [18.0 * k] * 2
 
 

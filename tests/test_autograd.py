@@ -291,7 +291,7 @@ def test_randomness_is_consumed_as_by_the_loop():
 @pytest.mark.parametrize("checkpoint", [None, "full"])
 def test_dropout_is_not_redrawn_by_a_checkpoint(checkpoint):
     w = torch.ones(100, dtype=F64, requires_grad=True)
-    cell = lambda h, x: (h + x, nn.functional.dropout(x * w, 0.5))
+    cell = lambda h, x: (h + x, nn.functional.dropout(x * w, 0.5))  # noqa: E731
     _, ys = scan(
         cell, torch.zeros(100, dtype=F64), torch.ones(3, 100, dtype=F64), checkpoint=checkpoint
     )
@@ -330,7 +330,7 @@ def natural_loop(combine_fn, carry, xs):
 @pytest.mark.parametrize("cell", ["tanh_rnn", "gru", "lstm", "linear_recurrence"])
 def test_residuals_are_never_more_than_the_loops(cell):
     p = CELLS[cell].problem(torch.float32, T=32, B=4, D=16, H=16)
-    run = lambda: scan(p.combine_fn, p.init, p.xs)
+    run = lambda: scan(p.combine_fn, p.init, p.xs)  # noqa: E731
     run()
     assert kept_bytes(run) <= kept_bytes(lambda: natural_loop(p.combine_fn, p.init, p.xs))
 

@@ -14,7 +14,7 @@ from torch_scan_hop import scan_layers
 
 HAS_XLA = importlib.util.find_spec("torch_xla") is not None
 if HAS_XLA:
-    import xla_harness
+    import xla_harness  # noqa: F401
 DEVICES = [
     "cpu",
     pytest.param(

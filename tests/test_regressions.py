@@ -119,7 +119,7 @@ def test_gradients_when_init_needs_none(variant):
 @pytest.mark.parametrize("variant", ["eager", "aot_eager"])
 def test_dropout_uses_one_mask_forward_and_backward(variant):
     w = torch.ones(256, dtype=F64, requires_grad=True)
-    cell = lambda h, x: (h, nn.functional.dropout(x * w, 0.5))
+    cell = lambda h, x: (h, nn.functional.dropout(x * w, 0.5))  # noqa: E731
     _, ys = VARIANTS[variant](cell, torch.zeros(()), torch.ones(3, 256, dtype=F64))
     assert_same(torch.autograd.grad(ys.sum(), w)[0], ys.detach().sum(0))
 
@@ -148,10 +148,10 @@ def test_embedding_lookup_with_integer_xs(variant, index):
     table = randn(5, 3).requires_grad_()
     if index == "vector":
         init, xs = randn(2, 3), torch.tensor([[0, 1], [4, 4], [4, 0], [2, 3]])
-        cell = lambda h, i: (torch.tanh(h + table[i]), None)
+        cell = lambda h, i: (torch.tanh(h + table[i]), None)  # noqa: E731
     else:
         init, xs = randn(3), torch.tensor([0, 4, 4, 2])
-        cell = lambda h, i: (torch.tanh(h + table.index_select(0, i)[0]), None)
+        cell = lambda h, i: (torch.tanh(h + table.index_select(0, i)[0]), None)  # noqa: E731
     check(cell, init, xs, params=[table], variant=VARIANTS[variant])
 
 

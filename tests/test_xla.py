@@ -9,7 +9,7 @@ from torch import nn
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
 pytest.importorskip("torch_xla")
 
-from xla_harness import check
+from xla_harness import check  # noqa: E402
 
 F64 = torch.float64
 

@@ -8,9 +8,9 @@ import torch
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
 torch_xla = pytest.importorskip("torch_xla")
 
-from xla_harness import DeviceWork
+from xla_harness import DeviceWork  # noqa: E402
 
-from torch_scan_hop import scan
+from torch_scan_hop import scan  # noqa: E402
 
 
 def forward(w, h, x):

@@ -12,9 +12,9 @@ import torch
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
 torch_xla = pytest.importorskip("torch_xla")
 
-from xla_harness import DeviceWork, count_of, n_compiles
+from xla_harness import DeviceWork, count_of, n_compiles  # noqa: E402
 
-from torch_scan_hop import scan
+from torch_scan_hop import scan  # noqa: E402
 
 
 def lstm(n_in=5, n_hidden=4):
