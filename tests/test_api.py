@@ -690,7 +690,9 @@ def test_an_untraceable_body_is_an_error_under_compile_that_names_the_line():
             h = h * 2
         return h + x, None
 
-    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match=r"the user's line|test_api.py"):
+    with pytest.raises(
+        torch._dynamo.exc.TorchDynamoException, match=r"the user's line|test_api.py"
+    ):
         torch.compile(lambda h, xs: scan(cell, h, xs), fullgraph=True, backend="eager")(
             torch.zeros(2), torch.ones(3, 2)
         )
