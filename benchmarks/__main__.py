@@ -18,16 +18,35 @@ from benchmarks.sections import Session, compile_time, memory, per_step, speed
 from benchmarks.workloads import WORKLOADS
 
 
+DEFAULT = RESULTS / "speed.md"
+
+
+def document(session: Session, before: str, targets: list[list[object]], parts: list[str]) -> str:
+    minutes = (time.perf_counter() - session.start) / 60
+    lines = [
+        *report.header("Speed", "benchmarks", before, minutes),
+        "## Targets",
+        "",
+        *report.table(["", "target", "reached", ""], targets),
+        *parts,
+        *(["## Failed", "", *session.failures, ""] if session.failures else []),
+    ]
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and sizes")
     parser.add_argument("--workload", choices=list(WORKLOADS), help="this one's speed only")
     parser.add_argument("--only", choices=["eager", "compiled"])
     parser.add_argument("--slow", action="store_true", help="also the loop unrolled by Inductor")
-    parser.add_argument("--write", type=Path, default=RESULTS / "speed.md")
+    parser.add_argument("--write", type=Path, default=DEFAULT)
     options = parser.parse_args()
     session, before = Session(options), report.load()
     sections = [speed] if options.workload else [speed, per_step, memory, compile_time]
+    # a part of the table does not replace the whole
+    partial = options.workload or options.only or options.quick
+    path = None if partial and options.write == DEFAULT else options.write
     parts: list[str] = []
     targets: list[list[object]] = []
     for section in sections:
@@ -35,21 +54,9 @@ def main() -> None:
             continue
         lines, more = section(session)
         parts, targets = parts + lines, targets + more
-    minutes = (time.perf_counter() - session.start) / 60
-    text = "\n".join(
-        [
-            *report.header("Speed", "benchmarks", before, minutes),
-            "## Targets",
-            "",
-            *report.table(["", "target", "reached", ""], targets),
-            *parts,
-            *(["## Failed", "", *session.failures, ""] if session.failures else []),
-        ]
-    )
-    print(text)
-    part = options.workload or options.only or options.quick
-    if not part or options.write != RESULTS / "speed.md":  # a part does not replace the whole
-        options.write.write_text(text)
+        if path:  # after every section: a run that is cut off leaves what it found
+            path.write_text(document(session, before, targets, parts))
+    print(document(session, before, targets, parts))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,21 +34,35 @@ def measured(where: str, *arguments: Any, cold: bool = False, limit: float = 300
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **spin_settings()}
     command = [sys.executable, "-m", "benchmarks.child", where, json.dumps(arguments)]
-    with tempfile.TemporaryDirectory() as empty:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty:
         if cold:
-            environment |= {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
-                            "TORCHINDUCTOR_CACHE_DIR": empty}
-        try:
-            done = subprocess.run(
-                command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=limit
+            environment |= {
+                "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+                "TORCHINDUCTOR_CACHE_DIR": empty,
+            }
+        # to files, and in a session of its own: Inductor's workers outlive it and hold its pipes
+        output, errors = Path(empty, "stdout"), Path(empty, "stderr")
+        with output.open("w") as out, errors.open("w") as err:
+            child = subprocess.Popen(
+                command, env=environment, cwd=ROOT, stdout=out, stderr=err, start_new_session=True
             )
-        except subprocess.TimeoutExpired:
-            return {"failed": f"took more than {limit:.0f} s"}
-    for line in done.stdout.splitlines():
-        if line.startswith(MARK):
-            return json.loads(line[len(MARK) :])
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return {"failed": f"exit status {done.returncode}: {last[:150]}"}
+            try:
+                status = child.wait(limit)
+            except subprocess.TimeoutExpired:
+                return {"failed": f"took more than {limit:.0f} s"}
+            finally:
+                _end_session(child)
+        for line in output.read_text().splitlines():
+            if line.startswith(MARK):
+                return json.loads(line[len(MARK) :])
+        last = (errors.read_text().strip().splitlines() or ["no output"])[-1]
+    return {"failed": f"exit status {status}: {last[:150]}"}
+
+
+def _end_session(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.contestants import CONTESTANTS, CPP
 from benchmarks.timing import interleaved
-from benchmarks.workloads import WORKLOADS, LRUWorkload, case
+from benchmarks.workloads import NARROW, WORKLOADS, LRUWorkload, case
 
 
 def compile_time(workload: str, contestant: str, T: int) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def compile_time(workload: str, contestant: str, T: int) -> dict[str, Any]:
     pays what a machine pays once: imports, probing the C++ compiler, precompiled headers.
     ``cpu``: processor seconds of the same, with the C++ compiler's; other work does not stretch it.
     """
-    chosen = WORKLOADS[workload]
+    chosen = NARROW if workload == NARROW.name else WORKLOADS[workload]
     given = case(chosen, T)
     start = time.perf_counter()
     one = torch.compile(lambda x: x + 1, options={"cpp_wrapper": contestant == CPP})
@@ -82,14 +82,17 @@ def peak_of_process(call: Callable[[], object]) -> int | None:
     return resident("VmHWM") - before
 
 
-def peak_memory(workload: str, contestant: str, T: int) -> dict[str, Any]:
+def peak_memory(workload: str, contestant: str, sizes: list[int]) -> list[dict[str, Any]]:
     """Of one forward + backward, without inputs, after a warm-up at the same T."""
-    chosen = WORKLOADS[workload]
-    train = CONTESTANTS[contestant](chosen, case(chosen, T)).train
-    train()
-    row = {"workload": workload, "contestant": contestant, "T": T}
-    process = peak_of_process(train)
-    return row | {"allocator": peak_of_allocator(train), "process": process}
+    chosen, rows = WORKLOADS[workload], []
+    for T in sizes:
+        train = CONTESTANTS[contestant](chosen, case(chosen, T)).train
+        train()
+        row = {"workload": workload, "contestant": contestant, "T": T}
+        process = peak_of_process(train)
+        rows.append(row | {"allocator": peak_of_allocator(train), "process": process})
+        torch.compiler.reset()
+    return rows
 
 
 def growth(contestant: str, sizes: list[int], N: int, rounds: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from benchmarks.child import RESULTS, measured
 from benchmarks.contestants import COMPILED, CPP, EAGER, JAX, LOOP, names
 from benchmarks.plots import plot
 from benchmarks.report import Rows
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import NARROW, WORKLOADS
 
 Section = tuple[list[str], list[list[object]]]  # markdown, rows for the table of targets
 
@@ -61,54 +61,56 @@ def speed(session: Session) -> Section:
 
 
 def compile_targets(rows: Rows, contestants: list[str], sizes: list[int]) -> list[list[object]]:
-    of = {(r["contestant"], r["T"]): r for r in rows}
+    of = {(r["workload"], r["contestant"], r["T"]): r for r in rows}
     targets: list[list[object]] = []
     for c in contestants:
-        small, large = of.get((c, sizes[0])), of.get((c, sizes[-1]))
-        if small is None:
-            continue
-        if large is not None:
+        small, large = (of.get((NARROW.name, c, T)) for T in (sizes[0], sizes[-1]))
+        if small is not None and large is not None:
             ratio = large["cpu"] / small["cpu"]
             name = f"compile time (cpu) lstm fwd+bwd, {c}, T={sizes[-1]} / T={sizes[0]}"
             targets.append([name, "<= 1.1", f"{ratio:.2f}", report.verdict(ratio, 1.1)])
-        cold = small["toolchain"] + small["compile"]
-        for what, seconds in (("compile", small["compile"]), ("toolchain + compile", cold)):
+        lstm = of.get(("lstm", c, WORKLOADS["lstm"].T))
+        if lstm is None:
+            continue
+        cold = lstm["toolchain"] + lstm["compile"]
+        for what, seconds in (("compile", lstm["compile"]), ("toolchain + compile", cold)):
             row = [f"cold lstm, {c}, {what}", "<= 10 s", f"{seconds:.1f} s"]
             targets.append([*row, report.verdict(seconds, 10)])
     return targets
 
 
+def compile_rows(session: Session, contestants: list[str], sizes: list[int]) -> Rows:
+    rows: Rows = []
+    for c in contestants:
+        for workload, T in [("lstm", WORKLOADS["lstm"].T), *((NARROW.name, T) for T in sizes)]:
+            what = f"compile time of {workload}, {c}, T={T}"
+            rows += session.run(what, "benchmarks.probes:compile_time", workload, c, T, cold=True)
+    return rows
+
+
 def compile_time(session: Session) -> Section:
     sizes = [16, 4096] if session.options.quick else [16, 4096, 65536]
     contestants = [c for c in (COMPILED, CPP) if session.allows(c)]
-    rows: Rows = []
-    for c in contestants:
-        for T in sizes:
-            what = f"compile time of {c}, T={T}"
-            rows += session.run(what, "benchmarks.probes:compile_time", "lstm", c, T, cold=True)
-    head = ["contestant", "T", "toolchain, s", "compile fwd+bwd, s", "of it cpu, s", "run, s"]
-    body = [
-        [
-            r["contestant"],
-            r["T"],
-            *(f"{r[k]:.2f}" for k in ("toolchain", "compile", "cpu", "second")),
-        ]
-        for r in rows
-    ]
-    series = {
-        c: [(r["T"], r["compile"]) for r in rows if r["contestant"] == c] for c in contestants
-    }
-    image = plot(RESULTS / "compile.svg", "lstm, compile time of fwd+bwd", "T", "seconds", series)
+    rows = compile_rows(session, contestants, sizes)
+    keys = ("toolchain", "compile", "cpu", "second")
+    body = [[r["workload"], r["contestant"], r["T"], *(f"{r[k]:.2f}" for k in keys)] for r in rows]
+    head = ["", "contestant", "T", "toolchain, s", "compile fwd+bwd, s", "of it cpu, s", "run, s"]
+    series: dict[str, list[tuple[float, float]]] = {}
+    for r in rows:
+        if r["workload"] == NARROW.name:
+            series.setdefault(r["contestant"], []).append((r["T"], r["cpu"]))
+    title = "lstm, compile time of fwd+bwd"
     return [
         "## Compile time",
         "",
-        "lstm fwd+bwd, a fresh process per row, no caches, an empty cache directory. `toolchain`",
+        "fwd+bwd, a fresh process per row, no caches, an empty cache directory. `toolchain`",
         "compiles `x + 1` first: imports, probing the compiler, precompiled headers. `compile` is",
         "the first call less the second, which is `run`; `cpu` adds up processors' seconds, the",
         "C++ compiler's too, and does not grow with other work on the machine as `compile` does.",
+        f"{NARROW.name}: B={NARROW.B} D=H={NARROW.H}, so that T=65536 runs in seconds.",
         "",
         *report.table(head, body),
-        image,
+        plot(RESULTS / "compile.svg", title, "T", "seconds, cpu", series),
         "",
     ], compile_targets(rows, contestants, sizes)
 
@@ -178,12 +180,11 @@ def per_step(session: Session) -> Section:
 
 
 def memory_rows(session: Session, contestants: list[str], sizes: list[int]) -> Rows:
-    cases = [("lstm", c, T) for c in contestants for T in sizes]
-    cases += [("lru", c, min(1024, sizes[-1])) for c in contestants]
     rows: Rows = []
-    for case in cases:
-        what = "memory of {}, {}, T={}".format(*case)
-        rows += session.run(what, "benchmarks.probes:peak_memory", *case)
+    for workload, chosen in (("lstm", sizes), ("lru", [min(1024, sizes[-1])])):
+        for c in contestants:
+            what = f"memory of {workload}, {c}"
+            rows += session.run(what, "benchmarks.probes:peak_memory", workload, c, chosen)
     base = {(r["workload"], r["T"]): r["allocator"] for r in rows if r["contestant"] == LOOP}
     nothing = float("nan")
     return [
@@ -213,7 +214,7 @@ def memory(session: Session) -> Section:
     return [
         "## Memory",
         "",
-        "Peak of one fwd+bwd beyond its inputs, after a warm-up, a fresh process per row.",
+        "Peak of one fwd+bwd beyond its inputs, after a warm-up at the same T.",
         "`allocator`: most bytes that torch's CPU allocator had handed out at once (profiler).",
         "`process`: growth of the resident set to its high-water mark; pages that the warm-up left",
         "in the heap are not counted again, so it understates many small tensors.",

@@ -86,7 +86,9 @@ def case(workload: Workload, T: int | None = None) -> Case:
 
 class LSTMWorkload(Workload):
     name, T = "lstm", 256
-    B, D, H = 16, 128, 128
+
+    def __init__(self, name: str = "lstm", B: int = 16, D: int = 128, H: int = 128) -> None:
+        self.name, self.B, self.D, self.H = name, B, D, H
 
     def problem(self, T: int) -> Problem:
         return LSTM().problem(FLOAT, T, self.B, self.D, self.H)
@@ -214,3 +216,6 @@ WORKLOADS: dict[str, Workload] = {
     w.name: w
     for w in (LSTMWorkload(), GRUWorkload(), LRUWorkload(), LayersWorkload(), SSMWorkload())
 }
+
+#: The same program as lstm, small enough to run 65,536 steps; for what depends on T alone.
+NARROW = LSTMWorkload("narrow lstm", B=2, D=16, H=16)
