@@ -8,12 +8,16 @@ use up each other's recompilations.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import prepare_xla_if_loaded
 from torch_scan_hop._torch.transforms import under_transform
 
@@ -25,7 +29,7 @@ _warned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
 def code_of(fn: Any) -> types.CodeType:
     """The code object that tells one body from another.
 
-    >>> code_of(functools.partial(describe)) is describe.__code__
+    >>> code_of(functools.partial(code_of)) is code_of.__code__
     True
     """
     while isinstance(fn, functools.partial):
@@ -100,8 +104,8 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
 
     prepare_xla_if_loaded()
     code = code_of(combine_fn)
-    # functorch's wrappers do not know their sizes as symbols
-    static = under_transform()
+    # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
+    static = under_transform() or _on_xla(args)
     entries = _entries.setdefault(code, {})
     if static not in entries:
         entries[static] = compile_for_capture(own_copy(entry), dynamic=False if static else None)
@@ -111,6 +115,13 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
         if "limit" in type(error).__name__.lower():
             _entries.pop(code, None)  # full of captures of other shapes or closures: start anew
         raise NotCaptured(_first_line(error)) from error
+
+
+def _on_xla(args: tuple[Any, ...]) -> bool:
+    if "torch_xla" not in sys.modules:
+        return False
+    leaves = [leaf for arg in args for leaf in tree.leaves(arg)]
+    return any(isinstance(leaf, torch.Tensor) and leaf.device.type == "xla" for leaf in leaves)
 
 
 def _first_line(error: BaseException) -> str:

@@ -72,7 +72,7 @@ def forward_and_backward(fn: Callable[..., Any], *example_args: Any) -> ForwardB
         >>> w = torch.ones(3, requires_grad=True)
         >>> graphs = forward_and_backward(lambda x: torch.sin(x * w), torch.ones(3))
         >>> graphs.inputs, graphs.residuals
-        (('args_0', 'w'), ('args_0', 'w'))
+        (('args_0', 'w'), ('args_0', 'mul'))
         >>> out, *saved = graphs.forward(torch.ones(3), w.detach())
         >>> grad_x, grad_w = graphs.backward(*saved, torch.ones(3))
         >>> grad_x is None, bool((grad_w == torch.cos(torch.ones(3))).all())

@@ -279,12 +279,15 @@ CAPTURES_PER_FUNCTION = 64
 
 @contextlib.contextmanager
 def _more_captures() -> Iterator[None]:
-    before = dynamo_config.recompile_limit
-    dynamo_config.recompile_limit = max(before, CAPTURES_PER_FUNCTION)
+    limit, automatic = dynamo_config.recompile_limit, dynamo_config.automatic_dynamic_shapes
+    dynamo_config.recompile_limit = max(limit, CAPTURES_PER_FUNCTION)
+    # torch_xla's Dynamo bridge turns this off for the whole process
+    dynamo_config.automatic_dynamic_shapes = True
     try:
         yield
     finally:
-        dynamo_config.recompile_limit = before
+        dynamo_config.recompile_limit = limit
+        dynamo_config.automatic_dynamic_shapes = automatic
 
 
 _utils = torch._higher_order_ops.utils
