@@ -17,7 +17,6 @@ from benchmarks.child import RESULTS
 from benchmarks.sections import Session, compile_time, memory, per_step, speed
 from benchmarks.workloads import WORKLOADS
 
-
 DEFAULT = RESULTS / "speed.md"
 
 

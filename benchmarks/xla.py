@@ -42,9 +42,14 @@ def lstm_cell(weights, state, x):
 def contestants() -> dict[str, dict[str, Call]]:
     torch.manual_seed(0)
     weights = [
-        (torch.randn(*s) * 0.05).to("xla").requires_grad_() for s in [(D, 4 * D), (D, 4 * D), (4 * D,)]
+        (torch.randn(*s) * 0.05).to("xla").requires_grad_()
+        for s in [(D, 4 * D), (D, 4 * D), (4 * D,)]
     ]
-    h, c, x = torch.zeros(B, D).to("xla"), torch.zeros(B, D).to("xla"), torch.randn(T, B, D).to("xla")
+    h, c, x = (
+        torch.zeros(B, D).to("xla"),
+        torch.zeros(B, D).to("xla"),
+        torch.randn(T, B, D).to("xla"),
+    )
 
     def ours_step(state, x):
         return lstm_cell(weights, state, x)
@@ -105,7 +110,10 @@ def measure(calls: dict[str, Call], rounds: int) -> dict[str, tuple[float, float
 
 def report(rounds: int) -> str:
     load = os.getloadavg()[0]
-    lines = ["| workload | scan | host ms | total ms | total, relative to ours |", "|---|---|---|---|---|"]
+    lines = [
+        "| workload | scan | host ms | total ms | total, relative to ours |",
+        "|---|---|---|---|---|",
+    ]
     for workload, calls in contestants().items():
         found = measure(calls, rounds)
         ours = found["torch_scan_hop"][1]
