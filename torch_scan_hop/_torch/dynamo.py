@@ -222,7 +222,8 @@ def compile_for_capture(fn: Callable[..., Any], dynamic: bool | None) -> Callabl
     The backend must be torch's own "eager": it is the only one that Dynamo accepts under
     functorch transforms.
     """
-    compiled = torch.compile(fn, backend="eager", fullgraph=True, dynamic=dynamic)
+    with _hop_capture():  # or torch.compile would do nothing in an export, now and later
+        compiled = torch.compile(fn, backend="eager", fullgraph=True, dynamic=dynamic)
 
     def run(*args: Any) -> Any:
         with not_fx_tracing(), _hop_capture(), _more_captures(), _functorch_views():
