@@ -67,7 +67,20 @@ def header(title: str, module: str, load_before: str, minutes: float) -> list[st
         f"- Python {platform.python_version()}, {versions()}",
         f"- load average (1, 5, 15 minutes) before: {load_before}; after: {load()}",
         f"- OpenMP waiting: {waiting or 'GOMP_SPINCOUNT=1000, set by the harness (child.py)'}",
+        *_warning(max(float(load_before.split()[0]), os.getloadavg()[0])),
         "",
+    ]
+
+
+def _warning(busiest: float) -> list[str]:
+    """Our own threads make for a load of about 2 by the end."""
+    cores = os.cpu_count() or 1
+    if busiest < cores + 1:
+        return []
+    return [
+        f"- **Busy machine** (load {busiest:.1f} on {cores} cores): contestants whose steps wait for",
+        "  two threads (all of torch's) lose more to it than those that run on one (jax). Ratios",
+        "  between torch's contestants hold better than those to jax.",
     ]
 
 
