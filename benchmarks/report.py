@@ -78,8 +78,8 @@ def _warning(busiest: float) -> list[str]:
     if busiest < cores + 1:
         return []
     return [
-        f"- **Busy machine** (load {busiest:.1f} on {cores} cores): contestants whose steps wait for",
-        "  two threads (all of torch's) lose more to it than those that run on one (jax). Ratios",
+        f"- **Busy machine** (load {busiest:.1f} on {cores} cores): contestants whose steps wait",
+        "  for two threads (all of torch's) lose more to it than those that run on one (jax). Ratios",
         "  between torch's contestants hold better than those to jax.",
     ]
 
@@ -92,8 +92,19 @@ def speed_table(rows: Rows) -> list[str]:
         base = median.get((row["workload"], row["direction"], baseline))
         return f"{row['median'] / base:.2f}" if base else "-"
 
-    head = ["workload", "", "contestant", "ms", "quartiles", "n", "/ eager loop", "/ nn", "/ jax",
-            "first call, s", "error"]
+    head = [
+        "workload",
+        "",
+        "contestant",
+        "ms",
+        "quartiles",
+        "n",
+        "/ eager loop",
+        "/ nn",
+        "/ jax",
+        "first call, s",
+        "error",
+    ]
     lines = []
     for row in rows:
         if row["median"] is None:
