@@ -79,7 +79,8 @@ def _warning(busiest: float) -> list[str]:
         return []
     return [
         f"- **Busy machine** (load {busiest:.1f} on {cores} cores): contestants whose steps wait",
-        "  for two threads (all of torch's) lose more to it than those that run on one (jax). Ratios",
+        "  for two threads (all of torch's) lose more to it than those that run on one",
+        "  (jax). Ratios",
         "  between torch's contestants hold better than those to jax.",
     ]
 
