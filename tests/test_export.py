@@ -130,3 +130,14 @@ def test_saved_and_loaded_in_another_process(tmp_path):
         timeout=300,
     )
     assert "loaded" in result.stdout, result.stderr[-3000:]
+
+
+def test_a_body_exported_first_is_captured_in_eager_mode_later():
+    # torch >= 2.13: torch.compile called during an export does nothing, also afterwards
+    class Program(nn.Module):
+        def forward(self, h, xs):
+            return scan(lambda h, x: (torch.sin(h + x), h), h, xs)
+
+    h, xs = inputs()
+    torch.export.export(Program(), (h, xs), strict=False)
+    assert Program()(h, xs)[1].shape == xs.shape  # a loop would warn, which is an error here
