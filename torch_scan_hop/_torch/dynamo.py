@@ -40,6 +40,7 @@ from torch._dynamo.variables.higher_order_ops import (
 )
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import ListVariable
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import (
@@ -226,7 +227,13 @@ def compile_for_capture(fn: Callable[..., Any], dynamic: bool | None) -> Callabl
         compiled = torch.compile(fn, backend="eager", fullgraph=True, dynamic=dynamic)
 
     def run(*args: Any) -> Any:
-        with not_fx_tracing(), _hop_capture(), _more_captures(), _functorch_views():
+        with (
+            not_fx_tracing(),
+            _hop_capture(),
+            _more_captures(),
+            _functorch_views(),
+            _parameters_of_symbolic_size(),
+        ):
             if _len_torch_function_stack() == 0:
                 return compiled(*args)
             with _without_tracer_modes() as modes:
@@ -237,6 +244,19 @@ def compile_for_capture(fn: Callable[..., Any], dynamic: bool | None) -> Callabl
                 return again(*args)
 
     return run
+
+
+@contextlib.contextmanager
+def _parameters_of_symbolic_size() -> Iterator[None]:
+    """Dynamo counts the bytes of the parameters that it guards; make_fx's may have no number."""
+    if torch._C._len_torch_dispatch_stack() == 0:
+        yield
+        return
+    FakeTensor.nbytes = property(lambda self: self.numel() * self.element_size())  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del FakeTensor.nbytes
 
 
 @contextlib.contextmanager

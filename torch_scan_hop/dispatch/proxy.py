@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch import fx
 
 from torch_scan_hop import inductor
 from torch_scan_hop._torch.operators import (
@@ -31,6 +32,19 @@ def _fresh_slice(xs: torch.Tensor) -> torch.Tensor:
     )
 
 
+def _drop_unread(body: fx.GraphModule, first: int, additional: Any) -> tuple[Any, ...]:
+    """Additional inputs that the body reads; Dynamo lifts the size of every symbolic shape."""
+    placeholders = body.graph.find_nodes(op="placeholder")[first:]
+    unread = [placeholder for placeholder in placeholders if not placeholder.users]
+    if not unread:
+        return tuple(additional)
+    for placeholder in unread:
+        body.graph.erase_node(placeholder)
+    body.recompile()
+    pairs = zip(additional, placeholders, strict=True)
+    return tuple(value for value, placeholder in pairs if placeholder not in unread)
+
+
 @scan_op.py_impl(ProxyTorchDispatchMode)
 def proxy(
     mode: ProxyTorchDispatchMode,
@@ -49,6 +63,7 @@ def proxy(
             *map(_fresh, additional_inputs),
         ]
         body = reenter_make_fx(combine_fn)(*examples)
+        additional_inputs = _drop_unread(body, len(init) + len(xs), additional_inputs)
     _, name = unique_graph_id(mode, prefix="scan_body")
     tracer: Any = mode.tracer
     tracer.root.register_module(name, body)
