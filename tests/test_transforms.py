@@ -52,6 +52,24 @@ def stopped(scan_):
     return f
 
 
+def without_grad(scan_):
+    """``no_grad`` stops reverse mode only; a detached alias may be written to."""
+
+    def f(h0, xs, w, u):
+        def cell(h, x):
+            with torch.no_grad():
+                scale = torch.ones_like(h)
+                scale.detach()[0].mul_(2.0)
+                g = torch.sin(h) * h.detach() * scale
+            z = torch.tanh(x @ w + g @ u)
+            return z, (z * h, g)
+
+        h, (ys, gs) = scan_(cell, h0, xs)
+        return (h**2).sum() + (ys**2).sum() + (gs * ys).sum()
+
+    return f
+
+
 def two_carries(scan_):
     def f(h0, xs, w, u):
         def cell(c, x):
@@ -66,7 +84,13 @@ def two_carries(scan_):
     return f
 
 
-CELLS = {"rnn": rnn, "recurrence": recurrence, "stopped": stopped, "two_carries": two_carries}
+CELLS = {
+    "rnn": rnn,
+    "recurrence": recurrence,
+    "stopped": stopped,
+    "without_grad": without_grad,
+    "two_carries": two_carries,
+}
 
 
 def arguments():
@@ -110,10 +134,7 @@ TRANSFORMS = {
 @pytest.mark.torch_version
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("cell", CELLS)
-def test_equals_the_loop(cell, transform, request):
-    if cell == "stopped" and torch.torch_version.TorchVersion(torch.__version__) >= (2, 13):
-        # open: a detach in the body under functorch transforms, see the issue's closing note
-        request.applymarker(pytest.mark.xfail(reason="detach in a body, torch >= 2.13"))
+def test_equals_the_loop(cell, transform):
     apply, make = TRANSFORMS[transform], CELLS[cell]
     assert_same(apply(make(scan)), apply(make(loop)))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import fx
+
+from torch_scan_hop.stops import is_stop
 
 aten = torch.ops.aten
 
@@ -57,13 +58,13 @@ def _attribute(node: fx.Node) -> object:
 
 
 def is_view(node: fx.Node) -> bool:
-    """A view, or an element of a multi-output view such as ``split``."""
+    """As free as a view: one, an element of one (``split``), or a stopped gradient."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and _returns_views(source)
-    return _returns_views(node)
+    return _returns_views(node) or is_stop(node)
 
 
 def _returns_views(node: fx.Node) -> bool:
@@ -169,17 +170,17 @@ def _trim_scan(module: fx.GraphModule, node: fx.Node) -> None:
     node.meta["val"] = tuple(node.meta["val"][k] for k in kept)
 
 
-def drop_detaches(graph: fx.Graph, kept: Collection[fx.Node]) -> None:
+def drop_detaches(graph: fx.Graph) -> None:
+    """Autograd's own: a body says where gradients stop with an operator, see ``stops``."""
     for node in graph.find_nodes(op="call_function", target=aten.detach.default):
         source = node.args[0]
-        if node not in kept and not (isinstance(source, fx.Node) and source.op == "get_attr"):
+        if not (isinstance(source, fx.Node) and source.op == "get_attr"):
             node.replace_all_uses_with(source)
             graph.erase_node(node)
 
 
-def clean_up(module: fx.GraphModule, kept: Collection[fx.Node] = ()) -> None:
-    """``kept``: detaches that matter, since the graph is differentiated again."""
-    drop_detaches(module.graph, kept)
+def clean_up(module: fx.GraphModule) -> None:
+    drop_detaches(module.graph)
     drop_copies(module.graph)
     drop_identities(module.graph)
     allow_any_stride(module.graph)

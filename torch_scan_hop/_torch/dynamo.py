@@ -40,6 +40,8 @@ from torch._dynamo.variables.higher_order_ops import (
 )
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import ListVariable
+from torch._dynamo.variables.misc import AutogradFunctionVariable
+from torch._dynamo.variables.tensor import TensorVariable
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -54,6 +56,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_scan_hop._torch.module_swap import parameters_may_be_swapped
 
 __all__ = [
+    "CUSTOM_FUNCTION_UNDER_TRANSFORM",
     "DYNAMO_ERRORS",
     "ConstantVariable",
     "LazyVariableTracker",
@@ -121,7 +124,7 @@ def speculate(
     Returns (flat results, their spec, graph, outer proxy -> placeholder of each closure).
     """
     before = tx.output.side_effects.clone()
-    with parameters_may_be_swapped():
+    with parameters_may_be_swapped(), _custom_functions_are_nodes():
         (result, spec), graph, lifted = speculate_subgraph(
             tx,
             fn,
@@ -139,6 +142,41 @@ def speculate(
     _keep_new_objects(before, tx.output.side_effects)
     tx.output.side_effects = before
     return result, spec, graph, lifted
+
+
+CUSTOM_FUNCTION_UNDER_TRANSFORM = (
+    "the body holds a custom autograd.Function, whose derivative a functorch transform of the "
+    "whole loop would lose"
+)
+
+
+@contextlib.contextmanager
+def _custom_functions_are_nodes() -> Iterator[None]:
+    """A custom ``autograd.Function`` is captured with its backward.
+
+    Dynamo inlines its forward if no argument requires grad; but a carry may from the second
+    step on, and a functorch level may want its derivative.
+    """
+    original = AutogradFunctionVariable.call_apply
+
+    def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if peek_interpreter_stack() is not None:
+            raise Unsupported(CUSTOM_FUNCTION_UNDER_TRANSFORM)
+        args = [_as_requiring_grad(a.realize()) for a in args]
+        return original(self, tx, args, kwargs)
+
+    AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        AutogradFunctionVariable.call_apply = original  # type: ignore[method-assign]
+
+
+def _as_requiring_grad(variable: VariableTracker) -> VariableTracker:
+    value = example_value(variable) if isinstance(variable, TensorVariable) else None
+    if value is None or not (value.is_floating_point() or value.is_complex()):
+        return variable
+    return variable.clone(requires_grad=True)
 
 
 def _keep_new_objects(before: Any, after: Any) -> None:

@@ -8,6 +8,7 @@ functional, proxy and fake modes, under functorch interpreters, under a user's o
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ __all__ = [
     "fake_mode_of",
     "fake_tensor",
     "is_traced",
+    "is_tracing_a_body",
     "isolated",
     "mutated_inputs",
     "run_fake",
@@ -161,9 +163,27 @@ def _functionalized(fn: Callable[..., Any], mutated: set[int] | None = None) -> 
     return wrapper
 
 
+_state = threading.local()
+
+
+@contextlib.contextmanager
+def _tracing_a_body() -> Iterator[None]:
+    before = is_tracing_a_body()
+    _state.tracing_a_body = True
+    try:
+        yield
+    finally:
+        _state.tracing_a_body = before
+
+
+def is_tracing_a_body() -> bool:
+    """Whether the trace under way is :func:`trace`, not a caller's (AOTAutograd, make_fx)."""
+    return getattr(_state, "tracing_a_body", False)
+
+
 def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode) -> fx.GraphModule:
     """The functional ATen graph of ``fn(*examples)``; ``examples`` are fakes of ``mode``."""
-    with isolated(), mode, enable_python_dispatcher(), preserve_node_meta():
+    with isolated(), mode, enable_python_dispatcher(), preserve_node_meta(), _tracing_a_body():
         graph_module = make_fx(_functionalized(fn), tracing_mode="real")(*examples)
     graph_module.graph.eliminate_dead_code()
     return graph_module

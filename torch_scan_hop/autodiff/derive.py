@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.tracing import FakeTensorMode, is_traced, run_fake
+from torch_scan_hop.autodiff.custom import has_custom_function
 from torch_scan_hop.autodiff.differentiability import GradientFlow, gradient_flow
 from torch_scan_hop.autodiff.function import Derivative
 from torch_scan_hop.autodiff.joint import trace_joint
@@ -55,6 +56,8 @@ def _derive(
     if is_traced([*init, *xs, *additional]):
         # a traced backward is not differentiated again through this Function
         return Derivative(signature, flow, first, None, None)
+    if has_custom_function(body):
+        return Derivative(signature, flow, first, None, None, body)
     return _closed_under_differentiation(first, signature, examples, wanted, flow, mode)
 
 

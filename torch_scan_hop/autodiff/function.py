@@ -14,21 +14,26 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.partition import Handover, Partition, Source
-from torch_scan_hop.op import scan_op, scan_options
+from torch_scan_hop.op import Body, scan_op, scan_options
 from torch_scan_hop.signature import Signature
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """A differentiated body. ``second`` also takes cotangents of the residuals."""
+    """A differentiated body. ``second`` also takes cotangents of the residuals.
+
+    With ``loop_body``, a derivative that is differentiated again goes through a loop of it.
+    """
 
     signature: Signature
     flow: GradientFlow
     first: Partition
     second: Partition | None
     second_flow: GradientFlow | None
+    loop_body: Body | None = None
 
 
 @dataclass
@@ -85,20 +90,22 @@ def save(ctx: Any, call: ScanCall, tensors: Sequence[Any], outputs: Sequence[Any
     flags = _differentiable_outputs(call, outputs)
     ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, flags, strict=True) if not flag))
     partitions = [p for p in (derivative.first, derivative.second) if p is not None]
+    wanted = [slot for partition in partitions for slot in _saved_slots(partition)]
+    if derivative.loop_body is not None:
+        wanted += _all_inputs(derivative.signature)
+    values = {
+        Source.CARRY_IN: inputs.carry,
+        Source.X: inputs.xs,
+        Source.ADDITIONAL: inputs.additional,
+        Source.Y: ys,
+    }
     slots: dict[Handover, int] = {}
     kept: list[torch.Tensor] = []
-    for partition in partitions:
-        for slot in _saved_slots(partition):
-            is_number = slot.source is Source.ADDITIONAL and call.additional[slot.index] is not None
-            if slot not in slots and not is_number:
-                source = {
-                    Source.CARRY_IN: inputs.carry,
-                    Source.X: inputs.xs,
-                    Source.ADDITIONAL: inputs.additional,
-                    Source.Y: ys,
-                }[slot.source]
-                slots[slot] = len(kept)
-                kept.append(source[slot.index])
+    for slot in wanted:
+        value = values[slot.source][slot.index]
+        if slot not in slots and isinstance(value, torch.Tensor):
+            slots[slot] = len(kept)
+            kept.append(value)
     # accumulators start as zeros like these: metadata is enough
     ctx.additional_like = [
         (a.shape, a.dtype, a.device) if isinstance(a, torch.Tensor) else None
@@ -107,6 +114,15 @@ def save(ctx: Any, call: ScanCall, tensors: Sequence[Any], outputs: Sequence[Any
     ctx.slots = slots
     ctx.save_for_backward(*kept)
     ctx.call = call
+
+
+def _all_inputs(signature: Signature) -> list[Handover]:
+    sizes = {
+        Source.CARRY_IN: signature.n_carry,
+        Source.X: signature.n_xs,
+        Source.ADDITIONAL: signature.n_additional,
+    }
+    return [Handover(source, k) for source, size in sizes.items() for k in range(size)]
 
 
 def _saved_slots(partition: Partition) -> list[Handover]:
@@ -226,11 +242,28 @@ class _BackwardPass:
         return [found.get(k) for k in range(sig.n_inputs)]
 
 
+def _gradients_of_loop(ctx: Any, body: Body, cotangents: Sequence[Any]) -> list[Any]:
+    call: ScanCall = ctx.call
+    saved = ctx.saved_tensors
+    inputs = [
+        saved[ctx.slots[slot]] if slot in ctx.slots else call.additional[slot.index]
+        for slot in _all_inputs(call.derivative.signature)
+    ]
+    roles = call.derivative.signature.split_inputs(inputs)
+    cotangents = cotangents[: len(call.derivative.flow.outputs())]
+    return gradients_of_loop(
+        body, roles.carry, roles.xs, roles.additional, call.reverse, cotangents
+    )
+
+
 def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
     """One gradient for each tensor among the flat inputs."""
     call: ScanCall = ctx.call
     sig = call.derivative.signature
-    flat = _BackwardPass(ctx, cotangents).run()
+    if call.derivative.loop_body is not None and torch.is_grad_enabled():
+        flat = _gradients_of_loop(ctx, call.derivative.loop_body, cotangents)
+    else:
+        flat = _BackwardPass(ctx, cotangents).run()
     n = sig.n_carry + sig.n_xs
     tensors = [g for g, a in zip(flat[n:], call.additional, strict=True) if a is None]
     return [*flat[:n], *tensors]

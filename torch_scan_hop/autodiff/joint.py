@@ -16,11 +16,12 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import preserving_node_meta
 from torch_scan_hop._torch.tracing import FakeTensorMode, trace
+from torch_scan_hop.autodiff.custom import has_custom_function
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.op import Body
-from torch_scan_hop.rewrites.classify import ancestors
 from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.stops import with_stops
 
 aten = torch.ops.aten
 
@@ -56,6 +57,8 @@ class JointGraph:
 def _vjp_of_step(body: Body, signature: Signature, flow: GradientFlow) -> Any:
     # node by node: tags that checkpoints left on the body's nodes reach the joint graph
     step = preserving_node_meta(body)
+    if not has_custom_function(body):  # its forward is no_grad's, too
+        step = with_stops(step)
 
     def joint(*flat: Any) -> Any:
         primals, cotangents = flat[: signature.n_inputs], flat[signature.n_inputs :]
@@ -92,7 +95,5 @@ def trace_joint(
     """``output_examples``: fresh fakes like the step's outputs, for the cotangents."""
     cotangents = [o for o, flag in zip(output_examples, flow.outputs(), strict=True) if flag]
     module = trace(_vjp_of_step(body, signature, flow), [*examples.flat(), *cotangents], mode)
-    joint = JointGraph(module, signature, flow)
-    # the user's stay, for a double backward; autograd's own go
-    clean_up(module, kept=ancestors([o for o in joint.outputs() if isinstance(o, fx.Node)]))
-    return joint
+    clean_up(module)
+    return JointGraph(module, signature, flow)

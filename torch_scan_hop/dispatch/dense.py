@@ -22,6 +22,7 @@ from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body, scan_op
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.signature import Signature
+from torch_scan_hop.stops import drop_stops
 
 # below this, tracing and batching cost more than they save
 MIN_TRIP_COUNT = 3
@@ -107,6 +108,7 @@ def plan_of(
         with torch.no_grad():
             graph = trace(body, examples.flat(), mode)
         clean_up(graph)
+        drop_stops(graph)
         signature = Signature(len(init), len(xs), len(additional))
         return make_plan(graph, signature, current_options(), pointwise_pays=True)
 

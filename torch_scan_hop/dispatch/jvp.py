@@ -25,11 +25,13 @@ from torch_scan_hop._torch.transforms import (
     unwrap_for_level,
     wrap_for_level,
 )
+from torch_scan_hop.autodiff.custom import refuse_custom_function
 from torch_scan_hop.autodiff.differentiability import carry_fixpoint
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body, scan_op
+from torch_scan_hop.stops import with_stops
 
 Pair = tuple[Any, Any]  # (primal, tangent or None)
 
@@ -38,7 +40,7 @@ class TangentBody:
     """``body`` on (primals, tangents of the flagged inputs) -> the same for its outputs."""
 
     def __init__(self, body: Body, flags: Sequence[bool], n_carry: int) -> None:
-        self.body = body
+        self.body = with_stops(body)
         self.flags = list(flags)
         self.n_carry = n_carry
 
@@ -92,6 +94,8 @@ def _tangent_body(
 ) -> tuple[fx.GraphModule, _Layout, list[bool]]:
     n_carry = len(init)
 
+    refuse_custom_function(body)
+
     def make() -> tuple[fx.GraphModule, _Layout, list[bool]]:
         mode, examples = step_examples(init, xs, additional)
 
@@ -127,7 +131,7 @@ def _tangent_body(
             ordered += [next(tangent) for flag in flags if flag]
             offset += len(flags)
         module = trace(interleaved, ordered, mode)
-        clean_up(module, kept=list(module.graph.nodes))
+        clean_up(module)
         return module, layout, y_flags
 
     key = (

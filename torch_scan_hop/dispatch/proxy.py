@@ -16,7 +16,9 @@ from torch_scan_hop._torch.operators import (
     track_tensor_tree,
     unique_graph_id,
 )
+from torch_scan_hop._torch.tracing import is_tracing_a_body
 from torch_scan_hop.op import Body, scan_op
+from torch_scan_hop.stops import drop_stops
 
 
 def _fresh(value: Any) -> Any:
@@ -63,6 +65,8 @@ def proxy(
             *map(_fresh, additional_inputs),
         ]
         body = reenter_make_fx(combine_fn)(*examples)
+        if not is_tracing_a_body() and not mode.pre_dispatch:
+            drop_stops(body)
         additional_inputs = _drop_unread(body, len(init) + len(xs), additional_inputs)
     _, name = unique_graph_id(mode, prefix="scan_body")
     tracer: Any = mode.tracer

@@ -16,11 +16,13 @@ from torch import fx
 from torch_scan_hop._torch.operators import TransformType
 from torch_scan_hop._torch.tracing import fake_mode_of, fake_tensor, run_fake, trace
 from torch_scan_hop._torch.transforms import restore_vmap, unwrap_batched, wrap_batched
+from torch_scan_hop.autodiff.custom import refuse_custom_function
 from torch_scan_hop.autodiff.differentiability import carry_fixpoint
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body, scan_op
+from torch_scan_hop.stops import with_stops
 
 
 def _move(value: Any, source: int | None, target: int) -> Any:
@@ -33,7 +35,7 @@ class VmappedBody:
     def __init__(
         self, body: Body, batch_size: int, randomness: str, flags: Sequence[bool], n_carry: int
     ) -> None:
-        self.body = body
+        self.body = with_stops(body)
         self.batch_size = batch_size
         self.randomness = randomness
         self.flags = list(flags)
@@ -120,6 +122,8 @@ def _vmapped_body(
     """The traced body, and which carries and ys it batches."""
     batched = [[d is not None for d in group] for group in dims]
 
+    refuse_custom_function(body)
+
     def make() -> tuple[fx.GraphModule, tuple[bool, ...], list[bool]]:
         _, plain = step_examples([], xs, additional)
         mode = fake_mode_of([*init, *xs, *additional])
@@ -149,7 +153,7 @@ def _vmapped_body(
         vmapped, examples = at(flags)
         with torch.no_grad():
             module = trace(vmapped, examples, mode)
-            clean_up(module, kept=list(module.graph.nodes))
+            clean_up(module)
         return module, flags, output_flags(flags)[len(init) :]
 
     key = (

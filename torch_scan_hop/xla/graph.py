@@ -17,6 +17,7 @@ from torch_scan_hop._torch.tracing import DATA_DEPENDENT_ERRORS, trace
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.op import Body
+from torch_scan_hop.stops import drop_stops
 
 aten = torch.ops.aten
 
@@ -49,6 +50,7 @@ def trace_step(
         if node.target in _READS_DATA:
             raise RuntimeError(_reads_data(str(node.target)))
     clean_up(module)
+    drop_stops(module)
     _spell_out_dropout(module.graph)
     return StepGraph(module, tuple(_lift_attributes(module)))
 

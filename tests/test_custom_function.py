@@ -1,0 +1,93 @@
+"""A custom ``autograd.Function`` in the body: its own backward counts, in every derivative."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import assert_same, loop
+from torch.func import grad, hessian, jvp, vmap
+
+from torch_scan_hop import scan
+
+pytestmark = pytest.mark.torch_version
+F64 = torch.float64
+H, XS, W = torch.zeros(3, 2, dtype=F64), torch.randn(4, 3, 2, dtype=F64), torch.eye(2, dtype=F64)
+
+
+class StraightThrough(torch.autograd.Function):
+    """Rounds; torch's own derivative of that is zero."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.round(x * 4) / 4
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class Transformable(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return torch.round(x * 4) / 4
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent
+
+
+def model(scan_, rounded=StraightThrough):
+    def f(h, xs, w):
+        def cell(h, x):
+            h = torch.tanh(x @ w + rounded.apply(h @ w))
+            return h, h * x
+
+        h, ys = scan_(cell, h, xs)
+        return (h**2).sum() + (ys**2).sum()
+
+    return f
+
+
+def first(f, w):
+    return torch.autograd.grad(f(H, XS, w), w, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_the_gradient_through_a_carry_whose_init_needs_none(backend):
+    w = W.clone().requires_grad_()
+    f = model(scan)
+    if backend:
+        f = torch.compile(f, backend=backend, fullgraph=True)
+    (got,) = torch.autograd.grad(f(H, XS, w), w)
+    assert_same(got, first(model(loop), w).detach())
+
+
+def test_a_second_derivative_goes_through_its_backward():
+    w = W.clone().requires_grad_()
+    got, want = ((first(model(s), w) ** 2).sum() for s in (scan, loop))
+    assert_same(torch.autograd.grad(got, w), torch.autograd.grad(want, w))
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")  # it runs step by step, and says so
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: grad(lambda w: vmap(f, (0, 1, None))(H, XS, w).sum())(W),
+        lambda f: jvp(lambda w: f(H, XS, w), (W,), (W,)),
+        lambda f: hessian(lambda w: f(H, XS, w))(W),
+    ],
+    ids=["grad of vmap", "jvp", "hessian"],
+)
+def test_transforms_use_its_own_rules(transform):
+    got = transform(model(scan, Transformable))
+    assert_same(got, transform(model(loop, Transformable)))

@@ -1,0 +1,80 @@
+"""Bodies that hold a custom ``autograd.Function``: its backward is known to one derivative only.
+
+A trace below autograd inlines its forward, and with it torch's own derivative of that. So the
+first derivative of such a body is a scan like any other; a second one goes through a loop of
+the body, and functorch transforms run the user's function step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.memo import remember
+from torch_scan_hop.op import Body
+from torch_scan_hop.reference import scan_loop
+
+
+def has_custom_function(body: Body) -> bool:
+    if not isinstance(body, fx.GraphModule):
+        return False
+    return remember(body, ("custom function",), lambda: any(map(_has_apply, body.modules())))
+
+
+def _has_apply(module: torch.nn.Module) -> bool:
+    if not isinstance(module, fx.GraphModule):
+        return False
+    names = (getattr(node.target, "__name__", "") for node in module.graph.nodes)
+    return "autograd_function_apply" in names
+
+
+def refuse_custom_function(body: Body) -> None:
+    if has_custom_function(body):
+        raise RuntimeError(
+            "torch.ops.higher_order.scan: the body holds a custom autograd.Function, whose "
+            "derivative a transform of the whole loop would lose. Call torch_scan_hop.scan, which "
+            "runs such a body step by step."
+        )
+
+
+def gradients_of_loop(
+    body: Body,
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    additional: Sequence[Any],
+    reverse: bool,
+    cotangents: Sequence[Any],
+) -> list[Any]:
+    """One for each flat input (None where there is none), themselves differentiable."""
+    groups = [init, xs, additional]
+    # other objects than the inputs: one input may have been computed from another
+    init, xs, additional = ([_alias(v) for v in group] for group in groups)
+
+    def step(carry: Any, x: Any) -> Any:
+        out = body(*carry, *x, *additional)
+        return list(out[: len(init)]), list(out[len(init) :])
+
+    carry, ys = scan_loop(step, init, xs, xs[0].shape[0], reverse)
+    pairs = [
+        (output, cotangent)
+        for output, cotangent in zip([*carry, *ys], cotangents, strict=True)
+        if cotangent is not None and output.requires_grad
+    ]
+    flat = [*init, *xs, *additional]
+    wanted = [v for v in flat if isinstance(v, torch.Tensor) and v.requires_grad]
+    found = torch.autograd.grad(
+        [output for output, _ in pairs],
+        wanted,
+        [cotangent for _, cotangent in pairs],
+        create_graph=True,
+        allow_unused=True,
+    )
+    by_input = dict(zip(map(id, wanted), found, strict=True))
+    return [by_input.get(id(v)) for v in flat]
+
+
+def _alias(value: Any) -> Any:
+    return value.view_as(value) if isinstance(value, torch.Tensor) else value
