@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -519,3 +520,38 @@ def test_compiled_autograd():
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
         run(h, xs)[1].sum().backward()
     assert_same(w.grad, torch.autograd.grad(loop(cell, h, xs)[1].sum(), w)[0])
+
+
+def test_torchs_caches_serve_a_second_process_and_know_our_options(tmp_path):
+    program = textwrap.dedent(
+        """
+        import sys, torch
+        from torch._dynamo.utils import counters
+        from torch_scan_hop import scan
+        from torch_scan_hop.rewrites import using_options
+
+        w = torch.eye(3).requires_grad_()
+        def step(h, x):
+            h = torch.tanh(h @ w + x)
+            return h, h
+        run = torch.compile(lambda h, xs: scan(step, h, xs)[1].sum(), fullgraph=True)
+        with using_options(batch_xs=sys.argv[1] == "batch"):
+            run(torch.zeros(2, 3), torch.ones(4, 2, 3)).backward()
+        aot, inductor = counters["aot_autograd"], counters["inductor"]
+        print(aot["autograd_cache_hit"], inductor["fxgraph_cache_hit"])
+        """
+    )
+
+    def hits(option):
+        out = subprocess.run(
+            [sys.executable, "-c", program, option],
+            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        return tuple(map(int, out.split()[-2:]))
+
+    assert hits("batch") == (0, 0)
+    assert hits("batch") == (1, 2)
+    assert hits("no batch") == (0, 0)

@@ -32,6 +32,7 @@ from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.examples import like
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
+from torch_scan_hop.stamp import stamp
 
 
 def _a_slice(xs: torch.Tensor) -> torch.Tensor:
@@ -80,6 +81,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         mutated = body.make_pure()
         n_step = len(init) + len(xs)
         module = body.module()
+        stamp(module)
         if callable(options.get("checkpoint")):
             # a function is no argument of a graph node; it stays with the body
             module.meta[POLICY] = options.pop("checkpoint")

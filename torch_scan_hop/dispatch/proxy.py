@@ -18,6 +18,7 @@ from torch_scan_hop._torch.operators import (
 )
 from torch_scan_hop._torch.tracing import is_tracing_a_body
 from torch_scan_hop.op import Body, scan_op
+from torch_scan_hop.stamp import stamp
 from torch_scan_hop.stops import drop_stops
 
 
@@ -68,6 +69,7 @@ def proxy(
         if not is_tracing_a_body() and not mode.pre_dispatch:
             drop_stops(body)
         additional_inputs = _drop_unread(body, len(init) + len(xs), additional_inputs)
+    stamp(body)
     _, name = unique_graph_id(mode, prefix="scan_body")
     tracer: Any = mode.tracer
     tracer.root.register_module(name, body)
