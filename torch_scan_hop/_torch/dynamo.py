@@ -46,10 +46,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import (
-    _temp_remove_metadata_torch_function_mode,
-    _temp_remove_pre_dispatch_torch_function_mode,
+    PreDispatchTorchFunctionMode,
+    TorchFunctionMetadataMode,
 )
-from torch.overrides import _len_torch_function_stack
+from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -324,12 +324,25 @@ def _functorch_views() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_tracer_modes() -> Iterator[list[Any]]:
-    """make_fx's own torch-function modes count calls, which no guard can hold."""
-    with (
-        _temp_remove_pre_dispatch_torch_function_mode() as pre_dispatch,
-        _temp_remove_metadata_torch_function_mode() as metadata,
-    ):
-        yield [mode for mode in (pre_dispatch, metadata) if mode is not None]
+    """make_fx's own torch-function modes count calls, which no guard can hold.
+
+    There are those of several when one traces in another, as ``torch.func.linearize`` does.
+    """
+    stack = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
+    tracers = [m for m in stack if isinstance(m, _TRACER_MODES)]
+    users = [m for m in stack if not isinstance(m, _TRACER_MODES)]
+    for mode in users:
+        _push_mode(mode)
+    try:
+        yield tracers
+    finally:
+        for _ in users:
+            _pop_mode()
+        for mode in stack:
+            _push_mode(mode)
+
+
+_TRACER_MODES = (PreDispatchTorchFunctionMode, TorchFunctionMetadataMode)
 
 
 # a body may be called with many closures, shapes and functorch stacks
