@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import expecttest
 import pytest
 import torch
 import torch.utils.checkpoint
+from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop import scan, vjp
 from torch_scan_hop.graphs import forward_and_backward
 
+if HAS_XLA := importlib.util.find_spec("torch_xla") is not None:
+    import xla_harness  # before autograd's engine starts
+
 pytestmark = pytest.mark.torch_version
+
+
+NEEDS_XLA = [
+    pytest.mark.xla,
+    pytest.mark.skipif(not HAS_XLA, reason="torch_xla ends at torch 2.9"),
+]
 
 
 def leaf(*shape: int, seed: int = 0, device: str = "cpu") -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     value = torch.randn(*shape, generator=generator, dtype=torch.float32)
-    return value.to(device).requires_grad_()
+    return value.to(device).detach().requires_grad_()
 
 
 h = leaf(4, 4, seed=7)
@@ -105,34 +117,111 @@ def test_row_03_functions_with_cond_and_scan():
     assert operators(graphs.backward).count("scan") == 1
 
 
-def test_row_06_a_checkpoint_in_a_scan_body_is_honoured():
+@pytest.mark.parametrize("device", [pytest.param("xla", marks=NEEDS_XLA)])
+def test_row_04_graphs_of_xla_tensors(device):
+    w = leaf(4, 4, seed=7, device="xla")
+
+    def fn(a, b):
+        return torch.sigmoid(torch.cos(torch.sin(a) @ b) @ w)
+
+    a, b = leaf(3, 4, device="xla"), leaf(4, 4, seed=1, device="xla")
+    with xla_harness.DeviceWork() as work:
+        graphs = forward_and_backward(fn, a, b)
+    assert not work.seen
+    assert graphs.inputs == ("args_0", "args_1", "w")
+    assert graphs.residuals == ("args_0", "args_1", "w", "sin", "mm", "cos", "sigmoid")
+    out, *saved = graphs.forward(a.detach(), b.detach(), w.detach())
+    gradients = graphs.backward(*saved, torch.ones_like(out))
+    assert {v.device.type for v in (out, *saved, *gradients)} == {"xla"}
+    torch.testing.assert_close(gradients, torch.autograd.grad(fn(a, b).sum(), (a, b, w)))
+
+
+def recurrence(checkpoint, device):
+    """A scan whose step is run by ``checkpoint``, and what it is differentiated by."""
+    w = h.detach().to(device).requires_grad_()
+    xs = leaf(6, 4, device=device)
+
+    def step(c, x):
+        return torch.sigmoid(torch.cos(torch.sin(c + x) @ w) @ w)
+
     def cell(c, x):
-        c = torch.utils.checkpoint.checkpoint(
-            lambda c, x: layers(torch.sin(c + x), h), c, x, use_reentrant=False
-        )
+        c = checkpoint(step, c, x)
         return c, c
 
-    def plain(c, x):
-        c = layers(torch.sin(c + x), h)
-        return c, c
+    def run():
+        return scan(cell, torch.zeros(4, device=device), xs)[1]
 
-    def saved_bytes(cell):
-        sizes = {}
+    return run, [xs, w]
 
-        def pack(t):
-            sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-            return t
 
-        xs = leaf(6, 4)
-        scan(cell, torch.zeros(4), xs)  # traced
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            _, ys = scan(cell, torch.zeros(4), xs)
-        return sum(sizes.values()), torch.autograd.grad(ys.sum(), [xs, h])
+def plain(fn, *args):
+    return fn(*args)
 
-    with_checkpoint, gradients = saved_bytes(cell)
-    without, expected = saved_bytes(plain)
-    assert with_checkpoint < without
-    torch.testing.assert_close(gradients, expected)
+
+def checkpointed(fn, *args):
+    return torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False)
+
+
+def reentrant_on_xla(fn, *args):
+    import torch_xla.utils.checkpoint
+
+    return torch_xla.utils.checkpoint.checkpoint(fn, *args)
+
+
+def saved_shapes(run):
+    shapes = []
+    run()  # traced: what is saved while tracing is no residual
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t
+    ):
+        run()
+    return sorted(shapes)
+
+
+# init, w, xs and the carries: none of the four values that a step computes on the way
+SAVED_BY_CHECKPOINT = [(4,), (4, 4), (6, 4), (6, 4)]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=NEEDS_XLA)])
+def test_rows_05_and_06_a_checkpoint_in_a_scan_body_is_honoured(device):
+    (run, wrt), (expected, expected_wrt) = (recurrence(c, device) for c in (checkpointed, plain))
+    assert saved_shapes(run) == SAVED_BY_CHECKPOINT
+    assert len(saved_shapes(expected)) > len(SAVED_BY_CHECKPOINT)
+    torch.testing.assert_close(
+        torch.autograd.grad(run().sum(), wrt), torch.autograd.grad(expected().sum(), expected_wrt)
+    )
+
+
+@pytest.mark.parametrize("device", [pytest.param("xla", marks=NEEDS_XLA)])
+def test_row_05_torch_xlas_reentrant_checkpoint_names_the_alternative(device):
+    run, wrt = recurrence(reentrant_on_xla, device)
+    alternative = r"torch.utils.checkpoint.checkpoint\(\.\.\., use_reentrant=False\)"
+    with pytest.raises(RuntimeError, match=alternative):
+        forward_and_backward(lambda x: reentrant_on_xla(torch.sin, x), leaf(3, device=device))
+    with pytest.warns(UserWarning, match=alternative):
+        ys = run()
+    # it ran as a loop, which needs no capture; reentrant checkpoints allow backward() only
+    ys.sum().backward()
+    expected, expected_wrt = recurrence(plain, device)
+    torch.testing.assert_close(
+        tuple(t.grad for t in wrt), torch.autograd.grad(expected().sum(), expected_wrt)
+    )
+
+
+@pytest.mark.parametrize("checkpoint", [checkpointed, plain])
+def test_row_06_eager_and_compiled_reach_the_same_partition(checkpoint):
+    run, _ = recurrence(checkpoint, "cpu")
+    forwards = []
+
+    def keep(graph, examples):
+        forwards.append(graph)
+        return graph.forward
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=lambda graph, examples: graph.forward)
+    torch.compile(run, backend=backend, fullgraph=True)()
+    (output,) = forwards[0].graph.find_nodes(op="output")
+    _ys, *residuals = output.args[0]
+    assert sorted(tuple(r.meta["val"].shape) for r in residuals) == saved_shapes(run)
 
 
 def test_row_07_the_function_never_runs_on_data():
@@ -216,17 +305,116 @@ def test_row_10_transforms_of_a_scan_are_scans():
     assert count_scans(jvp) == 1
 
 
-@pytest.mark.parametrize(
-    "rule, residual", [(vjp.sin_saving_x, "carry"), (vjp.sin_saving_cos, "cos")]
-)
-def test_rows_11_to_13_a_users_rule_decides_what_a_scan_body_saves(rule, residual):
-    def step(carry, x):
-        return torch.sin(carry * x)
+def test_row_11_rules_may_ask_for_shapes():
+    asked = []
 
+    def trace_bwd(shape, d):
+        asked.append(shape)
+        return torch.diag(d.expand(shape[0]))
+
+    rule = vjp.Rule(lambda x: (torch.trace(x), vjp.shape(x)), trace_bwd)
+    rules = vjp.DEFAULT_RULES.override({torch.trace: rule})
+    graph = vjp.vjp_graph(torch.trace, torch.empty(3, 3, device="meta"), rules=rules)
+    assert asked == [(3, 3)]  # once, from metadata
+    _, (dx,) = graph(torch.ones(3, 3), torch.tensor(2.0))
+    torch.testing.assert_close(dx, 2 * torch.eye(3))
+
+
+def test_row_12_source_to_source_with_fan_out():
+    graph = vjp.vjp_graph(lambda x: torch.sin(x) * x, torch.ones(3))
+    expecttest.assert_expected_inline(
+        vjp.readable(graph),
+        """\
+def forward(self, x, d_out):
+    sin = torch.sin(x)
+    mul = sin * x
+    d_sin = d_out * x
+    mul_1 = d_out * sin
+    cos = torch.cos(x)
+    mul_2 = d_sin * cos
+    d_x = mul_1 + mul_2
+    return (mul, (d_x,))""",
+    )
+    check_vjp(lambda x: torch.sin(x) * x, torch.randn(3))
+
+
+@pytest.mark.parametrize("rule, saved", [(vjp.sin_saving_x, "x"), (vjp.sin_saving_cos, "cos")])
+def test_row_12_a_users_rule_decides_what_is_saved(rule, saved):
     rules = vjp.DEFAULT_RULES.override({torch.sin: rule})
-    pair = vjp.forward_and_backward(step, leaf(3), leaf(3, seed=1), rules=rules)
-    saved = [n.name for n in pair.residuals]
-    assert ("cos" in saved) == (residual == "cos")
+    pair = vjp.forward_and_backward(lambda x: torch.sin(x), leaf(3), rules=rules)
+    assert [n.name for n in pair.residuals] == [saved]
+
+
+def check_vjp(fn, *args):
+    out = fn(*args)
+    d = torch.randn_like(out)
+    _, gradients = vjp.vjp_graph(fn, *args)(*args, d)
+    torch.testing.assert_close(gradients, torch.autograd.functional.vjp(fn, args, d)[1])
+
+
+@pytest.mark.parametrize(
+    "fn, shapes",
+    [
+        (torch.neg, [(3,)]),
+        (torch.add, [(3, 4), (4,)]),
+        (torch.mul, [(3, 4), (3, 1)]),
+        (torch.matmul, [(3, 4), (4, 2)]),
+        (torch.sin, [(3,)]),
+        (torch.relu, [(3,)]),
+        (torch.sum, [(3, 4)]),
+        (lambda x: torch.transpose(x, 0, 1), [(3, 4)]),
+        (torch.diag, [(3,)]),
+        (torch.trace, [(3, 3)]),
+        (vjp.scale, [(), (3, 4)]),
+    ],
+    ids=[
+        "neg",
+        "add",
+        "mul",
+        "matmul",
+        "sin",
+        "relu",
+        "sum",
+        "transpose",
+        "diag",
+        "trace",
+        "scale",
+    ],
+)
+def test_row_13_rules(fn, shapes):
+    check_vjp(fn, *(torch.randn(shape) for shape in shapes))
+
+
+@pytest.mark.parametrize("op, rule", [("add", vjp.strict_add), ("mul", vjp.strict_mul)])
+def test_row_13_shape_checks(op, rule):
+    rules = vjp.DEFAULT_RULES.override({op: rule})
+    with pytest.raises(ValueError, match=r"\[3, 4\] and \[4\]"):
+        vjp.vjp_graph(getattr(torch, op), torch.ones(3, 4), torch.ones(4), rules=rules)
+
+
+def test_row_14_the_examples_and_their_code():
+    def foo(x):
+        return vjp.scale(torch.sin(torch.trace(x)), x)
+
+    def bar(x):
+        return torch.transpose(x, 1, 0) @ x
+
+    check_vjp(foo, torch.randn(3, 3))
+    check_vjp(bar, torch.randn(5, 2))
+    expecttest.assert_expected_inline(
+        vjp.readable(vjp.vjp_graph(bar, torch.ones(5, 2))),
+        """\
+def forward(self, x, d_out):
+    transpose = torch.transpose(x, 1, 0)
+    matmul = transpose @ x
+    t = transpose.t()
+    matmul_1 = t @ d_out
+    t_1 = x.t()
+    d_transpose = d_out @ t_1
+    transpose_1 = torch.transpose(d_transpose, 1, 0)
+    d_x = matmul_1 + transpose_1
+    return (matmul, (d_x,))""",
+    )
 
 
 def test_row_15_jacrev_and_vjp_of_a_scan_trace_under_make_fx():

@@ -20,6 +20,7 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import prepare_xla_if_loaded
 from torch_scan_hop._torch.transforms import under_transform
+from torch_scan_hop.errors import hint_about
 
 Entry = Callable[..., Any]
 _entries: weakref.WeakKeyDictionary[types.CodeType, dict[bool, Entry]] = weakref.WeakKeyDictionary()
@@ -114,7 +115,7 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
     except DYNAMO_ERRORS as error:
         if "limit" in type(error).__name__.lower():
             _entries.pop(code, None)  # full of captures of other shapes or closures: start anew
-        raise NotCaptured(_first_line(error)) from error
+        raise NotCaptured(f"{_first_line(error)} {hint_about(error)}".strip()) from error
 
 
 def _on_xla(args: tuple[Any, ...]) -> bool:

@@ -34,3 +34,14 @@ def carry_mismatch(path: str, expected: str, got: str, fix: str) -> str:
         f"scan: {path} must keep its structure, shape and dtype from step to step: "
         f"expected {expected} (from init), but combine_fn returned {got}. {fix}"
     )
+
+
+def hint_about(error: BaseException) -> str:
+    """What to write instead of what Dynamo could not trace, if that is known."""
+    text = str(error)
+    if "torch_xla" in text and "checkpoint" in text:
+        return (
+            "torch_xla.utils.checkpoint is reentrant and cannot be captured; use "
+            "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
+        )
+    return ""

@@ -28,6 +28,7 @@ from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, run_fake
 from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
 from torch_scan_hop.autodiff.joint import trace_joint
 from torch_scan_hop.autodiff.partition import Partition, Partitioner, Source
+from torch_scan_hop.errors import hint_about
 from torch_scan_hop.examples import contiguous_like, like
 from torch_scan_hop.signature import Inputs, Signature
 
@@ -119,15 +120,8 @@ def _capture(fn: Callable[..., Any], args: Sequence[Any]) -> _Captured:
     try:
         captured = capture_graph(fn, args)
     except DYNAMO_ERRORS as error:
-        hint = ""
-        if "torch_xla" in str(error) and "checkpoint" in str(error):
-            hint = (
-                "\ntorch_xla.utils.checkpoint is reentrant and cannot be captured; use "
-                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
-            )
-        raise RuntimeError(
-            f"forward_and_backward: the function could not be captured as one graph:\n{error}{hint}"
-        ) from error
+        message = f"forward_and_backward: the function could not be captured as one graph:\n{error}"
+        raise RuntimeError(f"{message}\n{hint_about(error)}".rstrip()) from error
     return _Captured(*captured)
 
 
