@@ -80,7 +80,8 @@ def scan(
     check_policy(checkpoint)
     _check_leaves(init, xs)
     trip_count = _trip_count(xs, length, dim)
-    xs = tree.map_leaves(lambda leaf: _scan_first(leaf, dim), xs)
+    if dim != 0:
+        xs = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
     options = Options(reverse, unroll, checkpoint)
     carry, ys = _run(combine_fn, init, xs, trip_count, options)
     if dim != 0:
@@ -98,10 +99,12 @@ class Options(NamedTuple):
 def _run(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, options: Options
 ) -> tuple[Any, Any]:
-    device = device_of(init, xs)
-    carry = tree.map_leaves(lambda leaf: as_carry(leaf, device), init)
-    # a capture is guarded on numbers: it sees where they stand, and tensors with their values
-    template = tree.map_leaves(lambda leaf: 0 if isinstance(leaf, tree.NUMBERS) else leaf, init)
+    carry, template = init, None
+    if any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init)):
+        device = device_of(init, xs)
+        carry = tree.map_leaves(lambda leaf: as_carry(leaf, device), init)
+        # a capture is guarded on numbers: it sees where they stand, and tensors with their values
+        template = tree.map_leaves(lambda leaf: 0 if isinstance(leaf, tree.NUMBERS) else leaf, init)
     if torch.compiler.is_dynamo_compiling():
         return scan_tree(combine_fn, template, carry, xs, trip_count, options)
     try:
@@ -119,9 +122,11 @@ def scan_tree(
 ) -> tuple[Any, Any]:
     """The scan of pytrees, as one flat scan or unrolled. Dynamo traces this, in eager mode too.
 
-    ``template`` is what a step's carry is matched with: ``init``, or 0 for a leaf whose dtype
-    the step decides.
+    ``template`` is what a step's carry is matched with: None for ``init``, or ``init`` with 0
+    for each leaf whose dtype the step decides.
     """
+    if template is None:
+        template = init
     if not torch.compiler.is_dynamo_compiling():
         raise NotCaptured("Dynamo is disabled")
 
@@ -261,10 +266,6 @@ def _leading_position(xs: Any, dim: int) -> int:
         return dim
     leaves = tree.tensors(xs)
     return dim + leaves[0].ndim if leaves else 0
-
-
-def _scan_first(leaf: torch.Tensor, dim: int) -> torch.Tensor:
-    return leaf if dim == 0 else torch.movedim(leaf, dim, 0)
 
 
 Scan = Callable[..., tuple[Any, Any]]

@@ -109,7 +109,9 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
     static = under_transform() or _on_xla(args)
     entries = _entries.setdefault(code, {})
     if static not in entries:
-        entries[static] = compile_for_capture(own_copy(entry), dynamic=False if static else None)
+        entries[static] = compile_for_capture(
+            own_copy(entry), False if static else None, NotCaptured
+        )
     try:
         return entries[static](explicit(combine_fn), *args)
     except DYNAMO_ERRORS as error:
@@ -119,10 +121,14 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
 
 
 def _on_xla(args: tuple[Any, ...]) -> bool:
+    """As ``step.device_of``: one tensor tells."""
     if "torch_xla" not in sys.modules:
         return False
-    leaves = [leaf for arg in args for leaf in tree.leaves(arg)]
-    return any(isinstance(leaf, torch.Tensor) and leaf.device.type == "xla" for leaf in leaves)
+    for arg in args:
+        for leaf in tree.leaves(arg):
+            if isinstance(leaf, torch.Tensor):
+                return leaf.device.type == "xla"
+    return False
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,15 +8,23 @@ from typing import Any, TypeVar
 
 import torch
 
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
 Result = TypeVar("Result")
 
 _derived: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
+class _Symbol:
+    """A symbolic number: it belongs to one trace, so no key that holds it is ever found."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def metadata(value: Any, drop_leading: bool = False) -> Any:
     """What a trace depends on: of an xs, not its trip count."""
     if not isinstance(value, torch.Tensor):
-        return value
+        return _Symbol() if isinstance(value, SYMBOLS) else (type(value), value)  # 1 == True
     shape = tuple(value.shape)[1 if drop_leading else 0 :]
     return (shape, value.dtype, value.device)
 
@@ -36,21 +44,22 @@ def autocast_state() -> tuple[Any, ...]:
     )
 
 
-def _is_static(key: Any) -> bool:
-    if isinstance(key, tuple):
-        return all(map(_is_static, key))
-    return not isinstance(key, (torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
 def remember(body: Any, key: tuple[Any, ...], make: Callable[[], Result]) -> Result:
     """``make()``, or what it gave for this body and key before.
 
     A body that is not a module, or a key that holds symbols (they belong to one trace), is
     not remembered.
     """
-    if not isinstance(body, torch.nn.Module) or not _is_static(key):
+    if not isinstance(body, torch.nn.Module):
         return make()
-    known = _derived.setdefault(body, {})
-    if key not in known:
-        known[key] = make()
-    return known[key]
+    known = _derived.get(body)
+    if known is None:
+        known = _derived[body] = {}
+    try:
+        return known[key]
+    except TypeError:  # symbols, also those of a shape, have no hash
+        return make()
+    except KeyError:
+        pass  # made outside, where it is not "during handling of a KeyError"
+    known[key] = found = make()
+    return found

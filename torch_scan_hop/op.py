@@ -19,7 +19,7 @@ import torch.utils._pytree as pytree
 
 from torch_scan_hop._torch.operators import (
     DispatchKey,
-    HigherOrderOperator,
+    FlatOperator,
     current_dispatch_mode,
     symbolic_tracer_of,
     take_operator_name,
@@ -30,7 +30,7 @@ from torch_scan_hop._torch.transforms import unwrap_if_dead
 Body = Callable[..., Any]
 
 
-class ScanOperator(HigherOrderOperator):
+class ScanOperator(FlatOperator):
     """``scan``, dispatched like any torch operator; one file per key in ``dispatch/``."""
 
     def __init__(self) -> None:
@@ -53,10 +53,11 @@ class ScanOperator(HigherOrderOperator):
                 "tensor of shape [T, 0], or call torch_scan_hop.scan(..., length=T)."
             )
         arguments = (combine_fn, list(init), list(xs), tuple(additional_inputs))
-        tracer = symbolic_tracer_of(arguments)
+        flat = (combine_fn, *init, *xs, *additional_inputs)
+        tracer = symbolic_tracer_of(flat)
         if tracer is not None:
             return trace_symbolically(tracer, self, arguments, options)  # type: ignore[return-value]
-        return super().__call__(*arguments, **options)
+        return self.call_flat(flat, *arguments, **options)
 
     def dispatch(self, /, dispatch_key: DispatchKey, *args: Any, **kwargs: Any) -> Any:
         if dispatch_key == DispatchKey.Python:

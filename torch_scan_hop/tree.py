@@ -24,6 +24,8 @@ def is_namedtuple(value: Any) -> bool:
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
     """``(path suffix, child)`` pairs of a container, or None for a leaf."""
+    if value is None or isinstance(value, torch.Tensor):
+        return None  # most leaves: spares them the slow instance checks below
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", value[key]) for key in value]
     if is_namedtuple(value):

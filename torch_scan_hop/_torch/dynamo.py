@@ -255,16 +255,27 @@ def not_fx_tracing() -> Iterator[None]:
         symbolic_trace._is_fx_tracing_flag = before
 
 
-def compile_for_capture(fn: Callable[..., Any], dynamic: bool | None) -> Callable[..., Any]:
+def compile_for_capture(
+    fn: Callable[..., Any], dynamic: bool | None, not_traced: type[Exception]
+) -> Callable[..., Any]:
     """``fn`` captured by Dynamo and run as captured: guards, no compiler.
 
     The backend must be torch's own "eager": it is the only one that Dynamo accepts under
-    functorch transforms.
+    functorch transforms. ``not_traced`` is what ``fn`` raises when it runs without Dynamo.
     """
+    run_known = torch._dynamo.run(fn)  # what is captured already; else it just calls fn
     with _hop_capture():  # or torch.compile would do nothing in an export, now and later
         compiled = torch.compile(fn, backend="eager", fullgraph=True, dynamic=dynamic)
 
     def run(*args: Any) -> Any:
+        if _len_torch_function_stack() == 0:
+            try:
+                return run_known(*args)
+            except not_traced:
+                pass
+        return capture(*args)
+
+    def capture(*args: Any) -> Any:
         with (
             not_fx_tracing(),
             _hop_capture(),

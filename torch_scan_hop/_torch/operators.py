@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import fx
 from torch._C import DispatchKey
 from torch._C._functorch import TransformType
@@ -16,7 +15,7 @@ from torch._higher_order_ops.utils import (
     _maybe_run_with_interpreter as preserving_node_meta,
 )
 from torch._higher_order_ops.utils import reenter_make_fx, unique_graph_id
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, key_extractor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import (
     CppFunctionalizeAPI,
@@ -37,9 +36,9 @@ __all__ = [
     "DispatchKey",
     "FakeTensor",
     "FakeTensorMode",
+    "FlatOperator",
     "FunctionalTensor",
     "FunctionalTensorMode",
-    "HigherOrderOperator",
     "ProxyTorchDispatchMode",
     "TransformType",
     "below_autograd",
@@ -57,6 +56,21 @@ __all__ = [
     "track_tensor_tree",
     "unique_graph_id",
 ]
+
+
+class FlatOperator(HigherOrderOperator):
+    """An operator that knows the leaves of its arguments.
+
+    torch's own ``__call__`` goes through pytree twice, for every dispatch key on the way.
+    """
+
+    def call_flat(self, flat: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
+        """The operator called with ``args`` and ``kwargs``, whose leaves are ``flat``."""
+        if torch.overrides.has_torch_function(flat):
+            return torch.overrides.handle_torch_function(self, flat, *args, **kwargs)
+        tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        keys = key_extractor(tensors, self.non_fallthrough_keys)
+        return self.dispatch(keys.highestPriorityTypeId(), *args, **kwargs)
 
 
 def prepare_xla_if_loaded() -> None:
@@ -81,7 +95,7 @@ def dispatch_key(name: str) -> DispatchKey:
 def from_functional(value: Any) -> Any:
     """What C++ functionalization wraps. (``unwrap_tensors`` goes through pytree: 0.1 ms a call.)"""
     if isinstance(value, torch.Tensor) and torch._is_functional_tensor(value):
-        torch._sync(value)
+        torch._functionalize_sync(value)
         return torch._from_functional_tensor(value)
     return value
 
@@ -90,9 +104,9 @@ def to_functional(value: Any) -> Any:
     return torch._to_functional_tensor(value) if isinstance(value, torch.Tensor) else value
 
 
-def symbolic_tracer_of(arguments: Any) -> Any:
-    """The FX tracer whose proxies are among ``arguments``: a pickled graph is loaded by one."""
-    for leaf in pytree.tree_leaves(arguments):
+def symbolic_tracer_of(flat: tuple[Any, ...]) -> Any:
+    """The FX tracer whose proxies are among ``flat``: a pickled graph is loaded by one."""
+    for leaf in flat:
         if isinstance(leaf, fx.Proxy):
             return leaf.tracer
     return None

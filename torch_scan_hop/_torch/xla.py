@@ -79,7 +79,7 @@ def wrapped(value: Any) -> Any:
 
 def unwrapped(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and torch._is_functional_tensor(value):
-        torch._sync(value)
+        torch._functionalize_sync(value)
         return torch._from_functional_tensor(value)
     return value
 

@@ -8,6 +8,7 @@ so that double backward, transforms and traces of it come by composition.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,15 @@ class Derivative:
     second: Partition | None
     second_flow: GradientFlow | None
     loop_body: Body | None = None
+
+    @functools.cached_property
+    def saved(self) -> tuple[Handover, ...]:
+        """What a backward reads, once each."""
+        partitions = [p for p in (self.first, self.second) if p is not None]
+        wanted = [slot for partition in partitions for slot in _saved_slots(partition)]
+        if self.loop_body is not None:
+            wanted += _all_inputs(self.signature)
+        return tuple(dict.fromkeys(wanted))
 
 
 @dataclass
@@ -89,10 +99,6 @@ def save(ctx: Any, call: ScanCall, tensors: Sequence[Any], outputs: Sequence[Any
     ctx.set_materialize_grads(False)
     flags = _differentiable_outputs(call, outputs)
     ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, flags, strict=True) if not flag))
-    partitions = [p for p in (derivative.first, derivative.second) if p is not None]
-    wanted = [slot for partition in partitions for slot in _saved_slots(partition)]
-    if derivative.loop_body is not None:
-        wanted += _all_inputs(derivative.signature)
     values = {
         Source.CARRY_IN: inputs.carry,
         Source.X: inputs.xs,
@@ -101,9 +107,9 @@ def save(ctx: Any, call: ScanCall, tensors: Sequence[Any], outputs: Sequence[Any
     }
     slots: dict[Handover, int] = {}
     kept: list[torch.Tensor] = []
-    for slot in wanted:
+    for slot in derivative.saved:
         value = values[slot.source][slot.index]
-        if slot not in slots and isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
             slots[slot] = len(kept)
             kept.append(value)
     # accumulators start as zeros like these: metadata is enough
@@ -148,10 +154,25 @@ def _shifted(stack: torch.Tensor, init: torch.Tensor, reverse: bool) -> torch.Te
     return torch.cat([first, stack])[:trip_count]
 
 
-def _zeros(like: tuple[Any, ...]) -> torch.Tensor:
-    """Zeros of this shape that take no memory."""
-    shape, dtype, device = like
-    return torch.zeros((), dtype=dtype, device=device).expand(shape)
+class _Zeros:
+    """Zeros like something of which ``(shape, dtype, device)`` is known.
+
+    On XLA they take no memory, but each takes the host some time: one of a kind is enough.
+    """
+
+    def __init__(self) -> None:
+        self.on_xla: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def __call__(self, like: tuple[Any, ...], only_read: bool) -> torch.Tensor:
+        """``only_read`` zeros take no memory anywhere."""
+        shape, dtype, device = like
+        if device.type == "xla":
+            if like not in self.on_xla:
+                self.on_xla[like] = torch.zeros(shape, dtype=dtype, device=device)
+            return self.on_xla[like]
+        if only_read:
+            return torch.zeros((), dtype=dtype, device=device).expand(shape)
+        return torch.zeros(shape, dtype=dtype, device=device)
 
 
 class _BackwardPass:
@@ -168,6 +189,7 @@ class _BackwardPass:
             self.partition, self.flow = self.derivative.second, self.derivative.second_flow
         self.cotangents = cotangents[: len(self.flow.outputs())]
         self.saved = ctx.saved_tensors
+        self.zeros = _Zeros()
 
     def _value(self, source: Source, index: int) -> Any:
         return self.saved[self.ctx.slots[Handover(source, index)]]
@@ -191,7 +213,7 @@ class _BackwardPass:
 
     def _cotangent(self, k: int) -> torch.Tensor:
         given = self.cotangents[k]
-        return given if given is not None else _zeros(self.call.output_like[k])
+        return given if given is not None else self.zeros(self.call.output_like[k], True)
 
     def run(self) -> list[Any]:
         sig, flow, partition = self.derivative.signature, self.flow, self.partition
@@ -201,10 +223,7 @@ class _BackwardPass:
         like = self.ctx.additional_like
         init = [
             *(self._cotangent(k) for k in carry),
-            *(
-                torch.zeros(like[k][0], dtype=like[k][1], device=like[k][2])
-                for k in partition.accumulated
-            ),
+            *(self.zeros(like[k], False) for k in partition.accumulated),
         ]
         xs = [
             *(self._cotangent(n_carry + k) for k in ys),

@@ -8,7 +8,7 @@ import torch
 
 from torch_scan_hop._torch.operators import DispatchKey, FakeTensor, below_autograd
 from torch_scan_hop._torch.tracing import is_traced
-from torch_scan_hop._torch.transforms import has_tangent
+from torch_scan_hop._torch.transforms import has_tangents
 from torch_scan_hop.autodiff.derive import derivative_of
 from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
 from torch_scan_hop.autodiff.function import ScanCall, ScanFunction
@@ -63,7 +63,7 @@ def autograd(
 ) -> tuple[Any, ...]:
     options = scan_options(reverse, checkpoint)
     flat = [*init, *xs, *additional_inputs]
-    if any(map(has_tangent, flat)):
+    if has_tangents(flat):
         from torch_scan_hop.dispatch.jvp import scan_of_duals
 
         return scan_of_duals(combine_fn, init, xs, additional_inputs, **options)

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch_scan_hop._torch.operators import (
     CppFunctionalizeAPI,
+    DispatchKey,
+    current_dispatch_mode,
     from_functional,
     preserving_node_meta,
     to_functional,
@@ -26,7 +28,11 @@ def functionalize(
         # XLA tensors. Their kernel traces the body itself; the body's identity is its cache key
         groups = [list(map(from_functional, group)) for group in (init, xs, additional_inputs)]
         with ctx.redispatch_to_next():
-            results = scan_op(combine_fn, *groups, **options)
+            if current_dispatch_mode() is None and groups[1][0].device.type == "xla":
+                # no key comes between: straight to it
+                results = scan_op.dispatch(DispatchKey.XLA, combine_fn, *groups, **options)
+            else:
+                results = scan_op(combine_fn, *groups, **options)
         return tuple(map(to_functional, results))
     unwrapped = [ctx.unwrap_tensors(group) for group in (init, xs, additional_inputs)]
     with ctx.redispatch_to_next():

@@ -16,6 +16,6 @@ def xla(
     additional_inputs: tuple[Any, ...],
     **options: Any,
 ) -> tuple[Any, ...]:
-    from torch_scan_hop.xla import lower_scan
+    from torch_scan_hop.xla.lower import lower_scan
 
     return lower_scan(combine_fn, init, xs, additional_inputs, **options)
