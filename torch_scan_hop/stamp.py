@@ -6,17 +6,23 @@ copies one: each captured body carries the stamp there.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+import functools
+import hashlib
+from pathlib import Path
 
 from torch import fx
 
 from torch_scan_hop.rewrites.options import current_options
 
-try:
-    VERSION = version("torch_scan_hop")
-except PackageNotFoundError:  # run from a source tree
-    VERSION = "unknown"
+
+@functools.cache
+def _source() -> str:
+    """Of this package, as torch does of itself: a version number may outlive an edit."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def stamp(body: fx.GraphModule) -> None:
-    body.meta["torch_scan_hop"] = f"{VERSION} {current_options()}"
+    body.meta["torch_scan_hop"] = f"{_source()} {current_options()}"

@@ -42,6 +42,7 @@ __all__ = [
     "codegen_subgraph_inline",
     "current_node",
     "declare_loop_index",
+    "declared_output",
     "fake_mode",
     "fresh_loop_index",
     "ir",
@@ -175,6 +176,16 @@ class DeclaredOutput(MultiOutput):
 
     def codegen(self, wrapper: Any) -> None:
         pass
+
+
+def declared_output(node: Any, position: int, like: torch.Tensor) -> DeclaredOutput:
+    layout = FixedLayout(
+        device=like.device,
+        dtype=like.dtype,
+        size=[size_expression(s) for s in like.shape],
+        stride=[size_expression(s) for s in like.stride()],
+    )
+    return DeclaredOutput(layout, node, [(list, position)])
 
 
 def trace_decomposed(fn: Callable[..., Any], examples: Sequence[Any]) -> fx.GraphModule:

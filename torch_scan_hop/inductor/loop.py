@@ -17,13 +17,13 @@ from torch_scan_hop._torch.inductor import (
     AllocateLine,
     DeclaredOutput,
     ExternKernel,
-    FixedLayout,
     MultiOutputLayout,
     TensorBox,
     V,
     codegen_subgraph_inline,
     current_node,
     declare_loop_index,
+    declared_output,
     fake_mode,
     fresh_loop_index,
     is_tensor_ir,
@@ -33,6 +33,7 @@ from torch_scan_hop._torch.inductor import (
     with_exact_strides,
 )
 from torch_scan_hop.inductor.body import StepExamples, destination_passing, seeding
+from torch_scan_hop.inductor.kernel import pointwise_kernel
 from torch_scan_hop.signature import Signature
 
 
@@ -71,13 +72,6 @@ def lower_scan(
         additional=[_at_offset_zero(_value(a)) for a in fx_additional],  # type: ignore[union-attr]
         ys=[_at_offset_zero(y, contiguous=True) for y in results[len(init) :]],
     )
-    step_module = destination_passing(combine_fn.graph_module, signature, examples, fake_mode())
-    step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
-    seed = None
-    if init:
-        seed = lower_subgraph(
-            f"{combine_fn.name}_seed", seeding(examples.carry), [*examples.carry, *examples.carry]
-        )
     inputs = [
         with_exact_strides(value, example.stride()) if isinstance(example, torch.Tensor) else value
         for value, example in zip(
@@ -86,6 +80,16 @@ def lower_scan(
             strict=True,
         )
     ]
+    kernel = pointwise_kernel(combine_fn.graph_module, signature, inputs, examples, reverse)
+    if kernel is not None:
+        return [TensorBox.create(output) for output in kernel.outputs]
+    step_module = destination_passing(combine_fn.graph_module, signature, examples, fake_mode())
+    step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
+    seed = None
+    if init:
+        seed = lower_subgraph(
+            f"{combine_fn.name}_seed", seeding(examples.carry), [*examples.carry, *examples.carry]
+        )
     trip_count = size_expression(examples.xs[0].shape[0])
     loop = ScanLoop(inputs, signature, trip_count, reverse, step, seed, examples)
     return [TensorBox.create(output) for output in loop.outputs]
@@ -119,17 +123,8 @@ class ScanLoop(ExternKernel):
         self.name = V.graph.register_buffer(self)
         V.graph.register_operation(self)
         self.outputs = [
-            self._output(k, like) for k, like in enumerate([*examples.carry, *examples.ys])
+            declared_output(self, k, like) for k, like in enumerate([*examples.carry, *examples.ys])
         ]
-
-    def _output(self, position: int, like: torch.Tensor) -> DeclaredOutput:
-        layout = FixedLayout(
-            device=like.device,
-            dtype=like.dtype,
-            size=[size_expression(s) for s in like.shape],
-            stride=[size_expression(s) for s in like.stride()],
-        )
-        return DeclaredOutput(layout, self, [(list, position)])
 
     def get_subgraphs(self) -> list[Any]:
         return [s for s in (self.seed, self.step) if s is not None]

@@ -1,0 +1,153 @@
+"""Pointwise bodies under Inductor: one kernel with the loop over time inside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import assert_same, gradients, loop
+from torch._inductor.utils import run_and_get_code
+
+from torch_scan_hop import scan
+from torch_scan_hop.rewrites import using_options
+
+pytestmark = pytest.mark.torch_version
+
+
+def randn(*shape):
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator)
+
+
+A, U = randn(37).sigmoid(), randn(37) * 0.1
+
+
+def recurrence(h, x):
+    h = A * h + x
+    return h, h
+
+
+def gated(h, x):
+    g = torch.sigmoid(x + U * h)
+    h = g * h + (1 - g) * torch.tanh(x - U * h)
+    return h, (h, g)
+
+
+def two_carries(c, x):
+    m, v = c
+    m = 0.9 * m + 0.1 * x
+    v = torch.where(x > 0, v * 0.5, v + x * x)
+    return (m, v), m / (v.abs().sqrt() + 1)
+
+
+def counter(c, x):
+    n, h = c
+    h = torch.where(n % 2 == 0, h + x, h)
+    return (n + 1, h), (n * 2, h.clamp(min=0))
+
+
+def double(h, x):
+    h = torch.erf(h) + x.exp()
+    return h, h
+
+
+def shared_gate(h, x):
+    h = h * torch.sigmoid(x["gate"]) + x["u"]
+    return h, h
+
+
+def constant_result(h, x):
+    return h * 2 + x, torch.full_like(h, 3.0)
+
+
+ROW = (3, 37)
+CASES = {
+    "recurrence": (recurrence, torch.zeros(37), randn(6, 37)),
+    "rows": (recurrence, torch.zeros(ROW), randn(6, *ROW)),
+    "gated": (gated, randn(*ROW), randn(6, *ROW)),
+    "two carries": (two_carries, (randn(37), randn(37)), randn(6, 37)),
+    "counter": (counter, (torch.zeros(37, dtype=torch.int64), randn(37)), randn(6, 37)),
+    "float64": (double, randn(20).double(), randn(6, 20).double()),
+    "broadcast x": (shared_gate, randn(*ROW), {"gate": randn(6, 3, 1), "u": randn(6, *ROW)}),
+    "transposed x": (recurrence, randn(*ROW), randn(37, 3, 6).permute(2, 1, 0)),
+    "scalar": (double, torch.tensor(0.5), randn(6) * 0.1),
+    "constant result": (constant_result, randn(37), randn(6, 37)),
+    "one element": (double, randn(1), randn(6, 1) * 0.1),
+}
+
+
+def loops(code):
+    """Loops over steps in a generated wrapper, in Python."""
+    return code.split("def call(")[-1].count("for ")
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_one_kernel_computes_the_loop(case, reverse):
+    step, init, xs = CASES[case]
+
+    def fn(init, xs):
+        return scan(step, init, xs, reverse=reverse)
+
+    with torch.no_grad():
+        got, codes = run_and_get_code(torch.compile(fn, fullgraph=True), init, xs)
+    assert_same(got, loop(step, init, xs, reverse=reverse), 1e-5)
+    assert loops(codes[-1]) == 0
+
+
+@pytest.mark.parametrize("case", ["gated", "two carries"])
+def test_the_option_turns_it_off(case):
+    step, init, xs = CASES[case]
+    with torch.no_grad(), using_options(one_kernel=False):
+        run = torch.compile(lambda init, xs: scan(step, init, xs), fullgraph=True)
+        got, codes = run_and_get_code(run, init, xs)
+    assert_same(got, loop(step, init, xs), 1e-5)
+    assert loops(codes[-1]) == 1
+
+
+@pytest.mark.parametrize("case", ["gated", "counter", "broadcast x"])
+def test_the_cpp_wrapper(case):
+    step, init, xs = CASES[case]
+    run = torch.compile(
+        lambda init, xs: scan(step, init, xs), fullgraph=True, options={"cpp_wrapper": True}
+    )
+    assert_same(run(init, xs), loop(step, init, xs), 1e-5)
+
+
+def test_any_trip_count_and_width():
+    run = torch.compile(lambda h, xs: scan(lambda h, x: (h * x, h + x), h, xs), dynamic=True)
+    for steps, width in ((4, 5), (9, 64), (2, 33)):
+        h, xs = randn(width), randn(steps, width)
+        assert_same(run(h, xs), loop(lambda h, x: (h * x, h + x), h, xs), 1e-5)
+
+
+def test_training_is_a_kernel_each_way():
+    x = randn(6, 37).requires_grad_()
+
+    def fn(x):
+        return scan(gated, torch.zeros(37), x)
+
+    def train(run):
+        return gradients(run(x), [x])
+
+    got, codes = run_and_get_code(train, torch.compile(fn, fullgraph=True))
+    assert_same(got, gradients(loop(gated, torch.zeros(37), x), [x]), 1e-4)
+    assert [loops(code) for code in codes] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda h, x: (h.roll(1) + x, h),
+        lambda h, x: (h.flip(0) * x, h),
+        lambda h, x: (h.cumsum(0) * x, h.sum()),
+        lambda h, x: (h * x, torch.stack([h, x])),
+    ],
+    ids=["roll", "flip", "reductions", "other shape"],
+)
+def test_lanes_that_are_not_independent_are_a_counted_loop(step):
+    h, xs = randn(37), randn(6, 37)
+    got, codes = run_and_get_code(
+        torch.compile(lambda h, xs: scan(step, h, xs), fullgraph=True), h, xs
+    )
+    assert_same(got, loop(step, h, xs), 1e-4)
+    assert loops(codes[-1]) == 1

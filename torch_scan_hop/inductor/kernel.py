@@ -1,0 +1,152 @@
+"""One kernel for a whole loop whose body is pointwise: the loop over time runs inside.
+
+Each lane (an element of the carry) is independent of the others, so lanes are the outer loop:
+split among threads, and vectorised. Carries stay in registers; xs are read and ys written once.
+The arithmetic is Inductor's own, so every pointwise operator is covered.
+
+A body qualifies if all of it is pointwise on the CPU, its carries and ys have one shape, and a
+step reads the carry only where it writes it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from torch_scan_hop._torch.inductor import (
+    AllocateLine,
+    DeclaredOutput,
+    ExternKernel,
+    MultiOutputLayout,
+    V,
+    declared_output,
+    is_tensor_ir,
+    size_expression,
+)
+from torch_scan_hop._torch.inductor_cpp import (
+    CARRY,
+    NotPointwise,
+    PointwiseBody,
+    TimeLoop,
+    emit_kernel,
+    merged_dimensions,
+)
+from torch_scan_hop.graph_cleanup import is_view
+from torch_scan_hop.inductor.body import StepExamples
+from torch_scan_hop.rewrites import current_options
+from torch_scan_hop.signature import Signature
+
+# More would touch longer pieces of each row of xs and ys, and spill the carries: from 1 to 4
+# the time of neither a memory-bound nor a compute-bound body changes by more than the noise.
+VECTORS_PER_LANE = 2
+
+_MAKE_OR_CONVERT = {
+    "_to_copy", "clone", "constant_pad_nd", "convert_element_type", "copy", "empty", "fill", "full",
+    "full_like", "iota", "ones_like", "scalar_tensor", "zeros_like",
+}  # fmt: skip
+
+_DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
+
+
+def pointwise_kernel(
+    body: torch.fx.GraphModule,
+    signature: Signature,
+    operands: Sequence[Any],
+    examples: StepExamples,
+    reverse: bool,
+) -> PointwiseKernel | None:
+    """The node of the kernel, or None if the body does not qualify."""
+    if not (current_options().one_kernel and _has_one_shape(examples) and _may_be_pointwise(body)):
+        return None
+    roles = signature.split_inputs(operands)
+    try:
+        step = PointwiseBody(body, roles.carry, roles.xs, roles.additional)
+    except NotPointwise:
+        return None
+    if not _lanes_are_independent(step, examples):
+        return None
+    return PointwiseKernel(operands, signature, step, reverse, examples)
+
+
+def _may_be_pointwise(body: torch.fx.GraphModule) -> bool:
+    """Before lowering it: lowering a product may tune one."""
+    return all(
+        node.op != "call_function"
+        or node.target is operator.getitem
+        or isinstance(node.meta.get("val"), (int, torch.SymInt))
+        or is_view(node)
+        or torch.Tag.pointwise in getattr(node.target, "tags", ())
+        or getattr(node.target, "_opname", "") in _MAKE_OR_CONVERT
+        for node in body.graph.nodes
+    )
+
+
+def _has_one_shape(examples: StepExamples) -> bool:
+    if not examples.carry:
+        return False
+    shape = examples.carry[0].shape
+    inputs = [v for v in (*examples.xs, *examples.additional) if isinstance(v, torch.Tensor)]
+    results = [*examples.carry, *examples.ys]
+    return (
+        all(c.shape == shape for c in examples.carry)
+        and all(y.shape[1:] == shape for y in examples.ys)
+        and all(t.device.type == "cpu" for t in (*results, *inputs))
+        and all(t.dtype in _DTYPES for t in results)
+    )
+
+
+def _lanes_are_independent(step: PointwiseBody, examples: StepExamples) -> bool:
+    like = examples.carry[0]
+    index = [sympy.Symbol(f"x{k}", integer=True, nonnegative=True) for k in range(like.ndim)]
+    # Inductor leaves the index of a dimension of size 1 out
+    strides = [
+        0 if n == 1 else size_expression(s) for n, s in zip(like.shape, like.stride(), strict=True)
+    ]
+    own = sum((i * s for i, s in zip(index, strides, strict=True)), sympy.Integer(0))
+    carry_reads = [at for name, at in step.reads(index) if name.startswith(CARRY)]
+    return all(sympy.expand(at - own) == 0 for at in carry_reads)
+
+
+class PointwiseKernel(ExternKernel):
+    def __init__(
+        self,
+        operands: Sequence[Any],
+        signature: Signature,
+        step: PointwiseBody,
+        reverse: bool,
+        examples: StepExamples,
+    ) -> None:
+        self.init = signature.split_inputs(operands).carry
+        self.step = step
+        self.reverse = reverse
+        self.trip_count = size_expression(examples.xs[0].shape[0])
+        self.sizes = [size_expression(s) for s in examples.carry[0].shape]
+        super().__init__(
+            name=None,
+            layout=MultiOutputLayout(device=examples.xs[0].device),
+            inputs=[a for a in operands if is_tensor_ir(a)],
+            constant_args=[self.trip_count, *(a for a in operands if not is_tensor_ir(a))],
+        )
+        self.name = V.graph.register_buffer(self)
+        V.graph.register_operation(self)
+        self.outputs: list[DeclaredOutput] = [
+            declared_output(self, k, like) for k, like in enumerate([*examples.carry, *examples.ys])
+        ]
+
+    def codegen(self, wrapper: Any) -> None:
+        for output in self.outputs:
+            wrapper.writeline(AllocateLine(wrapper, output.get_name(), output.layout))
+        n = len(self.init)
+        loop = TimeLoop(self.step, self.trip_count, self.reverse)
+        sizes, index_of = merged_dimensions(self.step, self.sizes, [o.layout for o in self.outputs])
+
+        def lane(index: list[Any]) -> None:
+            loop.emit(index_of(index), self.init, self.outputs[:n], self.outputs[n:])
+
+        emit_kernel(wrapper, self, lane, sizes, self.trip_count, VECTORS_PER_LANE)
+        if not V.graph.cpp_wrapper:
+            wrapper.writeline(f"{self.get_name()} = None")
