@@ -147,6 +147,36 @@ def test_saved_by_a_policy_per_operator():
     assert saved == 3 * T
 
 
+@pytest.mark.parametrize("op", ["add", "cos"])
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_the_policy_decides_whether_sin_saves_x_or_cos_x(op, backend):
+    saved = {"add": torch.ops.aten.add.Tensor, "cos": torch.ops.aten.cos.default}[op]
+
+    def policy(ctx, op, *args, **kwargs):
+        return CheckpointPolicy.MUST_SAVE if op is saved else CheckpointPolicy.MUST_RECOMPUTE
+
+    u = torch.randn(H, H, dtype=torch.float64, requires_grad=True)
+    xs = torch.randn(6, B, H, dtype=torch.float64, requires_grad=True)
+    init = torch.zeros(B, H, dtype=torch.float64)
+
+    def cell(h, x):
+        return torch.sin(h @ u + x), None
+
+    def run():
+        return scan(cell, init, xs, checkpoint=policy)[0]
+
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        carry = (torch.compile(run, backend=backend, fullgraph=True) if backend else run)()
+    arguments = {"add": lambda h, x: h @ u + x, "cos": lambda h, x: torch.cos(h @ u + x)}[op]
+    _, expected = scan_loop(lambda h, x: (cell(h, x)[0], arguments(h, x)), init, xs, 6, False)
+    assert sum(t.shape == expected.shape and torch.equal(t, expected) for t in kept) == 1
+    torch.testing.assert_close(
+        torch.autograd.grad(carry.sum(), [u, xs]),
+        torch.autograd.grad(scan_loop(cell, init, xs, 6, False)[0].sum(), [u, xs]),
+    )
+
+
 class StepRecorder(torch.utils._python_dispatch.TorchDispatchMode):
     """The order in which steps are run, forward and again: x holds the number of the step."""
 

@@ -18,7 +18,8 @@ from expecttest import assert_expected_inline
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from torch_scan_hop import vjp
+from torch_scan_hop import scan, vjp
+from torch_scan_hop.reference import scan_loop
 
 Args = tuple[Any, ...]
 
@@ -721,6 +722,13 @@ def gru(h: Any, x: Any, wi: Any, wh: Any, b: Any) -> Any:
     return h, h
 
 
+def selective_ssm(h: Any, x: Any, log_a: Any, dt_w: Any) -> Any:
+    """As in ``cells.py``, its softplus by rules that the table has."""
+    dt = torch.log(1 + torch.exp(x["u"] * dt_w))[..., None]
+    h = torch.exp(-dt * torch.exp(log_a)) * h + dt * x["b"][:, None, :] * x["u"][..., None]
+    return h, torch.sum(h * x["c"][:, None, :], -1)
+
+
 CELLS = {"rnn": (rnn, 1, False), "lstm": (lstm, 4, True), "gru": (gru, 3, False)}
 
 
@@ -772,36 +780,91 @@ def forward(self, h, x, wi, wh, tanh, d_out_0, d_out_1):
     )
 
 
-@pytest.mark.parametrize("name", CELLS)
-def test_loop_over_time_by_stacked_residuals(name: str) -> None:
-    """A scan by hand: forward stacks what is saved, backward walks it from the end."""
+def recurrence(name: str) -> tuple[Callable[..., Any], Any, Any, Args]:
+    """A body, init, xs and weights."""
+    if name == "selective_ssm":
+        xs = {"u": randn(5, B, D), "b": randn(5, B, H), "c": randn(5, B, H)}
+        return selective_ssm, randn(B, D, H), xs, (randn(D, H), randn(D))
     fn, init, weights = cell(name)
-    xs = randn(5, B, D)
+    return fn, init, randn(5, B, D), weights
 
-    def loop(init: Any, xs: Any, *weights: Any) -> Any:
-        carry, ys = init, []
-        for x in xs:
-            carry, y = fn(carry, x, *weights)
-            ys.append(y)
-        return carry, torch.stack(ys)
 
-    out = loop(init, xs, *weights)
-    ds = cotangents_of(out)
-    _, expected = by_autograd(loop, (init, xs, *weights), ds)
+def slices(xs: Any) -> list[Any]:
+    leaves, spec = pytree.tree_flatten(xs)
+    return [pytree.tree_unflatten(x, spec) for x in zip(*leaves, strict=True)]
 
-    forward, backward = vjp.forward_and_backward(fn, init, xs[0], *weights)
-    carry, ys, steps = init, [], []
-    for x in xs:
-        (carry, y), residuals = forward(*pytree.tree_leaves(carry), x, *weights)
+
+def by_hand(fn: Callable[..., Any], init: Any, xs: Any, weights: Args, ds: list[Any]) -> Any:
+    """Results and gradients of a scan without autograd: the forward stacks what the rules save,
+    the backward walks it from the end."""
+    steps = slices(xs)
+    forward, backward = vjp.forward_and_backward(fn, init, steps[0], *weights)
+    carry, ys, residuals = init, [], []
+    for x in steps:
+        (carry, y), saved = forward(*pytree.tree_leaves((carry, x)), *weights)
         ys.append(y)
-        steps.append(residuals)
-    saved = [torch.stack(residual) for residual in zip(*steps, strict=True)]
-    torch.testing.assert_close((carry, torch.stack(ys)), out)
+        residuals.append(saved)
 
-    d_carry, d_ys, d_xs, d_weights = ds[:-1], ds[-1], [], [torch.zeros_like(w) for w in weights]
-    for t in reversed(range(len(xs))):
-        d_in, d_x, *d_w = backward(*(s[t] for s in saved), *d_carry, d_ys[t])
+    *d_carry, d_ys = ds
+    d_xs, d_weights = [], [torch.zeros_like(w) for w in weights]
+    for t in reversed(range(len(steps))):
+        d_in, d_x, *d_w = backward(*residuals[t], *d_carry, d_ys[t])
         d_carry = pytree.tree_leaves(d_in)
-        d_xs.insert(0, d_x)
+        d_xs.insert(0, pytree.tree_leaves(d_x))
         d_weights = [total + d for total, d in zip(d_weights, d_w, strict=True)]
-    torch.testing.assert_close([*d_carry, torch.stack(d_xs), *d_weights], expected)
+    stacked = [torch.stack(group) for group in zip(*d_xs, strict=True)]
+    return (carry, torch.stack(ys)), [*d_carry, *stacked, *d_weights]
+
+
+RECURRENCES = ["rnn", "lstm", "gru", "selective_ssm"]
+
+
+@pytest.mark.parametrize("implementation", ["loop", "scan", "checkpointed scan", "compiled scan"])
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_gradients_of_a_recurrence_by_hand(name: str, implementation: str) -> None:
+    fn, init, xs, weights = recurrence(name)
+
+    def run(init: Any, xs: Any, *weights: Any) -> Any:
+        def body(carry: Any, x: Any) -> Any:
+            return fn(carry, x, *weights)
+
+        if implementation == "loop":
+            return scan_loop(body, init, xs, 5, False)
+        return scan(body, init, xs, checkpoint="full" if "checkpointed" in implementation else None)
+
+    if implementation == "compiled scan":
+        run = torch.compile(run, backend="aot_eager", fullgraph=True)
+    ds = cotangents_of(run(init, xs, *weights))
+    torch.testing.assert_close(
+        by_hand(fn, init, xs, weights, ds), by_autograd(run, (init, xs, *weights), ds)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "saved"), [(vjp.sin_saving_x, "add"), (vjp.sin_saving_cos, "cos")]
+)
+def test_a_users_rule_decides_what_a_scan_saves_per_step(rule: vjp.Rule, saved: str) -> None:
+    """The two halves of a step as bodies of two scans: what the rules save is stacked, no more."""
+
+    def step(h: Any, x: Any) -> Any:
+        return torch.sin(h + x), None
+
+    init, xs, d = randn(3), randn(6, 3), randn(3)
+    rules = vjp.DEFAULT_RULES.override({torch.sin: rule})
+    forward, backward = vjp.forward_and_backward(step, init, xs[0], rules=rules)
+
+    def save(h: Any, x: Any) -> Any:
+        (h, _), residuals = forward(h, x)
+        return h, residuals
+
+    def pull_back(d_h: Any, residuals: Any) -> Any:
+        return backward(*residuals, d_h, None)
+
+    carry, (stack,) = scan(save, init, xs)
+    d_init, d_xs = scan(pull_back, d, (stack,), reverse=True)
+
+    carries = torch.stack([init, *scan(lambda h, x: (step(h, x)[0],) * 2, init, xs)[1][:-1]])
+    values = {"add": carries + xs, "cos": torch.cos(carries + xs)}
+    torch.testing.assert_close(stack, values[saved])
+    expected = by_autograd(lambda *a: scan_loop(step, *a, 6, False)[0], (init, xs), [d])
+    torch.testing.assert_close((carry, [d_init, d_xs]), expected)

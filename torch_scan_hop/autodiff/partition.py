@@ -5,7 +5,8 @@ is, in this order of preference
 
 - an input of the step (a carry, an x, an additional input), handed over as it is;
 - recomputed, where that is free or owed: views, values that depend on loop-invariant inputs
-  only, values the forward itself does not need, and values whose checkpoint policy says so;
+  only, values the forward itself does not need (unless the checkpoint policy says MUST_SAVE),
+  and values whose checkpoint policy says so;
 - a stack the forward already returns (``return h, h`` saves nothing twice);
 - a new residual.
 
@@ -30,7 +31,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop.autodiff.joint import JointGraph
-from torch_scan_hop.autodiff.policy import Policy, wants_recompute
+from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
 from torch_scan_hop.graph_cleanup import is_random, is_view, same_value, trim_scans
 
 aten = torch.ops.aten
@@ -148,7 +149,9 @@ class Partitioner:
         if self.readable is not None:
             return same_value(node) in self.readable
         # an element of a tuple (a nested scan's residual) costs nothing once the tuple is there
-        if producer not in self.forward_nodes or wants_recompute(self.policy, node, producer):
+        if producer not in self.forward_nodes:
+            return must_save(self.policy, producer)
+        if wants_recompute(self.policy, node, producer):
             return False
         return not self._is_free_view(node)
 
