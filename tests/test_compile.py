@@ -555,3 +555,35 @@ def test_torchs_caches_serve_a_second_process_and_know_our_options(tmp_path):
     assert hits("batch") == (0, 0)
     assert hits("batch") == (1, 2)
     assert hits("no batch") == (0, 0)
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_modes_of_torch_compile(mode):
+    p = CELLS["gru"].problem(torch.float32, T=4, B=2)
+    params = list(p.params.values())
+    run = torch.compile(lambda xs: scan(p.combine_fn, p.init, xs), mode=mode, fullgraph=True)
+    expected = loop(p.combine_fn, p.init, p.xs)
+    for _ in range(3):  # a mode that records would replay
+        actual = run(p.xs)
+        assert_same(actual, expected, 1e-4)
+        assert_same(gradients(actual, params), gradients(expected, params), 1e-3)
+        expected = loop(p.combine_fn, p.init, p.xs)
+
+
+def test_a_frozen_model():
+    model = Model()
+    h, xs = randn(2, 3), randn(4, 2, 3)
+    with torch.no_grad(), torch._inductor.config.patch(freezing=True):
+        assert_same(torch.compile(model.eval(), fullgraph=True)(h, xs), model(h, xs, loop), 1e-9)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "stacked_layers"])
+def test_the_cpp_wrapper_trains(cell):
+    p = CELLS[cell].problem(torch.float32, T=5, B=2)
+    params = list(p.params.values())
+    run = torch.compile(
+        lambda xs: scan(p.combine_fn, p.init, xs), options={"cpp_wrapper": True}, fullgraph=True
+    )
+    actual, expected = run(p.xs), loop(p.combine_fn, p.init, p.xs)
+    assert_same(actual, expected, 1e-4)
+    assert_same(gradients(actual, params), gradients(expected, params), 1e-3)
