@@ -577,7 +577,7 @@ def test_a_frozen_model():
         assert_same(torch.compile(model.eval(), fullgraph=True)(h, xs), model(h, xs, loop), 1e-9)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "stacked_layers"])
+@pytest.mark.parametrize("cell", ["lstm", "selective_ssm"])
 def test_the_cpp_wrapper_trains(cell):
     p = CELLS[cell].problem(torch.float32, T=5, B=2)
     params = list(p.params.values())
