@@ -94,6 +94,56 @@ def test_pytree_input():
     torch.testing.assert_close(scan_layers(layers, x), in_sequence(layers, x))
 
 
+class Exchange(nn.Module):
+    """Takes its tuple unpacked, as torch_xla's scan_layers gives it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.weight = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x, y, z):
+        return self.linear(y).sin(), self.linear(z).cos(), x @ self.weight
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_tuple_is_unpacked_for_layers_of_several_arguments(device):
+    layers = nn.ModuleList(Exchange() for _ in range(3)).double()
+    x = torch.randn(3, 2, 3, dtype=torch.float64)
+
+    def unpacked(layers, x):
+        values = tuple(x)
+        for layer in layers:
+            values = layer(*values)
+        return torch.stack(values)
+
+    expected = run(unpacked, layers, x, "cpu")
+    # not leaves: the layers' input is a graph that has not run yet
+    actual = run(
+        lambda layers, x: torch.stack(scan_layers(layers, tuple(x * 1))), layers, x, device
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_parameters_without_a_gradient_have_none(device):
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.frozen = nn.Linear(3, 3).requires_grad_(False)
+
+        def forward(self, x):
+            return self.frozen(self.used(x))
+
+    layers = nn.ModuleList(Partly() for _ in range(3)).to(device)
+    scan_layers(layers, torch.randn(2, 3).to(device)).sum().backward()
+    for layer in layers:
+        assert layer.used.weight.grad is not None
+        assert layer.frozen.weight.grad is None
+        assert layer.unused.weight.grad is None
+
+
 def test_accepts_the_call_of_torch_xla():
     layers, x = [nn.Linear(3, 3) for _ in range(2)], torch.randn(3)
     out = scan_layers(layers, x, partition_fn=None, is_layer_pure=True)
@@ -128,6 +178,52 @@ def test_one_layer_in_the_hlo():
             return count_of("dot", scan_layers(layers, torch.randn(2, 8).to("xla")))
 
     assert dots(2) == dots(12) == 2
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.RMSNorm(n), Block(n)
+        self.qkv, self.out = nn.Linear(n, 3 * n, bias=False), nn.Linear(n, n, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.mlp(x + self.out(mixed))
+
+
+class Decoder(nn.Module):
+    def __init__(self, n: int = 8, depth: int = 3) -> None:
+        super().__init__()
+        self.embed, self.unembed = nn.Embedding(11, n), nn.Linear(n, 11)
+        self.layers = nn.ModuleList(DecoderLayer(n) for _ in range(depth))
+
+    def forward(self, tokens, through_layers):
+        return self.unembed(through_layers(self.layers, self.embed(tokens)))
+
+
+@pytest.mark.xla
+@pytest.mark.skipif(not HAS_XLA, reason="torch_xla")
+def test_a_decoder_runs_and_trains_through_a_while():
+    import torch_xla
+    from xla_harness import count_of
+
+    tokens = torch.randint(0, 11, (2, 6))
+    reference = Decoder().double()
+    expected = reference(tokens, in_sequence)
+    expected.square().sum().backward()
+
+    model = copy.deepcopy(reference).to("xla")
+    model.zero_grad()
+    logits = model(tokens.to("xla"), scan_layers)
+    assert count_of("while", logits) == 1
+    logits.square().sum().backward()
+    for parameter in model.layers.parameters():
+        assert count_of("while", parameter.grad) == 2
+    torch_xla.sync()  # all of it as one graph: each .cpu() of a pending tensor compiles its own
+    torch.testing.assert_close(logits.detach().cpu(), expected.detach(), rtol=1e-6, atol=1e-6)
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.xla

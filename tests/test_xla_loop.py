@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -12,9 +13,10 @@ import torch
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
 torch_xla = pytest.importorskip("torch_xla")
 
-from xla_harness import DeviceWork, count_of, n_compiles  # noqa: E402
+from xla_harness import DeviceWork, count_of, n_compiles, steps_of_loops  # noqa: E402
 
 from torch_scan_hop import scan  # noqa: E402
+from torch_scan_hop.rewrites import using_options  # noqa: E402
 
 
 def lstm(n_in=5, n_hidden=4):
@@ -48,6 +50,44 @@ def test_one_while_forward_and_two_in_training():
     _, ys = scan(cell, init, x)
     gradients = torch.autograd.grad(ys.sum(), weights)
     assert count_of("while", ys, *gradients) == 2
+
+
+def dots(step):
+    """The shapes of a step's products."""
+    return [re.search(r"= (\w+\[[\d,]*\])", line)[1] for line in step if " dot(" in line]
+
+
+def stacks(step, length):
+    return [line for line in step if re.search(rf"= \w+\[{length}[,\]]", line)]
+
+
+def test_the_loop_of_the_forward_holds_the_recurrent_product_alone():
+    cell, _, init, x = lstm()
+    with torch.no_grad():
+        _, ys = scan(cell, init, x)
+        (step,) = steps_of_loops(ys)
+        assert dots(step) == ["f32[2,16]"]  # h @ w; x @ w_in is one product before the loop
+        assert stacks(step, 6) == []
+        with using_options(batch_xs=False):
+            _, ys = scan(cell, init, x)
+            (step,) = steps_of_loops(ys)
+            assert dots(step) == ["f32[2,16]", "f32[2,16]"]
+
+
+def test_the_loop_of_the_backward_holds_no_gradient_of_a_weight():
+    cell, weights, init, x = lstm()
+    _, ys = scan(cell, init, x)
+    gradients = torch.autograd.grad(ys.sum(), weights)
+    forward, backward = steps_of_loops(ys, *gradients)
+    assert dots(forward) == ["f32[2,16]"]
+    assert dots(backward) == ["f32[2,4]"]  # the gradient of h, which the step before needs
+    assert stacks(forward, 6) == stacks(backward, 6) == []
+    # outside: x @ w_in, and one contraction over all steps for each weight
+    assert count_of("dot", ys, *gradients) == 2 + 3
+    with using_options(contract_accumulators=False):
+        _, ys = scan(cell, init, x)
+        _, backward = steps_of_loops(ys, *torch.autograd.grad(ys.sum(), weights))
+        assert sorted(dots(backward)) == ["f32[2,4]", "f32[4,16]", "f32[5,16]"]
 
 
 def test_nothing_runs_while_tracing():

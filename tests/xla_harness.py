@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -94,13 +95,33 @@ def check(program: Callable[[Program], Any], tolerance: float = 1e-10) -> None:
 
 
 def hlo_of(*tensors: torch.Tensor) -> str:
-
     return torch_xla._XLAC._get_xla_tensors_hlo(list(tensors))
 
 
 def count_of(opcode: str, *tensors: torch.Tensor) -> int:
     """How often ``opcode`` stands in the pending HLO of these tensors."""
     return sum(f" {opcode}(" in line for line in hlo_of(*tensors).splitlines())
+
+
+def steps_of_loops(*tensors: torch.Tensor) -> list[list[str]]:
+    """Of each While in the pending HLO of these tensors: the lines of what it runs at each step.
+
+    That is the scan's body alone: the loop's own slicing of stacks is a computation around it.
+    """
+    computations: dict[str, list[str]] = {}
+    for line in hlo_of(*tensors).splitlines():
+        if line.startswith(("%", "ENTRY")):
+            name = line.removeprefix("ENTRY ").split(" ")[0]
+            computations[name] = []
+        elif line.startswith("  "):
+            computations[name].append(line)
+    lines = [line for body in computations.values() for line in body]
+    loops = [re.search(r"body=(%[\w.]+)", line)[1] for line in lines if " while(" in line]
+    steps = []
+    for loop in loops:
+        (call,) = [line for line in computations[loop] if " call(" in line]
+        steps.append(computations[re.search(r"to_apply=(%[\w.]+)", call)[1]])
+    return steps
 
 
 class DeviceWork:

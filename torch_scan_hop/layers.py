@@ -7,6 +7,7 @@ The loop's body is one layer, so a compiler sees one layer whatever the depth::
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -36,7 +37,8 @@ def scan_layers(
     Args:
         layers: modules of one class, with the same configuration and parameters of the same
             shapes. Each maps ``input_data`` to something of its structure, shapes and dtypes.
-        input_data: a tensor or a pytree of tensors.
+        input_data: a tensor or a pytree of tensors. A tuple is unpacked for layers that take as
+            many arguments, ``forward(x, y)``, as torch_xla does; otherwise it is one argument.
         partition_fn: accepted and ignored: use ``checkpoint``.
         is_layer_pure: accepted and ignored: guards tell whether a trace can be reused.
         checkpoint: as for :func:`torch_scan_hop.scan`; ``"full"`` keeps one activation per layer.
@@ -58,11 +60,13 @@ def scan_layers(
     first = modules[0]
     parameters = _stacked([dict(m.named_parameters()) for m in modules])
     buffers = _stacked([dict(m.named_buffers()) for m in modules])
+    unpacks = isinstance(input_data, tuple) and _takes(first, input_data)
 
     def apply(carry: Any, tensors: tuple[dict[str, Any], dict[str, Any]]) -> tuple[Any, Any]:
         given, state = tensors
         state = {name: value.clone() for name, value in state.items()}
-        output = torch.func.functional_call(first, {**given, **state}, (carry,))
+        arguments = tuple(carry) if unpacks else (carry,)
+        output = torch.func.functional_call(first, {**given, **state}, arguments)
         return output, state
 
     output, after = scan(
@@ -70,6 +74,14 @@ def scan_layers(
     )
     _write_back(modules, after)
     return output
+
+
+def _takes(layer: nn.Module, arguments: tuple[Any, ...]) -> bool:
+    try:
+        inspect.signature(layer.forward).bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def _stacked(tensors: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
