@@ -110,7 +110,9 @@ def test_double_backward(policy):
 
 
 @pytest.mark.torch_version
-@pytest.mark.parametrize("policy", ["full", "sqrt", "segments", "binomial", "per operator"])
+@pytest.mark.parametrize(
+    "policy", ["default", "full", "sqrt", "segments", "binomial", "per operator"]
+)
 def test_compiled(policy):
     problem = Problem(steps=11)
     run = torch.compile(lambda: problem.run(POLICIES[policy]), backend="aot_eager", fullgraph=True)
@@ -170,7 +172,7 @@ def test_the_policy_decides_whether_sin_saves_x_or_cos_x(op, backend):
         carry = (torch.compile(run, backend=backend, fullgraph=True) if backend else run)()
     arguments = {"add": lambda h, x: h @ u + x, "cos": lambda h, x: torch.cos(h @ u + x)}[op]
     _, expected = scan_loop(lambda h, x: (cell(h, x)[0], arguments(h, x)), init, xs, 6, False)
-    assert sum(t.shape == expected.shape and torch.equal(t, expected) for t in kept) == 1
+    assert sum(t.shape == expected.shape and torch.allclose(t, expected) for t in kept) == 1
     torch.testing.assert_close(
         torch.autograd.grad(carry.sum(), [u, xs]),
         torch.autograd.grad(scan_loop(cell, init, xs, 6, False)[0].sum(), [u, xs]),
@@ -228,8 +230,25 @@ def test_recomputation_order_of_binomial():
     assert recorded_steps(policy, 6) == [3, 4, 3, 0, 1, 2, 1, 0]
 
 
-@pytest.mark.parametrize("policy", [None, "full", "sqrt", 3])
-def test_dropout_masks_are_never_redrawn(policy):
+EAGER_AND_COMPILED = pytest.mark.parametrize("backend", [None, "aot_eager"])
+ONE_OF_EACH = {
+    "default": None,
+    "full": "full",
+    "sqrt": "sqrt",
+    "segments": 3,
+    "binomial": Binomial(snapshots=2, sweeps=1),
+    "per operator": keep_products,
+}
+EACH_POLICY = pytest.mark.parametrize("policy", ONE_OF_EACH)
+
+
+def compiled(fn, backend):
+    return torch.compile(fn, backend=backend, fullgraph=True) if backend else fn
+
+
+@EAGER_AND_COMPILED
+@EACH_POLICY
+def test_dropout_masks_are_never_redrawn(policy, backend):
     xs = torch.ones(12, 64, dtype=torch.float64)
     scale = torch.ones(64, dtype=torch.float64, requires_grad=True)
 
@@ -237,22 +256,60 @@ def test_dropout_masks_are_never_redrawn(policy):
         y = F.dropout(x * scale, 0.5)
         return c + y, y
 
-    _, ys = scan(cell, torch.zeros(64, dtype=torch.float64), xs, checkpoint=policy)
+    init = torch.zeros(64, dtype=torch.float64)
+    run = compiled(lambda: scan(cell, init, xs, checkpoint=ONE_OF_EACH[policy])[1], backend)
+    ys = run()
     (gradient,) = torch.autograd.grad(ys.sum(), scale)
     # d/dscale of mask * x * scale is what was drawn
     torch.testing.assert_close(gradient, ys.detach().sum(0))
     assert len({tuple(y.tolist()) for y in ys.detach()}) == 12
 
 
-def test_residuals_can_be_offloaded():
+@pytest.mark.parametrize("policy", ["default", "full", "sqrt", "per operator"])
+def test_dropout_masks_are_never_redrawn_by_a_double_backward(policy):
+    xs = torch.ones(9, 64, dtype=torch.float64)
+    scale = torch.ones(64, dtype=torch.float64, requires_grad=True)
+
+    def cell(c, x):
+        y = F.dropout(x * scale, 0.5)
+        return c, y**2
+
+    _, ys = scan(cell, torch.zeros(64, dtype=torch.float64), xs, checkpoint=ONE_OF_EACH[policy])
+    (first,) = torch.autograd.grad(ys.sum(), scale, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), scale)
+    # y = (mask * scale)^2 at scale 1: its derivatives are 2 y and 2 y
+    torch.testing.assert_close(first, 2 * ys.sum(0))
+    torch.testing.assert_close(second, 2 * ys.detach().sum(0))
+
+
+@EACH_POLICY
+def test_residuals_can_be_offloaded(policy):
+    """``save_on_cpu``, and that the backward reads what the hooks gave back and nothing else."""
     problem = Problem(steps=6)
     expected = torch.autograd.grad(problem.loss(problem.expected()), problem.wanted)
     with torch.autograd.graph.save_on_cpu():
-        results = problem.run(None)
+        results = problem.run(ONE_OF_EACH[policy])
     torch.testing.assert_close(torch.autograd.grad(problem.loss(results), problem.wanted), expected)
 
+    packed, unpacked = [], []
 
-def test_a_mutated_buffer_is_carried_through_segments():
+    def unpack(k):
+        unpacked.append(k)
+        return torch.zeros_like(packed[k])
+
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: packed.append(t) or len(packed) - 1, unpack
+    ):
+        carry, _ = problem.run(ONE_OF_EACH[policy])
+    gradients = torch.autograd.grad(carry.sum(), problem.wanted)
+    assert sorted(unpacked) == list(range(len(packed)))
+    # weights, xs and carries were all zeros to it
+    assert not any(g.any() for g in gradients)
+
+
+@EAGER_AND_COMPILED
+@EACH_POLICY
+def test_a_mutated_buffer_is_carried_through(policy, backend):
     mean = torch.zeros(3, dtype=torch.float64)
     reference = torch.zeros(3, dtype=torch.float64)
     xs = torch.randn(10, 3, dtype=torch.float64, requires_grad=True)
@@ -265,13 +322,17 @@ def test_a_mutated_buffer_is_carried_through_segments():
         return cell
 
     init = torch.zeros(3, dtype=torch.float64)
-    carry, _ = scan(cell_with(mean), init, xs, checkpoint="sqrt")
+    cell = cell_with(mean)
+    run = compiled(lambda: scan(cell, init, xs, checkpoint=ONE_OF_EACH[policy])[0], backend)
+    carry = run()
     expected, _ = scan_loop(cell_with(reference), init, xs, 10, False)
     torch.testing.assert_close(carry, expected)
     torch.testing.assert_close(mean, reference)
     torch.testing.assert_close(
         torch.autograd.grad(carry.sum(), xs), torch.autograd.grad(expected.sum(), xs)
     )
+    # the backward ran steps again, and changed nothing
+    torch.testing.assert_close(mean, reference)
 
 
 @pytest.mark.parametrize(
