@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake
+from torch_scan_hop.memo import autocast_state, metadata, remember
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs
 
@@ -70,8 +71,23 @@ def _require(value: Any, flag: bool) -> Any:
 def gradient_flow(
     body: Body, examples: Inputs[Any], wanted: Inputs[bool], mode: FakeTensorMode
 ) -> GradientFlow:
-    """How gradients flow through ``body`` when they are ``wanted`` for these inputs."""
+    """How gradients flow through ``body`` when they are ``wanted`` for these inputs.
 
+    Remembered: each run of a body that holds scans asks them, and so do the runs inside them.
+    """
+    key = (
+        "gradient flow",
+        tuple(map(metadata, examples.flat())),
+        tuple(wanted.flat()),
+        len(examples.carry),
+        autocast_state(),
+    )
+    return remember(body, key, lambda: _gradient_flow(body, examples, wanted, mode))
+
+
+def _gradient_flow(
+    body: Body, examples: Inputs[Any], wanted: Inputs[bool], mode: FakeTensorMode
+) -> GradientFlow:
     def outputs(carry_flags: Sequence[bool]) -> list[bool]:
         flags = [*carry_flags, *wanted.xs, *wanted.additional]
 
