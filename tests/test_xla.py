@@ -9,7 +9,9 @@ from torch import nn
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
 pytest.importorskip("torch_xla")
 
-from xla_harness import check  # noqa: E402
+from xla_harness import Program, check, loop  # noqa: E402
+
+from torch_scan_hop import scan  # noqa: E402
 
 F64 = torch.float64
 
@@ -174,7 +176,6 @@ def test_mutated_buffers():
 
 
 def test_batch_norm_statistics():
-    # not running_var: torch_xla's own is of the biased variance, in a scan or not
     def program(p):
         norm = p.module(nn.BatchNorm1d(3, dtype=F64))
 
@@ -183,9 +184,17 @@ def test_batch_norm_statistics():
             return h, h
 
         out = p.scan(step, p.randn(5, 3, grad=True), p.randn(4, 5, 3))
+        variances.append(norm.running_var.cpu())
         return out, norm.running_mean.clone(), norm.num_batches_tracked.clone()
 
+    variances: list[torch.Tensor] = []
     check(program)
+    program(Program(loop, "xla"))
+    on_cpu, of_scan, on_xla = variances
+    # torch_xla's own running_var is of the biased variance, in a scan or not
+    torch.testing.assert_close(of_scan, on_xla, rtol=1e-10, atol=1e-10)
+    kept = 0.9**4  # of the initial ones
+    torch.testing.assert_close((of_scan - kept) * 5 / 4, on_cpu - kept, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -252,6 +261,23 @@ def test_vmap():
     check(program)
 
 
+def test_vmap_with_vector_states():
+    def program(p):
+        w = p.randn(3, 3, grad=True)
+        h, x = p.randn(6, 3, grad=True), p.randn(4, 3)
+
+        def one(h, scale):
+            def cell(h, x):
+                h = torch.tanh(w @ h * scale + x)
+                return h, h @ h
+
+            return p.scan(cell, h, x)
+
+        return torch.vmap(one)(h, p.randn(6))
+
+    check(program)
+
+
 @pytest.mark.filterwarnings("default:.*could not be traced")  # by the loop, and right
 def test_func_grad():
     def program(p):
@@ -309,3 +335,45 @@ def test_constants_made_in_the_body():
         return p.scan(step, p.randn(3, grad=True), p.randn(4, 3))
 
     check(program)
+
+
+@pytest.mark.parametrize(
+    ("of_init", "of_xs"), [(True, True), (True, False), (False, True), (False, False)]
+)
+def test_gradients_of_either_input(of_init, of_xs):
+    def program(p):
+        def step(c, x):
+            c = c * x
+            return c, c + x
+
+        return p.scan(step, p.randn(2, grad=of_init), p.randn(3, 2, grad=of_xs))
+
+    check(program)
+
+
+def test_a_running_sum_is_cumsum():
+    h, x = torch.randn(2, device="xla"), torch.randn(5, 2, device="xla")
+
+    def add(c, x):
+        return c + x, c + x
+
+    total, ys = scan(add, h, x)
+    torch.testing.assert_close(ys, h + x.cumsum(0))
+    torch.testing.assert_close(total, h + x.sum(0))
+
+
+@pytest.mark.parametrize("nothing", [None, (), {}], ids=repr)
+def test_no_output_keeps_its_structure(nothing):
+    h = torch.ones(2, device="xla", requires_grad=True)
+    carry, ys = scan(lambda c, x: (c * x, nothing), h, torch.full((3, 2), 2.0, device="xla"))
+    assert ys == nothing
+    (gradient,) = torch.autograd.grad(carry.sum(), h)
+    assert gradient.tolist() == [8, 8]
+
+
+def test_wrong_arguments_are_refused():
+    h, x = torch.zeros(2, device="xla"), torch.zeros(3, 2, device="xla")
+    with pytest.raises(TypeError, match="combine_fn must be callable"):
+        scan(1000, h, x)
+    with pytest.raises(ValueError, match="one size along dim=0"):
+        scan(lambda c, x: (c, None), h, (x, x[:2]))

@@ -8,7 +8,7 @@ import torch
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
 torch_xla = pytest.importorskip("torch_xla")
 
-from xla_harness import DeviceWork  # noqa: E402
+from xla_harness import DeviceWork, n_compiles  # noqa: E402
 
 from torch_scan_hop import scan  # noqa: E402
 
@@ -82,6 +82,25 @@ def test_torch_xla_compile():
         return torch.autograd.grad(loss(w, h, x), w)[0]
 
     torch.testing.assert_close(torch_xla.compile(step)(), step())
+
+
+def test_torch_xla_compile_trains_with_one_program():
+    w, h, x = inputs()
+
+    def step():
+        value = loss(w, h, x)
+        (gradient,) = torch.autograd.grad(value, w)
+        with torch.no_grad():
+            w.sub_(0.01 * gradient)
+        return value.detach()
+
+    compiled, losses, compiles = torch_xla.compile(step, full_graph=True), [], []
+    for _ in range(4):
+        losses.append(compiled().item())
+        compiles.append(n_compiles())
+    assert losses == sorted(losses, reverse=True) and losses[3] < losses[0]
+    # the second step of any program that updates a parameter, with or without a scan, is another
+    assert compiles[2:] == [compiles[1]] * 2
 
 
 def test_stablehlo_export():

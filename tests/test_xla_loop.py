@@ -208,6 +208,22 @@ def test_checkpointing_saves_less():
     assert saved("full") < 0.5 * saved(None)
 
 
+def test_checkpointing_computes_again_in_the_backward_alone():
+    def cell(c, x):
+        for _ in range(10):
+            c, x = torch.sin(c), torch.sin(x)
+        return c, x
+
+    def sines_in_the_backward(checkpoint):
+        h, x = (torch.randn(*s).to("xla").requires_grad_() for s in [(4, 4), (20, 4, 4)])
+        carry, ys = scan(cell, h, x, checkpoint=checkpoint)
+        settle()
+        return count_of("sine", *torch.autograd.grad(carry.sum() + ys.sum(), (h, x)))
+
+    assert sines_in_the_backward(None) == 0
+    assert sines_in_the_backward("full") >= 2 * 9  # of the last sine, only the cosine is needed
+
+
 def test_a_closed_over_random_tensor_is_drawn_once():
     noise = torch.randn(3, device="xla")  # pending: not computed yet
 
@@ -314,7 +330,29 @@ def test_exceptions_keep_their_type():
     settle()
 
 
-def test_reading_a_value_is_refused():
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum().item(),
+        lambda x: float(x[0]),
+        lambda x: 1 if x[0] > 0 else 2,
+        lambda x: x[x > 0].sum(),
+        lambda x: x.nonzero().sum(),
+        lambda x: x.tolist()[0],
+        lambda x: x.cpu().to(x.device),
+    ],
+    ids=["item", "float", "branch", "mask", "nonzero", "tolist", "cpu"],
+)
+def test_reading_a_value_is_refused(read):
+    x = torch.ones(3, 2, device="xla")
+    settle()
+    with DeviceWork() as work:
+        with pytest.raises(RuntimeError, match=r"reads the value of a tensor.*torch\.where"):
+            scan(lambda c, x: (c + read(x), None), torch.zeros(2, device="xla"), x)
+    assert not work.seen
+
+
+def test_reading_a_value_is_refused_by_the_operator():
     from torch_scan_hop.op import scan_op
 
     def body(c, x):

@@ -101,12 +101,17 @@ class NotCaptured(Exception):
 
 def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
     """``entry(combine_fn, *args)``, captured by Dynamo; raises NotCaptured where it cannot be."""
-    from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS, compile_for_capture
+    from torch_scan_hop._torch.dynamo import (
+        DYNAMO_ERRORS,
+        compile_for_capture,
+        is_data_dependent,
+    )
 
     prepare_xla_if_loaded()
     code = code_of(combine_fn)
     # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
-    static = under_transform() or _on_xla(args)
+    on_xla = _on_xla(args)
+    static = under_transform() or on_xla
     entries = _entries.setdefault(code, {})
     if static not in entries:
         entries[static] = compile_for_capture(
@@ -117,6 +122,11 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
     except DYNAMO_ERRORS as error:
         if "limit" in type(error).__name__.lower():
             _entries.pop(code, None)  # full of captures of other shapes or closures: start anew
+        if on_xla and is_data_dependent(error):
+            # as a Python loop, each step would compile and run a program of its own
+            from torch_scan_hop.xla.graph import reads_data
+
+            raise reads_data(_first_line(error)) from error
         raise NotCaptured(f"{_first_line(error)} {hint_about(error)}".strip()) from error
 
 

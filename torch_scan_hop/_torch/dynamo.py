@@ -68,6 +68,7 @@ __all__ = [
     "create_node",
     "discard_graph_changes",
     "example_value",
+    "is_data_dependent",
     "make_attr",
     "make_traceable",
     "not_fx_tracing",
@@ -83,6 +84,13 @@ DYNAMO_ERRORS: tuple[type[BaseException], ...] = (
     Unsupported,
     FailOnRecompileLimitHit,
 )
+
+
+def is_data_dependent(error: BaseException) -> bool:
+    """Whether Dynamo gave up since Python wants to know the value of a tensor."""
+    first_line = str(error).strip().split("\n", 1)[0].lower()
+    words = r"data.dependent|dynamic shape|\.item\(\)|\.tolist\(\)"
+    return re.search(words, first_line) is not None
 
 
 def register_variable(name: str, make: Callable[[Any, Any], VariableTracker | None]) -> None:

@@ -45,22 +45,35 @@ def trace_step(
         with torch.no_grad():
             module = trace(body, examples.flat(), mode)
     except DATA_DEPENDENT_ERRORS as error:
-        raise RuntimeError(_reads_data(str(error).splitlines()[0])) from None
+        raise reads_data(str(error).splitlines()[0]) from None
     for node in module.graph.nodes:
-        if node.target in _READS_DATA:
-            raise RuntimeError(_reads_data(str(node.target)))
+        if node.target in _READS_DATA or _leaves_device(node):
+            raise reads_data(str(node.target))
     clean_up(module)
     drop_stops(module)
     _spell_out_dropout(module.graph)
     return StepGraph(module, tuple(_lift_attributes(module)))
 
 
-def _reads_data(what: str) -> str:
-    return (
+def reads_data(what: str) -> RuntimeError:
+    return RuntimeError(
         f"scan: combine_fn reads the value of a tensor on the XLA device ({what}), which has none "
         "while the loop is being compiled. Compute with tensors instead of .item(), int(), "
-        "float(), bool(), nonzero() or a boolean index, or choose with torch.where."
+        "float(), bool(), nonzero() or a boolean index, or choose with torch.where; stay on the "
+        "device instead of .cpu()."
     )
+
+
+def _leaves_device(node: fx.Node) -> bool:
+    """A tensor without data cannot be copied to the host: torch_xla aborts the process."""
+    devices = [v.device.type for v in map(_value, node.all_input_nodes) if v is not None]
+    result = _value(node)
+    return "xla" in devices and result is not None and result.device.type != "xla"
+
+
+def _value(node: fx.Node) -> torch.Tensor | None:
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def _spell_out_dropout(graph: fx.Graph) -> None:
