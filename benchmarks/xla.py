@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as metrics
 from torch_xla.experimental.scan import scan as their_scan
 
 from torch_scan_hop import scan as our_scan
@@ -41,12 +42,14 @@ def lstm_cell(weights, state, x):
     return (h, c), h
 
 
+def lstm_weights(n: int) -> list[torch.Tensor]:
+    shapes: list[tuple[int, ...]] = [(n, 4 * n), (n, 4 * n), (4 * n,)]
+    return [(torch.randn(*s) * 0.05).to("xla").requires_grad_() for s in shapes]
+
+
 def contestants() -> dict[str, dict[str, Call]]:
     torch.manual_seed(0)
-    weights = [
-        (torch.randn(*s) * 0.05).to("xla").requires_grad_()
-        for s in [(D, 4 * D), (D, 4 * D), (4 * D,)]
-    ]
+    weights = lstm_weights(D)
     h, c, x = (
         torch.zeros(B, D).to("xla"),
         torch.zeros(B, D).to("xla"),
@@ -121,6 +124,44 @@ def measure(calls: dict[str, Call], rounds: int) -> dict[str, tuple[float, float
     }
 
 
+def n_compiles() -> int:
+    data = metrics.metric_data("CompileTime")
+    return 0 if data is None else data[0]
+
+
+def first_steps(trip_count: int, n: int = 32) -> tuple[float, int]:
+    """Seconds that the first training step takes longer than a later one; compiles after it."""
+    weights, zeros = lstm_weights(n), torch.zeros(2, n).to("xla")
+    x = torch.randn(trip_count, 2, n).to("xla")
+    torch_xla.sync(wait=True)
+
+    def call() -> object:
+        def step(state, x):
+            return lstm_cell(weights, state, x)
+
+        return torch.autograd.grad(our_scan(step, (zeros, zeros), x)[1].sum(), weights)
+
+    first = once(call)[1]
+    compiled = n_compiles()
+    later = statistics.median(once(call)[1] for _ in range(5))
+    return first - later, n_compiles() - compiled
+
+
+def report_of_compiling() -> str:
+    """Medians of three trip counts around each; every one is traced and compiled anew."""
+    first_steps(8)  # imports
+    lines = [
+        "| T | first training step less a later, s | compiles after it |",
+        "|---|---|---|",
+    ]
+    seconds = {}
+    for around in (16, 4096):
+        found = [first_steps(around + k) for k in (0, 1, 2)]
+        seconds[around] = statistics.median(s for s, _ in found)
+        lines.append(f"| {around} | {seconds[around]:.2f} | {sum(n for _, n in found)} |")
+    return "\n".join(["", *lines, "", f"Ratio: {seconds[4096] / seconds[16]:.2f}"])
+
+
 def report(rounds: int) -> str:
     load = os.getloadavg()[0]
     lines = [
@@ -150,7 +191,7 @@ def report(rounds: int) -> str:
         "cost in training is that. With a load average above 1 before the run, the machine was",
         "shared: read ratios, not absolutes.",
     ]
-    return "\n".join([*header, *lines, *notes, ""])
+    return "\n".join([*header, *lines, report_of_compiling(), *notes, ""])
 
 
 def main() -> None:
