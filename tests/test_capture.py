@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_scan_hop import scan
 
@@ -81,3 +82,21 @@ def test_another_closure_is_seen():
 
     torch.testing.assert_close(total(torch.ones(2)), torch.full((2,), 3.0))
     torch.testing.assert_close(total(torch.full((2,), 5.0)), torch.full((2,), 15.0))
+
+
+@pytest.mark.filterwarnings("error:.*could not be traced")
+def test_a_call_under_a_users_mode_does_not_end_capturing():
+    class Logger(TorchDispatchMode):
+        def __torch_dispatch__(self, fn, types, args=(), kwargs=None):
+            return fn(*args, **(kwargs or {}))
+
+    def add(c, x):
+        return c + x, c * 2
+
+    def call(n):
+        return scan(add, torch.zeros(n), torch.ones(3, n))[0].tolist()
+
+    with Logger():
+        assert call(2) == [3, 3]
+    assert call(2) == [3, 3]
+    assert call(5) == [3] * 5

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.operators import prepare_xla_if_loaded
+from torch_scan_hop._torch.operators import prepare_xla_if_loaded, under_users_mode
 from torch_scan_hop._torch.transforms import under_transform
 from torch_scan_hop.errors import hint_about
 
 Entry = Callable[..., Any]
-_entries: weakref.WeakKeyDictionary[types.CodeType, dict[bool, Entry]] = weakref.WeakKeyDictionary()
+Kind = tuple[bool, bool]
+_entries: weakref.WeakKeyDictionary[types.CodeType, dict[Kind, Entry]] = weakref.WeakKeyDictionary()
 _warned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
 
 
@@ -112,13 +113,13 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
     # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
     on_xla = _on_xla(args)
     static = under_transform() or on_xla
+    # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
+    kind = (static, under_users_mode())
     entries = _entries.setdefault(code, {})
-    if static not in entries:
-        entries[static] = compile_for_capture(
-            own_copy(entry), False if static else None, NotCaptured
-        )
+    if kind not in entries:
+        entries[kind] = compile_for_capture(own_copy(entry), False if static else None, NotCaptured)
     try:
-        return entries[static](explicit(combine_fn), *args)
+        return entries[kind](explicit(combine_fn), *args)
     except DYNAMO_ERRORS as error:
         if "limit" in type(error).__name__.lower():
             _entries.pop(code, None)  # full of captures of other shapes or closures: start anew

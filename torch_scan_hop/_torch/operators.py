@@ -30,6 +30,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode as current_dispatch_mode,
 )
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 __all__ = [
     "CppFunctionalizeAPI",
@@ -54,6 +55,7 @@ __all__ = [
     "to_functional",
     "trace_symbolically",
     "track_tensor_tree",
+    "under_users_mode",
     "unique_graph_id",
 ]
 
@@ -86,6 +88,11 @@ def below_autograd() -> Iterator[None]:
     """Dispatch below the Autograd keys, as a C++ autograd kernel does after its own work."""
     with torch._C._AutoDispatchBelowAutograd():
         yield
+
+
+def under_users_mode() -> bool:
+    """Whether a dispatch mode is active that is none of torch's own (fakes, proxies, ...)."""
+    return is_in_torch_dispatch_mode(include_infra_modes=False)
 
 
 def dispatch_key(name: str) -> DispatchKey:
