@@ -333,22 +333,20 @@ def run_loop(order, init, xs, additional, places):
     place__0, = places
     for step__ in order:
         h_1, c_1, gates_x_1 = next__h_1, next__c_1, all__gates_x_1[step__]
-        mm = call_mm(h_1, u_1)
-        add = call_add(gates_x_1, mm)
-        split = call_split(add, 4, -1)
+        addmm_default = call_addmm(gates_x_1, h_1, u_1)
+        split = call_split(addmm_default, 4, -1)
         getitem = split[0]
         getitem_1 = split[1]
         getitem_2 = split[2]
         getitem_3 = split[3]
         sigmoid = call_sigmoid(getitem_1)
-        mul = call_mul(sigmoid, c_1)
         sigmoid_1 = call_sigmoid(getitem)
         tanh = call_tanh(getitem_2)
         mul_1 = call_mul(sigmoid_1, tanh)
-        add_1 = call_add(mul, mul_1)
+        addcmul_default = call_addcmul(mul_1, sigmoid, c_1)
         sigmoid_2 = call_sigmoid(getitem_3)
-        tanh_1 = call_tanh(add_1)
+        tanh_1 = call_tanh(addcmul_default)
         mul_2 = call_mul(sigmoid_2, tanh_1, out=place__0[step__])
-        next__h_1, next__c_1 = mul_2, add_1
+        next__h_1, next__c_1 = mul_2, addcmul_default
     return next__h_1, next__c_1,""",
     )

@@ -29,6 +29,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop.graph_cleanup import is_view
+from torch_scan_hop.rewrites.fuse import fused
 from torch_scan_hop.signature import Signature
 
 aten = torch.ops.aten
@@ -43,6 +44,7 @@ _WITH_OUT: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm,
     aten.bmm.default: torch.bmm,
     aten.addmm.default: torch.addmm,
+    aten.addcmul.default: torch.addcmul,
     aten.sigmoid.default: torch.sigmoid,
     aten.tanh.default: torch.tanh,
     aten.exp.default: torch.exp,
@@ -240,7 +242,7 @@ class EagerLoop:
     """A compiled loop: ``loop(init, xs, additional, reverse)`` -> (carry..., ys...)."""
 
     def __init__(self, body: fx.GraphModule, signature: Signature) -> None:
-        writer = LoopWriter(body, signature)
+        writer = LoopWriter(fused(body), signature)
         self.source = writer.write()
         namespace = dict(writer.source.names)
         exec(compile(self.source, "<torch_scan_hop eager loop>", "exec"), namespace)

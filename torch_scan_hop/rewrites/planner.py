@@ -24,6 +24,9 @@ from torch_scan_hop.rewrites.parts import unique
 from torch_scan_hop.rewrites.plan import Decisions, ScanPlan
 from torch_scan_hop.signature import Inputs, Signature
 
+# bytes: from here on writing a stack and reading it again costs more than a dispatch per step
+SMALL_TERM = 4096
+
 
 class Planner:
     def __init__(
@@ -83,9 +86,10 @@ class Planner:
             return False
         if accumulator.is_product() or accumulator.leaves[0] in at_hand:
             return True
-        # a fused loop keeps it in registers; where dispatch is the cost, a stack of terms is
+        # a fused loop keeps it in registers; where dispatch is the cost, a stack of small terms is
         # cheaper than an addition per step
-        return self.pointwise_pays and bool(nbytes(accumulator.term) <= self.step_bytes)
+        small = nbytes(accumulator.term) <= min(self.step_bytes, SMALL_TERM)
+        return self.pointwise_pays and bool(small)
 
     def _live_carry(self) -> list[int]:
         """The carries that the loop keeps: those that something read depends on."""
