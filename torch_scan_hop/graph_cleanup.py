@@ -186,3 +186,14 @@ def clean_up(module: fx.GraphModule) -> None:
     allow_any_stride(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()
+
+
+def copy_of(module: fx.GraphModule) -> fx.GraphModule:
+    """The graph and those of its bodies, anew; what else it holds is shared."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    copy = fx.GraphModule(module, graph)
+    for name, child in list(copy.named_children()):
+        if isinstance(child, fx.GraphModule):
+            setattr(copy, name, copy_of(child))
+    return copy

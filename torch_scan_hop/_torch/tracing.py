@@ -186,7 +186,24 @@ def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode)
     with isolated(), mode, enable_python_dispatcher(), preserve_node_meta(), _tracing_a_body():
         graph_module = make_fx(_functionalized(fn), tracing_mode="real")(*examples)
     graph_module.graph.eliminate_dead_code()
+    return as_traced(graph_module)
+
+
+_TRACED = "torch_scan_hop.traced"
+
+
+def as_traced(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Marks what :func:`trace` made, or what was made from that alone."""
+    graph_module.meta[_TRACED] = True
     return graph_module
+
+
+def needs_no_trace(body: Any) -> bool:
+    """Whether ``body`` is what a trace of it would give: all that is traced here stays as it is.
+
+    Otherwise every level of nested scans would trace again all that is inside it.
+    """
+    return is_tracing_a_body() and isinstance(body, fx.GraphModule) and _TRACED in body.meta
 
 
 def mutated_inputs(

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.tracing import as_traced
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
 from torch_scan_hop.graph_cleanup import is_random, is_view, same_value, trim_scans
@@ -225,7 +226,7 @@ class Partitioner:
         graph.lint()
         module = fx.GraphModule(self.joint.module, graph, "ScanForward")
         trim_scans(module)
-        return module
+        return as_traced(module)
 
 
 class _BackwardBuilder:
@@ -269,7 +270,7 @@ class _BackwardBuilder:
         graph.lint()
         module = fx.GraphModule(joint.module, graph, "ScanBackward")
         trim_scans(module)
-        return module
+        return as_traced(module)
 
     def _accumulator(self, k: int) -> fx.Node:
         node = self.graph.placeholder(f"accumulator_{k}")

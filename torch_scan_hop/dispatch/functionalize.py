@@ -12,6 +12,7 @@ from torch_scan_hop._torch.operators import (
     preserving_node_meta,
     to_functional,
 )
+from torch_scan_hop._torch.tracing import needs_no_trace
 from torch_scan_hop.op import Body, scan_op
 
 
@@ -36,5 +37,7 @@ def functionalize(
         return tuple(map(to_functional, results))
     unwrapped = [ctx.unwrap_tensors(group) for group in (init, xs, additional_inputs)]
     with ctx.redispatch_to_next():
-        body = ctx.functionalize(preserving_node_meta(combine_fn))
+        body: Body = combine_fn
+        if not needs_no_trace(body):
+            body = ctx.functionalize(preserving_node_meta(combine_fn))
         return ctx.wrap_tensors(scan_op(body, *unwrapped, **options))

@@ -16,7 +16,8 @@ from torch_scan_hop._torch.operators import (
     track_tensor_tree,
     unique_graph_id,
 )
-from torch_scan_hop._torch.tracing import is_tracing_a_body
+from torch_scan_hop._torch.tracing import is_tracing_a_body, needs_no_trace
+from torch_scan_hop.graph_cleanup import copy_of
 from torch_scan_hop.op import Body, scan_op
 from torch_scan_hop.stamp import stamp
 from torch_scan_hop.stops import drop_stops
@@ -59,13 +60,17 @@ def proxy(
 ) -> Any:
     inductor.register()
     with disable_proxy_modes_tracing():
-        # never the caller's tensors: make_fx would merge arguments that are one object
-        examples = [
-            *(torch.zeros_like(c, memory_format=torch.contiguous_format) for c in init),
-            *map(_fresh_slice, xs),
-            *map(_fresh, additional_inputs),
-        ]
-        body = reenter_make_fx(combine_fn)(*examples)
+        if needs_no_trace(combine_fn):
+            assert isinstance(combine_fn, fx.GraphModule)
+            body = copy_of(combine_fn)  # this trace's own: it may drop inputs that are not read
+        else:
+            # never the caller's tensors: make_fx would merge arguments that are one object
+            examples = [
+                *(torch.zeros_like(c, memory_format=torch.contiguous_format) for c in init),
+                *map(_fresh_slice, xs),
+                *map(_fresh, additional_inputs),
+            ]
+            body = reenter_make_fx(combine_fn)(*examples)
         if not is_tracing_a_body() and not mode.pre_dispatch:
             drop_stops(body)
         additional_inputs = _drop_unread(body, len(init) + len(xs), additional_inputs)
