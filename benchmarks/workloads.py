@@ -134,9 +134,7 @@ class GRUWorkload(Workload):
             m.bias_ih_l0.copy_(params["b"])
             m.bias_hh_l0.zero_()[2 * H :] = params["b_n"]
         parameters = [m.weight_ih_l0, m.weight_hh_l0, m.bias_ih_l0, m.bias_hh_l0]
-        return Fused(
-            "nn.GRU", m, parameters, lambda g: [g[0].t(), g[1].t(), g[2], g[3][2 * H :]]
-        )
+        return Fused("nn.GRU", m, parameters, lambda g: [g[0].t(), g[1].t(), g[2], g[3][2 * H :]])
 
 
 class LRUWorkload(Workload):

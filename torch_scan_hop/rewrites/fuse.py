@@ -52,7 +52,7 @@ def _sum_with(other: fx.Node, term: fx.Node) -> tuple[Any, tuple[Any, ...], dict
         left, right = term.args
         if is_tensor(left) and is_tensor(right):
             return aten.addcmul.default, (other, left, right), {}
-        if is_tensor(left) and isinstance(right, (int, float)):
+        if is_tensor(left) and isinstance(right, (int, float)) and not isinstance(right, bool):
             return aten.add.Tensor, (other, left), {"alpha": right}
     if term.target is aten.mm.default and _value(other).shape == _value(term).shape:
         return aten.addmm.default, (other, *term.args), {}
