@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointPolicy
 
 from benchmarks import report
 from benchmarks.child import RESULTS, measured
@@ -26,18 +25,13 @@ from benchmarks.contestants import python_loop
 from benchmarks.plots import plot
 from benchmarks.timing import interleaved
 from tests.cells import Problem, TanhRNN
+from tests.policies import keep_products
 from torch_scan_hop import scan
 from torch_scan_hop.segments import Binomial
 
 LIMIT_SECONDS = 20.0
 B, D, H = 4, 32, 64
 LOOP = "python loop"
-
-
-def keep_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Matrix products are saved, the rest is computed again."""
-    products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-    return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 POLICIES: dict[str, Any] = {

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from policies import ONE_OF_EACH, keep_products
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torch_scan_hop import scan
@@ -15,12 +16,6 @@ from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.segments import Binomial, segment_length
 
 T, B, D, H = 37, 2, 3, 4
-
-
-def keep_products(ctx, op, *args, **kwargs):
-    """A policy as for ``create_selective_checkpoint_contexts``: matrix products are saved."""
-    products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-    return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 POLICIES = {
@@ -231,14 +226,6 @@ def test_recomputation_order_of_binomial():
 
 
 EAGER_AND_COMPILED = pytest.mark.parametrize("backend", [None, "aot_eager"])
-ONE_OF_EACH = {
-    "default": None,
-    "full": "full",
-    "sqrt": "sqrt",
-    "segments": 3,
-    "binomial": Binomial(snapshots=2, sweeps=1),
-    "per operator": keep_products,
-}
 EACH_POLICY = pytest.mark.parametrize("policy", ONE_OF_EACH)
 
 

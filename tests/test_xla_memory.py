@@ -5,33 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import CheckpointPolicy
 
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
 pytest.importorskip("torch_xla")
 
+from policies import ONE_OF_EACH  # noqa: E402
 from xla_harness import check, count_of  # noqa: E402
 
 from torch_scan_hop import scan  # noqa: E402
-from torch_scan_hop.segments import Binomial  # noqa: E402
 
 F64 = torch.float64
 T, B, D = 9, 2, 3
 
 
-def keep_products(ctx, op, *args, **kwargs):
-    products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-    return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-POLICIES = {
-    "default": None,
-    "full": "full",
-    "sqrt": "sqrt",
-    "segments": 2,
-    "binomial": Binomial(snapshots=2, sweeps=1),
-    "per operator": keep_products,
-}
+POLICIES = {**ONE_OF_EACH, "segments": 2}
 EACH_POLICY = pytest.mark.parametrize("policy", POLICIES)
 
 

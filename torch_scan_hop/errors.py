@@ -6,6 +6,11 @@ from typing import Any
 
 import torch
 
+CUSTOM_FUNCTION_UNDER_TRANSFORM = (
+    "the body holds a custom autograd.Function, whose derivative a transform of the whole loop "
+    "would lose"
+)
+
 
 class ScanTypeError(TypeError):
     """A wrong kind of argument to :func:`torch_scan_hop.scan`."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
 from torch_scan_hop.stops import is_stop
 
 aten = torch.ops.aten
@@ -44,7 +45,7 @@ def is_random(node: fx.Node) -> bool:
     if node.op == "get_attr":
         value = _attribute(node)
         return isinstance(value, fx.GraphModule) and any(map(is_random, value.graph.nodes))
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, HigherOrderOperator):
         return any(is_random(n) for n in node.all_input_nodes if n.op == "get_attr")
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
@@ -69,7 +70,7 @@ def is_view(node: fx.Node) -> bool:
 
 def _returns_views(node: fx.Node) -> bool:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     if target is aten.reshape.default:
         return True

@@ -17,7 +17,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from torch_scan_hop._torch.operators import below_autograd
+from torch_scan_hop._torch.operators import OpOverload, below_autograd
 from torch_scan_hop._torch.transforms import make_dual, unpack_dual
 
 _library = torch.library.Library("torch_scan_hop", "DEF")
@@ -128,7 +128,7 @@ class _MarkStops(TorchFunctionMode):
 
 
 def _name_of(func: Any) -> str:
-    if isinstance(func, torch._ops.OpOverload):
+    if isinstance(func, OpOverload):
         return func._schema.name.rpartition("::")[2]
     return str(getattr(func, "__name__", ""))
 

@@ -54,9 +54,9 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_scan_hop._torch.module_swap import parameters_may_be_swapped
+from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM
 
 __all__ = [
-    "CUSTOM_FUNCTION_UNDER_TRANSFORM",
     "DYNAMO_ERRORS",
     "ConstantVariable",
     "LazyVariableTracker",
@@ -150,12 +150,6 @@ def speculate(
     _keep_new_objects(before, tx.output.side_effects)
     tx.output.side_effects = before
     return result, spec, graph, lifted
-
-
-CUSTOM_FUNCTION_UNDER_TRANSFORM = (
-    "the body holds a custom autograd.Function, whose derivative a functorch transform of the "
-    "whole loop would lose"
-)
 
 
 @contextlib.contextmanager

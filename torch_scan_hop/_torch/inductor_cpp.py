@@ -29,12 +29,11 @@ from torch._inductor.virtualized import V, ops
 
 __all__ = [
     "CARRY",
-    "STEP",
-    "CppKernel",
     "NotPointwise",
     "PointwiseBody",
     "TimeLoop",
     "emit_kernel",
+    "lane_symbols",
     "merged_dimensions",
 ]
 
@@ -169,11 +168,15 @@ class PointwiseBody:
         return reads.found
 
 
+def lane_symbols(rank: int) -> list[Any]:
+    return [sympy.Symbol(f"x{k}", integer=True, nonnegative=True) for k in range(rank)]
+
+
 def merged_dimensions(
     body: PointwiseBody, sizes: Sequence[Any], layouts: Sequence[Any]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
     """``sizes`` with dimensions merged where every access allows it, and indices for them."""
-    index = [sympy.Symbol(f"x{k}", integer=True, nonnegative=True) for k in range(len(sizes))]
+    index = lane_symbols(len(sizes))
     accesses = [at for _, at in body.reads(index)]
     accesses += [
         layout.make_indexer()(index) for layout in layouts if len(layout.size) == len(index)

@@ -15,7 +15,7 @@ from torch._higher_order_ops.utils import (
     _maybe_run_with_interpreter as preserving_node_meta,
 )
 from torch._higher_order_ops.utils import reenter_make_fx, unique_graph_id
-from torch._ops import HigherOrderOperator, key_extractor
+from torch._ops import HigherOrderOperator, OpOverload, key_extractor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import (
     CppFunctionalizeAPI,
@@ -40,6 +40,8 @@ __all__ = [
     "FlatOperator",
     "FunctionalTensor",
     "FunctionalTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
     "ProxyTorchDispatchMode",
     "TransformType",
     "below_autograd",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM
 from torch_scan_hop.memo import remember
 from torch_scan_hop.op import Body
 from torch_scan_hop.reference import scan_loop
@@ -34,9 +35,8 @@ def _has_apply(module: torch.nn.Module) -> bool:
 def refuse_custom_function(body: Body) -> None:
     if has_custom_function(body):
         raise RuntimeError(
-            "torch.ops.higher_order.scan: the body holds a custom autograd.Function, whose "
-            "derivative a transform of the whole loop would lose. Call torch_scan_hop.scan, which "
-            "runs such a body step by step."
+            f"torch.ops.higher_order.scan: {CUSTOM_FUNCTION_UNDER_TRANSFORM}. Call "
+            "torch_scan_hop.scan, which runs such a body step by step."
         )
 
 

@@ -19,12 +19,7 @@ import torch
 
 from torch_scan_hop._torch.inductor import (
     AllocateLine,
-    DeclaredOutput,
-    ExternKernel,
-    MultiOutputLayout,
     V,
-    declared_output,
-    is_tensor_ir,
     size_expression,
 )
 from torch_scan_hop._torch.inductor_cpp import (
@@ -33,10 +28,12 @@ from torch_scan_hop._torch.inductor_cpp import (
     PointwiseBody,
     TimeLoop,
     emit_kernel,
+    lane_symbols,
     merged_dimensions,
 )
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.inductor.body import StepExamples
+from torch_scan_hop.inductor.node import ScanNode
 from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.signature import Signature
 
@@ -101,7 +98,7 @@ def _has_one_shape(examples: StepExamples) -> bool:
 
 def _lanes_are_independent(step: PointwiseBody, examples: StepExamples) -> bool:
     like = examples.carry[0]
-    index = [sympy.Symbol(f"x{k}", integer=True, nonnegative=True) for k in range(like.ndim)]
+    index = lane_symbols(like.ndim)
     # Inductor leaves the index of a dimension of size 1 out
     strides = [
         0 if n == 1 else size_expression(s) for n, s in zip(like.shape, like.stride(), strict=True)
@@ -111,7 +108,7 @@ def _lanes_are_independent(step: PointwiseBody, examples: StepExamples) -> bool:
     return all(sympy.expand(at - own) == 0 for at in carry_reads)
 
 
-class PointwiseKernel(ExternKernel):
+class PointwiseKernel(ScanNode):
     def __init__(
         self,
         operands: Sequence[Any],
@@ -120,32 +117,20 @@ class PointwiseKernel(ExternKernel):
         reverse: bool,
         examples: StepExamples,
     ) -> None:
-        self.init = signature.split_inputs(operands).carry
+        super().__init__(operands, signature, reverse, examples)
         self.step = step
-        self.reverse = reverse
-        self.trip_count = size_expression(examples.xs[0].shape[0])
         self.sizes = [size_expression(s) for s in examples.carry[0].shape]
-        super().__init__(
-            name=None,
-            layout=MultiOutputLayout(device=examples.xs[0].device),
-            inputs=[a for a in operands if is_tensor_ir(a)],
-            constant_args=[self.trip_count, *(a for a in operands if not is_tensor_ir(a))],
-        )
-        self.name = V.graph.register_buffer(self)
-        V.graph.register_operation(self)
-        self.outputs: list[DeclaredOutput] = [
-            declared_output(self, k, like) for k, like in enumerate([*examples.carry, *examples.ys])
-        ]
 
     def codegen(self, wrapper: Any) -> None:
         for output in self.outputs:
             wrapper.writeline(AllocateLine(wrapper, output.get_name(), output.layout))
-        n = len(self.init)
+        init = self.operands.carry
+        n = len(init)
         loop = TimeLoop(self.step, self.trip_count, self.reverse)
         sizes, index_of = merged_dimensions(self.step, self.sizes, [o.layout for o in self.outputs])
 
         def lane(index: list[Any]) -> None:
-            loop.emit(index_of(index), self.init, self.outputs[:n], self.outputs[n:])
+            loop.emit(index_of(index), init, self.outputs[:n], self.outputs[n:])
 
         emit_kernel(wrapper, self, lane, sizes, self.trip_count, VECTORS_PER_LANE)
         if not V.graph.cpp_wrapper:

@@ -16,14 +16,11 @@ import torch
 from torch_scan_hop._torch.inductor import (
     AllocateLine,
     DeclaredOutput,
-    ExternKernel,
-    MultiOutputLayout,
     TensorBox,
     V,
     codegen_subgraph_inline,
     current_node,
     declare_loop_index,
-    declared_output,
     fake_mode,
     fresh_loop_index,
     is_tensor_ir,
@@ -34,6 +31,7 @@ from torch_scan_hop._torch.inductor import (
 )
 from torch_scan_hop.inductor.body import StepExamples, destination_passing, seeding
 from torch_scan_hop.inductor.kernel import pointwise_kernel
+from torch_scan_hop.inductor.node import ScanNode
 from torch_scan_hop.signature import Signature
 
 
@@ -90,41 +88,24 @@ def lower_scan(
         seed = lower_subgraph(
             f"{combine_fn.name}_seed", seeding(examples.carry), [*examples.carry, *examples.carry]
         )
-    trip_count = size_expression(examples.xs[0].shape[0])
-    loop = ScanLoop(inputs, signature, trip_count, reverse, step, seed, examples)
+    loop = ScanLoop(inputs, signature, reverse, step, seed, examples)
     return [TensorBox.create(output) for output in loop.outputs]
 
 
-class ScanLoop(ExternKernel):
+class ScanLoop(ScanNode):
     def __init__(
         self,
         operands: list[Any],
         signature: Signature,
-        trip_count: Any,
         reverse: bool,
         step: Any,
         seed: Any,
         examples: StepExamples,
     ) -> None:
-        self.operands = signature.split_inputs(operands)
-        self.trip_count = trip_count
-        self.reverse = reverse
+        super().__init__(operands, signature, reverse, examples)
         self.step = step
         self.seed = seed
         self.loop_index = size_expression(examples.index)
-        sizes = [a for a in operands if not is_tensor_ir(a)]
-        device = examples.xs[0].device
-        super().__init__(
-            name=None,
-            layout=MultiOutputLayout(device=device),
-            inputs=[a for a in operands if is_tensor_ir(a)],
-            constant_args=[trip_count, *sizes],
-        )
-        self.name = V.graph.register_buffer(self)
-        V.graph.register_operation(self)
-        self.outputs = [
-            declared_output(self, k, like) for k, like in enumerate([*examples.carry, *examples.ys])
-        ]
 
     def get_subgraphs(self) -> list[Any]:
         return [s for s in (self.seed, self.step) if s is not None]

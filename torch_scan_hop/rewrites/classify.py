@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.operators import HigherOrderOperator
 from torch_scan_hop.graph_cleanup import is_random
 from torch_scan_hop.signature import Inputs
 
@@ -49,7 +50,7 @@ def is_pinned(node: fx.Node) -> bool:
     """Stays in the loop, in order: random draws, effects, and operators with bodies."""
     if node.op != "call_function":
         return False
-    if is_random(node) or isinstance(node.target, torch._ops.HigherOrderOperator):
+    if is_random(node) or isinstance(node.target, HigherOrderOperator):
         return True
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
