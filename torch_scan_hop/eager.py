@@ -239,7 +239,10 @@ class StackLike:
 
 
 class EagerLoop:
-    """A compiled loop: ``loop(init, xs, additional, reverse)`` -> (carry..., ys...)."""
+    """A compiled loop: ``loop(init, xs, additional, reverse, into)`` -> (carry..., ys...).
+
+    ``into`` has a place for each of the ys, or None where one is to be made.
+    """
 
     def __init__(self, body: fx.GraphModule, signature: Signature) -> None:
         writer = LoopWriter(fused(body), signature)
@@ -252,11 +255,20 @@ class EagerLoop:
         ]
 
     def __call__(
-        self, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any], reverse: bool
+        self,
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        additional: Sequence[Any],
+        reverse: bool,
+        into: Sequence[torch.Tensor | None] | None = None,
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
         trip_count = xs[0].shape[0]
+        places = into or [None] * len(self.ys)
         stacks = [
-            torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device) for y in self.ys
+            torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device)
+            if place is None
+            else place
+            for y, place in zip(self.ys, places, strict=True)
         ]
         order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
         carry = self.run_loop(

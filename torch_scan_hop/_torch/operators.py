@@ -76,6 +76,16 @@ class FlatOperator(HigherOrderOperator):
         keys = key_extractor(tensors, self.non_fallthrough_keys)
         return self.dispatch(keys.highestPriorityTypeId(), *args, **kwargs)
 
+    def goes_to_kernel(self, flat: tuple[Any, ...]) -> bool:
+        """Whether nothing but autograd stands between a call with these leaves and the kernel
+        on real tensors: no mode, transform, subclass or device with a kernel of its own."""
+        if torch.overrides.has_torch_function(flat):
+            return False
+        tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        with below_autograd():
+            key = key_extractor(tensors, self.non_fallthrough_keys).highestPriorityTypeId()
+        return key in (DispatchKey.CPU, DispatchKey.CUDA)
+
 
 def prepare_xla_if_loaded() -> None:
     """XLA tensors may be about to be traced, if anyone has imported torch_xla."""

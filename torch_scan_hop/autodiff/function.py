@@ -18,6 +18,8 @@ import torch
 from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.partition import Handover, Partition, Source
+from torch_scan_hop.carries_in import CarriesIn
+from torch_scan_hop.dispatch.dense import dense
 from torch_scan_hop.op import Body, scan_op, scan_options
 from torch_scan_hop.signature import Signature
 
@@ -144,16 +146,6 @@ def _saved_slots(partition: Partition) -> list[Handover]:
     return slots
 
 
-def _shifted(stack: torch.Tensor, init: torch.Tensor, reverse: bool) -> torch.Tensor:
-    """The carries *into* the steps, from the carries out of them."""
-    trip_count = stack.shape[0]
-    first = init.unsqueeze(0)
-    # sliced after concatenating: right for a trip count of zero, too
-    if reverse:
-        return torch.cat([stack, first])[1:]
-    return torch.cat([first, stack])[:trip_count]
-
-
 class _Zeros:
     """Zeros like something of which ``(shape, dtype, device)`` is known.
 
@@ -194,14 +186,15 @@ class _BackwardPass:
     def _value(self, source: Source, index: int) -> Any:
         return self.saved[self.ctx.slots[Handover(source, index)]]
 
-    def _per_step(self, handover: Handover) -> torch.Tensor:
+    def _per_step(self, handover: Handover) -> torch.Tensor | CarriesIn:
         if handover.source is not Source.CARRY_IN:
             return self._value(handover.source, handover.index)
         index, shifted = self.partition.carry_stack[handover.index]
         stack = self._value(Source.Y, index)
         if not shifted:
             return stack
-        return _shifted(stack, self._value(Source.CARRY_IN, handover.index), self.call.reverse)
+        init = self._value(Source.CARRY_IN, handover.index)
+        return CarriesIn(stack, init, self.call.reverse)
 
     def _invariant(self, handover: Handover) -> Any:
         if handover.source is Source.SIZE:
@@ -225,17 +218,26 @@ class _BackwardPass:
             *(self._cotangent(k) for k in carry),
             *(self.zeros(like[k], False) for k in partition.accumulated),
         ]
-        xs = [
+        xs: list[torch.Tensor | CarriesIn] = [
             *(self._cotangent(n_carry + k) for k in ys),
             *(self._per_step(h) for h in partition.per_step),
         ]
         if not xs:
             xs = [torch.empty((self.call.trip_count, 0))]
         additional = tuple(self._invariant(h) for h in partition.invariant)
-        results = scan_op(
-            self._body(len(init), len(xs)), init, xs, additional, reverse=not self.call.reverse
-        )
-        return self._gather(results, carry)
+        body = self._body(len(init), len(xs))
+        return self._gather(self._scan(body, init, xs, additional), carry)
+
+    def _scan(
+        self, body: Any, init: Any, xs: Sequence[torch.Tensor | CarriesIn], additional: Any
+    ) -> Sequence[Any]:
+        """Past the dispatcher if nothing would see it: the kernel needs no copy of carries."""
+        reverse = not self.call.reverse
+        stacks = [x.stack if isinstance(x, CarriesIn) else x for x in xs]
+        if not torch.is_grad_enabled() and scan_op.goes_to_kernel((*init, *stacks, *additional)):
+            return dense(body, init, xs, additional, reverse=reverse)
+        xs = [x.whole() if isinstance(x, CarriesIn) else x for x in xs]
+        return scan_op(body, init, xs, additional, reverse=reverse)
 
     def _body(self, n_carry: int, n_xs: int) -> Any:
         partition = self.partition

@@ -15,12 +15,14 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import DispatchKey
 from torch_scan_hop._torch.tracing import run_fake, trace
+from torch_scan_hop.carries_in import CarriesIn
 from torch_scan_hop.eager import EagerLoop
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body, scan_op
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
+from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.signature import Signature
 from torch_scan_hop.stops import drop_stops
 
@@ -90,11 +92,12 @@ def straight_line_loop(
     xs: Sequence[Any],
     additional: Sequence[Any],
     reverse: bool = False,
+    into: Sequence[torch.Tensor | None] | None = None,
 ) -> tuple[Any, ...]:
     """The loop that a plan leaves, run by :class:`~torch_scan_hop.eager.EagerLoop`."""
     signature = Signature(len(init), len(xs), len(additional))
     eager = remember(body, ("eager",), lambda: EagerLoop(body, signature))
-    carry, stacks = eager(init, xs, additional, reverse)
+    carry, stacks = eager(init, xs, additional, reverse, into)
     return (*unaliased(carry, [*init, *xs, *additional, *stacks]), *stacks)
 
 
@@ -120,19 +123,32 @@ def plan_of(
 def dense(
     combine_fn: Body,
     init: list[torch.Tensor],
-    xs: list[torch.Tensor],
+    xs: Sequence[torch.Tensor | CarriesIn],
     additional_inputs: tuple[Any, ...],
     *,
     reverse: bool = False,
     checkpoint: Any = None,
 ) -> tuple[torch.Tensor, ...]:
     trip_count = xs[0].shape[0]
+    stacks = [x.stack if isinstance(x, CarriesIn) else x for x in xs]
     if trip_count == 0:
-        return empty_results(combine_fn, init, xs, additional_inputs)
+        return empty_results(combine_fn, init, stacks, additional_inputs)
     if trip_count < MIN_TRIP_COUNT or not isinstance(combine_fn, fx.GraphModule):
-        return loop(combine_fn, init, xs, additional_inputs, reverse)
-    plan = plan_of(combine_fn, init, xs, additional_inputs)
-    return tuple(plan.run(straight_line_loop, init, xs, additional_inputs, reverse=reverse))
+        return loop(combine_fn, init, _whole(xs), additional_inputs, reverse)
+    plan = plan_of(combine_fn, init, stacks, additional_inputs)
+    shifted = sum(x.stack[0].nbytes for x in xs if isinstance(x, CarriesIn))
+    length = block_length(plan, trip_count, shifted)
+    if length < trip_count:
+        return tuple(
+            run_in_blocks(plan, straight_line_loop, init, xs, additional_inputs, reverse, length)
+        )
+    return tuple(
+        plan.run(straight_line_loop, init, _whole(xs), additional_inputs, reverse=reverse)
+    )
+
+
+def _whole(xs: Sequence[torch.Tensor | CarriesIn]) -> list[torch.Tensor]:
+    return [x.whole() if isinstance(x, CarriesIn) else x for x in xs]
 
 
 def step_by_step(

@@ -93,46 +93,61 @@ class ScanPlan:
         **options: Any,
     ) -> list[Any]:
         """All results of the scan; ``run_scan(body, init, xs, additional)`` runs the loop."""
-        d = self.decisions
-        values = dict(
-            zip(self.fixed, [*additional, *(init[k] for k in d.constant_carry)], strict=True)
-        )
-        values |= {n: _contiguous_matrix(v) for n, v in self.invariant_part(values).items()}
+        values = self.invariants(init, additional)
+        carry = [init[k] for k in self.decisions.loop_carry]
+        carry, stacks = self.run_steps(run_scan, carry, xs, values, **options)
+        final = dict(zip(self.decisions.loop_carry, carry, strict=True))
+        for a in self.decisions.accumulators:
+            final[a.index] = init[a.index] + a.total([stacks[leaf] for leaf in a.leaves], values)
+        ys = self._gather(stacks, values, xs[0].shape[0])
+        return [*self.final_carry(final, init), *ys]
+
+    def invariants(self, init: Sequence[Any], additional: Sequence[Any]) -> dict[fx.Node, Any]:
+        """All values that are the same at every step."""
+        constants = (init[k] for k in self.decisions.constant_carry)
+        values = dict(zip(self.fixed, [*additional, *constants], strict=True))
+        return values | {
+            n: _contiguous_matrix(v) for n, v in self.invariant_part(values).items()
+        }
+
+    def run_steps(
+        self,
+        run_scan: RunScan,
+        carry: Sequence[Any],
+        xs: Sequence[Any],
+        values: dict[fx.Node, Any],
+        **options: Any,
+    ) -> tuple[Sequence[Any], dict[fx.Node, Any]]:
+        """The loop's carry after these steps, and all stacks of them."""
         stacks = dict(zip(self.roles.xs, xs, strict=True))
         stacks |= self.batched_part.over_steps(stacks, values)
-        carry = [init[k] for k in d.loop_carry]
         results: Sequence[Any] = []
-        if carry or d.stacked:
+        if carry or self.decisions.stacked:
             loop_xs = [xs[0]] if self.counts_only else [stacks[n] for n in self.loop_xs]
             fixed = tuple(values[n] for n in self.loop_additional)
             results = run_scan(self.body, carry, loop_xs, fixed, **options)
-        stacks |= dict(zip(d.stacked, results[len(carry) :], strict=True))
+        stacks |= dict(zip(self.decisions.stacked, results[len(carry) :], strict=True))
         stacks |= self.sunk_part.over_steps(stacks, values)
-        final = dict(zip(d.loop_carry, results[: len(carry)], strict=True))
-        return self._gather(final, stacks, values, init, xs[0].shape[0])
+        return results[: len(carry)], stacks
+
+    def final_carry(self, final: dict[int, Any], init: Sequence[Any]) -> list[Any]:
+        """All carries, of those that were computed; a dropped one is None."""
+        for k in self.decisions.constant_carry:
+            final[k] = init[k].clone(memory_format=torch.contiguous_format)
+        return [final.get(k) for k in range(self.signature.n_carry)]
 
     def _gather(
-        self,
-        final: dict[int, Any],
-        stacks: dict[fx.Node, Any],
-        values: dict[fx.Node, Any],
-        init: Sequence[Any],
-        trip_count: Any,
+        self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any], trip_count: Any
     ) -> list[Any]:
-        d, n_carry = self.decisions, self.signature.n_carry
-        for a in d.accumulators:
-            final[a.index] = init[a.index] + a.total([stacks[leaf] for leaf in a.leaves], values)
-        for k in d.constant_carry:
-            final[k] = init[k].clone(memory_format=torch.contiguous_format)
         returned = set(self.roles.xs)  # results alias neither inputs nor one another
         ys: list[Any] = []
         for k, node in enumerate(self.outputs.ys):
-            if not d.used_outputs[n_carry + k]:
+            if not self.decisions.used_outputs[self.signature.n_carry + k]:
                 ys.append(None)
                 continue
             ys.append(_own_stack(node, stacks, values, trip_count, copy=node in returned))
             returned.add(node)
-        return [*(final.get(k) for k in range(n_carry)), *ys]
+        return ys
 
 
 def _own_stack(
