@@ -6,6 +6,7 @@ Import it only once Inductor is needed: it takes seconds.
 from __future__ import annotations
 
 import contextlib
+import math
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,16 +20,20 @@ from torch._inductor.codegen.cpp import (
     CppKernel,
     CppKernelProxy,
     CppScheduling,
-    CppVecKernel,
     KernelGroup,
+    LoopLevel,
     LoopNest,
+    ParallelDepth,
 )
 from torch._inductor.ops_handler import WrapperHandler
 from torch._inductor.subgraph_lowering import PointwiseSubgraphLowering, SubgraphLoweringException
+from torch._inductor.utils import parallel_num_threads
 from torch._inductor.virtualized import V, ops
+from torch.utils._sympy.functions import CeilDiv, Min
 
 __all__ = [
     "CARRY",
+    "STEP",
     "NotPointwise",
     "PointwiseBody",
     "TimeLoop",
@@ -40,7 +45,8 @@ __all__ = [
 NotPointwise = SubgraphLoweringException
 
 # "x": symbols of that prefix are printed as they are; others would become kernel arguments
-STEP = sympy.Symbol("x999", integer=True, nonnegative=True)
+STEP = sympy.Symbol("x999", integer=True, nonnegative=True)  # in the order that steps run
+TILE = sympy.Symbol("x998", integer=True, nonnegative=True)
 CARRY = "scan_carry_"
 
 
@@ -76,7 +82,9 @@ class _Lowering(PointwiseSubgraphLowering):
         return fn
 
 
-class _CarriesInRegisters(WrapperHandler):
+class _CarriesInBuffers(WrapperHandler):
+    """Reads of a carry become reads of the buffer it lives in, at this lane."""
+
     def __init__(self, inner: Any, carry: Sequence[Any]) -> None:
         super().__init__(inner)
         self.carry = carry
@@ -115,26 +123,27 @@ def _carry_input(position: int, like: Any) -> Any:
     return ir.TensorBox(ir.StorageBox(ir.InputBuffer(name=f"{CARRY}{position}", layout=layout)))
 
 
-def _slice_at_step(xs: Any) -> Any:
+def _slice_at(step: Any, xs: Any) -> Any:
     data = xs.data if isinstance(xs, ir.TensorBox) else xs
     layout = xs.get_layout()
     first, *rest = layout.stride
     sliced = ir.FixedLayout(
-        layout.device, layout.dtype, layout.size[1:], rest, layout.offset + STEP * first
+        layout.device, layout.dtype, layout.size[1:], rest, layout.offset + step * first
     )
     base = data.data if isinstance(data, ir.ReinterpretView) else data
     return ir.TensorBox(ir.ReinterpretView(data=base, layout=sliced))
 
 
 class PointwiseBody:
-    """A step as functions of an index, without buffers; raises NotPointwise if it needs one."""
+    """Step ``step`` as functions of an index, without buffers; NotPointwise if it needs one."""
 
-    def __init__(self, gm: fx.GraphModule, carry: Any, xs: Any, additional: Any) -> None:
+    def __init__(self, gm: fx.GraphModule, carry: Any, xs: Any, additional: Any, step: Any) -> None:
         never = 10**9
+        self.step = step
         self._lowering = _Lowering(gm)
         inputs = [
             *(_carry_input(k, c) for k, c in enumerate(carry)),
-            *map(_slice_at_step, xs),
+            *(_slice_at(step, x) for x in xs),
             *additional,
         ]
         inline = config.patch(
@@ -187,69 +196,66 @@ def merged_dimensions(
 
 
 class TimeLoop:
-    """What a kernel does with one lane; called once for each kind of kernel (scalar, vector)."""
+    """What a kernel does with one lane; called once for each kind of kernel (scalar, vector).
 
-    def __init__(self, body: PointwiseBody, trip_count: Any, reverse: bool) -> None:
+    Carries live in the buffers where they end, of which a tile stays in the cache.
+    """
+
+    def __init__(self, body: PointwiseBody, init: Any, carry: Any, ys: Any) -> None:
         self.body = body
-        self.trip_count = trip_count
-        self.reverse = reverse
+        self.init = init
+        self.carry = carry
+        self.ys = ys
 
-    def emit(self, index: Sequence[Any], init: Sequence[Any], carry: Any, ys: Any) -> None:
-        """``init``, ``carry``, ``ys``: where carries start and end, and where each y goes."""
-        kernel = V.kernel
-        dtypes = [buffer.layout.dtype for buffer in (*carry, *ys)]
-        registers = [
-            self._declare(value.make_loader()(index), dtype)
-            for value, dtype in zip(init, dtypes, strict=False)
-        ]
-        for name, at in self.body.reads(index):
-            if not name.startswith(CARRY) and STEP not in at.free_symbols:
-                ops.load(name, at)  # known from here on: not loaded again in each step
-        last = f"{kernel.index_to_str(self.trip_count)}"
-        if self.reverse:
-            head = f"for (int64_t {STEP} = {last} - 1; {STEP} >= 0; --{STEP})"
-        else:
-            head = f"for (int64_t {STEP} = 0; {STEP} < {last}; ++{STEP})"
-        kernel.compute.writeline(head)
-        lines = BracesBuffer()
-        with kernel.swap_buffers(lines, lines, lines), lines.indent():
-            with V.set_ops_handler(_CarriesInRegisters(V.ops, registers)):
-                values = self.body.values(index, dtypes)
-            n = len(registers)
-            for buffer, value in zip(ys, values[n:], strict=True):
-                ops.store(buffer.get_name(), buffer.layout.make_indexer()([STEP, *index]), value)
-            following = [
-                self._declare(value, dtype)
-                for value, dtype in zip(values[:n], dtypes, strict=False)
-            ]
-            for register, value in zip(registers, following, strict=True):
-                lines.writeline(f"{register} = {value};")
-        kernel.compute.splice(lines)
-        for buffer, register in zip(carry, registers, strict=True):
-            ops.store(buffer.get_name(), buffer.layout.make_indexer()(index), register)
+    def seed(self, index: Sequence[Any]) -> None:
+        for value, buffer in zip(self.init, self.carry, strict=True):
+            V.kernel.must_keep_buffers.add(buffer.get_name())
+            _store(buffer, index, value.make_loader()(index))
 
-    def _declare(self, value: Any, dtype: torch.dtype) -> Any:
-        """``value`` in a variable of its own, a vector in a vector kernel."""
-        kernel = V.kernel
-        value = getattr(value, "value", value)
-        if isinstance(kernel, CppVecKernel) and not value.is_vec:
-            value = kernel.broadcast(value)
-        variable = kernel.cse.newvar(dtype=dtype)
-        variable.is_vec = value.is_vec
-        variable.dependent_itervars = set(value.dependent_itervars)
-        kernel.compute.writeline(f"auto {variable} = {value};")
-        return variable
+    def step(self, index: Sequence[Any]) -> None:
+        dtypes = [buffer.layout.dtype for buffer in (*self.carry, *self.ys)]
+        for buffer in self.carry:
+            V.kernel.args.output(buffer.get_name())  # written, so read through the same pointer
+            V.kernel.must_keep_buffers.add(buffer.get_name())  # even if nothing reads it later
+        # through the handler itself: "ops" wraps what it returns, which hides that it is a vector
+        carry = [V.ops.load(b.get_name(), b.layout.make_indexer()(index)) for b in self.carry]
+        with V.set_ops_handler(_CarriesInBuffers(V.ops, carry)):
+            values = self.body.values(index, dtypes)
+        n = len(carry)
+        for buffer, value in zip(self.ys, values[n:], strict=True):
+            _store(buffer, [self.body.step, *index], value)
+        for buffer, value in zip(self.carry, values[:n], strict=True):
+            _store(buffer, index, value)
+
+
+def _store(buffer: Any, index: Sequence[Any], value: Any) -> None:
+    ops.store(buffer.get_name(), buffer.layout.make_indexer()(index), value)
+
+
+class _LoopNest(LoopNest):
+    """Steps run in order: only the lanes are for threads."""
+
+    n_lane_loops = 1
+
+    def max_parallel_depth(self) -> Any:
+        return ParallelDepth(parallel_depth=self.n_lane_loops, start_depth=0)
 
 
 class _Kernel(CppKernelProxy):
-    """Lanes are the outer, parallel and vectorised loop."""
+    """Tiles of lanes are the outer, parallel loop; then come steps; then the lanes of a tile."""
 
-    work_per_lane: Any = 1
+    work_per_lane = 1
 
     def size_hint(self) -> Any:  # decides the number of threads
         return super().size_hint() * self.work_per_lane
 
-    def codegen_lanes(self, emit: Callable[[list[Any]], None], sizes: Any, vectors: int) -> None:
+    def codegen_lanes(
+        self,
+        emit: Callable[[list[Any]], None],
+        sizes: Sequence[Any],
+        steps: Any = None,
+        tile: int = 0,
+    ) -> None:
         group = self.kernel_group
         self.set_ranges(sizes, ())
 
@@ -260,22 +266,31 @@ class _Kernel(CppKernelProxy):
                 return kernel
 
         scalar = generate(self.kernel_cls)
-        self.loop_nest = LoopNest.build(scalar)
-        if not self.picked_vec_isa or vectors == 0:
-            self.kernels = [scalar]
-        else:
+        nest = _LoopNest.build(scalar)
+        nest = self.loop_nest = _LoopNest(nest.loops)
+        nest.n_lane_loops = len(sizes)
+        self.kernels = [scalar]
+        if self.picked_vec_isa:
             with config.patch(inplace_buffers=False):
                 depth = len(sizes) - 1
-                width = self.picked_vec_isa.nelements(dtype=torch.float32) * vectors
-                loop = self.loop_nest.tile(depth, factor=width)
+                width = self.picked_vec_isa.nelements(dtype=torch.float32)
+                loop = nest.tile(depth, factor=width)
                 vector = generate(self.vec_kernel_cls, width, depth)
                 vector.active_ranges = {loop.var: (0, loop.tiled_size)}
                 scalar.inner_itervars = [loop.var]
                 scalar.active_ranges = {loop.var: (loop.tiled_size, loop.size)}
                 self.kernels = [vector, scalar]
+        if steps is not None:
+            assert nest.loops is not None
+            *outer, lanes = nest.loops
+            tiles = LoopLevel(TILE, CeilDiv(lanes.size, tile))
+            trip_count = scalar.rename_indexing(steps)
+            time = LoopLevel(STEP, trip_count, is_reduction=True)  # neither parallel nor vectorised
+            lanes.offset, lanes.size = TILE * tile, Min(lanes.size, TILE * tile + tile)
+            nest.loops = [*outer, tiles, time, lanes]
         with contextlib.suppress(TypeError):  # without arguments on some versions
             self.aggregate_reduction_buffers(False, None)
-        self.loop_nest.set_kernel(self)
+        nest.set_kernel(self)
 
 
 @contextlib.contextmanager
@@ -286,22 +301,45 @@ def _no_interpreter() -> Iterator[None]:
         yield
 
 
+# Lanes of a tile: long enough pieces of the rows of xs and ys for the prefetcher and the
+# page tables, short enough for a tile of each row to stay in the nearest cache.
+TILE_LANES = 512
+VECTOR_LANES = 32  # a tile is a whole number of vectors
+
+
+def _hint(size: Any) -> int:
+    sizevars: Any = V.graph.sizevars
+    # "size_hint" until torch 2.9
+    hint = getattr(sizevars, "optimization_hint", None) or sizevars.size_hint
+    return int(hint(size, fallback=TILE_LANES))
+
+
+def tile_lanes(sizes: Sequence[Any]) -> int:
+    """Lanes of a tile: fewer where every thread would not get a tile otherwise."""
+    *outer, lanes = map(_hint, sizes)
+    rows = max(1, math.prod(outer))
+    share = lanes * rows // (2 * parallel_num_threads())
+    tile = min(TILE_LANES, lanes, max(share, VECTOR_LANES))
+    return -(-tile // VECTOR_LANES) * VECTOR_LANES
+
+
 def emit_kernel(
-    wrapper: Any,
-    node: Any,
-    emit: Callable[[list[Any]], None],
-    sizes: Sequence[Any],
-    work_per_lane: Any,
-    vectors: int,
+    wrapper: Any, node: Any, loop: TimeLoop, index_of: Any, sizes: Sequence[Any], trip_count: Any
 ) -> None:
-    """Define a kernel that runs ``emit`` for each lane of ``sizes``, and call it here."""
+    """Define a kernel that runs ``loop`` for each lane of ``sizes``, and call it here."""
     group = KernelGroup()
-    kernel = _Kernel(group)
-    kernel.work_per_lane = work_per_lane
-    with _no_interpreter():
-        kernel.codegen_lanes(emit, tuple(sizes), vectors)
-    kernel.codegen_loops(group.loops_code, group.ws)
     group.scheduled_nodes = [node]  # not empty, or there would be no code
+    for emit, steps in ((loop.seed, None), (loop.step, trip_count)):
+        kernel = _Kernel(group)
+        kernel.work_per_lane = 1 if steps is None else _hint(steps)
+        with _no_interpreter():
+            kernel.codegen_lanes(
+                lambda index, emit=emit: emit(index_of(index)),  # type: ignore[misc]
+                tuple(sizes),
+                steps,
+                tile_lanes(sizes),
+            )
+        kernel.codegen_loops(group.loops_code, group.ws)
     source = group.codegen_group()
     scheduling: Any = CppScheduling.__new__(CppScheduling)
     scheduling.kernel_group = group

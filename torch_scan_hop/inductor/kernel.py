@@ -1,7 +1,8 @@
 """One kernel for a whole loop whose body is pointwise: the loop over time runs inside.
 
 Each lane (an element of the carry) is independent of the others, so lanes are the outer loop:
-split among threads, and vectorised. Carries stay in registers; xs are read and ys written once.
+split among threads, and vectorised. A tile of them takes all steps before the next one: its
+carries stay in the nearest cache, and xs are read and ys written once, in long enough pieces.
 The arithmetic is Inductor's own, so every pointwise operator is covered.
 
 A body qualifies if all of it is pointwise on the CPU, its carries and ys have one shape, and a
@@ -24,6 +25,7 @@ from torch_scan_hop._torch.inductor import (
 )
 from torch_scan_hop._torch.inductor_cpp import (
     CARRY,
+    STEP,
     NotPointwise,
     PointwiseBody,
     TimeLoop,
@@ -36,10 +38,6 @@ from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.node import ScanNode
 from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.signature import Signature
-
-# More would touch longer pieces of each row of xs and ys, and spill the carries: from 1 to 4
-# the time of neither a memory-bound nor a compute-bound body changes by more than the noise.
-VECTORS_PER_LANE = 2
 
 _MAKE_OR_CONVERT = {
     "_to_copy", "clone", "constant_pad_nd", "convert_element_type", "copy", "empty", "fill", "full",
@@ -60,13 +58,15 @@ def pointwise_kernel(
     if not (current_options().one_kernel and _has_one_shape(examples) and _may_be_pointwise(body)):
         return None
     roles = signature.split_inputs(operands)
+    trip_count = size_expression(examples.xs[0].shape[0])
+    step = trip_count - 1 - STEP if reverse else STEP
     try:
-        step = PointwiseBody(body, roles.carry, roles.xs, roles.additional)
+        step_body = PointwiseBody(body, roles.carry, roles.xs, roles.additional, step)
     except NotPointwise:
         return None
-    if not _lanes_are_independent(step, examples):
+    if not _lanes_are_independent(step_body, examples):
         return None
-    return PointwiseKernel(operands, signature, step, reverse, examples)
+    return PointwiseKernel(operands, signature, step_body, reverse, examples)
 
 
 def _may_be_pointwise(body: torch.fx.GraphModule) -> bool:
@@ -124,14 +124,11 @@ class PointwiseKernel(ScanNode):
     def codegen(self, wrapper: Any) -> None:
         for output in self.outputs:
             wrapper.writeline(AllocateLine(wrapper, output.get_name(), output.layout))
-        init = self.operands.carry
-        n = len(init)
-        loop = TimeLoop(self.step, self.trip_count, self.reverse)
+        n = len(self.operands.carry)
+        # a carry that nothing reads after the loop lives somewhere, too
+        V.graph.removed_buffers.difference_update(o.get_name() for o in self.outputs[:n])
+        loop = TimeLoop(self.step, self.operands.carry, self.outputs[:n], self.outputs[n:])
         sizes, index_of = merged_dimensions(self.step, self.sizes, [o.layout for o in self.outputs])
-
-        def lane(index: list[Any]) -> None:
-            loop.emit(index_of(index), init, self.outputs[:n], self.outputs[n:])
-
-        emit_kernel(wrapper, self, lane, sizes, self.trip_count, VECTORS_PER_LANE)
+        emit_kernel(wrapper, self, loop, index_of, sizes, self.trip_count)
         if not V.graph.cpp_wrapper:
             wrapper.writeline(f"{self.get_name()} = None")
