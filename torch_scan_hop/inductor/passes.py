@@ -16,6 +16,7 @@ from torch import fx
 from torch_scan_hop._torch.inductor import trace_decomposed
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.rewrites import current_options, make_plan
+from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
 from torch_scan_hop.signature import Signature
@@ -69,6 +70,13 @@ class _ScanNode:
             if isinstance(self.trip_count, int) and self.trip_count == 0:
                 return self._no_steps(groups.carry)
             additional = [*groups.additional, *(size.of(groups) for size in sizes)]
+            if isinstance(self.trip_count, int):
+                length = whole_block_length(plan, self.trip_count)
+                if length < self.trip_count:
+                    reverse = bool(options.get("reverse", False))
+                    return scan_of_blocks(
+                        plan, scan_op, groups.carry, groups.xs, additional, reverse, length
+                    )
             return plan.run(scan_op, groups.carry, groups.xs, additional, **options)
 
         traced = trace_decomposed(run, [_value(a) for a in self.operands])

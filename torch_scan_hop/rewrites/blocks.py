@@ -35,6 +35,15 @@ def block_length(plan: ScanPlan, trip_count: int, copied: int = 0) -> int:
     return trip_count if 2 * length > trip_count else length
 
 
+def whole_block_length(plan: ScanPlan, trip_count: int) -> int:
+    """The divisor of ``trip_count`` that is nearest to a block's length, within a factor of 2."""
+    length = block_length(plan, trip_count)
+    if length == trip_count:
+        return trip_count
+    divisors = [d for d in range(-(-length // 2), 2 * length + 1) if trip_count % d == 0]
+    return min(divisors, key=lambda d: max(d / length, length / d), default=trip_count)
+
+
 def stacked_bytes(plan: ScanPlan) -> int:
     """Bytes per step that the plan stacks and that are no results."""
     results = set(plan.outputs.ys)
@@ -98,3 +107,45 @@ def run_in_blocks(
 def _empty_stack(node: fx.Node, trip_count: int) -> torch.Tensor:
     like = node.meta["val"]
     return torch.empty((trip_count, *like.shape), dtype=like.dtype, device=like.device)
+
+
+def scan_of_blocks(
+    plan: ScanPlan,
+    run_scan: RunScan,
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    additional: Sequence[Any],
+    reverse: bool,
+    length: int,
+) -> list[Any]:
+    """As :meth:`ScanPlan.run`, as a scan over blocks whose body is the plan of a block.
+
+    ``length`` divides the trip count. Accumulators are carries of the outer scan.
+    """
+    d, trip_count = plan.decisions, xs[0].shape[0]
+    values = plan.invariants(init, additional)
+    known = [n for n, v in values.items() if v is not None]
+    n_carry, n_xs = len(d.loop_carry), len(xs)
+    made = [n for n in dict.fromkeys(plan.outputs.ys) if n in {*d.stacked, *d.batched, *d.sunk}]
+
+    def block(*flat: Any) -> tuple[Any, ...]:
+        carry, flat = flat[:n_carry], flat[n_carry:]
+        before, flat = flat[: len(d.accumulators)], flat[len(d.accumulators) :]
+        here = dict(zip(known, flat[n_xs:], strict=True))
+        carry, stacks = plan.run_steps(run_scan, carry, flat[:n_xs], here, reverse=reverse)
+        totals = [
+            sum_before + a.total([stacks[leaf] for leaf in a.leaves], here)
+            for a, sum_before in zip(d.accumulators, before, strict=True)
+        ]
+        return (*carry, *totals, *(stacks[n].contiguous() for n in made))
+
+    carried = [init[k] for k in (*d.loop_carry, *(a.index for a in d.accumulators))]
+    blocks = [x.unflatten(0, (trip_count // length, length)) for x in xs]
+    results = run_scan(
+        block, carried, blocks, tuple(values[n] for n in known), **({"reverse": True} if reverse else {})
+    )
+    places = (*d.loop_carry, *(a.index for a in d.accumulators))
+    final = dict(zip(places, results[: len(places)], strict=True))
+    stacks = dict(zip(plan.roles.xs, xs, strict=True))
+    stacks |= {n: y.flatten(0, 1) for n, y in zip(made, results[len(places) :], strict=True)}
+    return [*plan.final_carry(final, init), *plan.gather(stacks, values, trip_count)]

@@ -99,7 +99,7 @@ class ScanPlan:
         final = dict(zip(self.decisions.loop_carry, carry, strict=True))
         for a in self.decisions.accumulators:
             final[a.index] = init[a.index] + a.total([stacks[leaf] for leaf in a.leaves], values)
-        ys = self._gather(stacks, values, xs[0].shape[0])
+        ys = self.gather(stacks, values, xs[0].shape[0])
         return [*self.final_carry(final, init), *ys]
 
     def invariants(self, init: Sequence[Any], additional: Sequence[Any]) -> dict[fx.Node, Any]:
@@ -136,9 +136,10 @@ class ScanPlan:
             final[k] = init[k].clone(memory_format=torch.contiguous_format)
         return [final.get(k) for k in range(self.signature.n_carry)]
 
-    def _gather(
+    def gather(
         self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any], trip_count: Any
     ) -> list[Any]:
+        """All ys, contiguous, each a tensor of its own; None where nothing reads it."""
         returned = set(self.roles.xs)  # results alias neither inputs nor one another
         ys: list[Any] = []
         for k, node in enumerate(self.outputs.ys):
