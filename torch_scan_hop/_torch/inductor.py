@@ -23,6 +23,8 @@ from torch._inductor.ir import (
     FixedLayout,
     MultiOutput,
     MultiOutputLayout,
+    MutationOutput,
+    NoneLayout,
     StorageBox,
     Subgraph,
     TensorBox,
@@ -54,6 +56,7 @@ __all__ = [
     "trace_decomposed",
     "trip_count_code",
     "with_exact_strides",
+    "written_output",
 ]
 
 
@@ -186,6 +189,11 @@ def declared_output(node: Any, position: int, like: torch.Tensor) -> DeclaredOut
         stride=[size_expression(s) for s in like.stride()],
     )
     return DeclaredOutput(layout, node, [(list, position)])
+
+
+def written_output(node: Any, place: Any) -> MutationOutput:
+    """Tells the scheduler that ``node`` writes to the buffer of ``place``, a view."""
+    return MutationOutput(NoneLayout(device=place.get_device()), place, node)
 
 
 def trace_decomposed(fn: Callable[..., Any], examples: Sequence[Any]) -> fx.GraphModule:

@@ -6,7 +6,7 @@
     after:  (t, carry, xs, additional, next_carry, ys) -> ()    writes next_carry and ys[t]
 
 ``x`` and ``ys[t]`` are views at offset ``t * stride`` of the whole tensors, so that nothing
-is copied or allocated for them.
+is copied or allocated for them. A scan in the body whose stack is a y writes ``into`` it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop.op import scan_op
 from torch_scan_hop.signature import Signature
 
 aten = torch.ops.aten
@@ -96,20 +97,47 @@ def destination_passing(
     env |= dict(zip(roles.additional, additional, strict=True))
     # an unused x is not sliced
     env |= {old: writer.at(new, index) for old, new in zip(roles.xs, xs, strict=True) if old.users}
-    results = _copy_step(body, graph, env)
+    places = [writer.at(stack, index) for stack in ys]
+    written = _places_of_inner_scans(body, signature, places)
+    results = _copy_step(body, graph, env, written)
     outputs = signature.split_outputs(results)
-    for stack, value in zip(ys, outputs.ys, strict=True):
-        writer.copy(writer.at(stack, index), value)
+    for place, value in zip(places, outputs.ys, strict=True):
+        if place not in written.values():
+            writer.copy(place, value)
     for destination, value in zip(next_carry, outputs.carry, strict=True):
         writer.copy(destination, value)
     graph.output(())
     return fx.GraphModule(body, graph, "ScanStep")
 
 
-def _copy_step(body: fx.GraphModule, graph: fx.Graph, env: dict[fx.Node, fx.Node]) -> Sequence[Any]:
+def _places_of_inner_scans(
+    body: fx.GraphModule, signature: Signature, places: list[fx.Node]
+) -> dict[tuple[fx.Node, int], fx.Node]:
+    """(scan, which of its results) -> where this step's y goes: the inner scan writes there."""
+    (output,) = body.graph.find_nodes(op="output")
+    found: dict[tuple[fx.Node, int], fx.Node] = {}
+    for value, place in zip(signature.split_outputs(output.args[0]).ys, places, strict=True):
+        if value.target is not operator.getitem or value.args[0].target is not scan_op:
+            continue
+        scan, position = value.args
+        if position >= len(scan.args[1]):
+            found.setdefault((scan, position), place)
+    return found
+
+
+def _copy_step(
+    body: fx.GraphModule,
+    graph: fx.Graph,
+    env: dict[fx.Node, fx.Node],
+    places: dict[tuple[fx.Node, int], fx.Node],
+) -> Sequence[Any]:
     for node in body.graph.nodes:
         if node.op not in ("placeholder", "output"):
             env[node] = graph.node_copy(node, lambda n: env[n])
+            own = {k: place for (scan, k), place in places.items() if scan is node}
+            if own:
+                results = range(len(node.args[1]), len(node.meta["val"]))
+                env[node].update_kwarg("into", tuple(own.get(k) for k in results))
     (output,) = body.graph.find_nodes(op="output")
     return [env[value] for value in output.args[0]]
 

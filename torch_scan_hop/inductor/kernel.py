@@ -19,7 +19,6 @@ import sympy
 import torch
 
 from torch_scan_hop._torch.inductor import (
-    AllocateLine,
     V,
     size_expression,
 )
@@ -53,6 +52,7 @@ def pointwise_kernel(
     operands: Sequence[Any],
     examples: StepExamples,
     reverse: bool,
+    into: Sequence[Any],
 ) -> PointwiseKernel | None:
     """The node of the kernel, or None if the body does not qualify."""
     if not (current_options().one_kernel and _has_one_shape(examples) and _may_be_pointwise(body)):
@@ -66,7 +66,7 @@ def pointwise_kernel(
         return None
     if not _lanes_are_independent(step_body, examples):
         return None
-    return PointwiseKernel(operands, signature, step_body, reverse, examples)
+    return PointwiseKernel(operands, signature, step_body, reverse, examples, into)
 
 
 def _may_be_pointwise(body: torch.fx.GraphModule) -> bool:
@@ -116,14 +116,14 @@ class PointwiseKernel(ScanNode):
         step: PointwiseBody,
         reverse: bool,
         examples: StepExamples,
+        into: Sequence[Any],
     ) -> None:
-        super().__init__(operands, signature, reverse, examples)
+        super().__init__(operands, signature, reverse, examples, into)
         self.step = step
         self.sizes = [size_expression(s) for s in examples.carry[0].shape]
 
     def codegen(self, wrapper: Any) -> None:
-        for output in self.outputs:
-            wrapper.writeline(AllocateLine(wrapper, output.get_name(), output.layout))
+        self.allocate(wrapper, self.outputs)
         n = len(self.operands.carry)
         # a carry that nothing reads after the loop lives somewhere, too
         V.graph.removed_buffers.difference_update(o.get_name() for o in self.outputs[:n])

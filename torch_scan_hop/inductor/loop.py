@@ -16,7 +16,6 @@ import torch
 from torch_scan_hop._torch.inductor import (
     AllocateLine,
     DeclaredOutput,
-    TensorBox,
     V,
     codegen_subgraph_inline,
     current_node,
@@ -58,8 +57,12 @@ def lower_scan(
     additional_inputs: Sequence[Any],
     reverse: bool = False,
     checkpoint: Any = None,
+    into: Sequence[Any] = (),
 ) -> list[Any]:
-    """The lowering of ``scan``: one loop node and its outputs."""
+    """The lowering of ``scan``: one loop node and its outputs.
+
+    ``into``, within the step of another scan, is where stacks are to be written.
+    """
     _, fx_init, fx_xs, fx_additional = current_node().args[:4]
     signature = Signature(len(init), len(xs), len(additional_inputs))
     results = current_node().meta["val"]
@@ -78,9 +81,10 @@ def lower_scan(
             strict=True,
         )
     ]
-    kernel = pointwise_kernel(combine_fn.graph_module, signature, inputs, examples, reverse)
+    into = into or [None] * len(examples.ys)
+    kernel = pointwise_kernel(combine_fn.graph_module, signature, inputs, examples, reverse, into)
     if kernel is not None:
-        return [TensorBox.create(output) for output in kernel.outputs]
+        return kernel.results()
     step_module = destination_passing(combine_fn.graph_module, signature, examples, fake_mode())
     step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
     seed = None
@@ -88,8 +92,7 @@ def lower_scan(
         seed = lower_subgraph(
             f"{combine_fn.name}_seed", seeding(examples.carry), [*examples.carry, *examples.carry]
         )
-    loop = ScanLoop(inputs, signature, reverse, step, seed, examples)
-    return [TensorBox.create(output) for output in loop.outputs]
+    return ScanLoop(inputs, signature, reverse, step, seed, examples, into).results()
 
 
 class ScanLoop(ScanNode):
@@ -101,8 +104,9 @@ class ScanLoop(ScanNode):
         step: Any,
         seed: Any,
         examples: StepExamples,
+        into: Sequence[Any],
     ) -> None:
-        super().__init__(operands, signature, reverse, examples)
+        super().__init__(operands, signature, reverse, examples, into)
         self.step = step
         self.seed = seed
         self.loop_index = size_expression(examples.index)
@@ -165,8 +169,7 @@ class LoopEmitter:
         return f"{output.get_name()}_{which}"
 
     def _allocate(self) -> None:
-        for output in self.y_outputs:
-            self.wrapper.writeline(AllocateLine(self.wrapper, output.get_name(), output.layout))
+        self.loop.allocate(self.wrapper, self.y_outputs)
         for output in self.carry_outputs:
             for which in ("even", "odd"):
                 line = AllocateLine(self.wrapper, self.buffer(output, which), output.layout)
@@ -199,7 +202,7 @@ class LoopEmitter:
             if is_tensor_ir(operand):
                 self.bind(name, self.reference(operand, name))
         for name, output in zip(self.ys, self.y_outputs, strict=True):
-            self.bind(name, output.get_name())
+            self.bind(name, self.reference(output, name))
         for current, following, output in zip(
             self.carry, self.next_carry, self.carry_outputs, strict=True
         ):

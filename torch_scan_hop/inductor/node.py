@@ -6,21 +6,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_scan_hop._torch.inductor import (
+    AllocateLine,
     DeclaredOutput,
     ExternKernel,
     MultiOutputLayout,
+    TensorBox,
     V,
     declared_output,
     is_tensor_ir,
     size_expression,
+    written_output,
 )
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.signature import Signature
 
 
 class ScanNode(ExternKernel):
+    """``into`` has a place that a stack is written to, or None where one is to be allocated."""
+
     def __init__(
-        self, operands: Sequence[Any], signature: Signature, reverse: bool, examples: StepExamples
+        self,
+        operands: Sequence[Any],
+        signature: Signature,
+        reverse: bool,
+        examples: StepExamples,
+        into: Sequence[Any],
     ) -> None:
         self.operands = signature.split_inputs(operands)
         self.trip_count = size_expression(examples.xs[0].shape[0])
@@ -28,12 +38,24 @@ class ScanNode(ExternKernel):
         super().__init__(
             name=None,
             layout=MultiOutputLayout(device=examples.xs[0].device),
-            inputs=[a for a in operands if is_tensor_ir(a)],
+            inputs=[a for a in (*operands, *into) if is_tensor_ir(a)],
             constant_args=[self.trip_count, *(a for a in operands if not is_tensor_ir(a))],
         )
         self.name = V.graph.register_buffer(self)
         V.graph.register_operation(self)
-        outputs: list[DeclaredOutput] = [
-            declared_output(self, k, like) for k, like in enumerate([*examples.carry, *examples.ys])
+        places = [*(None for _ in examples.carry), *into]
+        likes = [*examples.carry, *examples.ys]
+        #: where each result ends: an output of this node, or a given place
+        self.outputs: list[Any] = [
+            declared_output(self, k, like) if place is None else place.data
+            for k, (like, place) in enumerate(zip(likes, places, strict=True))
         ]
-        self.outputs = outputs
+        self.mutation_outputs = [written_output(self, p) for p in into if p is not None]
+
+    def results(self) -> list[Any]:
+        return [TensorBox.create(output) for output in self.outputs]
+
+    def allocate(self, wrapper: Any, outputs: Sequence[Any]) -> None:
+        for output in outputs:
+            if isinstance(output, DeclaredOutput):
+                wrapper.writeline(AllocateLine(wrapper, output.get_name(), output.layout))
