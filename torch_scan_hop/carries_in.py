@@ -1,4 +1,9 @@
-"""The carries into the steps, read off the stack of those out of them."""
+"""The carries into the steps, read off the stack of those out of them.
+
+A backward needs them, and the forward returned the others: moved by one step, they are a
+stack of their own, which this module puts off. :class:`CarriesIn` stands for it where one
+function calls another, the operator ``torch_scan_hop::carries_in`` in the graph of a backward.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, fx
 
 
 @dataclass(frozen=True)
@@ -14,35 +20,78 @@ class CarriesIn:
 
     A span that does not reach ``init`` is a view.
 
-    >>> carries = CarriesIn(torch.tensor([1, 2, 3]), torch.tensor(0), reverse=False)
+    >>> carries = CarriesIn(torch.tensor([1, 2, 3, 4]), torch.tensor(0), reverse=False)
     >>> carries.whole(), carries[1:3]
-    (tensor([0, 1, 2]), tensor([1, 2]))
+    (tensor([0, 1, 2, 3]), tensor([1, 2]))
+    >>> carries.edges(2)
+    tensor([0, 2])
     >>> CarriesIn(torch.tensor([1, 2, 3]), torch.tensor(0), reverse=True)[1:3]
     tensor([3, 0])
     """
 
-    stack: torch.Tensor
-    init: torch.Tensor
+    stack: Tensor
+    init: Tensor
     reverse: bool
 
     @property
     def shape(self) -> torch.Size:
         return self.stack.shape
 
-    def __getitem__(self, span: slice) -> torch.Tensor:
+    def __getitem__(self, span: slice) -> Tensor:
         start, stop = span.start, span.stop
         if self.reverse:
-            rows = self.stack[start + 1 : stop + 1]
             if stop < self.stack.shape[0]:
-                return rows
-            return torch.cat([rows, self.init.unsqueeze(0)])
+                return self.stack[start + 1 : stop + 1]
+            return _joined(self.stack[start + 1 :], self.init, True)
         if start > 0:
             return self.stack[start - 1 : stop - 1]
-        return torch.cat([self.init.unsqueeze(0), self.stack[: stop - 1]])
+        return _joined(self.stack[: stop - 1], self.init, False)
 
-    def whole(self) -> Any:
+    def whole(self) -> Tensor:
         """All of them; right for a trip count of zero, too, and under any transform."""
-        trip_count, first = self.stack.shape[0], self.init.unsqueeze(0)
+        rows = _joined(self.stack, self.init, self.reverse)
+        return rows[1:] if self.reverse else rows[: self.stack.shape[0]]
+
+    def edges(self, length: int) -> Tensor:
+        """For each block of ``length`` steps the carry into it, from outside the block."""
         if self.reverse:
-            return torch.cat([self.stack, first])[1:]
-        return torch.cat([first, self.stack])[:trip_count]
+            return _joined(self.stack[length::length], self.init, True)
+        return _joined(self.stack[length - 1 : -1 : length], self.init, False)
+
+
+def within_block(stack: Tensor, edge: Tensor, reverse: bool) -> Tensor:
+    """The carries into the steps of a block, from those out of them and the one into it."""
+    return _joined(stack[1:] if reverse else stack[:-1], edge, reverse)
+
+
+def _joined(rows: Tensor, edge: Tensor, reverse: bool) -> Tensor:
+    first = edge.unsqueeze(0)
+    return torch.cat([rows, first] if reverse else [first, rows])
+
+
+_library = torch.library.Library("torch_scan_hop", "FRAGMENT")
+# The graph of a step is cut into a forward and a backward where the least is saved; as far as
+# torch can tell this stack is as good to save as the one it is made of, and nearer. That it
+# depends on a cotangent (``_after``) makes it the backward's.
+_library.define("carries_in(Tensor stack, Tensor init, Tensor _after, bool reverse) -> Tensor")
+_operator = torch.ops.torch_scan_hop.carries_in.default
+
+
+def _kernel(stack: Tensor, init: Tensor, after: Tensor, reverse: bool) -> Tensor:
+    return CarriesIn(stack, init, reverse).whole()
+
+
+_library.impl("carries_in", _kernel, "CompositeExplicitAutograd")
+
+
+def in_backward(carries: CarriesIn, cotangent: Tensor) -> Tensor:
+    """``carries.whole()`` as one node of the backward graph; it cannot be differentiated."""
+    return _operator(carries.stack, carries.init, cotangent, carries.reverse)
+
+
+def arguments_of(node: Any) -> tuple[fx.Node, fx.Node, bool] | None:
+    """(stack, init, reverse) of such a node."""
+    if not isinstance(node, fx.Node) or node.target is not _operator:
+        return None
+    stack, init, _, reverse = node.args
+    return stack, init, reverse  # type: ignore[return-value]

@@ -209,16 +209,16 @@ class TimeLoop:
 
     def seed(self, index: Sequence[Any]) -> None:
         for value, buffer in zip(self.init, self.carry, strict=True):
-            V.kernel.must_keep_buffers.add(buffer.get_name())
+            V.kernel.must_keep_buffers.add(buffer.name)
             _store(buffer, index, value.make_loader()(index))
 
     def step(self, index: Sequence[Any]) -> None:
         dtypes = [buffer.layout.dtype for buffer in (*self.carry, *self.ys)]
         for buffer in self.carry:
-            V.kernel.args.output(buffer.get_name())  # written, so read through the same pointer
-            V.kernel.must_keep_buffers.add(buffer.get_name())  # even if nothing reads it later
+            V.kernel.args.output(buffer.name)  # written, so read through the same pointer
+            V.kernel.must_keep_buffers.add(buffer.name)  # even if nothing reads it later
         # through the handler itself: "ops" wraps what it returns, which hides that it is a vector
-        carry = [V.ops.load(b.get_name(), b.layout.make_indexer()(index)) for b in self.carry]
+        carry = [V.ops.load(b.name, b.layout.make_indexer()(index)) for b in self.carry]
         with V.set_ops_handler(_CarriesInBuffers(V.ops, carry)):
             values = self.body.values(index, dtypes)
         n = len(carry)
@@ -229,7 +229,7 @@ class TimeLoop:
 
 
 def _store(buffer: Any, index: Sequence[Any], value: Any) -> None:
-    ops.store(buffer.get_name(), buffer.layout.make_indexer()(index), value)
+    ops.store(buffer.name, buffer.layout.make_indexer()(index), value)
 
 
 class _LoopNest(LoopNest):

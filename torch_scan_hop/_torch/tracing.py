@@ -41,6 +41,7 @@ __all__ = [
     "FakeTensorMode",
     "fake_mode_of",
     "fake_tensor",
+    "is_functionalized",
     "is_traced",
     "is_tracing_a_body",
     "isolated",
@@ -56,7 +57,12 @@ DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeExcepti
 
 def is_traced(tensors: Sequence[Any]) -> bool:
     """Whether a proxy trace or a functionalization pass is watching these tensors."""
-    return get_proxy_mode() is not None or any(isinstance(t, FunctionalTensor) for t in tensors)
+    return get_proxy_mode() is not None or is_functionalized(tensors)
+
+
+def is_functionalized(tensors: Sequence[Any]) -> bool:
+    """Whether AOTAutograd traces these tensors."""
+    return any(isinstance(t, FunctionalTensor) for t in tensors)
 
 
 @contextlib.contextmanager

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.tracing import is_functionalized
+from torch_scan_hop._torch.transforms import has_tangents
 from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.partition import Handover, Partition, Source
-from torch_scan_hop.carries_in import CarriesIn
+from torch_scan_hop.carries_in import CarriesIn, in_backward
 from torch_scan_hop.dispatch.dense import dense
 from torch_scan_hop.op import Body, scan_op, scan_options
 from torch_scan_hop.signature import Signature
@@ -231,12 +233,18 @@ class _BackwardPass:
     def _scan(
         self, body: Any, init: Any, xs: Sequence[torch.Tensor | CarriesIn], additional: Any
     ) -> Sequence[Any]:
-        """Past the dispatcher if nothing would see it: the kernel needs no copy of carries."""
+        """The backward's scan; where no derivative of it is taken, carries stay in place."""
         reverse = not self.call.reverse
         stacks = [x.stack if isinstance(x, CarriesIn) else x for x in xs]
-        if not torch.is_grad_enabled() and scan_op.goes_to_kernel((*init, *stacks, *additional)):
-            return dense(body, init, xs, additional, reverse=reverse)
-        xs = [x.whole() if isinstance(x, CarriesIn) else x for x in xs]
+        flat = (*init, *stacks, *additional)
+        join = CarriesIn.whole
+        if not torch.is_grad_enabled() and not has_tangents(flat):
+            if scan_op.goes_to_kernel(flat):
+                return dense(body, init, xs, additional, reverse=reverse)
+            if is_functionalized(flat):
+                cotangent = next(c for c in self.cotangents if c is not None)
+                join = functools.partial(in_backward, cotangent=cotangent)
+        xs = [join(x) if isinstance(x, CarriesIn) else x for x in xs]
         return scan_op(body, init, xs, additional, reverse=reverse)
 
     def _body(self, n_carry: int, n_xs: int) -> Any:

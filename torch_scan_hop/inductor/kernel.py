@@ -126,8 +126,8 @@ class PointwiseKernel(ScanNode):
         self.allocate(wrapper, self.outputs)
         n = len(self.operands.carry)
         # a carry that nothing reads after the loop lives somewhere, too
-        V.graph.removed_buffers.difference_update(o.get_name() for o in self.outputs[:n])
-        loop = TimeLoop(self.step, self.operands.carry, self.outputs[:n], self.outputs[n:])
+        V.graph.removed_buffers.difference_update(store.name for store in self.stores[:n])
+        loop = TimeLoop(self.step, self.operands.carry, self.stores[:n], self.stores[n:])
         sizes, index_of = merged_dimensions(self.step, self.sizes, [o.layout for o in self.outputs])
         emit_kernel(wrapper, self, loop, index_of, sizes, self.trip_count)
         if not V.graph.cpp_wrapper:

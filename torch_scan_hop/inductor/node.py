@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch_scan_hop._torch.inductor import (
@@ -19,6 +20,14 @@ from torch_scan_hop._torch.inductor import (
 )
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.signature import Signature
+
+
+@dataclass(frozen=True)
+class Store:
+    """A buffer that a kernel writes, and where in it."""
+
+    name: str
+    layout: Any
 
 
 class ScanNode(ExternKernel):
@@ -50,7 +59,13 @@ class ScanNode(ExternKernel):
             declared_output(self, k, like) if place is None else place.data
             for k, (like, place) in enumerate(zip(likes, places, strict=True))
         ]
-        self.mutation_outputs = [written_output(self, p) for p in into if p is not None]
+        written = {k: written_output(self, p) for k, p in enumerate(places) if p is not None}
+        self.mutation_outputs = list(written.values())
+        #: as a kernel stores to them
+        self.stores = [
+            Store(written[k].get_name() if k in written else output.get_name(), output.layout)
+            for k, output in enumerate(self.outputs)
+        ]
 
     def results(self) -> list[Any]:
         return [TensorBox.create(output) for output in self.outputs]

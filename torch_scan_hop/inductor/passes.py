@@ -14,9 +14,11 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor import trace_decomposed
+from torch_scan_hop.carries_in import CarriesIn, arguments_of
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.rewrites import current_options, make_plan
 from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
+from torch_scan_hop.rewrites.classify import nbytes
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
 from torch_scan_hop.signature import Signature
@@ -43,10 +45,17 @@ class _ScanNode:
         self.gm = gm
         self.node = node
         self.body = body
-        _, init, xs, additional = node.args
-        self.operands = [*init, *xs, *additional]  # type: ignore[union-attr,misc]
-        self.signature = Signature(len(init), len(xs), len(additional))  # type: ignore[arg-type]
-        self.trip_count = _value(xs[0]).shape[0]  # type: ignore[index]
+        init, xs, additional = (list(group) for group in node.args[1:])  # type: ignore[arg-type]
+        self.signature = Signature(len(init), len(xs), len(additional))
+        self.trip_count = _value(xs[0]).shape[0]
+        #: xs that are the carries into the steps of another scan: (init, reverse)
+        self.shifted: dict[int, tuple[fx.Node, bool]] = {}
+        for k, x in enumerate(xs):
+            found = arguments_of(x)
+            if found is not None:
+                xs[k], first, reverse = found
+                self.shifted[k] = first, reverse
+        self.operands = [*init, *xs, *additional, *(first for first, _ in self.shifted.values())]
 
     def rewrite(self) -> None:
         """Replace the scan by its plan, traced on the operands' fakes; or leave it."""
@@ -62,22 +71,28 @@ class _ScanNode:
             pointwise_pays=False,
             used_outputs=self._used_outputs(),
         )
-        if plan.is_trivial() and self.trip_count != 0:
+        length = self.trip_count
+        if isinstance(self.trip_count, int) and self.trip_count != 0:
+            copied = sum(nbytes(plan.roles.xs[k]) for k in self.shifted)
+            length = whole_block_length(plan, self.trip_count, copied)
+        if plan.is_trivial() and not self.shifted and self.trip_count != 0:
             return
 
         def run(*flat: Any) -> list[Any]:
-            groups = self.signature.split_inputs(flat)
+            groups = self.signature.split_inputs(flat[: self.signature.n_inputs])
             if isinstance(self.trip_count, int) and self.trip_count == 0:
                 return self._no_steps(groups.carry)
             additional = [*groups.additional, *(size.of(groups) for size in sizes)]
-            if isinstance(self.trip_count, int):
-                length = whole_block_length(plan, self.trip_count)
-                if length < self.trip_count:
-                    reverse = bool(options.get("reverse", False))
-                    return scan_of_blocks(
-                        plan, scan_op, groups.carry, groups.xs, additional, reverse, length
-                    )
-            return plan.run(scan_op, groups.carry, groups.xs, additional, **options)
+            xs: list[Any] = groups.xs
+            inits = flat[self.signature.n_inputs :]
+            for (k, (_, reverse)), first in zip(self.shifted.items(), inits, strict=True):
+                xs[k] = CarriesIn(xs[k], first, reverse)
+            if length != self.trip_count:
+                return scan_of_blocks(
+                    plan, scan_op, groups.carry, xs, additional, length, **options
+                )
+            xs = [x.whole() if isinstance(x, CarriesIn) else x for x in xs]
+            return plan.run(scan_op, groups.carry, xs, additional, **options)
 
         traced = trace_decomposed(run, [_value(a) for a in self.operands])
         self._inline(traced)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop.carries_in import CarriesIn, within_block
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.rewrites.classify import is_tensor, nbytes
 from torch_scan_hop.rewrites.plan import RunScan, ScanPlan
@@ -35,9 +36,9 @@ def block_length(plan: ScanPlan, trip_count: int, copied: int = 0) -> int:
     return trip_count if 2 * length > trip_count else length
 
 
-def whole_block_length(plan: ScanPlan, trip_count: int) -> int:
+def whole_block_length(plan: ScanPlan, trip_count: int, copied: int = 0) -> int:
     """The divisor of ``trip_count`` that is nearest to a block's length, within a factor of 2."""
-    length = block_length(plan, trip_count)
+    length = block_length(plan, trip_count, copied)
     if length == trip_count:
         return trip_count
     divisors = [d for d in range(-(-length // 2), 2 * length + 1) if trip_count % d == 0]
@@ -115,14 +116,16 @@ def scan_of_blocks(
     init: Sequence[Any],
     xs: Sequence[Any],
     additional: Sequence[Any],
-    reverse: bool,
     length: int,
+    **options: Any,
 ) -> list[Any]:
     """As :meth:`ScanPlan.run`, as a scan over blocks whose body is the plan of a block.
 
-    ``length`` divides the trip count. Accumulators are carries of the outer scan.
+    ``length`` divides the trip count. Accumulators are carries of the outer scan. Among xs there
+    may be :class:`CarriesIn`, which are joined within a block.
     """
     d, trip_count = plan.decisions, xs[0].shape[0]
+    shifted = {k: x for k, x in enumerate(xs) if isinstance(x, CarriesIn)}
     values = plan.invariants(init, additional)
     known = [n for n, v in values.items() if v is not None]
     n_carry, n_xs = len(d.loop_carry), len(xs)
@@ -131,8 +134,11 @@ def scan_of_blocks(
     def block(*flat: Any) -> tuple[Any, ...]:
         carry, flat = flat[:n_carry], flat[n_carry:]
         before, flat = flat[: len(d.accumulators)], flat[len(d.accumulators) :]
-        here = dict(zip(known, flat[n_xs:], strict=True))
-        carry, stacks = plan.run_steps(run_scan, carry, flat[:n_xs], here, reverse=reverse)
+        block_xs, edges, fixed = list(flat[:n_xs]), flat[n_xs:][: len(shifted)], flat[n_xs:][len(shifted) :]
+        for (k, x), edge in zip(shifted.items(), edges, strict=True):
+            block_xs[k] = within_block(block_xs[k], edge, x.reverse)
+        here = dict(zip(known, fixed, strict=True))
+        carry, stacks = plan.run_steps(run_scan, carry, block_xs, here, **options)
         totals = [
             sum_before + a.total([stacks[leaf] for leaf in a.leaves], here)
             for a, sum_before in zip(d.accumulators, before, strict=True)
@@ -140,12 +146,12 @@ def scan_of_blocks(
         return (*carry, *totals, *(stacks[n].contiguous() for n in made))
 
     carried = [init[k] for k in (*d.loop_carry, *(a.index for a in d.accumulators))]
-    blocks = [x.unflatten(0, (trip_count // length, length)) for x in xs]
-    results = run_scan(
-        block, carried, blocks, tuple(values[n] for n in known), **({"reverse": True} if reverse else {})
-    )
+    wholes = [x.stack if isinstance(x, CarriesIn) else x for x in xs]
+    blocks = [x.unflatten(0, (trip_count // length, length)) for x in wholes]
+    blocks += [x.edges(length) for x in shifted.values()]
+    results = run_scan(block, carried, blocks, tuple(values[n] for n in known), **options)
     places = (*d.loop_carry, *(a.index for a in d.accumulators))
     final = dict(zip(places, results[: len(places)], strict=True))
-    stacks = dict(zip(plan.roles.xs, xs, strict=True))
+    stacks = dict(zip(plan.roles.xs, wholes, strict=True))
     stacks |= {n: y.flatten(0, 1) for n, y in zip(made, results[len(places) :], strict=True)}
     return [*plan.final_carry(final, init), *plan.gather(stacks, values, trip_count)]
