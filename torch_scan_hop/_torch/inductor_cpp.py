@@ -301,9 +301,9 @@ def _no_interpreter() -> Iterator[None]:
         yield
 
 
-# Lanes of a tile: long enough pieces of the rows of xs and ys for the prefetcher and the
-# page tables, short enough for a tile of each row to stay in the nearest cache.
-TILE_LANES = 512
+# What the carries of a tile may take of the nearest cache: the longer the pieces of the rows
+# of xs and ys that a tile touches, the more of them the prefetcher has ready.
+TILE_BYTES = 2**14
 VECTOR_LANES = 32  # a tile is a whole number of vectors
 
 
@@ -311,22 +311,23 @@ def _hint(size: Any) -> int:
     sizevars: Any = V.graph.sizevars
     # "size_hint" until torch 2.9
     hint = getattr(sizevars, "optimization_hint", None) or sizevars.size_hint
-    return int(hint(size, fallback=TILE_LANES))
+    return int(hint(size, fallback=TILE_BYTES))
 
 
-def tile_lanes(sizes: Sequence[Any]) -> int:
-    """Lanes of a tile: fewer where every thread would not get a tile otherwise."""
+def tile_lanes(sizes: Sequence[Any], bytes_per_lane: int) -> int:
+    """Lanes of a tile: fewer where a thread would not get one otherwise."""
     *outer, lanes = map(_hint, sizes)
-    rows = max(1, math.prod(outer))
-    share = lanes * rows // (2 * parallel_num_threads())
-    tile = min(TILE_LANES, lanes, max(share, VECTOR_LANES))
-    return -(-tile // VECTOR_LANES) * VECTOR_LANES
+    share = lanes * max(1, math.prod(outer)) // parallel_num_threads()
+    tile = min(TILE_BYTES // bytes_per_lane, lanes, share)
+    return max(1, -(-tile // VECTOR_LANES)) * VECTOR_LANES
 
 
 def emit_kernel(
     wrapper: Any, node: Any, loop: TimeLoop, index_of: Any, sizes: Sequence[Any], trip_count: Any
 ) -> None:
     """Define a kernel that runs ``loop`` for each lane of ``sizes``, and call it here."""
+    bytes_per_lane = sum(2 * store.layout.dtype.itemsize for store in loop.carry)
+    tile = tile_lanes(sizes, bytes_per_lane)
     group = KernelGroup()
     group.scheduled_nodes = [node]  # not empty, or there would be no code
     for emit, steps in ((loop.seed, None), (loop.step, trip_count)):
@@ -337,7 +338,7 @@ def emit_kernel(
                 lambda index, emit=emit: emit(index_of(index)),  # type: ignore[misc]
                 tuple(sizes),
                 steps,
-                tile_lanes(sizes),
+                tile,
             )
         kernel.codegen_loops(group.loops_code, group.ws)
     source = group.codegen_group()
