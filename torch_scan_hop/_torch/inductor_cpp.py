@@ -16,7 +16,6 @@ import torch
 from torch import fx
 from torch._inductor import config, ir
 from torch._inductor.codegen.cpp import (
-    BracesBuffer,
     CppKernel,
     CppKernelProxy,
     CppScheduling,
@@ -237,7 +236,7 @@ class _LoopNest(LoopNest):
 
     n_lane_loops = 1
 
-    def max_parallel_depth(self) -> Any:
+    def max_parallel_depth(self) -> Any:  # type: ignore[override]
         return ParallelDepth(parallel_depth=self.n_lane_loops, start_depth=0)
 
 

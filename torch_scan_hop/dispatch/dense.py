@@ -142,9 +142,7 @@ def dense(
         return tuple(
             run_in_blocks(plan, straight_line_loop, init, xs, additional_inputs, reverse, length)
         )
-    return tuple(
-        plan.run(straight_line_loop, init, _whole(xs), additional_inputs, reverse=reverse)
-    )
+    return tuple(plan.run(straight_line_loop, init, _whole(xs), additional_inputs, reverse=reverse))
 
 
 def _whole(xs: Sequence[torch.Tensor | CarriesIn]) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ A body is classified by dependence, not by pattern (``classify``), and split
                                             one contraction over all steps
 
 Batched means ``vmap`` over the steps, so that ``x @ W`` becomes one GEMM over ``T * B`` rows.
+A long scan runs its plan block by block (``blocks``): stacks are as long as a block then.
 Each rewrite has a switch, and one knob bounds the memory that may be spent; see
 :class:`~torch_scan_hop.rewrites.options.Options`.
 """

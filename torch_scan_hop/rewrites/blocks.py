@@ -7,6 +7,7 @@ travels to memory and back. A block of them stays in a core's cache.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import fx
 from torch_scan_hop.carries_in import CarriesIn, within_block
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.rewrites.classify import is_tensor, nbytes
+from torch_scan_hop.rewrites.options import current_options
 from torch_scan_hop.rewrites.plan import RunScan, ScanPlan
 
 # what a block's stacks may take: about a core's cache
@@ -30,7 +32,7 @@ def block_length(plan: ScanPlan, trip_count: int, copied: int = 0) -> int:
     ``copied``: bytes per step that the caller would have to stack, too.
     """
     per_step = stacked_bytes(plan) + copied
-    if per_step == 0:
+    if per_step == 0 or not current_options().blocks:
         return trip_count
     length = max(MIN_BLOCK, BLOCK_BYTES // per_step)
     return trip_count if 2 * length > trip_count else length
@@ -87,7 +89,7 @@ def run_in_blocks(
     values = plan.invariants(init, additional)
     ys = [_empty_stack(node, trip_count) for node in plan.outputs.ys]
     slots = {node: y for node, y in zip(plan.outputs.ys, ys, strict=True) if node in d.stacked}
-    carry = [init[k] for k in d.loop_carry]
+    carry: Sequence[Any] = [init[k] for k in d.loop_carry]
     totals: dict[int, torch.Tensor] = {}
     for span in spans(trip_count, length, reverse):
         into = [slots[n][span] if n in slots else None for n in d.stacked]
@@ -125,33 +127,42 @@ def scan_of_blocks(
     may be :class:`CarriesIn`, which are joined within a block.
     """
     d, trip_count = plan.decisions, xs[0].shape[0]
-    shifted = {k: x for k, x in enumerate(xs) if isinstance(x, CarriesIn)}
     values = plan.invariants(init, additional)
-    known = [n for n, v in values.items() if v is not None]
-    n_carry, n_xs = len(d.loop_carry), len(xs)
+    known = list(values)
     made = [n for n in dict.fromkeys(plan.outputs.ys) if n in {*d.stacked, *d.batched, *d.sunk}]
+    shifted = {k: x for k, x in enumerate(xs) if isinstance(x, CarriesIn)}
+    sizes = (len(d.loop_carry), len(d.accumulators), len(xs), len(shifted), len(known))
 
     def block(*flat: Any) -> tuple[Any, ...]:
-        carry, flat = flat[:n_carry], flat[n_carry:]
-        before, flat = flat[: len(d.accumulators)], flat[len(d.accumulators) :]
-        block_xs, edges, fixed = list(flat[:n_xs]), flat[n_xs:][: len(shifted)], flat[n_xs:][len(shifted) :]
+        loop_carry, sums, block_xs, edges, fixed = _groups(flat, sizes)
         for (k, x), edge in zip(shifted.items(), edges, strict=True):
             block_xs[k] = within_block(block_xs[k], edge, x.reverse)
         here = dict(zip(known, fixed, strict=True))
-        carry, stacks = plan.run_steps(run_scan, carry, block_xs, here, **options)
+        after, stacks = plan.run_steps(run_scan, loop_carry, block_xs, here, **options)
         totals = [
-            sum_before + a.total([stacks[leaf] for leaf in a.leaves], here)
-            for a, sum_before in zip(d.accumulators, before, strict=True)
+            before + a.total([stacks[leaf] for leaf in a.leaves], here)
+            for a, before in zip(d.accumulators, sums, strict=True)
         ]
-        return (*carry, *totals, *(stacks[n].contiguous() for n in made))
+        return (*after, *totals, *(stacks[n].contiguous() for n in made))
 
-    carried = [init[k] for k in (*d.loop_carry, *(a.index for a in d.accumulators))]
+    carried = [*d.loop_carry, *(a.index for a in d.accumulators)]
     wholes = [x.stack if isinstance(x, CarriesIn) else x for x in xs]
-    blocks = [x.unflatten(0, (trip_count // length, length)) for x in wholes]
-    blocks += [x.edges(length) for x in shifted.values()]
-    results = run_scan(block, carried, blocks, tuple(values[n] for n in known), **options)
-    places = (*d.loop_carry, *(a.index for a in d.accumulators))
-    final = dict(zip(places, results[: len(places)], strict=True))
+    block_xs = [x.unflatten(0, (trip_count // length, length)) for x in wholes]
+    edges = [x.edges(length) for x in shifted.values()]
+    results = run_scan(
+        block, [init[k] for k in carried], [*block_xs, *edges], tuple(values.values()), **options
+    )
+    final = dict(zip(carried, results, strict=False))
     stacks = dict(zip(plan.roles.xs, wholes, strict=True))
-    stacks |= {n: y.flatten(0, 1) for n, y in zip(made, results[len(places) :], strict=True)}
+    of_blocks = results[len(carried) :]
+    stacks |= {n: y.flatten(0, 1) for n, y in zip(made, of_blocks, strict=True)}
     return [*plan.final_carry(final, init), *plan.gather(stacks, values, trip_count)]
+
+
+def _groups(flat: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    """
+    >>> _groups("abcde", (2, 0, 3))
+    [['a', 'b'], [], ['c', 'd', 'e']]
+    """
+    rest = iter(flat)
+    return [list(itertools.islice(rest, size)) for size in sizes]

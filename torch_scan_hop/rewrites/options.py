@@ -1,4 +1,4 @@
-"""Switches for each rewrite and for the one kernel, and the memory gate."""
+"""Switches for each rewrite, for blocks and for the one kernel, and the memory gate."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Options:
         contract_accumulators: turn ``acc + a_t @ b_t`` into one contraction after the loop.
         drop_dead: remove carries and ys that nothing reads; carries that never change become
             loop-invariant.
+        blocks: do a long scan's work before and after the loop for a block of steps at a time.
         one_kernel: under Inductor, run the whole loop of a pointwise body in one kernel.
         memory_gate: stacks that a rewrite adds may hold at most this many times the bytes
             that a step reads and writes anyway (xs, ys and carries), each. The knob.
@@ -30,6 +31,7 @@ class Options:
     sink_outputs: bool = True
     contract_accumulators: bool = True
     drop_dead: bool = True
+    blocks: bool = True
     one_kernel: bool = True
     memory_gate: float = 4.0
 

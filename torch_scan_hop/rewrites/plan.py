@@ -94,7 +94,7 @@ class ScanPlan:
     ) -> list[Any]:
         """All results of the scan; ``run_scan(body, init, xs, additional)`` runs the loop."""
         values = self.invariants(init, additional)
-        carry = [init[k] for k in self.decisions.loop_carry]
+        carry: Sequence[Any] = [init[k] for k in self.decisions.loop_carry]
         carry, stacks = self.run_steps(run_scan, carry, xs, values, **options)
         final = dict(zip(self.decisions.loop_carry, carry, strict=True))
         for a in self.decisions.accumulators:
@@ -106,9 +106,7 @@ class ScanPlan:
         """All values that are the same at every step."""
         constants = (init[k] for k in self.decisions.constant_carry)
         values = dict(zip(self.fixed, [*additional, *constants], strict=True))
-        return values | {
-            n: _contiguous_matrix(v) for n, v in self.invariant_part(values).items()
-        }
+        return values | {n: _contiguous_matrix(v) for n, v in self.invariant_part(values).items()}
 
     def run_steps(
         self,

@@ -1,0 +1,197 @@
+"""Work before and after the loop is done block by block, and carries into steps stay in place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cells import CELLS
+from oracle import Variant, check
+from torch._dynamo.backends.common import aot_autograd
+from torch.profiler import ProfilerActivity, profile
+
+from torch_scan_hop import scan
+from torch_scan_hop.carries_in import CarriesIn, within_block
+from torch_scan_hop.dispatch import dense
+from torch_scan_hop.inductor import passes
+from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.rewrites import blocks
+
+
+@pytest.fixture
+def short_blocks(monkeypatch):
+    """Blocks of four steps; gives the lengths of those that ran or were compiled."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(blocks, "MIN_BLOCK", 4)
+    lengths = []
+
+    def recorded(function, position):
+        def call(*args, **kwargs):
+            lengths.append(args[position])
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(dense, "run_in_blocks", recorded(blocks.run_in_blocks, 6))
+    monkeypatch.setattr(passes, "scan_of_blocks", recorded(blocks.scan_of_blocks, 5))
+    return lengths
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("steps", [8, 11])
+@pytest.mark.parametrize("cell", CELLS)
+def test_eager(cell, steps, reverse, short_blocks):
+    p = CELLS[cell].problem(torch.float64, T=steps, B=2)
+    check(p.combine_fn, p.init, p.xs, params=list(p.params.values()), reverse=reverse)
+    assert set(short_blocks) <= {4}
+
+
+@pytest.mark.parametrize("cell", ["lstm", "linear_recurrence"])
+def test_blocks_are_used(cell, short_blocks):
+    p = CELLS[cell].problem(torch.float64, T=11, B=2)
+    check(p.combine_fn, p.init, p.xs, params=list(p.params.values()))
+    assert short_blocks
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "linear_recurrence"])
+def test_inductor(cell, reverse, short_blocks, fresh_inductor):
+    p = CELLS[cell].problem(torch.float64, T=12, B=2)
+    params = list(p.params.values())
+    check(p.combine_fn, p.init, p.xs, params=params, reverse=reverse, variant=Variant("inductor"))
+    assert short_blocks and set(short_blocks) == {4}
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("cell", ["lstm", "linear_recurrence"])
+def test_cpp_wrapper(cell, short_blocks, fresh_inductor):
+    p = CELLS[cell].problem(torch.float64, T=12, B=2)
+    with torch._inductor.config.patch(cpp_wrapper=True):
+        check(
+            p.combine_fn,
+            p.init,
+            p.xs,
+            params=list(p.params.values()),
+            variant=Variant("inductor"),
+        )
+    assert short_blocks
+
+
+@pytest.mark.parametrize("steps", [11, 13])
+def test_inductor_without_a_divisor_is_one_block(steps, short_blocks, fresh_inductor):
+    p = CELLS["lstm"].problem(torch.float64, T=steps, B=2)
+    params = list(p.params.values())
+    check(p.combine_fn, p.init, p.xs, params=params, variant=Variant("inductor"))
+    assert not short_blocks
+
+
+@pytest.fixture
+def fresh_inductor():
+    """A cached graph would skip the passes that a test watches."""
+    torch._dynamo.reset()
+    with (
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 5, 6])
+def test_carries_in(steps, reverse):
+    stack, init = torch.arange(1, steps + 1), torch.tensor(0)
+    carries = CarriesIn(stack, init, reverse)
+    rows = [*range(2, steps + 1), 0] if reverse else list(range(steps))
+    expected = torch.tensor(rows)
+    assert carries.whole().equal(expected)
+    for start in range(steps):
+        for stop in range(start + 1, steps + 1):
+            assert carries[start:stop].equal(expected[start:stop])
+    for length in (n for n in range(1, steps + 1) if steps % n == 0):
+        parts = zip(stack.split(length), carries.edges(length), strict=True)
+        joined = [within_block(part, edge, reverse) for part, edge in parts]
+        assert torch.cat(joined).equal(expected)
+
+
+def test_carries_in_of_no_steps():
+    assert CarriesIn(torch.empty(0), torch.tensor(1.0), False).whole().shape == (0,)
+
+
+def recurrence(a):
+    def cell(h, x):
+        h = a * h + x
+        return h, h
+
+    return cell
+
+
+def test_the_forward_of_a_compiled_step_makes_no_second_stack():
+    a, xs = torch.rand(3, requires_grad=True), torch.randn(6, 3, requires_grad=True)
+    graphs = []
+
+    def keep(gm, _):
+        graphs.append({str(n.target) for n in gm.graph.nodes})
+        return gm.forward
+
+    run = torch.compile(
+        lambda xs: scan(recurrence(a), torch.zeros(3), xs),
+        backend=aot_autograd(fw_compiler=keep, bw_compiler=keep),
+        fullgraph=True,
+    )
+    _, ys = run(xs)
+    gradients = torch.autograd.grad(ys.square().sum(), [a, xs])
+    _, expected = scan_loop(recurrence(a), torch.zeros(3), xs, 6, False)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected.square().sum(), [a, xs]))
+    forward, backward = graphs
+    assert not any("cat" in name for name in forward)
+    assert any("carries_in" in name for name in backward)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_writing_over_ys_that_backward_reads_is_an_error(backend):
+    a, xs = torch.rand(3, requires_grad=True), torch.randn(6, 3, requires_grad=True)
+
+    def run(xs):
+        return scan(recurrence(a), torch.zeros(3), xs)[1]
+
+    if backend is not None:
+        run = torch.compile(run, backend=backend, fullgraph=True)
+    ys = run(xs)
+    ys.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        ys.sum().backward()
+
+
+def peak(call):
+    """Most bytes that the CPU allocator had handed out at once, beyond those before."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = call()
+    del result
+    events = profiler.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    now = most = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "inductor"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "linear_recurrence"])
+def test_training_takes_no_more_memory_than_the_loop(cell, compiled, monkeypatch):
+    """What a block takes aside: here it is a sixteenth of the steps."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    p = CELLS[cell].problem(torch.float32, T=256, B=16)
+    wanted = [*p.params.values(), p.xs.requires_grad_()]
+
+    def train(run):
+        _, ys = run(p.init, p.xs)
+        return (ys, *torch.autograd.grad(ys, wanted, torch.ones_like(ys)))
+
+    def ours(init, xs):
+        return scan(p.combine_fn, init, xs)
+
+    run = torch.compile(ours, fullgraph=True, dynamic=False) if compiled else ours
+    loop = peak(lambda: train(lambda init, xs: scan_loop(p.combine_fn, init, xs, 256, False)))
+    assert peak(lambda: train(run)) <= 1.1 * loop
