@@ -115,13 +115,17 @@ def compile_time(session: Session) -> Section:
     ], compile_targets(rows, contestants, sizes)
 
 
+def series_of(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["workload"], row["contestant"], row["direction"]
+
+
 def costs_per_step(rows: Rows) -> Rows:
     """With ``cost``, microseconds per step, and ``slope``, those since the T before."""
     found: Rows = []
     for r in rows:
         cost = slope = r["median"] / r["T"] * 1e3
-        before = found[-1] if found else {}
-        if (before.get("contestant"), before.get("direction")) == (r["contestant"], r["direction"]):
+        if found and series_of(found[-1]) == series_of(r):
+            before = found[-1]
             slope = (r["median"] - before["median"]) / (r["T"] - before["T"]) * 1e3
         found.append(r | {"cost": cost, "slope": slope})
     return found
@@ -130,54 +134,67 @@ def costs_per_step(rows: Rows) -> Rows:
 def per_step_targets(rows: Rows) -> list[list[object]]:
     """Flat in T: as a call costs, and without what a call costs at T = 0."""
     targets: list[list[object]] = []
-    for name in (COMPILED, CPP):
-        for direction, how in report.HOW.items():
-            of = [r for r in rows if (r["contestant"], r["direction"]) == (name, direction)]
-            if len(of) < 3:
+    for name in dict.fromkeys(map(series_of, rows)):
+        workload, contestant, direction = name
+        of = [r for r in rows if series_of(r) == name]
+        if contestant not in (COMPILED, CPP) or len(of) < 3:
+            continue
+        for what, values in (
+            ("us / step", [r["cost"] for r in of]),
+            ("us / step since the last T", [r["slope"] for r in of[1:]]),
+        ):
+            row: list[object] = [
+                f"{what}, {workload} {report.HOW[direction]}, {contestant}",
+                "max / min <= 1.1",
+            ]
+            if min(values) <= 0:  # what steps add is less than the noise of a call
+                targets.append([*row, "below the noise", "**not measured**"])
                 continue
-            for what, values in (
-                ("us / step", [r["cost"] for r in of]),
-                ("us / step since the last T", [r["slope"] for r in of[1:]]),
-            ):
-                row: list[object] = [f"{what}, {name}, {how}", "max / min <= 1.1"]
-                if min(values) <= 0:  # what steps add is less than the noise of a call
-                    targets.append([*row, "below the noise", "**not measured**"])
-                    continue
-                ratio = max(values) / min(values)
-                targets.append([*row, f"{ratio:.2f}", report.verdict(ratio, 1.1)])
+            ratio = max(values) / min(values)
+            targets.append([*row, f"{ratio:.2f}", report.verdict(ratio, 1.1)])
     return targets
 
 
 def per_step(session: Session) -> Section:
     sizes = [100, 1_000, 10_000] if session.options.quick else [100, 1_000, 10_000, 100_000]
+    rounds = 5 if session.options.quick else 9
     rows: Rows = []
-    for c in (LOOP, EAGER, COMPILED, CPP, JAX):
-        if session.allows(c):
+    for workload, contestants in (
+        ("lstm", (COMPILED, CPP, JAX)),
+        ("narrow lru", (LOOP, EAGER, COMPILED, CPP, JAX)),
+    ):
+        for c in filter(session.allows, contestants):
             # their autograd graph or their steps take longer than is worth waiting for
             reached = [T for T in sizes if T <= 10_000 or c not in (LOOP, EAGER)]
-            rounds = 5 if session.options.quick else 9
             rows += session.run(
-                f"per step, {c}", "benchmarks.probes:growth", c, reached, 64, rounds
+                f"per step, {workload}, {c}",
+                "benchmarks.probes:growth",
+                workload,
+                c,
+                reached,
+                rounds if workload != "lstm" else 3,
+                limit=600,
             )
     rows = costs_per_step(rows)
-    head = ["contestant", "", "T", "ms", "quartiles", "us / step", "us / step since the last T"]
+    head = ["", "contestant", "", "T", "ms", "quartiles", "us / step", "us / step since the last T"]
     body = [
-        [r["contestant"], report.HOW[r["direction"]], r["T"], f"{r['median']:.3f}",
+        [r["workload"], r["contestant"], report.HOW[r["direction"]], r["T"], f"{r['median']:.3f}",
          f"{r['low']:.3f}-{r['high']:.3f}", f"{r['cost']:.2f}", f"{r['slope']:.2f}"]
         for r in rows
     ]  # fmt: skip
     series: dict[str, list[tuple[float, float]]] = {}
     for r in rows:
-        line = series.setdefault(f"{r['contestant']}, {report.HOW[r['direction']]}", [])
+        line = series.setdefault(", ".join((*series_of(r)[:2], report.HOW[r["direction"]])), [])
         line.append((r["T"], r["median"]))
     return [
         "## Cost per step",
         "",
-        "lru with N=64. `us / step` includes what a call costs; the last column is the slope from",
-        "the T before. The loop and eager stop at 10,000.",
+        "lstm, and lru with N=64, whose steps cost less than 0.1 us: there `us / step` shows what",
+        "a call costs. The last column is the slope from the T before. The loop and eager stop at",
+        "10,000.",
         "",
         *report.table(head, body),
-        plot(RESULTS / "time.svg", "lru, N=64", "T", "milliseconds", series),
+        plot(RESULTS / "time.svg", "time against T", "T", "milliseconds", series),
         "",
     ], per_step_targets(rows)
 

@@ -6,13 +6,15 @@ The contestants take turns within a round, so that a busy machine slows all of t
 ``host`` is the time until the call returns with its graph pending: of a call that follows
 another, as in a loop that runs ahead of the device, and of a call that follows a wait for the
 device, when the processor's caches know nothing of it (on virtual machines, several times as
-much). ``total`` is until the device is done.
+much). ``total`` is until the device is done. ``jax.lax.scan`` under jit joins in where jax is
+installed (0.7.1 was built from the XLA of that time: ``pip install jax==0.7.1``).
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import os
 import platform
 import statistics
@@ -45,6 +47,38 @@ def lstm_cell(weights, state, x):
 def lstm_weights(n: int) -> list[torch.Tensor]:
     shapes: list[tuple[int, ...]] = [(n, 4 * n), (n, 4 * n), (4 * n,)]
     return [(torch.randn(*s) * 0.05).to("xla").requires_grad_() for s in shapes]
+
+
+def jax_calls(weights, h, c, x) -> dict[str, dict[str, Call]]:
+    """The same cell for ``jax.lax.scan``; results are JAX arrays, which ``wait_for`` knows."""
+    import jax
+
+    def cell(p, carry, x):
+        h, c = carry
+        i, f, g, o = jax.numpy.split(x @ p[0] + h @ p[1] + p[2], 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jax.numpy.tanh(g)
+        h = jax.nn.sigmoid(o) * jax.numpy.tanh(c)
+        return (h, c), h
+
+    def run(p, h, c, x):
+        return jax.lax.scan(lambda carry, x: cell(p, carry, x), (h, c), x)[1]
+
+    arrays = [jax.numpy.asarray(t.detach().cpu().numpy()) for t in (*weights, h, c, x)]
+    p, rest = arrays[:3], arrays[3:]
+    forward = jax.jit(run)
+    train = jax.jit(jax.grad(lambda p, *rest: run(p, *rest).sum()))
+    name = f"jax {jax.__version__}, jit"
+    return {
+        "lstm fwd": {name: lambda: forward(p, *rest)},
+        "lstm fwd+bwd": {name: lambda: train(p, *rest)},
+    }
+
+
+def wait_for(result: object) -> None:
+    if "jax" in sys.modules:
+        sys.modules["jax"].block_until_ready(result)  # leaves other objects alone
+    torch_xla.sync()
+    xm.wait_device_ops()
 
 
 def contestants() -> dict[str, dict[str, Call]]:
@@ -82,10 +116,14 @@ def contestants() -> dict[str, dict[str, Call]]:
         return lambda: torch.autograd.grad(call().sum(), weights)
 
     calls = {"torch_scan_hop": ours, "torch_xla, pure": theirs(True), "torch_xla": theirs(False)}
-    return {
+    found = {
         "lstm fwd": {name: without_grad(call) for name, call in calls.items()},
         "lstm fwd+bwd": {name: training(call) for name, call in calls.items()},
     }
+    if importlib.util.find_spec("jax") is not None:
+        for workload, more in jax_calls(weights, h, c, x).items():
+            found[workload] |= more
+    return found
 
 
 def host_in_a_row(call: Call) -> float:
@@ -102,8 +140,7 @@ def once(call: Call) -> tuple[float, float]:
     start = time.perf_counter()
     result = call()
     returned = time.perf_counter()
-    torch_xla.sync()
-    xm.wait_device_ops()
+    wait_for(result)
     done = time.perf_counter()
     del result
     return returned - start, done - start
