@@ -110,19 +110,16 @@ def test_training_graphs_of_rnn():
       v2: f32[2, 4] = add(v0, v1)
       v3: f32[2, 4] = tanh(v2)
       return [v3, v3]
-  return [v1[0], v1[1], a0, a2, v1[1]]""",
+  return [v1[0], v1[1], a0, a2, v0, v1[1]]""",
     )
     assert_expected_inline(
         backward,
         """\
-(a0: f32[5, 2, 3], a1: f32[4, 4], a2: f32[5, 2, 4], a3: f32[2, 4], a4: f32[5, 2, 4]) ->
-  v0: f32[2, 4] = zeros([2, 4], device=cpu, pin_memory=False)
+(a0: f32[5, 2, 3], a1: f32[4, 4], a2: f32[2, 4], a3: f32[5, 2, 4], a4: f32[2, 4], a5: f32[5, 2, 4]) ->
+  v0: f32[5, 2, 4] = carries_in(a3, a2, a4, False)
   v1: f32[3, 4] = zeros([3, 4], dtype=torch.float32, device=cpu, pin_memory=False)
   v2: f32[4, 4] = zeros([4, 4], dtype=torch.float32, device=cpu, pin_memory=False)
-  v3: f32[1, 2, 4] = unsqueeze(v0, 0)
-  v4: f32[6, 2, 4] = cat([v3, a2])
-  v5: f32[5, 2, 4] = slice(v4, 0, 0, 5)
-  v6: tuple = scan(body, [a3, v1, v2], [a4, v5, a0, a2], [a1], reverse=True)
+  v3: tuple = scan(body, [a4, v1, v2], [a5, v0, a0, a3], [a1], reverse=True)
     (a0: f32[2, 4], a1: f32[3, 4], a2: f32[4, 4], a3: f32[2, 4], a4: f32[2, 4], a5: f32[2, 3], a6: f32[2, 4], a7: f32[4, 4]) ->
       v0: f32[2, 4] = add(a0, a3)
       v1: f32[2, 4] = tanh_backward(v0, a6)
@@ -135,7 +132,7 @@ def test_training_graphs_of_rnn():
       v8: f32[3, 4] = add(a1, v7)
       v9: f32[4, 4] = add(a2, v3)
       return [v5, v8, v9]
-  return [None, v6[1], v6[2]]""",
+  return [None, v3[1], v3[2]]""",
     )
 
 
@@ -225,19 +222,17 @@ def test_training_graphs_of_lstm():
       v12: f32[2, 4] = tanh(v10)
       v13: f32[2, 4] = mul(v11, v12)
       return [v13, v10, v13, v5, v7, v8, v11, v12, a1]
-  v2: f32[1, 2, 4] = unsqueeze(v0, 0)
-  v3: f32[6, 2, 4] = cat([v2, v1[2]])
-  v4: f32[5, 2, 4] = slice(v3, 0, 0, 5)
-  return [v1[0], v1[1], v1[2], a0, a2, v1[3], v1[4], v1[5], v1[6], v1[7], v1[8], v4]""",
+  return [v1[0], v1[1], v1[2], a0, a2, v0, v1[3], v1[4], v1[5], v1[6], v1[7], v1[8], v1[2]]""",
     )
     assert_expected_inline(
         backward,
         """\
-(a0: f32[5, 2, 3], a1: f32[4, 16], a2: f32[5, 2, 4], a3: f32[5, 2, 4], a4: f32[5, 2, 4], a5: f32[5, 2, 4], a6: f32[5, 2, 4], a7: f32[5, 2, 4], a8: f32[5, 2, 4], a9: f32[2, 4], a10: f32[2, 4], a11: f32[5, 2, 4]) ->
-  v0: f32[3, 16] = zeros([3, 16], dtype=torch.float32, device=cpu, pin_memory=False)
-  v1: f32[4, 16] = zeros([4, 16], dtype=torch.float32, device=cpu, pin_memory=False)
-  v2: f32[16] = zeros([16], dtype=torch.float32, device=cpu, pin_memory=False)
-  v3: tuple = scan(body, [a9, a10, v0, v1, v2], [a11, a8, a7, a0, a2, a3, a4, a5, a6], [a1], reverse=True)
+(a0: f32[5, 2, 3], a1: f32[4, 16], a2: f32[2, 4], a3: f32[5, 2, 4], a4: f32[5, 2, 4], a5: f32[5, 2, 4], a6: f32[5, 2, 4], a7: f32[5, 2, 4], a8: f32[5, 2, 4], a9: f32[5, 2, 4], a10: f32[2, 4], a11: f32[2, 4], a12: f32[5, 2, 4]) ->
+  v0: f32[5, 2, 4] = carries_in(a9, a2, a10, False)
+  v1: f32[3, 16] = zeros([3, 16], dtype=torch.float32, device=cpu, pin_memory=False)
+  v2: f32[4, 16] = zeros([4, 16], dtype=torch.float32, device=cpu, pin_memory=False)
+  v3: f32[16] = zeros([16], dtype=torch.float32, device=cpu, pin_memory=False)
+  v4: tuple = scan(body, [a10, a11, v1, v2, v3], [a12, v0, a8, a0, a3, a4, a5, a6, a7], [a1], reverse=True)
     (a0: f32[2, 4], a1: f32[2, 4], a2: f32[3, 16], a3: f32[4, 16], a4: f32[16], a5: f32[2, 4], a6: f32[2, 4], a7: f32[2, 4], a8: f32[2, 3], a9: f32[2, 4], a10: f32[2, 4], a11: f32[2, 4], a12: f32[2, 4], a13: f32[2, 4], a14: f32[4, 16]) ->
       v0: f32[2, 4] = add(a0, a5)
       v1: f32[2, 4] = mul(v0, a12)
@@ -265,7 +260,7 @@ def test_training_graphs_of_lstm():
       v23: f32[4, 16] = add(a3, v17)
       v24: f32[16] = add(a4, v15)
       return [v19, v10, v22, v23, v24]
-  return [None, v3[2], v3[3], v3[4]]""",
+  return [None, v4[2], v4[3], v4[4]]""",
     )
 
 

@@ -238,7 +238,9 @@ class _BackwardPass:
         stacks = [x.stack if isinstance(x, CarriesIn) else x for x in xs]
         flat = (*init, *stacks, *additional)
         join = CarriesIn.whole
-        if not torch.is_grad_enabled() and not has_tangents(flat):
+        # compiled autograd has Dynamo trace this very function
+        traced = torch.compiler.is_dynamo_compiling()
+        if not traced and not torch.is_grad_enabled() and not has_tangents(flat):
             if scan_op.goes_to_kernel(flat):
                 return dense(body, init, xs, additional, reverse=reverse)
             if is_functionalized(flat):
