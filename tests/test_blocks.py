@@ -7,6 +7,7 @@ import torch
 from cells import CELLS
 from oracle import Variant, check
 from torch._dynamo.backends.common import aot_autograd
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity, profile
 
 from torch_scan_hop import scan
@@ -14,7 +15,8 @@ from torch_scan_hop.carries_in import CarriesIn, within_block
 from torch_scan_hop.dispatch import dense
 from torch_scan_hop.inductor import passes
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.rewrites import blocks
+from torch_scan_hop.rewrites import blocks, current_options, make_plan, using_options
+from torch_scan_hop.signature import Signature
 
 
 @pytest.fixture
@@ -37,10 +39,9 @@ def short_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("steps", [8, 11])
 @pytest.mark.parametrize("cell", CELLS)
-def test_eager(cell, steps, reverse, short_blocks):
-    p = CELLS[cell].problem(torch.float64, T=steps, B=2)
+def test_eager(cell, reverse, short_blocks):
+    p = CELLS[cell].problem(torch.float64, T=11, B=2)
     check(p.combine_fn, p.init, p.xs, params=list(p.params.values()), reverse=reverse)
     assert set(short_blocks) <= {4}
 
@@ -52,9 +53,20 @@ def test_blocks_are_used(cell, short_blocks):
     assert short_blocks
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.torch_version
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("cell", ["lstm", "gru", "linear_recurrence"])
+@pytest.mark.parametrize(
+    ("cell", "reverse"),
+    [
+        ("lstm", False),
+        ("linear_recurrence", True),
+        pytest.param("lstm", True, marks=SLOW),
+        pytest.param("linear_recurrence", False, marks=SLOW),
+        pytest.param("gru", False, marks=SLOW),
+    ],
+)
 def test_inductor(cell, reverse, short_blocks, fresh_inductor):
     p = CELLS[cell].problem(torch.float64, T=12, B=2)
     params = list(p.params.values())
@@ -63,7 +75,7 @@ def test_inductor(cell, reverse, short_blocks, fresh_inductor):
 
 
 @pytest.mark.torch_version
-@pytest.mark.parametrize("cell", ["lstm", "linear_recurrence"])
+@pytest.mark.parametrize("cell", ["lstm", pytest.param("linear_recurrence", marks=SLOW)])
 def test_cpp_wrapper(cell, short_blocks, fresh_inductor):
     p = CELLS[cell].problem(torch.float64, T=12, B=2)
     with torch._inductor.config.patch(cpp_wrapper=True):
@@ -77,12 +89,21 @@ def test_cpp_wrapper(cell, short_blocks, fresh_inductor):
     assert short_blocks
 
 
-@pytest.mark.parametrize("steps", [11, 13])
-def test_inductor_without_a_divisor_is_one_block(steps, short_blocks, fresh_inductor):
-    p = CELLS["lstm"].problem(torch.float64, T=steps, B=2)
-    params = list(p.params.values())
-    check(p.combine_fn, p.init, p.xs, params=params, variant=Variant("inductor"))
-    assert not short_blocks
+@pytest.mark.parametrize(
+    ("trip_count", "length"), [(12, 4), (15, 5), (14, 7), (35, 5), (11, 11), (26, 26), (7, 7)]
+)
+def test_inductor_takes_a_divisor_near_a_block_or_no_blocks(trip_count, length, short_blocks):
+    body, signature = adding_products()
+    plan = make_plan(body, signature, current_options(), pointwise_pays=False)
+    assert blocks.whole_block_length(plan, trip_count) == length
+    with using_options(blocks=False):
+        assert blocks.whole_block_length(plan, trip_count) == trip_count
+
+
+def adding_products():
+    """``h + x @ w``, of which the product leaves the loop."""
+    tensors = torch.randn(2, 3), torch.randn(2, 3), torch.randn(3, 3)
+    return make_fx(lambda h, x, w: (h + x @ w, h + 1))(*tensors), Signature(1, 1, 1)
 
 
 @pytest.fixture
@@ -178,7 +199,7 @@ def peak(call):
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "inductor"])
-@pytest.mark.parametrize("cell", ["lstm", "gru", "linear_recurrence"])
+@pytest.mark.parametrize("cell", ["lstm", "linear_recurrence", pytest.param("gru", marks=SLOW)])
 def test_training_takes_no_more_memory_than_the_loop(cell, compiled, monkeypatch):
     """What a block takes aside: here it is a sixteenth of the steps."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
