@@ -90,7 +90,8 @@ def test_cpp_wrapper(cell, short_blocks, fresh_inductor):
 
 
 @pytest.mark.parametrize(
-    ("trip_count", "length"), [(12, 4), (15, 5), (14, 7), (35, 5), (11, 11), (26, 26), (7, 7)]
+    ("trip_count", "length"),
+    [(12, 4), (15, 5), (14, 7), (35, 5), (11, 11), (26, 2), (23, 23), (7, 7)],
 )
 def test_inductor_takes_a_divisor_near_a_block_or_no_blocks(trip_count, length, short_blocks):
     body, signature = adding_products()
