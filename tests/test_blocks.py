@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cells import CELLS
-from oracle import Variant, check
+from oracle import Variant, assert_same, check
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity, profile
@@ -87,6 +87,27 @@ def test_cpp_wrapper(cell, short_blocks, fresh_inductor):
             variant=Variant("inductor"),
         )
     assert short_blocks
+
+
+@pytest.mark.torch_version
+def test_a_dynamic_batch_is_no_reason_to_compile_again(short_blocks, fresh_inductor):
+    w = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+
+    def cell(h, x):
+        h = torch.tanh(x @ w + h)
+        return h, h
+
+    run = torch.compile(lambda h, xs: scan(cell, h, xs)[1], fullgraph=True)
+    for batch in (4, 5, 9):
+        h, xs = torch.zeros(batch, 3).double(), torch.randn(12, batch, 3, dtype=torch.float64)
+        for t in (h, xs):
+            torch._dynamo.mark_dynamic(t, t.ndim - 2)
+        ys = run(h, xs)
+        (gradient,) = torch.autograd.grad(ys.square().sum(), w)
+        _, expected = scan_loop(cell, h, xs, 12, False)
+        assert_same(ys, expected)
+        assert_same(gradient, torch.autograd.grad(expected.square().sum(), w)[0])
+    assert short_blocks == [4, 4]  # forward and backward, once
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ __all__ = [
     "is_traced",
     "is_tracing_a_body",
     "isolated",
+    "likely_value",
     "mutated_inputs",
     "run_fake",
     "statically_known_true",
@@ -63,6 +64,14 @@ def is_traced(tensors: Sequence[Any]) -> bool:
 def is_functionalized(tensors: Sequence[Any]) -> bool:
     """Whether AOTAutograd traces these tensors."""
     return any(isinstance(t, FunctionalTensor) for t in tensors)
+
+
+def likely_value(size: Any) -> int:
+    """What a size was when it was traced, without a guard on it; 1 where that is not known."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    hint = size.node.hint
+    return 1 if hint is None else int(hint)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from torch_scan_hop._torch.inductor_cpp import (
     lane_symbols,
     merged_dimensions,
 )
+from torch_scan_hop._torch.tracing import statically_known_true
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.node import ScanNode
@@ -89,11 +90,17 @@ def _has_one_shape(examples: StepExamples) -> bool:
     inputs = [v for v in (*examples.xs, *examples.additional) if isinstance(v, torch.Tensor)]
     results = [*examples.carry, *examples.ys]
     return (
-        all(c.shape == shape for c in examples.carry)
-        and all(y.shape[1:] == shape for y in examples.ys)
+        all(_are_equal(c.shape, shape) for c in examples.carry)
+        and all(_are_equal(y.shape[1:], shape) for y in examples.ys)
         and all(t.device.type == "cpu" for t in (*results, *inputs))
         and all(t.dtype in _DTYPES for t in results)
     )
+
+
+def _are_equal(shape: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Known to be, without a guard: two symbolic sizes may have met by chance."""
+    pairs = zip(shape, other, strict=False)
+    return len(shape) == len(other) and all(statically_known_true(a == b) for a, b in pairs)
 
 
 def _lanes_are_independent(step: PointwiseBody, examples: StepExamples) -> bool:

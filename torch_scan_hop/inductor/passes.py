@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor import trace_decomposed
+from torch_scan_hop._torch.tracing import likely_value
 from torch_scan_hop.carries_in import CarriesIn, arguments_of
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.rewrites import current_options, make_plan
@@ -73,7 +74,7 @@ class _ScanNode:
         )
         length = self.trip_count
         if isinstance(self.trip_count, int) and self.trip_count != 0:
-            copied = sum(nbytes(plan.roles.xs[k]) for k in self.shifted)
+            copied = sum(likely_value(nbytes(plan.roles.xs[k])) for k in self.shifted)
             length = whole_block_length(plan, self.trip_count, copied)
         if plan.is_trivial() and not self.shifted and self.trip_count != 0:
             return

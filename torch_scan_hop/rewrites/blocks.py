@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.tracing import likely_value
 from torch_scan_hop.carries_in import CarriesIn, within_block
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.rewrites.classify import is_tensor, nbytes
@@ -22,6 +23,8 @@ from torch_scan_hop.rewrites.plan import RunScan, ScanPlan
 
 # what a block's stacks may take: about a core's cache
 BLOCK_BYTES = 2**21
+# a short scan has shorter ones, small beside its results
+MIN_BLOCKS = 8
 # fewer steps do not pay for the calls that a block makes
 MIN_BLOCK = 16
 
@@ -34,7 +37,7 @@ def block_length(plan: ScanPlan, trip_count: int, copied: int = 0) -> int:
     per_step = stacked_bytes(plan) + copied
     if per_step == 0 or not current_options().blocks:
         return trip_count
-    length = max(MIN_BLOCK, BLOCK_BYTES // per_step)
+    length = max(MIN_BLOCK, min(BLOCK_BYTES // per_step, trip_count // MIN_BLOCKS))
     return trip_count if 2 * length > trip_count else length
 
 
@@ -48,7 +51,7 @@ def whole_block_length(plan: ScanPlan, trip_count: int, copied: int = 0) -> int:
 
 
 def stacked_bytes(plan: ScanPlan) -> int:
-    """Bytes per step that the plan stacks and that are no results."""
+    """Bytes per step that the plan stacks and that are no results; for symbolic sizes, likely."""
     results = set(plan.outputs.ys)
     made = [n for n in plan.decisions.stacked if n not in results]
     for part in (plan.batched_part, plan.sunk_part):
@@ -57,7 +60,7 @@ def stacked_bytes(plan: ScanPlan) -> int:
             for n in part.module.graph.nodes
             if n.op == "call_function" and is_tensor(n) and not is_view(n)
         ]
-    return sum(nbytes(n) for n in made)
+    return sum(likely_value(nbytes(n)) for n in made)
 
 
 def spans(trip_count: int, length: int, reverse: bool) -> Iterator[slice]:
