@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import ProfilerActivity, profile
 
 from torch_scan_hop import scan
-from torch_scan_hop.carries_in import CarriesIn, within_block
+from torch_scan_hop.carries_in import CarriesIn, in_backward, within_block
 from torch_scan_hop.dispatch import dense
 from torch_scan_hop.inductor import passes
 from torch_scan_hop.reference import scan_loop
@@ -158,6 +158,23 @@ def test_carries_in(steps, reverse):
 
 def test_carries_in_of_no_steps():
     assert CarriesIn(torch.empty(0), torch.tensor(1.0), False).whole().shape == (0,)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_operator_of_a_backward_graph_can_be_transformed(reverse):
+    stack, init = torch.randn(5, 2).double(), torch.randn(2).double()
+
+    def operator(stack, init):
+        return in_backward(CarriesIn(stack, init, reverse), stack)
+
+    def whole(stack, init):
+        return CarriesIn(stack, init, reverse).whole()
+
+    inputs = [t.requires_grad_() for t in (stack, init)]
+    assert torch.autograd.gradcheck(operator, inputs, check_forward_ad=True)
+    assert operator(stack.detach(), init.detach()).equal(whole(stack, init))
+    batched = torch.vmap(operator, in_dims=(1, 0))(stack, init)
+    assert batched.equal(torch.vmap(whole, in_dims=(1, 0))(stack, init))
 
 
 def recurrence(a):

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torch_scan_hop._torch.operators import below_autograd
+from torch_scan_hop._torch.transforms import has_tangents
+
 
 @dataclass(frozen=True)
 class CarriesIn:
@@ -84,8 +87,20 @@ def _kernel(stack: Tensor, init: Tensor, after: Tensor, reverse: bool) -> Tensor
 _library.impl("carries_in", _kernel, "CompositeExplicitAutograd")
 
 
+def _under_autograd(stack: Tensor, init: Tensor, after: Tensor, reverse: bool) -> Tensor:
+    differentiated = torch.is_grad_enabled() and (stack.requires_grad or init.requires_grad)
+    if differentiated or has_tangents((stack, init)):
+        return _kernel(stack, init, after, reverse)
+    with below_autograd():
+        return _operator(stack, init, after, reverse)
+
+
+_library.impl("carries_in", _under_autograd, "Autograd")
+_library.impl("carries_in", _kernel, "FuncTorchBatched")
+
+
 def in_backward(carries: CarriesIn, cotangent: Tensor) -> Tensor:
-    """``carries.whole()`` as one node of the backward graph; it cannot be differentiated."""
+    """``carries.whole()`` as one node of the backward graph."""
     return _operator(carries.stack, carries.init, cotangent, carries.reverse)
 
 

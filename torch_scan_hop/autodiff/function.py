@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.tracing import is_functionalized
+from torch_scan_hop._torch.tracing import is_functionalized, is_tracing_a_body
 from torch_scan_hop._torch.transforms import has_tangents
 from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.differentiability import GradientFlow
@@ -243,7 +243,8 @@ class _BackwardPass:
         if not traced and not torch.is_grad_enabled() and not has_tangents(flat):
             if scan_op.goes_to_kernel(flat):
                 return dense(body, init, xs, additional, reverse=reverse)
-            if is_functionalized(flat):
+            # a body's derivative is differentiated again, where its scan is
+            if is_functionalized(flat) and not is_tracing_a_body():
                 cotangent = next(c for c in self.cotangents if c is not None)
                 join = functools.partial(in_backward, cotangent=cotangent)
         xs = [join(x) if isinstance(x, CarriesIn) else x for x in xs]
