@@ -1,6 +1,7 @@
 """Speed of scan against what a user would pick otherwise: ``benchmarks/results/speed.md``.
 
-    python -m benchmarks [--quick] [--workload lstm] [--only eager|compiled] [--slow]
+    python -m benchmarks [--quick] [--workload lstm] [--only eager|compiled] [--section memory]
+                         [--slow] [--write results.md]
 
 Everything is measured in fresh processes (``child.py``): workloads side by side in one process
 (``speed.py``), compile time, memory and cost per step each in its own (``probes.py``).
@@ -18,12 +19,14 @@ from benchmarks.sections import Session, compile_time, memory, per_step, speed
 from benchmarks.workloads import WORKLOADS
 
 DEFAULT = RESULTS / "speed.md"
+SECTIONS = {"speed": speed, "per-step": per_step, "memory": memory, "compile": compile_time}
 
 
 def document(session: Session, before: str, targets: list[list[object]], parts: list[str]) -> str:
     minutes = (time.perf_counter() - session.start) / 60
+    part = session.options.section
     lines = [
-        *report.header("Speed", "benchmarks", before, minutes),
+        *report.header(f"Speed: {part}" if part else "Speed", "benchmarks", before, minutes),
         "## Targets",
         "",
         *report.table(["", "target", "reached", ""], targets),
@@ -38,13 +41,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and sizes")
     parser.add_argument("--workload", choices=list(WORKLOADS), help="this one's speed only")
     parser.add_argument("--only", choices=["eager", "compiled"])
+    parser.add_argument("--section", choices=list(SECTIONS), help="this part only")
     parser.add_argument("--slow", action="store_true", help="also the loop unrolled by Inductor")
     parser.add_argument("--write", type=Path, default=DEFAULT)
     options = parser.parse_args()
     session, before = Session(options), report.load()
-    sections = [speed] if options.workload else [speed, per_step, memory, compile_time]
+    sections = [SECTIONS[options.section]] if options.section else list(SECTIONS.values())
+    if options.workload:
+        sections = [speed]
     # a part of the table does not replace the whole
-    partial = options.workload or options.only or options.quick
+    partial = options.workload or options.only or options.quick or options.section
     path = None if partial and options.write == DEFAULT else options.write
     parts: list[str] = []
     targets: list[list[object]] = []
