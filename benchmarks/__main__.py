@@ -46,9 +46,8 @@ def main() -> None:
     parser.add_argument("--write", type=Path, default=DEFAULT)
     options = parser.parse_args()
     session, before = Session(options), report.load()
-    sections = [SECTIONS[options.section]] if options.section else list(SECTIONS.values())
-    if options.workload:
-        sections = [speed]
+    chosen = "speed" if options.workload else options.section
+    sections = [SECTIONS[chosen]] if chosen else list(SECTIONS.values())
     # a part of the table does not replace the whole
     partial = options.workload or options.only or options.quick or options.section
     path = None if partial and options.write == DEFAULT else options.write

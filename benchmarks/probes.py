@@ -9,11 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.contestants import CONTESTANTS, CPP
 from benchmarks.timing import interleaved
-from benchmarks.workloads import NARROW, WORKLOADS, LRUWorkload, case
+from benchmarks.workloads import ALL, WORKLOADS, case
+from tests.allocator import peak_of_allocator
 
 
 def compile_time(workload: str, contestant: str, T: int) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def compile_time(workload: str, contestant: str, T: int) -> dict[str, Any]:
     pays what a machine pays once: imports, probing the C++ compiler, precompiled headers.
     ``cpu``: processor seconds of the same, with the C++ compiler's; other work does not stretch it.
     """
-    chosen = NARROW if workload == NARROW.name else WORKLOADS[workload]
+    chosen = ALL[workload]
     given = case(chosen, T)
     start = time.perf_counter()
     one = torch.compile(lambda x: x + 1, options={"cpp_wrapper": contestant == CPP})
@@ -45,20 +45,6 @@ def compile_time(workload: str, contestant: str, T: int) -> dict[str, Any]:
         "compile": seconds[0] - seconds[1],
         "cpu": cpu[0] - cpu[1],
     }
-
-
-def peak_of_allocator(call: Callable[[], object]) -> int:
-    """Largest growth of the bytes that torch's CPU allocator has handed out, during ``call``."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        result = call()
-    del result
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-    now = most = 0
-    for _, change in sorted(changes, key=lambda pair: pair[0]):
-        now += change
-        most = max(most, now)
-    return most
 
 
 def resident(field: str) -> int:
@@ -95,12 +81,9 @@ def peak_memory(workload: str, contestant: str, sizes: list[int]) -> list[dict[s
     return rows
 
 
-NARROW_LRU = LRUWorkload(64)
-
-
 def growth(workload: str, contestant: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
-    """Time against T: of ``lstm``, or of lru with N = 64, whose steps cost next to nothing."""
-    chosen = WORKLOADS[workload] if workload in WORKLOADS else NARROW_LRU
+    """Time against T."""
+    chosen = ALL[workload]
     rows = []
     for direction in ("forward", "train"):
         calls = {}

@@ -142,8 +142,8 @@ class LRUWorkload(Workload):
 
     name, T = "lru", 1024
 
-    def __init__(self, N: int = 4096) -> None:
-        self.N = N
+    def __init__(self, name: str = "lru", N: int = 4096) -> None:
+        self.name, self.N = name, N
 
     def problem(self, T: int) -> Problem:
         draw = Draw(FLOAT)
@@ -217,3 +217,8 @@ WORKLOADS: dict[str, Workload] = {
 
 #: The same program as lstm, small enough to run 65,536 steps; for what depends on T alone.
 NARROW = LSTMWorkload("narrow lstm", B=2, D=16, H=16)
+
+#: Steps that cost next to nothing; for what a call costs.
+NARROW_LRU = LRUWorkload("narrow lru", N=64)
+
+ALL = {w.name: w for w in (*WORKLOADS.values(), NARROW, NARROW_LRU)}

@@ -7,6 +7,7 @@ function calls another, the operator ``torch_scan_hop::carries_in`` in the graph
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,14 +42,11 @@ class CarriesIn:
         return self.stack.shape
 
     def __getitem__(self, span: slice) -> Tensor:
-        start, stop = span.start, span.stop
-        if self.reverse:
-            if stop < self.stack.shape[0]:
-                return self.stack[start + 1 : stop + 1]
-            return _joined(self.stack[start + 1 :], self.init, True)
-        if start > 0:
-            return self.stack[start - 1 : stop - 1]
-        return _joined(self.stack[: stop - 1], self.init, False)
+        first = span.stop == self.stack.shape[0] if self.reverse else span.start == 0
+        if first:
+            return within_block(self.stack[span], self.init, self.reverse)
+        back = -1 if self.reverse else 1
+        return self.stack[span.start - back : span.stop - back]
 
     def whole(self) -> Tensor:
         """All of them; right for a trip count of zero, too, and under any transform."""
@@ -60,6 +58,18 @@ class CarriesIn:
         if self.reverse:
             return _joined(self.stack[length::length], self.init, True)
         return _joined(self.stack[length - 1 : -1 : length], self.init, False)
+
+
+def stacks_of(xs: Sequence[Tensor | CarriesIn]) -> list[Tensor]:
+    """What is there already, of the shape and dtype of each."""
+    return [x.stack if isinstance(x, CarriesIn) else x for x in xs]
+
+
+def joined(
+    xs: Sequence[Tensor | CarriesIn], join: Callable[[CarriesIn], Tensor] = CarriesIn.whole
+) -> list[Tensor]:
+    """``xs`` as tensors."""
+    return [join(x) if isinstance(x, CarriesIn) else x for x in xs]
 
 
 def within_block(stack: Tensor, edge: Tensor, reverse: bool) -> Tensor:

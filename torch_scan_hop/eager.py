@@ -31,6 +31,7 @@ from torch import fx
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.rewrites.fuse import fused
 from torch_scan_hop.signature import Signature
+from torch_scan_hop.step import empty_stack
 
 aten = torch.ops.aten
 
@@ -265,9 +266,7 @@ class EagerLoop:
         trip_count = xs[0].shape[0]
         places = into or [None] * len(self.ys)
         stacks = [
-            torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device)
-            if place is None
-            else place
+            empty_stack(y, trip_count) if place is None else place
             for y, place in zip(self.ys, places, strict=True)
         ]
         order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)

@@ -25,6 +25,11 @@ def as_carry(leaf: Any, device: torch.device) -> torch.Tensor:
     return leaf if isinstance(leaf, torch.Tensor) else tree.number_tensor(leaf, device)
 
 
+def empty_stack(y: Any, trip_count: Any) -> torch.Tensor:
+    """Where the ys of all steps go, of which ``y`` is one."""
+    return torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device)
+
+
 def split_result(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         got = (

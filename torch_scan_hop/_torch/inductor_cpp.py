@@ -248,13 +248,7 @@ class _Kernel(CppKernelProxy):
     def size_hint(self) -> Any:  # decides the number of threads
         return super().size_hint() * self.work_per_lane
 
-    def codegen_lanes(
-        self,
-        emit: Callable[[list[Any]], None],
-        sizes: Sequence[Any],
-        steps: Any = None,
-        tile: int = 0,
-    ) -> None:
+    def codegen_lanes(self, emit: Callable[[list[Any]], None], sizes: Sequence[Any]) -> None:
         group = self.kernel_group
         self.set_ranges(sizes, ())
 
@@ -265,8 +259,7 @@ class _Kernel(CppKernelProxy):
                 return kernel
 
         scalar = generate(self.kernel_cls)
-        nest = _LoopNest.build(scalar)
-        nest = self.loop_nest = _LoopNest(nest.loops)
+        nest = self.loop_nest = _LoopNest(LoopNest.build(scalar).loops)
         nest.n_lane_loops = len(sizes)
         self.kernels = [scalar]
         if self.picked_vec_isa:
@@ -279,17 +272,20 @@ class _Kernel(CppKernelProxy):
                 scalar.inner_itervars = [loop.var]
                 scalar.active_ranges = {loop.var: (loop.tiled_size, loop.size)}
                 self.kernels = [vector, scalar]
-        if steps is not None:
-            assert nest.loops is not None
-            *outer, lanes = nest.loops
-            tiles = LoopLevel(TILE, CeilDiv(lanes.size, tile))
-            trip_count = scalar.rename_indexing(steps)
-            time = LoopLevel(STEP, trip_count, is_reduction=True)  # neither parallel nor vectorised
-            lanes.offset, lanes.size = TILE * tile, Min(lanes.size, TILE * tile + tile)
-            nest.loops = [*outer, tiles, time, lanes]
         with contextlib.suppress(TypeError):  # without arguments on some versions
             self.aggregate_reduction_buffers(False, None)
         nest.set_kernel(self)
+
+    def repeat(self, trip_count: Any, tile: int) -> None:
+        """Let each ``tile`` of lanes run ``trip_count`` times before the next one."""
+        self.work_per_lane = _hint(trip_count)
+        nest: Any = self.loop_nest
+        *outer, lanes = nest.loops
+        tiles = LoopLevel(TILE, CeilDiv(lanes.size, tile))
+        steps = self.kernels[-1].rename_indexing(trip_count)
+        time = LoopLevel(STEP, steps, is_reduction=True)  # neither parallel nor vectorised
+        lanes.offset, lanes.size = TILE * tile, Min(lanes.size, TILE * tile + tile)
+        nest.loops = [*outer, tiles, time, lanes]
 
 
 @contextlib.contextmanager
@@ -329,16 +325,12 @@ def emit_kernel(
     tile = tile_lanes(sizes, bytes_per_lane)
     group = KernelGroup()
     group.scheduled_nodes = [node]  # not empty, or there would be no code
-    for emit, steps in ((loop.seed, None), (loop.step, trip_count)):
-        kernel = _Kernel(group)
-        kernel.work_per_lane = 1 if steps is None else _hint(steps)
-        with _no_interpreter():
-            kernel.codegen_lanes(
-                lambda index, emit=emit: emit(index_of(index)),  # type: ignore[misc]
-                tuple(sizes),
-                steps,
-                tile,
-            )
+    seed, step = _Kernel(group), _Kernel(group)
+    with _no_interpreter():
+        seed.codegen_lanes(lambda index: loop.seed(index_of(index)), tuple(sizes))
+        step.codegen_lanes(lambda index: loop.step(index_of(index)), tuple(sizes))
+    step.repeat(trip_count, tile)
+    for kernel in (seed, step):
         kernel.codegen_loops(group.loops_code, group.ws)
     source = group.codegen_group()
     scheduling: Any = CppScheduling.__new__(CppScheduling)

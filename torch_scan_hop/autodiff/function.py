@@ -20,7 +20,7 @@ from torch_scan_hop._torch.transforms import has_tangents
 from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.partition import Handover, Partition, Source
-from torch_scan_hop.carries_in import CarriesIn, in_backward
+from torch_scan_hop.carries_in import CarriesIn, in_backward, joined, stacks_of
 from torch_scan_hop.dispatch.dense import dense
 from torch_scan_hop.op import Body, scan_op, scan_options
 from torch_scan_hop.signature import Signature
@@ -235,8 +235,7 @@ class _BackwardPass:
     ) -> Sequence[Any]:
         """The backward's scan; where no derivative of it is taken, carries stay in place."""
         reverse = not self.call.reverse
-        stacks = [x.stack if isinstance(x, CarriesIn) else x for x in xs]
-        flat = (*init, *stacks, *additional)
+        flat = (*init, *stacks_of(xs), *additional)
         join = CarriesIn.whole
         # compiled autograd has Dynamo trace this very function
         traced = torch.compiler.is_dynamo_compiling()
@@ -247,8 +246,7 @@ class _BackwardPass:
             if is_functionalized(flat) and not is_tracing_a_body():
                 cotangent = next(c for c in self.cotangents if c is not None)
                 join = functools.partial(in_backward, cotangent=cotangent)
-        xs = [join(x) if isinstance(x, CarriesIn) else x for x in xs]
-        return scan_op(body, init, xs, additional, reverse=reverse)
+        return scan_op(body, init, joined(xs, join), additional, reverse=reverse)
 
     def _body(self, n_carry: int, n_xs: int) -> Any:
         partition = self.partition

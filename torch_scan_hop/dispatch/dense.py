@@ -15,7 +15,7 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import DispatchKey
 from torch_scan_hop._torch.tracing import run_fake, trace
-from torch_scan_hop.carries_in import CarriesIn
+from torch_scan_hop.carries_in import CarriesIn, joined, stacks_of
 from torch_scan_hop.eager import EagerLoop
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
@@ -24,6 +24,7 @@ from torch_scan_hop.op import Body, scan_op
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.signature import Signature
+from torch_scan_hop.step import empty_stack
 from torch_scan_hop.stops import drop_stops
 
 # below this, tracing and batching cost more than they save
@@ -54,7 +55,7 @@ def empty_results(
     mode, examples = step_examples(init, xs, additional)
     with torch.no_grad():
         out = run_fake(body, examples.flat(), mode)
-    ys = [torch.empty((0, *y.shape), dtype=y.dtype, device=y.device) for y in out[len(init) :]]
+    ys = [empty_stack(y, 0) for y in out[len(init) :]]
     return (*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys)
 
 
@@ -77,9 +78,7 @@ def loop(
         out = body(*carry, *slices[t], *additional)
         carry, ys = [c.contiguous() for c in out[:n_carry]], out[n_carry:]
         if not stacks:
-            stacks = [
-                torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device) for y in ys
-            ]
+            stacks = [empty_stack(y, trip_count) for y in ys]
             places = [stack.unbind(0) for stack in stacks]
         for place, y in zip(places, ys, strict=True):
             place[t].copy_(y)
@@ -130,11 +129,11 @@ def dense(
     checkpoint: Any = None,
 ) -> tuple[torch.Tensor, ...]:
     trip_count = xs[0].shape[0]
-    stacks = [x.stack if isinstance(x, CarriesIn) else x for x in xs]
+    stacks = stacks_of(xs)
     if trip_count == 0:
         return empty_results(combine_fn, init, stacks, additional_inputs)
     if trip_count < MIN_TRIP_COUNT or not isinstance(combine_fn, fx.GraphModule):
-        return loop(combine_fn, init, _whole(xs), additional_inputs, reverse)
+        return loop(combine_fn, init, joined(xs), additional_inputs, reverse)
     plan = plan_of(combine_fn, init, stacks, additional_inputs)
     shifted = sum(x.stack[0].nbytes for x in xs if isinstance(x, CarriesIn))
     length = block_length(plan, trip_count, shifted)
@@ -142,11 +141,7 @@ def dense(
         return tuple(
             run_in_blocks(plan, straight_line_loop, init, xs, additional_inputs, reverse, length)
         )
-    return tuple(plan.run(straight_line_loop, init, _whole(xs), additional_inputs, reverse=reverse))
-
-
-def _whole(xs: Sequence[torch.Tensor | CarriesIn]) -> list[torch.Tensor]:
-    return [x.whole() if isinstance(x, CarriesIn) else x for x in xs]
+    return tuple(plan.run(straight_line_loop, init, joined(xs), additional_inputs, reverse=reverse))
 
 
 def step_by_step(

@@ -10,6 +10,7 @@ from torch_scan_hop._torch.operators import FakeTensorMode
 from torch_scan_hop.errors import describe
 from torch_scan_hop.examples import contiguous_like, slice_like
 from torch_scan_hop.op import Body, scan_op
+from torch_scan_hop.step import empty_stack
 
 
 def check_carry(init: list[Any], carry: list[Any]) -> None:
@@ -32,10 +33,7 @@ def abstract_results(
         out = body(*carry_in, *x_in, *additional)
         check_carry(init, list(out[: len(init)]))
         carry = [torch.empty(c.shape, dtype=c.dtype, device=c.device) for c in init]
-        ys = [
-            torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device)
-            for y in out[len(init) :]
-        ]
+        ys = [empty_stack(y, trip_count) for y in out[len(init) :]]
     return (*carry, *ys)
 
 

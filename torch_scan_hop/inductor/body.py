@@ -98,11 +98,12 @@ def destination_passing(
     # an unused x is not sliced
     env |= {old: writer.at(new, index) for old, new in zip(roles.xs, xs, strict=True) if old.users}
     places = [writer.at(stack, index) for stack in ys]
-    written = _places_of_inner_scans(body, signature, places)
-    results = _copy_step(body, graph, env, written)
+    into = _places_of_inner_scans(body, signature, places)
+    results = _copy_step(body, graph, env, into)
     outputs = signature.split_outputs(results)
+    written = {place for own in into.values() for place in own}
     for place, value in zip(places, outputs.ys, strict=True):
-        if place not in written.values():
+        if place not in written:
             writer.copy(place, value)
     for destination, value in zip(next_carry, outputs.carry, strict=True):
         writer.copy(destination, value)
@@ -112,16 +113,18 @@ def destination_passing(
 
 def _places_of_inner_scans(
     body: fx.GraphModule, signature: Signature, places: list[fx.Node]
-) -> dict[tuple[fx.Node, int], fx.Node]:
-    """(scan, which of its results) -> where this step's y goes: the inner scan writes there."""
+) -> dict[fx.Node, list[fx.Node | None]]:
+    """For each scan in the body, the places of this step's ys that its stacks are, if any."""
     (output,) = body.graph.find_nodes(op="output")
-    found: dict[tuple[fx.Node, int], fx.Node] = {}
+    found: dict[fx.Node, list[fx.Node | None]] = {}
     for value, place in zip(signature.split_outputs(output.args[0]).ys, places, strict=True):
         if value.target is not operator.getitem or value.args[0].target is not scan_op:
             continue
         scan, position = value.args
-        if position >= len(scan.args[1]):
-            found.setdefault((scan, position), place)
+        n_carry = len(scan.args[1])
+        own = found.setdefault(scan, [None] * (len(scan.meta["val"]) - n_carry))
+        if position >= n_carry and own[position - n_carry] is None:
+            own[position - n_carry] = place
     return found
 
 
@@ -129,15 +132,13 @@ def _copy_step(
     body: fx.GraphModule,
     graph: fx.Graph,
     env: dict[fx.Node, fx.Node],
-    places: dict[tuple[fx.Node, int], fx.Node],
+    into: dict[fx.Node, list[fx.Node | None]],
 ) -> Sequence[Any]:
     for node in body.graph.nodes:
         if node.op not in ("placeholder", "output"):
             env[node] = graph.node_copy(node, lambda n: env[n])
-            own = {k: place for (scan, k), place in places.items() if scan is node}
-            if own:
-                results = range(len(node.args[1]), len(node.meta["val"]))
-                env[node].update_kwarg("into", tuple(own.get(k) for k in results))
+            if node in into:
+                env[node].update_kwarg("into", tuple(into[node]))
     (output,) = body.graph.find_nodes(op="output")
     return [env[value] for value in output.args[0]]
 

@@ -15,7 +15,7 @@ from torch import fx
 
 from torch_scan_hop._torch.inductor import trace_decomposed
 from torch_scan_hop._torch.tracing import likely_value
-from torch_scan_hop.carries_in import CarriesIn, arguments_of
+from torch_scan_hop.carries_in import CarriesIn, arguments_of, joined
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.rewrites import current_options, make_plan
 from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
@@ -92,8 +92,7 @@ class _ScanNode:
                 return scan_of_blocks(
                     plan, scan_op, groups.carry, xs, additional, length, **options
                 )
-            xs = [x.whole() if isinstance(x, CarriesIn) else x for x in xs]
-            return plan.run(scan_op, groups.carry, xs, additional, **options)
+            return plan.run(scan_op, groups.carry, joined(xs), additional, **options)
 
         traced = trace_decomposed(run, [_value(a) for a in self.operands])
         self._inline(traced)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.tracing import likely_value
+from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.rewrites.accumulate import Accumulator
+from torch_scan_hop.rewrites.classify import is_tensor, nbytes
 from torch_scan_hop.rewrites.parts import Part, extract
 from torch_scan_hop.signature import Signature
 
@@ -79,10 +83,22 @@ class ScanPlan:
         return not moved and len(d.loop_carry) == self.signature.n_carry
 
     @property
-    def loop_signature(self) -> Signature:
-        return Signature(
-            len(self.decisions.loop_carry), len(self.loop_xs) or 1, len(self.loop_additional)
-        )
+    def carried(self) -> list[int]:
+        """Carries that steps change: those of the loop, then accumulators."""
+        return [*self.decisions.loop_carry, *(a.index for a in self.decisions.accumulators)]
+
+    @functools.cached_property
+    def stacked_bytes(self) -> int:
+        """Bytes per step that are stacked and no results; for symbolic sizes, likely."""
+        results = set(self.outputs.ys)
+        made = [n for n in self.decisions.stacked if n not in results]
+        for part in (self.batched_part, self.sunk_part):
+            made += [
+                n
+                for n in part.module.graph.nodes
+                if n.op == "call_function" and is_tensor(n) and not is_view(n)
+            ]
+        return sum(likely_value(nbytes(n)) for n in made)
 
     def run(
         self,
@@ -94,13 +110,10 @@ class ScanPlan:
     ) -> list[Any]:
         """All results of the scan; ``run_scan(body, init, xs, additional)`` runs the loop."""
         values = self.invariants(init, additional)
-        carry: Sequence[Any] = [init[k] for k in self.decisions.loop_carry]
+        carry = [init[k] for k in self.carried]
         carry, stacks = self.run_steps(run_scan, carry, xs, values, **options)
-        final = dict(zip(self.decisions.loop_carry, carry, strict=True))
-        for a in self.decisions.accumulators:
-            final[a.index] = init[a.index] + a.total([stacks[leaf] for leaf in a.leaves], values)
         ys = self.gather(stacks, values, xs[0].shape[0])
-        return [*self.final_carry(final, init), *ys]
+        return [*self.final_carry(carry, init), *ys]
 
     def invariants(self, init: Sequence[Any], additional: Sequence[Any]) -> dict[fx.Node, Any]:
         """All values that are the same at every step."""
@@ -115,21 +128,28 @@ class ScanPlan:
         xs: Sequence[Any],
         values: dict[fx.Node, Any],
         **options: Any,
-    ) -> tuple[Sequence[Any], dict[fx.Node, Any]]:
-        """The loop's carry after these steps, and all stacks of them."""
+    ) -> tuple[list[Any], dict[fx.Node, Any]]:
+        """What is ``carried`` after these steps, and all stacks of them."""
+        d = self.decisions
+        n = len(d.loop_carry)
         stacks = dict(zip(self.roles.xs, xs, strict=True))
         stacks |= self.batched_part.over_steps(stacks, values)
         results: Sequence[Any] = []
-        if carry or self.decisions.stacked:
+        if n or d.stacked:
             loop_xs = [xs[0]] if self.counts_only else [stacks[n] for n in self.loop_xs]
             fixed = tuple(values[n] for n in self.loop_additional)
-            results = run_scan(self.body, carry, loop_xs, fixed, **options)
-        stacks |= dict(zip(self.decisions.stacked, results[len(carry) :], strict=True))
+            results = run_scan(self.body, list(carry[:n]), loop_xs, fixed, **options)
+        stacks |= dict(zip(d.stacked, results[n:], strict=True))
         stacks |= self.sunk_part.over_steps(stacks, values)
-        return results[: len(carry)], stacks
+        sums = [
+            before + a.total([stacks[leaf] for leaf in a.leaves], values)
+            for a, before in zip(d.accumulators, carry[n:], strict=True)
+        ]
+        return [*results[:n], *sums], stacks
 
-    def final_carry(self, final: dict[int, Any], init: Sequence[Any]) -> list[Any]:
-        """All carries, of those that were computed; a dropped one is None."""
+    def final_carry(self, carry: Sequence[Any], init: Sequence[Any]) -> list[Any]:
+        """All carries, from what is ``carried``; a dropped one is None."""
+        final = dict(zip(self.carried, carry, strict=True))
         for k in self.decisions.constant_carry:
             final[k] = init[k].clone(memory_format=torch.contiguous_format)
         return [final.get(k) for k in range(self.signature.n_carry)]
