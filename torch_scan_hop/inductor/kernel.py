@@ -12,7 +12,7 @@ step reads the carry only where it writes it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sympy
@@ -22,14 +22,11 @@ from torch_scan_hop._torch.inductor import (
     V,
     size_expression,
 )
-from torch_scan_hop._torch.inductor_cpp import (
-    CARRY,
-    STEP,
-    NotPointwise,
+from torch_scan_hop._torch.inductor_cpp import CARRY, STEP, NotPointwise, lane_symbols
+from torch_scan_hop._torch.inductor_lanes import (
     PointwiseBody,
     TimeLoop,
     emit_kernel,
-    lane_symbols,
     merged_dimensions,
 )
 from torch_scan_hop._torch.tracing import statically_known_true
@@ -44,7 +41,7 @@ _MAKE_OR_CONVERT = {
     "full_like", "iota", "ones_like", "scalar_tensor", "zeros_like",
 }  # fmt: skip
 
-_DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
+DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
 
 
 def pointwise_kernel(
@@ -56,7 +53,7 @@ def pointwise_kernel(
     into: Sequence[Any],
 ) -> PointwiseKernel | None:
     """The node of the kernel, or None if the body does not qualify."""
-    if not (current_options().one_kernel and _has_one_shape(examples) and _may_be_pointwise(body)):
+    if not (current_options().one_kernel and _has_one_shape(examples) and may_be_pointwise(body)):
         return None
     roles = signature.split_inputs(operands)
     trip_count = size_expression(examples.xs[0].shape[0])
@@ -70,12 +67,13 @@ def pointwise_kernel(
     return PointwiseKernel(operands, signature, step_body, reverse, examples, into)
 
 
-def _may_be_pointwise(body: torch.fx.GraphModule) -> bool:
+def may_be_pointwise(body: torch.fx.GraphModule, besides: Collection[Any] = ()) -> bool:
     """Before lowering it: lowering a product may tune one."""
     return all(
         node.op != "call_function"
         or node.target is operator.getitem
         or isinstance(node.meta.get("val"), (int, torch.SymInt))
+        or node.target in besides
         or is_view(node)
         or torch.Tag.pointwise in getattr(node.target, "tags", ())
         or getattr(node.target, "_opname", "") in _MAKE_OR_CONVERT
@@ -93,7 +91,7 @@ def _has_one_shape(examples: StepExamples) -> bool:
         all(_are_equal(c.shape, shape) for c in examples.carry)
         and all(_are_equal(y.shape[1:], shape) for y in examples.ys)
         and all(t.device.type == "cpu" for t in (*results, *inputs))
-        and all(t.dtype in _DTYPES for t in results)
+        and all(t.dtype in DTYPES for t in results)
     )
 
 
@@ -115,7 +113,23 @@ def _lanes_are_independent(step: PointwiseBody, examples: StepExamples) -> bool:
     return all(sympy.expand(at - own) == 0 for at in carry_reads)
 
 
-class PointwiseKernel(ScanNode):
+class LoopKernelNode(ScanNode):
+    """A scan that is one call of a kernel."""
+
+    def codegen(self, wrapper: Any) -> None:
+        self.allocate(wrapper, self.outputs)
+        n = len(self.operands.carry)
+        # a carry that nothing reads after the loop lives somewhere, too
+        V.graph.removed_buffers.difference_update(store.name for store in self.stores[:n])
+        self.call_kernel(wrapper)
+        if not V.graph.cpp_wrapper:
+            wrapper.writeline(f"{self.get_name()} = None")
+
+    def call_kernel(self, wrapper: Any) -> None:
+        raise NotImplementedError
+
+
+class PointwiseKernel(LoopKernelNode):
     def __init__(
         self,
         operands: Sequence[Any],
@@ -129,13 +143,8 @@ class PointwiseKernel(ScanNode):
         self.step = step
         self.sizes = [size_expression(s) for s in examples.carry[0].shape]
 
-    def codegen(self, wrapper: Any) -> None:
-        self.allocate(wrapper, self.outputs)
+    def call_kernel(self, wrapper: Any) -> None:
         n = len(self.operands.carry)
-        # a carry that nothing reads after the loop lives somewhere, too
-        V.graph.removed_buffers.difference_update(store.name for store in self.stores[:n])
         loop = TimeLoop(self.step, self.operands.carry, self.stores[:n], self.stores[n:])
         sizes, index_of = merged_dimensions(self.step, self.sizes, [o.layout for o in self.outputs])
         emit_kernel(wrapper, self, loop, index_of, sizes, self.trip_count)
-        if not V.graph.cpp_wrapper:
-            wrapper.writeline(f"{self.get_name()} = None")

@@ -31,6 +31,7 @@ from torch_scan_hop._torch.inductor import (
 from torch_scan_hop.inductor.body import StepExamples, destination_passing, seeding
 from torch_scan_hop.inductor.kernel import pointwise_kernel
 from torch_scan_hop.inductor.node import ScanNode
+from torch_scan_hop.inductor.rows import rows_kernel
 from torch_scan_hop.signature import Signature
 
 
@@ -82,9 +83,10 @@ def lower_scan(
         )
     ]
     into = into or [None] * len(examples.ys)
-    kernel = pointwise_kernel(combine_fn.graph_module, signature, inputs, examples, reverse, into)
-    if kernel is not None:
-        return kernel.results()
+    for one_kernel in (pointwise_kernel, rows_kernel):
+        node = one_kernel(combine_fn.graph_module, signature, inputs, examples, reverse, into)
+        if node is not None:
+            return node.results()
     step_module = destination_passing(combine_fn.graph_module, signature, examples, fake_mode())
     step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
     seed = None

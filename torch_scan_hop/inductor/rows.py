@@ -1,0 +1,106 @@
+"""One kernel for a whole loop whose body is pointwise work around products with weights.
+
+The rows of a product (the batch) are independent of one another, so each thread takes some of
+them through all steps: no thread waits for another one within the loop, a step is a few calls
+into code that is inlined, and the weights, packed once per loop, stay in a core's cache.
+
+A body qualifies if it is pointwise on the CPU but for float32 products of a row with
+loop-invariant matrices, which fit a core's cache, and if a row reads no other row of the carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_scan_hop._torch.inductor import FixedLayout, size_expression
+from torch_scan_hop._torch.inductor_cpp import STEP, NotPointwise
+from torch_scan_hop._torch.inductor_rows import RowBody, emit_rows_kernel, vector_lanes
+from torch_scan_hop.inductor.body import StepExamples
+from torch_scan_hop.inductor.kernel import DTYPES, LoopKernelNode, may_be_pointwise
+from torch_scan_hop.rewrites import current_options
+from torch_scan_hop.signature import Signature
+
+aten = torch.ops.aten
+
+# What the weights may take of a core's cache: from there on a step waits for memory, and
+# threads that share the columns of a product read less of it.
+WEIGHT_BYTES = 2**20
+
+
+def rows_kernel(
+    body: torch.fx.GraphModule,
+    signature: Signature,
+    operands: Sequence[Any],
+    examples: StepExamples,
+    reverse: bool,
+    into: Sequence[Any],
+) -> RowsKernel | None:
+    """The node of the kernel, or None if the body does not qualify."""
+    if not (current_options().one_kernel and _is_on_cpu(examples) and _has_small_products(body)):
+        return None
+    if not (vector_lanes() and may_be_pointwise(body, besides=(aten.mm.default, aten.cat.default))):
+        return None
+    roles = signature.split_inputs(operands)
+    trip_count = size_expression(examples.xs[0].shape[0])
+    step = trip_count - 1 - STEP if reverse else STEP
+    layouts = [
+        *(_layout(c) for c in examples.carry),
+        *(
+            _layout(y) if place is None else place.data.layout
+            for y, place in zip(examples.ys, into, strict=True)
+        ),
+    ]
+    try:
+        rows = RowBody(body, roles, layouts, step)
+    except NotPointwise:
+        return None
+    if not rows.are_independent():
+        return None
+    return RowsKernel(operands, signature, rows, reverse, examples, into)
+
+
+def _layout(like: torch.Tensor) -> FixedLayout:
+    sizes = [size_expression(s) for s in like.shape]
+    return FixedLayout(like.device, like.dtype, sizes, [size_expression(s) for s in like.stride()])
+
+
+def _has_small_products(body: torch.fx.GraphModule) -> bool:
+    weights = [n.args[1].meta["val"] for n in _products(body)]
+    if not all(isinstance(n, int) for w in weights for n in w.shape):
+        return False
+    return 0 < sum(w.numel() * w.element_size() for w in weights) <= WEIGHT_BYTES
+
+
+def _products(body: torch.fx.GraphModule) -> list[Any]:
+    return list(body.graph.find_nodes(op="call_function", target=aten.mm.default))
+
+
+def _is_on_cpu(examples: StepExamples) -> bool:
+    tensors = [v for v in examples.flat() if isinstance(v, torch.Tensor)]
+    results = [*examples.carry, *examples.ys]
+    return (
+        bool(examples.carry)
+        and all(t.device.type == "cpu" for t in tensors)
+        and all(t.dtype in DTYPES for t in results)
+    )
+
+
+class RowsKernel(LoopKernelNode):
+    def __init__(
+        self,
+        operands: Sequence[Any],
+        signature: Signature,
+        rows: RowBody,
+        reverse: bool,
+        examples: StepExamples,
+        into: Sequence[Any],
+    ) -> None:
+        super().__init__(operands, signature, reverse, examples, into)
+        self.rows = rows
+
+    def call_kernel(self, wrapper: Any) -> None:
+        names = [store.name for store in self.stores]
+        emit_rows_kernel(wrapper, self, self.rows, self.operands.carry, names, self.trip_count)
