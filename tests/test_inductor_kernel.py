@@ -59,6 +59,11 @@ def constant_result(h, x):
     return h * 2 + x, torch.full_like(h, 3.0)
 
 
+def shifted_x(h, x):
+    h = h * 0.5 + torch.nn.functional.pad(x[..., :-1], (1, 0))
+    return h, torch.nn.functional.pad(h * 2, (0, 0)) + h * 2
+
+
 ROW = (3, 37)
 CASES = {
     "recurrence": (recurrence, torch.zeros(37), randn(6, 37)),
@@ -70,6 +75,7 @@ CASES = {
     "broadcast x": (shared_gate, randn(*ROW), {"gate": randn(6, 3, 1), "u": randn(6, *ROW)}),
     "transposed x": (recurrence, randn(*ROW), randn(37, 3, 6).permute(2, 1, 0)),
     "scalar": (double, torch.tensor(0.5), randn(6) * 0.1),
+    "shifted x": (shifted_x, randn(*ROW), randn(6, *ROW)),
     "constant result": (constant_result, randn(37), randn(6, 37)),
     "one element": (double, randn(1), randn(6, 1) * 0.1),
 }

@@ -1,4 +1,5 @@
-"""What Inductor's C++ kernels with a loop over time have in common (checked on torch 2.9.1, 2.13.0, 2.15.0).
+"""What Inductor's C++ kernels with a loop over time have in common (checked on torch 2.9.1, 2.13.0,
+2.15.0).
 
 ``inductor_lanes`` has kernels of pointwise bodies, ``inductor_rows`` those with products. Import
 them only once Inductor is needed: it takes seconds.
@@ -15,6 +16,7 @@ import sympy
 import torch
 from torch import fx
 from torch._inductor import config, ir
+from torch._inductor.codegen.common import OptimizationContext
 from torch._inductor.codegen.cpp import (
     CppKernel,
     CppKernelProxy,
@@ -33,15 +35,16 @@ __all__ = [
     "CARRY",
     "STEP",
     "TILE",
-    "StepOps",
     "LoopKernel",
     "Lowering",
     "NotPointwise",
     "Reads",
+    "StepOps",
     "carry_input",
     "define_kernel",
     "lane_symbols",
     "likely_size",
+    "masked",
     "no_interpreter",
     "slice_at",
 ]
@@ -188,6 +191,18 @@ def _tanh(inner: Any, x: Any) -> Any:
     return inner.where(inner.lt(size, constant(TANH_SMALL)), near_zero, far)
 
 
+def masked(inner: Any, mask: Any, body: Callable[[], Any], other: Any) -> Any:
+    """``ops.masked`` where no node of a graph says what type the result is of."""
+
+    def typed() -> Any:
+        result = body()
+        result = getattr(result, "value", result)  # what "ops" wraps
+        V.interpreter.current_node.meta[OptimizationContext.key].dtype = result.dtype
+        return result
+
+    return inner.masked(mask, typed, other)
+
+
 class StepOps(WrapperHandler):
     """Reads of carry ``k`` at an index become ``read(k, index)``.
 
@@ -214,7 +229,7 @@ class StepOps(WrapperHandler):
             with self.lowering.scope_of_values():
                 return body()
 
-        return self._inner.masked(mask, scoped, other)
+        return masked(self._inner, mask, scoped, other)
 
 
 class Reads(WrapperHandler):
@@ -300,8 +315,9 @@ class LoopKernel(CppKernelProxy):
 
 @contextlib.contextmanager
 def no_interpreter() -> Iterator[None]:
-    """torch 2.9 asks the interpreter that lowers nodes about the node at hand."""
-    node = types.SimpleNamespace(target=None, meta={}, args=(), kwargs={})
+    """Kernels ask the interpreter that lowers nodes about the node at hand: it is no node."""
+    meta = {OptimizationContext.key: OptimizationContext()}
+    node = types.SimpleNamespace(target=None, meta=meta, args=(), kwargs={})
     with V.set_interpreter_handler(types.SimpleNamespace(current_node=node)):
         yield
 

@@ -1,4 +1,5 @@
-"""C++ kernels of pointwise bodies: each lane runs by itself (checked on torch 2.9.1, 2.13.0, 2.15.0).
+"""C++ kernels of pointwise bodies: each lane runs by itself (checked on torch 2.9.1, 2.13.0,
+2.15.0).
 
 Import it only once Inductor is needed: it takes seconds.
 """
@@ -18,10 +19,10 @@ from torch._inductor.utils import parallel_num_threads
 from torch._inductor.virtualized import V, ops
 
 from torch_scan_hop._torch.inductor_cpp import (
-    StepOps,
     LoopKernel,
     Lowering,
     Reads,
+    StepOps,
     carry_input,
     define_kernel,
     lane_symbols,

@@ -17,13 +17,16 @@ import torch
 
 from torch_scan_hop._torch.inductor import FixedLayout, size_expression
 from torch_scan_hop._torch.inductor_cpp import STEP, NotPointwise
-from torch_scan_hop._torch.inductor_rows import RowBody, emit_rows_kernel, vector_lanes
+from torch_scan_hop._torch.inductor_rows import RowBody, vector_lanes
+from torch_scan_hop._torch.inductor_rows_kernel import emit_rows_kernel
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.kernel import DTYPES, LoopKernelNode, may_be_pointwise
 from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.signature import Signature
 
 aten = torch.ops.aten
+
+_PRODUCTS = {aten.mm.default, aten.addmm.default}
 
 # What the weights may take of a core's cache: from there on a step waits for memory, and
 # threads that share the columns of a product read less of it.
@@ -41,7 +44,7 @@ def rows_kernel(
     """The node of the kernel, or None if the body does not qualify."""
     if not (current_options().one_kernel and _is_on_cpu(examples) and _has_small_products(body)):
         return None
-    if not (vector_lanes() and may_be_pointwise(body, besides=(aten.mm.default, aten.cat.default))):
+    if not (vector_lanes() and may_be_pointwise(body, besides={*_PRODUCTS, aten.cat.default})):
         return None
     roles = signature.split_inputs(operands)
     trip_count = size_expression(examples.xs[0].shape[0])
@@ -68,14 +71,21 @@ def _layout(like: torch.Tensor) -> FixedLayout:
 
 
 def _has_small_products(body: torch.fx.GraphModule) -> bool:
-    weights = [n.args[1].meta["val"] for n in _products(body)]
+    if not all(map(_is_plain, body.graph.nodes)):
+        return False
+    weights = [_value(n.args[-1]) for n in body.graph.nodes if n.target in _PRODUCTS]
     if not all(isinstance(n, int) for w in weights for n in w.shape):
         return False
     return 0 < sum(w.numel() * w.element_size() for w in weights) <= WEIGHT_BYTES
 
 
-def _products(body: torch.fx.GraphModule) -> list[Any]:
-    return list(body.graph.find_nodes(op="call_function", target=aten.mm.default))
+def _value(node: Any) -> Any:
+    return node.meta["val"]
+
+
+def _is_plain(node: torch.fx.Node) -> bool:
+    """``addmm`` may scale what it adds."""
+    return node.target not in _PRODUCTS or not node.kwargs
 
 
 def _is_on_cpu(examples: StepExamples) -> bool:

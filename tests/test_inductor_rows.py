@@ -1,0 +1,304 @@
+"""Bodies with products under Inductor: one kernel, in which rows run by themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import assert_same, gradients, loop
+from torch._inductor.utils import run_and_get_code
+
+from torch_scan_hop import scan
+from torch_scan_hop.rewrites import using_options
+
+pytestmark = pytest.mark.torch_version
+
+
+def randn(*shape):
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator)
+
+
+def weight(*shape):
+    return randn(*shape) * shape[0] ** -0.5
+
+
+H = 24
+U, U2 = weight(H, H), weight(H, H) + 0.1
+GATES, BACK = weight(H, 4 * H), weight(3 * H, H)
+UP, DOWN = weight(H, 40), weight(40, H)
+BIAS = randn(H)
+
+
+def rnn(h, x):
+    h = torch.tanh(h @ U + x)
+    return h, h
+
+
+def transposed(h, x):
+    h = torch.tanh(torch.nn.functional.linear(h, U, BIAS) + x)
+    return h, h
+
+
+def lstm(carry, x):
+    h, c = carry
+    i, f, g, o = (h @ GATES).chunk(4, -1)
+    c = torch.sigmoid(f + x) * c + torch.sigmoid(i) * torch.tanh(g)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    return (h, c), (h, c)
+
+
+def gru(h, x):
+    r, z = torch.sigmoid(h @ U + x), torch.sigmoid(h @ U2)
+    n = torch.tanh((r * h) @ U + x)
+    h = (1 - z) * n + z * h
+    return h, (h, n)
+
+
+def two_layers(h, x):
+    h = h + torch.relu((h + x) @ UP) @ DOWN
+    return h, h.sigmoid()
+
+
+def joined(h, x):
+    parts = torch.cat([torch.sin(h), x, h * x], -1)
+    return torch.tanh(parts @ BACK), parts
+
+
+def swapped(carry, x):
+    a, b = carry
+    return (torch.tanh(b @ U), torch.sin(a) + x), a * b
+
+
+def halves(h, x):
+    left, right = h.chunk(2, -1)
+    h = torch.cat([right, left], -1) * 0.5 + torch.tanh(h @ U + x)
+    return h, right
+
+
+def counter(carry, x):
+    n, h = carry
+    h = torch.where(n[:, None] % 2 == 0, torch.tanh(h @ U + x), h)
+    return (n + 1, h), n
+
+
+def last_stays(carry, x):
+    h, before = carry
+    return (torch.tanh(h @ U + before + x), h), before
+
+
+def part_again(h, x):
+    z = torch.sin(h)
+    parts = torch.cat([z, x, z], -1)
+    return torch.tanh(parts @ BACK) + z + parts[:, H // 2 : H // 2 + H], h
+
+
+def cells(batch):
+    x, h, h2 = randn(6, batch, H), randn(batch, H), randn(H, batch).t()
+    n = torch.arange(batch)
+    return {
+        "rnn": (rnn, h, x),
+        "linear": (transposed, h2, x),
+        "lstm": (lstm, (h, h2), x),
+        "gru": (gru, h, x),
+        "two layers": (two_layers, h, x),
+        "joined operand": (joined, h, x),
+        "swapped carries": (swapped, (h, h2), x),
+        "counter": (counter, (n, h), x),
+        "last carry": (last_stays, (h, h2), x),
+        "part again": (part_again, h, x),
+        "halves": (halves, h, x),
+        "transposed x": (rnn, h, randn(batch, H, 6).permute(2, 0, 1)),
+    }
+
+
+CELLS = list(cells(1))
+
+
+def loops(code):
+    """Loops over steps in a generated wrapper, in Python."""
+    return code.split("def call(")[-1].count("for ")
+
+
+def compiled(step, init, xs, **options):
+    """Results, and the loops that its wrappers have."""
+    run = torch.compile(lambda init, xs: scan(step, init, xs, **options), fullgraph=True)
+    got, codes = run_and_get_code(run, init, xs)
+    return got, sum(map(loops, codes))
+
+
+@pytest.mark.parametrize("batch", [2, 5, 16, 33, 70])
+@pytest.mark.parametrize("cell", CELLS)
+def test_one_kernel_computes_the_loop(cell, batch):
+    step, init, xs = cells(batch)[cell]
+    got, n_loops = compiled(step, init, xs)
+    assert_same(got, loop(step, init, xs), 1e-4)
+    assert n_loops == 0
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "joined operand"])
+def test_one_row_and_reverse(cell):
+    step, init, xs = cells(1)[cell]
+    got, n_loops = compiled(step, init, xs, reverse=True)
+    assert_same(got, loop(step, init, xs, reverse=True), 1e-4)
+    assert n_loops == 0
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 100])
+def test_any_width_of_a_product(width):
+    up, down = weight(H, width), weight(width, H)
+
+    def step(h, x):
+        wide = torch.sigmoid(h @ up)
+        return torch.tanh(wide @ down + x), wide
+
+    h, xs = randn(9, H), randn(6, 9, H)
+    got, n_loops = compiled(step, h, xs)
+    assert_same(got, loop(step, h, xs), 1e-4)
+    assert n_loops == 0
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "joined operand", "halves"])
+def test_gradients(cell):
+    step, init, xs = cells(5)[cell]
+    weights = [w.clone().requires_grad_() for w in (U, U2, GATES, BACK)]
+    names = ("U", "U2", "GATES", "BACK")
+    xs = xs.clone().requires_grad_()
+
+    def train(run):
+        before = [globals()[n] for n in names]
+        globals().update(zip(names, weights, strict=True))
+        try:
+            used = [w for n, w in zip(names, weights, strict=True) if n in step.__code__.co_names]
+            return gradients(run(init, xs), [xs, *used])
+        finally:
+            globals().update(zip(names, before, strict=True))
+
+    got = train(torch.compile(lambda init, xs: scan(step, init, xs), fullgraph=True))
+    assert_same(got, train(lambda init, xs: loop(step, init, xs)), 1e-3)
+
+
+def test_training_is_a_kernel_each_way():
+    x = randn(6, 5, H).requires_grad_()
+    u = U.clone().requires_grad_()
+    init = (randn(5, H), randn(5, H))
+
+    def cell(carry, x):
+        h, c = carry
+        c = torch.sigmoid(c + x) * c + torch.tanh(h @ u)
+        return (c.sin(), c), c
+
+    def train(run):
+        return gradients(run(x), [x, u])
+
+    got, codes = run_and_get_code(
+        train, torch.compile(lambda x: scan(cell, init, x), fullgraph=True)
+    )
+    assert_same(got, train(lambda x: loop(cell, init, x)), 1e-4)
+    assert [loops(code) for code in codes] == [0, 0]
+
+
+def test_the_option_turns_it_off():
+    step, init, xs = cells(5)["lstm"]
+    with using_options(one_kernel=False):
+        got, n_loops = compiled(step, init, xs)
+    assert_same(got, loop(step, init, xs), 1e-4)
+    assert n_loops == 1
+
+
+@pytest.mark.parametrize("cell", ["lstm", "joined operand"])
+def test_the_cpp_wrapper(cell):
+    step, init, xs = cells(5)[cell]
+    run = torch.compile(
+        lambda init, xs: scan(step, init, xs), fullgraph=True, options={"cpp_wrapper": True}
+    )
+    assert_same(run(init, xs), loop(step, init, xs), 1e-4)
+
+
+def test_any_trip_count_and_batch():
+    run = torch.compile(lambda h, xs: scan(rnn, h, xs), dynamic=True, fullgraph=True)
+    for steps, batch in ((4, 5), (9, 64), (2, 33)):
+        h, xs = randn(batch, H), randn(steps, batch, H)
+        assert_same(run(h, xs), loop(rnn, h, xs), 1e-4)
+
+
+def test_a_scan_in_blocks():
+    def step(h, x):
+        h = torch.tanh(h @ U + x @ GATES[:, :H])
+        return h, h
+
+    h, xs = randn(5, H), randn(512, 5, H)
+    got, n_loops = compiled(step, h, xs)
+    assert_same(got, loop(step, h, xs), 1e-4)
+    assert n_loops == 1  # over blocks
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda h, x: (torch.tanh(h.roll(1, 0) @ U + x), h),
+        lambda h, x: (torch.tanh(h @ U) + h.roll(1, 0), h),
+        lambda h, x: (torch.tanh(h @ U + h[:1]) + x, h),
+        lambda h, x: (torch.tanh(h @ U) + h.flip(0), h),
+        lambda h, x: (torch.tanh(h @ U) - h.sum(0), h),
+        lambda h, x: (torch.tanh(h @ (U + h.mean())), h),
+        lambda h, x: (torch.tanh(h @ U) + h.cumsum(1) + x, h),
+        lambda h, x: (torch.tanh(h @ x.t() @ x), h),
+    ],
+    ids=[
+        "roll",
+        "rolled y",
+        "first row",
+        "flip",
+        "sum",
+        "weight of the carry",
+        "scan",
+        "weight of x",
+    ],
+)
+def test_rows_that_are_not_independent_are_a_counted_loop(step):
+    h, xs = randn(5, H), randn(6, 5, H)
+    got, n_loops = compiled(step, h, xs)
+    assert_same(got, loop(step, h, xs), 1e-4)
+    assert n_loops == 1
+
+
+def test_a_weight_that_does_not_fit_the_cache_is_a_counted_loop():
+    u = weight(600, 600)
+    h, xs = randn(5, 600), randn(6, 5, 600)
+
+    def step(h, x):
+        return torch.tanh(h @ u + x), h
+
+    got, n_loops = compiled(step, h, xs)
+    assert_same(got, loop(step, h, xs), 1e-4)
+    assert n_loops == 1
+
+
+def test_double_precision_is_a_counted_loop():
+    u = U.double()
+
+    def step(h, x):
+        return torch.tanh(h @ u + x), h
+
+    h, xs = randn(5, H).double(), randn(6, 5, H).double()
+    got, n_loops = compiled(step, h, xs)
+    assert_same(got, loop(step, h, xs), 1e-10)
+    assert n_loops == 1
+
+
+def test_tanh_is_accurate():
+    x = torch.cat([torch.linspace(-12, 12, 20001), torch.logspace(-30, 1, 4001)])
+    limits = torch.tensor([0.0, torch.inf, -torch.inf, torch.nan])
+    x = torch.cat([x, -x, limits])
+
+    def step(h, x):
+        return h + 1, torch.tanh(x + 0 * h)
+
+    run = torch.compile(lambda h, xs: scan(step, h, xs), fullgraph=True)
+    (_, (got, _)), codes = run_and_get_code(run, torch.zeros_like(x), torch.stack([x, x]))
+    want = torch.tanh(x.double())
+    ulp = torch.nextafter(want.float().abs(), torch.tensor(2.0)) - want.float().abs()
+    error = (got.double() - want).abs() / ulp
+    assert error[: -len(limits)].max() <= 2
+    torch.testing.assert_close(got[-len(limits) :], limits.tanh(), equal_nan=True, rtol=0, atol=0)
+    assert "tanh(" not in codes[-1].split("def call(")[0]
