@@ -238,10 +238,17 @@ class Reads(WrapperHandler):
     def __init__(self) -> None:
         super().__init__(V.MockHandler())
         self.found: list[tuple[str, Any]] = []
+        #: every expression of an index: those of loads, and those that are values
+        self.indices: list[Any] = []
 
     def load(self, name: str, index: Any) -> Any:
         self.found.append((name, index))
+        self.indices.append(index)
         return self._inner.load(name, index)
+
+    def index_expr(self, index: Any, dtype: torch.dtype) -> Any:
+        self.indices.append(index)
+        return self._inner.index_expr(index, dtype)
 
 
 # --- kernels ---

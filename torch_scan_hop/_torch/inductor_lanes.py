@@ -56,12 +56,12 @@ class PointwiseBody:
                 for result, dtype in zip(self.results, dtypes, strict=True)
             ]
 
-    def reads(self, index: Sequence[Any]) -> list[tuple[str, Any]]:
-        """(buffer, index) of everything that a step reads at ``index``."""
+    def reads(self, index: Sequence[Any]) -> Reads:
+        """What a step reads at ``index``."""
         reads = Reads()
         with V.set_ops_handler(reads):
             self.values(index, [torch.float32] * len(self.results))
-        return reads.found
+        return reads
 
 
 def merged_dimensions(
@@ -69,7 +69,7 @@ def merged_dimensions(
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
     """``sizes`` with dimensions merged where every access allows it, and indices for them."""
     index = lane_symbols(len(sizes))
-    accesses = [at for _, at in body.reads(index)]
+    accesses = body.reads(index).indices
     accesses += [
         layout.make_indexer()(index) for layout in layouts if len(layout.size) == len(index)
     ]

@@ -109,7 +109,7 @@ def _lanes_are_independent(step: PointwiseBody, examples: StepExamples) -> bool:
         0 if n == 1 else size_expression(s) for n, s in zip(like.shape, like.stride(), strict=True)
     ]
     own = sum((i * s for i, s in zip(index, strides, strict=True)), sympy.Integer(0))
-    carry_reads = [at for name, at in step.reads(index) if name.startswith(CARRY)]
+    carry_reads = [at for name, at in step.reads(index).found if name.startswith(CARRY)]
     return all(sympy.expand(at - own) == 0 for at in carry_reads)
 
 
