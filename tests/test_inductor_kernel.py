@@ -140,6 +140,24 @@ def test_training_is_a_kernel_each_way():
     assert [loops(code) for code in codes] == [0, 0]
 
 
+def test_a_reduction_of_stacks_leaves_the_loop():
+    """So that what remains is a kernel: the sums of a state space model's output, and theirs."""
+    xs = {k: randn(6, 3, 8, 4).requires_grad_() for k in "abc"}
+
+    def cell(h, x):
+        h = x["a"] * h + x["b"]
+        return h, (h * x["c"][:, :1]).sum(-1)
+
+    def train(run):
+        return gradients(run(torch.zeros(3, 8, 4), xs), list(xs.values()))
+
+    got, codes = run_and_get_code(
+        train, torch.compile(lambda h, xs: scan(cell, h, xs), fullgraph=True)
+    )
+    assert_same(got, train(lambda h, xs: loop(cell, h, xs)), 1e-4)
+    assert [loops(code) for code in codes] == [0, 0]
+
+
 @pytest.mark.parametrize(
     "step",
     [

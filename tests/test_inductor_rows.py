@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cells import GRU
 from oracle import assert_same, gradients, loop
 from torch._inductor.utils import run_and_get_code
 
@@ -194,6 +195,19 @@ def test_training_is_a_kernel_each_way():
         train, torch.compile(lambda x: scan(cell, init, x), fullgraph=True)
     )
     assert_same(got, train(lambda x: loop(cell, init, x)), 1e-4)
+    assert [loops(code) for code in codes] == [0, 0]
+
+
+def test_a_gradient_summed_over_rows_is_summed_after_the_loop():
+    problem = GRU().problem(torch.float32, 6, 5, H, H)
+    wanted = list(problem.params.values())
+
+    def train(run):
+        return gradients(run(problem.init, problem.xs), wanted)
+
+    run = torch.compile(lambda init, xs: scan(problem.combine_fn, init, xs), fullgraph=True)
+    got, codes = run_and_get_code(train, run)
+    assert_same(got, train(lambda init, xs: loop(problem.combine_fn, init, xs)), 1e-4)
     assert [loops(code) for code in codes] == [0, 0]
 
 

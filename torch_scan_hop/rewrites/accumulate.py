@@ -47,6 +47,13 @@ class Accumulator:
     def is_product(self) -> bool:
         return self.term.target in (aten.mm.default, aten.bmm.default)
 
+    @property
+    def operand(self) -> fx.Node:
+        """What the term is a sum over dimensions of, or the term."""
+        if self.term.target is aten.sum.dim_IntList:
+            return self.term.args[0]  # type: ignore[return-value]
+        return self.term
+
     def _reduced(self, stack: torch.Tensor) -> torch.Tensor:
         """``sum_t sum(v_t, dims)`` from the stack of ``v``."""
         rank = stack.dim() - 1
@@ -78,9 +85,8 @@ class Accumulator:
 
 def read_stack_instead(accumulator: Accumulator, at_hand: set[fx.Node]) -> Accumulator:
     """A sum over dimensions of a value that is stacked anyway needs no stack of its own."""
-    term = accumulator.term
-    if term.target is aten.sum.dim_IntList and term.args[0] in at_hand:
-        return dataclasses.replace(accumulator, leaves=(term.args[0],))  # type: ignore[arg-type]
+    if accumulator.operand is not accumulator.term and accumulator.operand in at_hand:
+        return dataclasses.replace(accumulator, leaves=(accumulator.operand,))
     return accumulator
 
 

@@ -42,6 +42,21 @@ def is_contraction(node: fx.Node) -> bool:
     return node.target in CONTRACTIONS
 
 
+# the operators that keep a body from being pointwise, and a loop from being one kernel
+REDUCTIONS = {
+    aten.amax.default,
+    aten.amin.default,
+    aten.mean.default,
+    aten.mean.dim,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+}
+
+
+def is_reduction(node: fx.Node) -> bool:
+    return node.target in REDUCTIONS
+
+
 def is_tensor(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
 

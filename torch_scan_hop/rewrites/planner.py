@@ -16,6 +16,7 @@ from torch_scan_hop.rewrites.classify import (
     classify,
     is_contraction,
     is_pinned,
+    is_reduction,
     is_tensor,
     nbytes,
 )
@@ -26,6 +27,9 @@ from torch_scan_hop.signature import Inputs, Signature
 
 # bytes: from here on writing a stack and reading it again costs more than a dispatch per step
 SMALL_TERM = 4096
+
+# a step moves so many times as many bytes as a value that may be stacked to be summed later
+CHEAP_STACKS = 4
 
 
 class Planner:
@@ -78,8 +82,16 @@ class Planner:
         candidates = [a for a in found if a is not None and self.used[a.index]]
         at_hand = {*self.roles.xs, *self.ys}
         at_hand |= {leaf for a in candidates if a.is_product() for leaf in a.leaves}
+        at_hand |= {a.operand for a in candidates if self._may_be_summed_later(a)}
         candidates = [read_stack_instead(a, at_hand) for a in candidates]
         return [a for a in candidates if self._accumulator_pays(a, at_hand)]
+
+    def _may_be_summed_later(self, accumulator: Accumulator) -> bool:
+        """A sum over dimensions, whose operand is small beside what a step moves anyway."""
+        operand = accumulator.operand
+        return operand is not accumulator.term and bool(
+            CHEAP_STACKS * nbytes(operand) <= self.step_bytes
+        )
 
     def _accumulator_pays(self, accumulator: Accumulator, at_hand: set[fx.Node]) -> bool:
         if any(self.dependence[leaf] is Dependence.INVARIANT for leaf in accumulator.leaves):
@@ -157,9 +169,10 @@ class Planner:
             return False
         chain = ancestors([node], stop=self.in_loop) - self.in_loop
         varying = [n for n in chain if self.dependence[n] is not Dependence.INVARIANT]
-        if not self.pointwise_pays and not any(is_contraction(n) for n in varying):
-            return False
         added = [n for n in self._frontier([node]) if n not in self.ys]
+        if not self.pointwise_pays and not any(is_contraction(n) for n in varying):
+            # a reduction keeps the loop from being one kernel; of stacks it costs a pass over them
+            return any(is_reduction(n) for n in varying) and not added
         return bool(sum(nbytes(n) for n in added) <= self.budget)
 
     def _frontier(self, sunk: Sequence[fx.Node]) -> list[fx.Node]:
