@@ -17,22 +17,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 MARK = "@rows "
 
 
-def spin_settings() -> dict[str, str]:
-    """OpenMP threads that wait for a thread which is not running spin for whole time slices.
-
-    With other work on the machine a parallel region of microseconds then takes 15 ms. Unless
-    the caller chose, waiting is bounded to about 50 us, which costs nothing on an idle machine.
-    """
-    chosen = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)
-    return {} if chosen else {"GOMP_SPINCOUNT": "1000"}
-
-
 def measured(where: str, *arguments: Any, cold: bool = False, limit: float = 300) -> Any:
     """The result of ``where`` ("module:function") on ``arguments``; or why there is none.
 
     ``cold``: with Inductor's caches off and a cache directory that is empty.
     """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **spin_settings()}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "benchmarks.child", where, json.dumps(arguments)]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty:
         if cold:

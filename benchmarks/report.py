@@ -66,7 +66,7 @@ def header(title: str, module: str, load_before: str, minutes: float) -> list[st
         f"- {processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, float32",
         f"- Python {platform.python_version()}, {versions()}",
         f"- load average (1, 5, 15 minutes) before: {load_before}; after: {load()}",
-        f"- OpenMP waiting: {waiting or 'GOMP_SPINCOUNT=1000, set by the harness (child.py)'}",
+        f"- OpenMP waiting: {waiting or 'as torch comes'}",
         *_warning(max(float(load_before.split()[0]), os.getloadavg()[0])),
         "",
     ]
