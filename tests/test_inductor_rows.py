@@ -240,7 +240,7 @@ def test_a_scan_in_blocks():
         h = torch.tanh(h @ U + x @ GATES[:, :H])
         return h, h
 
-    h, xs = randn(5, H), randn(512, 5, H)
+    h, xs = randn(16, H), randn(2048, 16, H)
     got, n_loops = compiled(step, h, xs)
     assert_same(got, loop(step, h, xs), 1e-4)
     assert n_loops == 1  # over blocks
@@ -251,6 +251,8 @@ def test_a_scan_in_blocks():
     [
         lambda h, x: (torch.tanh(h.roll(1, 0) @ U + x), h),
         lambda h, x: (torch.tanh(h @ U) + h.roll(1, 0), h),
+        lambda h, x: (torch.tanh(h[:1].expand(5, -1) @ U) + x, h),
+        lambda h, x: (torch.tanh(h.reshape(-1, H // 2)[:5] @ U[: H // 2]) + x, h),
         lambda h, x: (torch.tanh(h @ U + h[:1]) + x, h),
         lambda h, x: (torch.tanh(h @ U) + h.flip(0), h),
         lambda h, x: (torch.tanh(h @ U) - h.sum(0), h),
@@ -261,6 +263,8 @@ def test_a_scan_in_blocks():
     ids=[
         "roll",
         "rolled y",
+        "first row again",
+        "halves of rows",
         "first row",
         "flip",
         "sum",

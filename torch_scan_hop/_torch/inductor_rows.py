@@ -380,6 +380,7 @@ class RowBody:
             all(s.shape[:1] == (self.rows,) and _is_static(s.shape[1:]) for s in self.stores)
             and all(p.left.get_size()[0] == self.rows for p in self.products)
             and all(self._is_invariant(p.weight) for p in self.products)
+            and all(self._multiplies_own_row(p) for p in self.products)
             and all(self._reads_own_row(store) for store in self.stores)
         )
 
@@ -388,6 +389,18 @@ class RowBody:
             name.startswith(CARRY) or _is_product(name) or at.has(STEP)
             for name, at in self._reads(value)
         )
+
+    def _multiplies_own_row(self, product: Product) -> bool:
+        """A view of the carry may put its rows together in another way."""
+        matrix, (k, _) = product.matrix, product.sizes
+        assert matrix is not None
+        if not matrix.name.startswith(CARRY):
+            return True
+        stride = self.carry[int(matrix.name.removeprefix(CARRY))].layout.stride[0]
+        if not _is_static([stride, matrix.offset, matrix.row_stride]):
+            return False
+        same_rows = self.rows == 1 or matrix.row_stride == stride
+        return bool(same_rows and matrix.offset + k <= stride)
 
     def _reads_own_row(self, store: Store) -> bool:
         row = store.lanes[0]

@@ -1,8 +1,11 @@
-"""Inductor: a scan becomes a counted loop in the generated wrapper.
+"""Inductor: a scan becomes a counted loop in the generated wrapper, or one kernel.
 
-``body``    the step in destination-passing style: it writes its results in place
-``loop``    the IR node, and the wrapper code of the loop, in Python and C++
 ``passes``  what runs on the graph before it is lowered
+``loop``    the lowering; the IR node of a counted loop, and its code in Python and C++
+``body``    the step in destination-passing style: it writes its results in place
+``kernel``  one kernel for a pointwise body: lanes run by themselves
+``rows``    one kernel for a body with products: rows of the batch run by themselves
+``node``    what these IR nodes have in common
 """
 
 from __future__ import annotations

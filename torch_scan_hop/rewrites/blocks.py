@@ -30,7 +30,7 @@ def block_length(plan: ScanPlan, trip_count: int, copied: int = 0) -> int:
     ``copied``: bytes per step that the caller would have to stack, too.
     """
     per_step = plan.stacked_bytes + copied
-    if per_step == 0 or not current_options().blocks:
+    if per_step * trip_count <= BLOCK_BYTES or not current_options().blocks:
         return trip_count
     length = max(MIN_BLOCK, min(BLOCK_BYTES // per_step, trip_count // MIN_BLOCKS))
     return trip_count if 2 * length > trip_count else length

@@ -21,7 +21,8 @@ class Options:
         drop_dead: remove carries and ys that nothing reads; carries that never change become
             loop-invariant.
         blocks: do a long scan's work before and after the loop for a block of steps at a time.
-        one_kernel: under Inductor, run the whole loop of a pointwise body in one kernel.
+        one_kernel: under Inductor, run the whole loop in one kernel if the body is pointwise, or
+            pointwise around products with small weights.
         memory_gate: stacks that a rewrite adds may hold at most this many times the bytes
             that a step reads and writes anyway (xs, ys and carries), each. The knob.
     """
