@@ -40,13 +40,13 @@ __all__ = [
     "NotPointwise",
     "Reads",
     "StepOps",
-    "carry_input",
     "define_kernel",
     "lane_symbols",
     "likely_size",
     "masked",
     "no_interpreter",
-    "slice_at",
+    "step_inputs",
+    "step_of",
 ]
 
 NotPointwise = SubgraphLoweringException
@@ -151,7 +151,21 @@ def _values_read_often_stay_inline() -> Iterator[None]:
         ir.StorageBox.should_realize_on_reuse = original  # type: ignore[method-assign]
 
 
-def carry_input(position: int, like: Any) -> Any:
+def step_inputs(roles: Any, step: Any) -> list[Any]:
+    """What a body is lowered with: carries by name, xs at ``step``, additional inputs."""
+    return [
+        *(_carry_input(k, c) for k, c in enumerate(roles.carry)),
+        *(_slice_at(step, x) for x in roles.xs),
+        *roles.additional,
+    ]
+
+
+def step_of(trip_count: Any, reverse: bool) -> Any:
+    """The index of the step that the loop is at."""
+    return trip_count - 1 - STEP if reverse else STEP
+
+
+def _carry_input(position: int, like: Any) -> Any:
     size = like.get_size()
     layout = ir.FixedLayout(
         like.get_device(), like.get_dtype(), size, ir.FlexibleLayout.contiguous_strides(size)
@@ -159,7 +173,7 @@ def carry_input(position: int, like: Any) -> Any:
     return ir.TensorBox(ir.StorageBox(ir.InputBuffer(name=f"{CARRY}{position}", layout=layout)))
 
 
-def slice_at(step: Any, xs: Any) -> Any:
+def _slice_at(step: Any, xs: Any) -> Any:
     data = xs.data if isinstance(xs, ir.TensorBox) else xs
     layout = xs.get_layout()
     first, *rest = layout.stride

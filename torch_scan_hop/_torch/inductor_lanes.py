@@ -23,12 +23,11 @@ from torch_scan_hop._torch.inductor_cpp import (
     Lowering,
     Reads,
     StepOps,
-    carry_input,
     define_kernel,
     lane_symbols,
     likely_size,
     no_interpreter,
-    slice_at,
+    step_inputs,
 )
 
 __all__ = ["PointwiseBody", "TimeLoop", "emit_kernel", "merged_dimensions"]
@@ -37,15 +36,10 @@ __all__ = ["PointwiseBody", "TimeLoop", "emit_kernel", "merged_dimensions"]
 class PointwiseBody:
     """Step ``step`` as functions of an index; NotPointwise if it needs a buffer."""
 
-    def __init__(self, gm: fx.GraphModule, carry: Any, xs: Any, additional: Any, step: Any) -> None:
+    def __init__(self, gm: fx.GraphModule, roles: Any, step: Any) -> None:
         self.step = step
         self.lowering = Lowering(gm)
-        inputs = [
-            *(carry_input(k, c) for k, c in enumerate(carry)),
-            *(slice_at(step, x) for x in xs),
-            *additional,
-        ]
-        self.results = self.lowering.lower(inputs)
+        self.results = self.lowering.lower(step_inputs(roles, step))
 
     def values(self, index: Sequence[Any], dtypes: Sequence[torch.dtype]) -> list[Any]:
         with self.lowering.fresh_values():

@@ -29,9 +29,8 @@ from torch_scan_hop._torch.inductor_cpp import (
     NotPointwise,
     Reads,
     StepOps,
-    carry_input,
     lane_symbols,
-    slice_at,
+    step_inputs,
 )
 
 __all__ = [
@@ -242,12 +241,7 @@ class RowBody:
         self.carry = [Place(f"{CARRY}{k}", layout) for k, layout in enumerate(layouts[:n])]
         self.ys = [Place(f"{STACK}{k}", layout, (step,)) for k, layout in enumerate(layouts[n:])]
         self._lowering = _RowLowering(gm)
-        inputs = [
-            *(carry_input(k, c) for k, c in enumerate(roles.carry)),
-            *(slice_at(step, x) for x in roles.xs),
-            *roles.additional,
-        ]
-        results = self._lowering.lower(inputs)
+        results = self._lowering.lower(step_inputs(roles, step))
         self.products = self._lowering.products
         if not all(isinstance(r, ir.TensorBox) for r in results):
             raise NotPointwise("a result that is no tensor")

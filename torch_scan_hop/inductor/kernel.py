@@ -22,7 +22,7 @@ from torch_scan_hop._torch.inductor import (
     V,
     size_expression,
 )
-from torch_scan_hop._torch.inductor_cpp import CARRY, STEP, NotPointwise, lane_symbols
+from torch_scan_hop._torch.inductor_cpp import CARRY, NotPointwise, lane_symbols, step_of
 from torch_scan_hop._torch.inductor_lanes import (
     PointwiseBody,
     TimeLoop,
@@ -57,9 +57,8 @@ def pointwise_kernel(
         return None
     roles = signature.split_inputs(operands)
     trip_count = size_expression(examples.xs[0].shape[0])
-    step = trip_count - 1 - STEP if reverse else STEP
     try:
-        step_body = PointwiseBody(body, roles.carry, roles.xs, roles.additional, step)
+        step_body = PointwiseBody(body, roles, step_of(trip_count, reverse))
     except NotPointwise:
         return None
     if not _lanes_are_independent(step_body, examples):

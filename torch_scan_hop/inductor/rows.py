@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.inductor import FixedLayout, size_expression
-from torch_scan_hop._torch.inductor_cpp import STEP, NotPointwise
+from torch_scan_hop._torch.inductor_cpp import NotPointwise, step_of
 from torch_scan_hop._torch.inductor_rows import RowBody, vector_lanes
 from torch_scan_hop._torch.inductor_rows_kernel import emit_rows_kernel
 from torch_scan_hop.inductor.body import StepExamples
@@ -48,7 +48,6 @@ def rows_kernel(
         return None
     roles = signature.split_inputs(operands)
     trip_count = size_expression(examples.xs[0].shape[0])
-    step = trip_count - 1 - STEP if reverse else STEP
     layouts = [
         *(_layout(c) for c in examples.carry),
         *(
@@ -57,7 +56,7 @@ def rows_kernel(
         ),
     ]
     try:
-        rows = RowBody(body, roles, layouts, step)
+        rows = RowBody(body, roles, layouts, step_of(trip_count, reverse))
     except NotPointwise:
         return None
     if not rows.are_independent():
