@@ -224,6 +224,19 @@ def test_the_cpp_wrapper(cell):
     assert_same(run(init, xs), loop(step, init, xs), 1e-4)
 
 
+def test_ahead_of_time():
+    class Net(torch.nn.Module):
+        def forward(self, h, xs):
+            return scan(rnn, h, xs)
+
+    h, xs = randn(5, H), randn(6, 5, H)
+    with torch.no_grad():
+        program = torch.export.export(Net(), (h, xs))
+        package = torch._inductor.aoti_compile_and_package(program)
+        run = torch._inductor.aoti_load_package(package)
+        assert_same(run(h, xs), loop(rnn, h, xs), 1e-4)
+
+
 def test_any_trip_count_and_batch():
     run = torch.compile(lambda h, xs: scan(rnn, h, xs), dynamic=True, fullgraph=True)
     for steps, batch in ((4, 5), (9, 64), (2, 33)):

@@ -44,6 +44,7 @@ _WITH_OUT: dict[Any, Callable[..., Any]] = {
     aten.neg.default: torch.neg,
     aten.mm.default: torch.mm,
     aten.bmm.default: torch.bmm,
+    aten.cat.default: torch.cat,
     aten.addmm.default: torch.addmm,
     aten.addcmul.default: torch.addcmul,
     aten.sigmoid.default: torch.sigmoid,

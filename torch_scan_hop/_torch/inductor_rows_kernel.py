@@ -99,7 +99,8 @@ inline void NAME(
     const float* left, const float* panels, float* out,
     int64_t rows, int64_t depth, int64_t columns, int64_t row
 ) {
-    constexpr int width = vectors * at::vec::Vectorized<float>::size();
+    constexpr int width = vectors * LANES;
+    static_assert(LANES == at::vec::Vectorized<float>::size(), "panels are packed for LANES");
     for (int64_t column = 0; column < columns; column += width) {
         const float* panel = panels + column * depth;
         float* to = out + column;
@@ -182,7 +183,7 @@ class _RowsKernel:
         return cexpr_index(self.plain.rename_indexing(size))
 
     def _declarations(self) -> str:
-        return PRODUCT_SOURCE.replace("NAME", self.product)
+        return PRODUCT_SOURCE.replace("NAME", self.product).replace("LANES", str(vector_lanes()))
 
     # --- scratch memory ---
 

@@ -1,0 +1,93 @@
+"""One kernel or a counted loop: lstm of several widths and batches, run both ways.
+
+    python -m benchmarks.kernels [--quick]
+
+What ``inductor/rows.py`` chooses by the bytes of the weights should be the faster of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from benchmarks import report
+from benchmarks.child import RESULTS, measured
+from benchmarks.contestants import compiled
+from benchmarks.timing import Timing, interleaved
+from benchmarks.workloads import LSTMWorkload, case
+from torch_scan_hop.rewrites import using_options
+
+T = 128
+WIDTHS, BATCHES = (64, 128, 256, 512), (1, 4, 16, 64)
+KERNEL, LOOP = "one kernel", "counted loop"
+
+
+def measure(width: int, batch: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds both ways, whatever would be chosen, and what is."""
+    from torch_scan_hop.inductor import rows
+
+    weights = 4 * width * 4 * width  # of the product with the carry
+    chosen = KERNEL if weights <= rows.WEIGHT_BYTES else LOOP
+    rows.WEIGHT_BYTES = 2**40
+    lstm = LSTMWorkload("lstm", B=batch, D=width, H=width)
+    found: dict[str, Any] = {"width": width, "batch": batch, "chosen": chosen}
+    # a cell of its own for each: one that is compiled already would not be compiled again
+    ways = {name: compiled(case(lstm, T), True) for name in (KERNEL, LOOP)}
+    for direction in ("forward", "train"):
+        calls = {name: getattr(way, direction) for name, way in ways.items()}
+        for name, call in calls.items():
+            with using_options(one_kernel=name == KERNEL):
+                call(), call()
+        timings: dict[str, Timing] = interleaved(calls, rounds)
+        found[direction] = {name: timing.median for name, timing in timings.items()}
+    return found
+
+
+def row_of(r: dict[str, Any]) -> list[object]:
+    cells: list[object] = [r["width"], r["batch"], r["chosen"]]
+    for direction in ("forward", "train"):
+        kernel, loop = r[direction][KERNEL], r[direction][LOOP]
+        cells += [f"{kernel:.2f}", f"{loop:.2f}", f"{kernel / loop:.2f}"]
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer shapes, not written")
+    options = parser.parse_args()
+    widths, batches = ((128,), (1, 16)) if options.quick else (WIDTHS, BATCHES)
+    start, before = time.perf_counter(), report.load()
+    rows, notes = [], []
+    for width in widths:
+        for batch in batches:
+            found = measured("benchmarks.kernels:measure", width, batch, 9, limit=200)
+            if "failed" in found:
+                notes.append(f"- H={width} B={batch}: {found['failed']}")
+            else:
+                rows.append(row_of(found))
+            print(rows[-1] if rows else notes, flush=True)
+    head = ["H", "B", "chosen", *(f"{way}, {how}, ms" for how in ("fwd", "fwd+bwd")
+            for way in (KERNEL, LOOP))]  # fmt: skip
+    head = [*head[:5], "ratio", *head[5:], "ratio"]
+    text = "\n".join(
+        [
+            *report.header(
+                "One kernel or a counted loop",
+                "benchmarks.kernels",
+                before,
+                (time.perf_counter() - start) / 60,
+            ),
+            f"lstm, T={T}, D=H, compiled with the C++ wrapper; medians.",
+            "",
+            *report.table(head, rows),
+            *notes,
+        ]
+    )
+    if not options.quick:
+        (RESULTS / "kernels.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
