@@ -75,13 +75,12 @@ def _eager(workload: Workload, given: Case) -> Contestant:
     return of_torch(given, partial(ours, given.problem))
 
 
-def compiled(given: Case, cpp_wrapper: bool) -> Contestant:
+def compiled(given: Case, **options: Any) -> Contestant:
     cell = given.problem.combine_fn
 
     def run(init: Any, xs: Any) -> tuple[Any, Any]:
         return scan(cell, init, xs)
 
-    options = {"cpp_wrapper": cpp_wrapper}
     return of_torch(given, torch.compile(run, fullgraph=True, dynamic=False, options=options))
 
 

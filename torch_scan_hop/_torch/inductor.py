@@ -49,6 +49,7 @@ __all__ = [
     "fresh_loop_index",
     "ir",
     "is_tensor_ir",
+    "layout_like",
     "lower_subgraph",
     "register_scan_lowering",
     "replace_scan_pass",
@@ -181,14 +182,17 @@ class DeclaredOutput(MultiOutput):
         pass
 
 
-def declared_output(node: Any, position: int, like: torch.Tensor) -> DeclaredOutput:
-    layout = FixedLayout(
+def layout_like(like: torch.Tensor) -> FixedLayout:
+    return FixedLayout(
         device=like.device,
         dtype=like.dtype,
         size=[size_expression(s) for s in like.shape],
         stride=[size_expression(s) for s in like.stride()],
     )
-    return DeclaredOutput(layout, node, [(list, position)])
+
+
+def declared_output(node: Any, position: int, like: torch.Tensor) -> DeclaredOutput:
+    return DeclaredOutput(layout_like(like), node, [(list, position)])
 
 
 def written_output(node: Any, place: Any) -> MutationOutput:

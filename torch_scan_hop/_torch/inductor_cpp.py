@@ -40,6 +40,7 @@ __all__ = [
     "NotPointwise",
     "Reads",
     "StepOps",
+    "carry_position",
     "define_kernel",
     "lane_symbols",
     "likely_size",
@@ -59,6 +60,11 @@ CARRY = "scan_carry_"
 
 def lane_symbols(rank: int) -> list[Any]:
     return [sympy.Symbol(f"x{k}", integer=True, nonnegative=True) for k in range(rank)]
+
+
+def carry_position(name: str) -> int | None:
+    """Of the carry that a buffer's name stands for, if it does."""
+    return int(name.removeprefix(CARRY)) if name.startswith(CARRY) else None
 
 
 def likely_size(size: Any, fallback: int) -> int:
@@ -191,7 +197,7 @@ TANH_SMALL = 0.625
 
 
 def _tanh(inner: Any, x: Any) -> Any:
-    """tanh of a float32, within 2 ulp; five times as fast as the vectorised one of Inductor."""
+    """tanh of a float32, within 2 ulp; the vectorised one of Inductor is within 1, and slow."""
     constant = lambda value: inner.constant(value, torch.float32)  # noqa: E731
     square = inner.mul(x, x)
     *terms, series = map(constant, TANH_TERMS)
@@ -229,8 +235,9 @@ class StepOps(WrapperHandler):
         self.read = read
 
     def load(self, name: str, index: Any) -> Any:
-        if name.startswith(CARRY):
-            return self.read(int(name.removeprefix(CARRY)), index)
+        position = carry_position(name)
+        if position is not None:
+            return self.read(position, index)
         return self._inner.load(name, index)
 
     def tanh(self, x: Any) -> Any:

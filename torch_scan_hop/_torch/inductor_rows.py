@@ -29,6 +29,7 @@ from torch_scan_hop._torch.inductor_cpp import (
     NotPointwise,
     Reads,
     StepOps,
+    carry_position,
     lane_symbols,
     step_inputs,
 )
@@ -114,13 +115,12 @@ class Store:
         return lane_symbols(len(self.shape))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Product:
     """``left @ weight`` into scratch memory of the same position; ``weight`` is loop-invariant."""
 
     left: Any
     weight: Any
-    matrix: Matrix | None = None  # that left is in
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -255,8 +255,11 @@ class RowBody:
                 self.stores.append(store)
             if k >= n:
                 stored[id(value)] = place
-        for j, product in enumerate(self.products):
-            product.matrix = self._operand(j, product.left, stored.get(id(product.left)))
+        #: the matrices that products read their rows from
+        self.operands = [
+            self._operand(j, product.left, stored.get(id(product.left)))
+            for j, product in enumerate(self.products)
+        ]
         for store in self.stores:
             self._find_reads(store)
         self._assign_stages()
@@ -308,14 +311,12 @@ class RowBody:
         """As early as what they read is there; a carry once nothing reads its old value."""
         last_read: dict[str, int] = {}
         for store in self.stores:
-            made = [int(n.removeprefix(PRODUCT)) + 1 for n, _ in store.reads if _is_product(n)]
-            store.stage = max(made, default=0)
+            made = [_product_position(n) for n, _ in store.reads]
+            store.stage = max((j + 1 for j in made if j is not None), default=0)
             for name, _ in store.reads:
                 last_read[name] = max(last_read.get(name, 0), store.stage)
-        for j, product in enumerate(self.products):
-            assert product.matrix is not None
-            name = product.matrix.name
-            last_read[name] = max(last_read.get(name, 0), j + 1)
+        for j, operand in enumerate(self.operands):
+            last_read[operand.name] = max(last_read.get(operand.name, 0), j + 1)
         for store in self.stores:
             if store.carry is not None:
                 store.stage = max(store.stage, last_read.get(f"{CARRY}{store.carry}", 0))
@@ -374,27 +375,30 @@ class RowBody:
             all(s.shape[:1] == (self.rows,) and _is_static(s.shape[1:]) for s in self.stores)
             and all(p.left.get_size()[0] == self.rows for p in self.products)
             and all(self._is_invariant(p.weight) for p in self.products)
-            and all(self._multiplies_own_row(p) for p in self.products)
+            and all(map(self._multiplies_own_row, self.operands, self.products))
             and all(self._reads_own_row(store) for store in self.stores)
         )
 
     def _is_invariant(self, value: Any) -> bool:
-        return not any(
-            name.startswith(CARRY) or _is_product(name) or at.has(STEP)
-            for name, at in self._reads(value)
-        )
+        reads = self._reads(value)
+        return all(self._row_stride(name) is None and not at.has(STEP) for name, at in reads)
 
-    def _multiplies_own_row(self, product: Product) -> bool:
+    def _row_stride(self, name: str) -> Any:
+        """Of a carry or a product, in elements; None for what a step does not change."""
+        carry, product = carry_position(name), _product_position(name)
+        if carry is not None:
+            return self.carry[carry].layout.stride[0]
+        return None if product is None else sympy.Integer(self.products[product].padded)
+
+    def _multiplies_own_row(self, operand: Matrix, product: Product) -> bool:
         """A view of the carry may put its rows together in another way."""
-        matrix, (k, _) = product.matrix, product.sizes
-        assert matrix is not None
-        if not matrix.name.startswith(CARRY):
+        stride = self._row_stride(operand.name)
+        if stride is None:
             return True
-        stride = self.carry[int(matrix.name.removeprefix(CARRY))].layout.stride[0]
-        if not _is_static([stride, matrix.offset, matrix.row_stride]):
+        if not _is_static([stride, operand.offset, operand.row_stride]):
             return False
-        same_rows = self.rows == 1 or matrix.row_stride == stride
-        return bool(same_rows and matrix.offset + k <= stride)
+        same_rows = self.rows == 1 or operand.row_stride == stride
+        return bool(same_rows and operand.offset + product.sizes[0] <= stride)
 
     def _reads_own_row(self, store: Store) -> bool:
         row = store.lanes[0]
@@ -403,11 +407,8 @@ class RowBody:
             return False
         bounds = {symbol: ValueRanges(0, size - 1) for symbol, size in ranges.items()}
         for name, at in store.reads:
-            if name.startswith(CARRY):
-                stride = self.carry[int(name.removeprefix(CARRY))].layout.stride[0]
-            elif _is_product(name):
-                stride = sympy.Integer(self.products[int(name.removeprefix(PRODUCT))].padded)
-            else:
+            stride = self._row_stride(name)
+            if stride is None:
                 continue
             within = sympy.expand(at - (0 if self.rows == 1 else row * stride))
             if not (within.free_symbols <= set(bounds) and _is_static([stride])):
@@ -422,8 +423,8 @@ def _is_carry(store: Store) -> bool:
     return store.carry is not None
 
 
-def _is_product(name: str) -> bool:
-    return name.startswith(PRODUCT)
+def _product_position(name: str) -> int | None:
+    return int(name.removeprefix(PRODUCT)) if name.startswith(PRODUCT) else None
 
 
 def _is_static(sizes: Iterable[Any]) -> bool:

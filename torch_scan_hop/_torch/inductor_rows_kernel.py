@@ -51,8 +51,8 @@ MAX_ROWS = 32
 
 # Rows by vectors of columns that one call multiplies, so that their sums stay in registers and
 # there are enough of them for the pipeline of multiply-add units. Panels of ``vectors`` columns
-# are contiguous. Inductor's micro-kernel takes 1.3 times as long: its sums spill with more than
-# one vector of columns, and it waits for loads with one.
+# are contiguous. In Inductor's micro-kernel sums spill with more than one vector of columns, and
+# with one it waits for loads.
 PRODUCT_SOURCE = """
 template <int rows, int vectors>
 inline void NAME_rows(
@@ -191,8 +191,7 @@ class _RowsKernel:
         buffers = []
         for j, product in enumerate(self.body.products):
             k, n = product.sizes
-            assert product.matrix is not None
-            if product.matrix.name == f"{OPERAND}{j}":
+            if self.body.operands[j].name == f"{OPERAND}{j}":
                 buffers.append(float_buffer(f"{OPERAND}{j}", [self.body.rows, k], k))
             buffers.append(float_buffer(f"{PRODUCT}{j}", [self.body.rows, n], product.padded))
             buffers.append(float_buffer(f"{WEIGHT}{j}", [product.padded, k], k))
@@ -276,8 +275,7 @@ class _RowsKernel:
         return name
 
     def _multiply(self, position: int, product: Product) -> None:
-        matrix, (k, n) = product.matrix, product.sizes
-        assert matrix is not None
+        matrix, (k, n) = self.body.operands[position], product.sizes
         args = self.group.args
         written = self.names.get(matrix.name)
         left = args.input(matrix.name) if written is None else args.output(written)

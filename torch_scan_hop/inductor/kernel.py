@@ -18,10 +18,7 @@ from typing import Any
 import sympy
 import torch
 
-from torch_scan_hop._torch.inductor import (
-    V,
-    size_expression,
-)
+from torch_scan_hop._torch.inductor import V, size_expression
 from torch_scan_hop._torch.inductor_cpp import CARRY, NotPointwise, lane_symbols, step_of
 from torch_scan_hop._torch.inductor_lanes import (
     PointwiseBody,
@@ -34,7 +31,7 @@ from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.node import ScanNode
 from torch_scan_hop.rewrites import current_options
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.signature import Inputs, Signature
 
 _MAKE_OR_CONVERT = {
     "_to_copy", "clone", "constant_pad_nd", "convert_element_type", "copy", "empty", "fill", "full",
@@ -42,28 +39,6 @@ _MAKE_OR_CONVERT = {
 }  # fmt: skip
 
 DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
-
-
-def pointwise_kernel(
-    body: torch.fx.GraphModule,
-    signature: Signature,
-    operands: Sequence[Any],
-    examples: StepExamples,
-    reverse: bool,
-    into: Sequence[Any],
-) -> PointwiseKernel | None:
-    """The node of the kernel, or None if the body does not qualify."""
-    if not (current_options().one_kernel and _has_one_shape(examples) and may_be_pointwise(body)):
-        return None
-    roles = signature.split_inputs(operands)
-    trip_count = size_expression(examples.xs[0].shape[0])
-    try:
-        step_body = PointwiseBody(body, roles, step_of(trip_count, reverse))
-    except NotPointwise:
-        return None
-    if not _lanes_are_independent(step_body, examples):
-        return None
-    return PointwiseKernel(operands, signature, step_body, reverse, examples, into)
 
 
 def may_be_pointwise(body: torch.fx.GraphModule, besides: Collection[Any] = ()) -> bool:
@@ -113,7 +88,45 @@ def _lanes_are_independent(step: PointwiseBody, examples: StepExamples) -> bool:
 
 
 class LoopKernelNode(ScanNode):
-    """A scan that is one call of a kernel."""
+    """A scan that is one call of a kernel; subclasses know for which bodies, and the kernel."""
+
+    step: Any
+
+    @classmethod
+    def of(
+        cls,
+        body: torch.fx.GraphModule,
+        signature: Signature,
+        operands: Sequence[Any],
+        examples: StepExamples,
+        reverse: bool,
+        into: Sequence[Any],
+    ) -> LoopKernelNode | None:
+        """The node, or None if the body does not qualify."""
+        if not current_options().one_kernel:
+            return None
+        roles = signature.split_inputs(operands)
+        at = step_of(size_expression(examples.xs[0].shape[0]), reverse)
+        try:
+            step = cls.lowered(body, roles, examples, into, at)
+        except NotPointwise:
+            return None
+        if step is None:
+            return None
+        node = cls(operands, signature, reverse, examples, into)
+        node.step = step
+        return node
+
+    @staticmethod
+    def lowered(
+        body: torch.fx.GraphModule,
+        roles: Inputs[Any],
+        examples: StepExamples,
+        into: Sequence[Any],
+        at: Any,
+    ) -> Any:
+        """The body at step ``at`` for the kernel; None, or NotPointwise, if it does not qualify."""
+        raise NotImplementedError
 
     def codegen(self, wrapper: Any) -> None:
         self.allocate(wrapper, self.outputs)
@@ -129,21 +142,22 @@ class LoopKernelNode(ScanNode):
 
 
 class PointwiseKernel(LoopKernelNode):
-    def __init__(
-        self,
-        operands: Sequence[Any],
-        signature: Signature,
-        step: PointwiseBody,
-        reverse: bool,
+    @staticmethod
+    def lowered(
+        body: torch.fx.GraphModule,
+        roles: Inputs[Any],
         examples: StepExamples,
         into: Sequence[Any],
-    ) -> None:
-        super().__init__(operands, signature, reverse, examples, into)
-        self.step = step
-        self.sizes = [size_expression(s) for s in examples.carry[0].shape]
+        at: Any,
+    ) -> PointwiseBody | None:
+        if not (_has_one_shape(examples) and may_be_pointwise(body)):
+            return None
+        step = PointwiseBody(body, roles, at)
+        return step if _lanes_are_independent(step, examples) else None
 
     def call_kernel(self, wrapper: Any) -> None:
         n = len(self.operands.carry)
         loop = TimeLoop(self.step, self.operands.carry, self.stores[:n], self.stores[n:])
-        sizes, index_of = merged_dimensions(self.step, self.sizes, [o.layout for o in self.outputs])
+        layouts = [output.layout for output in self.outputs]
+        sizes, index_of = merged_dimensions(self.step, layouts[0].size, layouts)
         emit_kernel(wrapper, self, loop, index_of, sizes, self.trip_count)

@@ -29,9 +29,9 @@ from torch_scan_hop._torch.inductor import (
     with_exact_strides,
 )
 from torch_scan_hop.inductor.body import StepExamples, destination_passing, seeding
-from torch_scan_hop.inductor.kernel import pointwise_kernel
+from torch_scan_hop.inductor.kernel import PointwiseKernel
 from torch_scan_hop.inductor.node import ScanNode
-from torch_scan_hop.inductor.rows import rows_kernel
+from torch_scan_hop.inductor.rows import RowsKernel
 from torch_scan_hop.signature import Signature
 
 
@@ -83,8 +83,8 @@ def lower_scan(
         )
     ]
     into = into or [None] * len(examples.ys)
-    for one_kernel in (pointwise_kernel, rows_kernel):
-        node = one_kernel(combine_fn.graph_module, signature, inputs, examples, reverse, into)
+    for kernel in (PointwiseKernel, RowsKernel):
+        node = kernel.of(combine_fn.graph_module, signature, inputs, examples, reverse, into)
         if node is not None:
             return node.results()
     step_module = destination_passing(combine_fn.graph_module, signature, examples, fake_mode())
