@@ -86,12 +86,15 @@ def test_torch_xla_compile():
 
 def test_torch_xla_compile_trains_with_one_program():
     w, h, x = inputs()
+    optimizer = torch.optim.SGD([w], lr=0.01)
 
+    # backward(), not autograd.grad: its thread may hold a gradient that nothing else does for a
+    # moment longer, with or without a scan, and the program is then one that returns it as well
     def step():
+        optimizer.zero_grad()
         value = loss(w, h, x)
-        (gradient,) = torch.autograd.grad(value, w)
-        with torch.no_grad():
-            w.sub_(0.01 * gradient)
+        value.backward()
+        optimizer.step()
         return value.detach()
 
     compiled, losses, compiles = torch_xla.compile(step, full_graph=True), [], []
@@ -99,8 +102,7 @@ def test_torch_xla_compile_trains_with_one_program():
         losses.append(compiled().item())
         compiles.append(n_compiles())
     assert losses == sorted(losses, reverse=True) and losses[3] < losses[0]
-    # the second step of any program that updates a parameter, with or without a scan, is another
-    assert compiles[2:] == [compiles[1]] * 2
+    assert compiles[1:] == [compiles[0]] * 3
 
 
 def test_stablehlo_export():
