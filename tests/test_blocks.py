@@ -11,7 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop import scan
-from torch_scan_hop.carries_in import CarriesIn, in_backward, within_block
+from torch_scan_hop.carries_in import CarriesIn, in_backward
 from torch_scan_hop.dispatch import dense
 from torch_scan_hop.inductor import passes
 from torch_scan_hop.reference import scan_loop
@@ -152,7 +152,7 @@ def test_carries_in(steps, reverse):
             assert carries[start:stop].equal(expected[start:stop])
     for length in (n for n in range(1, steps + 1) if steps % n == 0):
         parts = zip(stack.split(length), carries.edges(length), strict=True)
-        joined = [within_block(part, edge, reverse) for part, edge in parts]
+        joined = [CarriesIn(part, edge, reverse).whole() for part, edge in parts]
         assert torch.cat(joined).equal(expected)
 
 

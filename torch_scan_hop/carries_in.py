@@ -3,6 +3,7 @@
 A backward needs them, and the forward returned the others: moved by one step, they are a
 stack of their own, which this module puts off. :class:`CarriesIn` stands for it where one
 function calls another, the operator ``torch_scan_hop::carries_in`` in the graph of a backward.
+Eager reads spans of the stack as views; Inductor's kernels of whole loops read it in place.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class CarriesIn:
     def __getitem__(self, span: slice) -> Tensor:
         first = span.stop == self.stack.shape[0] if self.reverse else span.start == 0
         if first:
-            return within_block(self.stack[span], self.init, self.reverse)
+            return CarriesIn(self.stack[span], self.init, self.reverse).whole()
         back = -1 if self.reverse else 1
         return self.stack[span.start - back : span.stop - back]
 
@@ -72,11 +73,6 @@ def joined(
     return [join(x) if isinstance(x, CarriesIn) else x for x in xs]
 
 
-def within_block(stack: Tensor, edge: Tensor, reverse: bool) -> Tensor:
-    """The carries into the steps of a block, from those out of them and the one into it."""
-    return _joined(stack[1:] if reverse else stack[:-1], edge, reverse)
-
-
 def _joined(rows: Tensor, edge: Tensor, reverse: bool) -> Tensor:
     first = edge.unsqueeze(0)
     return torch.cat([rows, first] if reverse else [first, rows])
@@ -87,7 +83,7 @@ _library = torch.library.Library("torch_scan_hop", "FRAGMENT")
 # torch can tell this stack is as good to save as the one it is made of, and nearer. That it
 # depends on a cotangent (``_after``) makes it the backward's.
 _library.define("carries_in(Tensor stack, Tensor init, Tensor _after, bool reverse) -> Tensor")
-_operator = torch.ops.torch_scan_hop.carries_in.default
+carries_in_op = torch.ops.torch_scan_hop.carries_in.default
 
 
 def _kernel(stack: Tensor, init: Tensor, after: Tensor, reverse: bool) -> Tensor:
@@ -102,7 +98,7 @@ def _under_autograd(stack: Tensor, init: Tensor, after: Tensor, reverse: bool) -
     if differentiated or has_tangents((stack, init)):
         return _kernel(stack, init, after, reverse)
     with below_autograd():
-        return _operator(stack, init, after, reverse)
+        return carries_in_op(stack, init, after, reverse)
 
 
 _library.impl("carries_in", _under_autograd, "Autograd")
@@ -111,12 +107,21 @@ _library.impl("carries_in", _kernel, "FuncTorchBatched")
 
 def in_backward(carries: CarriesIn, cotangent: Tensor) -> Tensor:
     """``carries.whole()`` as one node of the backward graph."""
-    return _operator(carries.stack, carries.init, cotangent, carries.reverse)
+    return carries_in_op(carries.stack, carries.init, cotangent, carries.reverse)
+
+
+def in_graph(carries: CarriesIn) -> Tensor:
+    """``carries.whole()`` as one node of a graph, which its compiler may read in place."""
+    return carries_in_op(carries.stack, carries.init, carries.stack, carries.reverse)
+
+
+def is_in_graph(node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.target is carries_in_op
 
 
 def arguments_of(node: Any) -> tuple[fx.Node, fx.Node, bool] | None:
     """(stack, init, reverse) of such a node."""
-    if not isinstance(node, fx.Node) or node.target is not _operator:
+    if not is_in_graph(node):
         return None
     stack, init, _, reverse = node.args
     return stack, init, reverse  # type: ignore[return-value]

@@ -30,8 +30,9 @@ from torch._inductor.ir import (
     TensorBox,
 )
 from torch._inductor.lowering import register_lowering
-from torch._inductor.virtualized import V
+from torch._inductor.virtualized import V, ops
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._sympy.functions import Max, Min
 
 __all__ = [
     "AllocateLine",
@@ -41,18 +42,20 @@ __all__ = [
     "MultiOutputLayout",
     "TensorBox",
     "V",
+    "buffers_of",
     "codegen_subgraph_inline",
     "current_node",
     "declare_loop_index",
     "declared_output",
     "fake_mode",
     "fresh_loop_index",
-    "ir",
     "is_tensor_ir",
+    "is_unrealized",
     "layout_like",
     "lower_subgraph",
-    "register_scan_lowering",
+    "register_own_lowering",
     "replace_scan_pass",
+    "shifted_by_one",
     "size_expression",
     "trace_decomposed",
     "trip_count_code",
@@ -61,8 +64,32 @@ __all__ = [
 ]
 
 
-def register_scan_lowering(op: Any, lower: Callable[..., Any]) -> None:
+def register_own_lowering(op: Any, lower: Callable[..., Any]) -> None:
     register_lowering(op, type_promotion_kind=None)(lower)
+
+
+def shifted_by_one(stack: Any, edge: Any, reverse: bool) -> TensorBox:
+    """``[edge, *stack[:-1]]``, or ``[*stack[1:], edge]``: where it is read, not as a buffer."""
+    stack.realize()
+    edge.realize()
+    load, load_edge = stack.make_loader(), edge.make_loader()
+    last = stack.get_size()[0] - 1
+
+    def inner_fn(index: Sequence[Any]) -> Any:
+        step, *rest = index
+        # clamped, so that no lane needs a mask
+        neighbour = Min(step + 1, last) if reverse else Max(step - 1, 0)
+        at, first = (
+            ops.index_expr(i, torch.int64) for i in (step, last if reverse else sympy.Integer(0))
+        )
+        return ops.where(ops.eq(at, first), load_edge(rest), load([neighbour, *rest]))
+
+    return ir.Pointwise.create(
+        device=stack.get_device(),
+        dtype=stack.get_dtype(),
+        inner_fn=inner_fn,
+        ranges=list(stack.get_size()),
+    )
 
 
 def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> None:
@@ -99,6 +126,20 @@ def fresh_loop_index() -> torch.SymInt:
     shape_env = V.graph.sizevars.shape_env
     with shape_env.ignore_fresh_unbacked_symbols():
         return shape_env.create_unbacked_symint()
+
+
+def is_unrealized(value: Any) -> bool:
+    """Whether ``value`` is computed where it is read."""
+    return isinstance(value, TensorBox) and isinstance(
+        getattr(value.data, "data", None), ir.Pointwise
+    )
+
+
+def buffers_of(value: Any) -> list[Any]:
+    """The buffers that ``value`` is, or is computed from."""
+    if is_unrealized(value):
+        return [V.graph.get_buffer(name) for name in sorted(value.get_read_names())]
+    return [value] if is_tensor_ir(value) else []
 
 
 def with_exact_strides(value: Any, stride: Sequence[Any]) -> Any:

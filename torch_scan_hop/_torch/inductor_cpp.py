@@ -31,6 +31,8 @@ from torch._inductor.subgraph_lowering import PointwiseSubgraphLowering, Subgrap
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv, Min
 
+from torch_scan_hop._torch.inductor import is_unrealized
+
 __all__ = [
     "CARRY",
     "STEP",
@@ -180,6 +182,14 @@ def _carry_input(position: int, like: Any) -> Any:
 
 
 def _slice_at(step: Any, xs: Any) -> Any:
+    if is_unrealized(xs):
+        load = xs.make_loader()
+        return ir.Pointwise.create(
+            device=xs.get_device(),
+            dtype=xs.get_dtype(),
+            inner_fn=lambda index: load([step, *index]),
+            ranges=list(xs.get_size()[1:]),
+        )
     data = xs.data if isinstance(xs, ir.TensorBox) else xs
     layout = xs.get_layout()
     first, *rest = layout.stride

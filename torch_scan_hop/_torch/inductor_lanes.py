@@ -15,10 +15,12 @@ import torch
 from torch import fx
 from torch._inductor import ir
 from torch._inductor.codegen.cpp import KernelGroup
+from torch._inductor.codegen.cpp_utils import cexpr_index
 from torch._inductor.utils import parallel_num_threads
 from torch._inductor.virtualized import V, ops
 
 from torch_scan_hop._torch.inductor_cpp import (
+    STEP,
     LoopKernel,
     Lowering,
     Reads,
@@ -98,15 +100,33 @@ class TimeLoop:
         carry = [V.ops.load(b.name, b.layout.make_indexer()(index)) for b in self.carry]
         with V.set_ops_handler(StepOps(V.ops, self.body.lowering, lambda k, _: carry[k])):
             values = self.body.values(index, dtypes)
-        n = len(carry)
+        n, next_step = len(carry), self.body.step.subs(STEP, STEP + 1)
         for buffer, value in zip(self.ys, values[n:], strict=True):
             _store(buffer, [self.body.step, *index], value)
+            _prefetch_to_write(buffer, [next_step, *index])
         for buffer, value in zip(self.carry, values[:n], strict=True):
             _store(buffer, index, value)
 
 
 def _store(buffer: Any, index: Sequence[Any], value: Any) -> None:
     ops.store(buffer.name, buffer.layout.make_indexer()(index), value)
+
+
+PREFETCH_SOURCE = """
+#if defined(__GNUC__)
+#define SCAN_PREFETCH_TO_WRITE(address) __builtin_prefetch(address, 1)
+#else
+#define SCAN_PREFETCH_TO_WRITE(address)
+#endif
+"""
+
+
+def _prefetch_to_write(buffer: Any, index: Sequence[Any]) -> None:
+    """No prefetcher of hardware foresees the page that the next step writes to."""
+    kernel: Any = V.kernel
+    place = kernel.rename_indexing(buffer.layout.make_indexer()(index))
+    address = f"{kernel.args.output(buffer.name)} + {cexpr_index(place)}"
+    kernel.stores.writeline(f"SCAN_PREFETCH_TO_WRITE({address});")
 
 
 # What the carries of a tile may take of the nearest cache: the longer the pieces of the rows
@@ -140,4 +160,4 @@ def emit_kernel(
     step.repeat(trip_count, tile)
     for kernel in (seed, step):
         kernel.codegen_loops(group.loops_code, group.ws)
-    define_kernel(wrapper, group, declarations="")
+    define_kernel(wrapper, group, PREFETCH_SOURCE)

@@ -23,11 +23,14 @@ from torch_scan_hop._torch.inductor import (
     fake_mode,
     fresh_loop_index,
     is_tensor_ir,
+    is_unrealized,
     lower_subgraph,
+    shifted_by_one,
     size_expression,
     trip_count_code,
     with_exact_strides,
 )
+from torch_scan_hop.carries_in import is_in_graph
 from torch_scan_hop.inductor.body import StepExamples, destination_passing, seeding
 from torch_scan_hop.inductor.kernel import PointwiseKernel
 from torch_scan_hop.inductor.node import ScanNode
@@ -49,6 +52,15 @@ def _at_offset_zero(value: Any, contiguous: bool = False) -> Any:
         return torch.empty_strided(
             value.shape, value.stride(), dtype=value.dtype, device=value.device
         )
+
+
+def _realized(value: Any, like: Any) -> Any:
+    return with_exact_strides(value, like.stride()) if isinstance(like, torch.Tensor) else value
+
+
+def lower_carries_in(stack: Any, init: Any, _after: Any, reverse: bool) -> Any:
+    """The lowering of ``carries_in``: kernels of whole loops read the stack in place."""
+    return shifted_by_one(stack, init, reverse)
 
 
 def lower_scan(
@@ -74,19 +86,25 @@ def lower_scan(
         additional=[_at_offset_zero(_value(a)) for a in fx_additional],  # type: ignore[union-attr]
         ys=[_at_offset_zero(y, contiguous=True) for y in results[len(init) :]],
     )
-    inputs = [
-        with_exact_strides(value, example.stride()) if isinstance(example, torch.Tensor) else value
-        for value, example in zip(
+    likes = [*examples.carry, *examples.xs, *examples.additional]
+    operands = [
+        value if is_in_graph(argument) and is_unrealized(value) else _realized(value, like)
+        for argument, value, like in zip(
+            [*fx_init, *fx_xs, *fx_additional],  # type: ignore[misc]
             [*init, *xs, *additional_inputs],
-            [*examples.carry, *examples.xs, *examples.additional],
+            likes,
             strict=True,
         )
     ]
     into = into or [None] * len(examples.ys)
     for kernel in (PointwiseKernel, RowsKernel):
-        node = kernel.of(combine_fn.graph_module, signature, inputs, examples, reverse, into)
+        node = kernel.of(combine_fn.graph_module, signature, operands, examples, reverse, into)
         if node is not None:
             return node.results()
+    operands = [
+        _realized(value, like) if is_unrealized(value) else value
+        for value, like in zip(operands, likes, strict=True)
+    ]
     step_module = destination_passing(combine_fn.graph_module, signature, examples, fake_mode())
     step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
     seed = None
@@ -94,7 +112,7 @@ def lower_scan(
         seed = lower_subgraph(
             f"{combine_fn.name}_seed", seeding(examples.carry), [*examples.carry, *examples.carry]
         )
-    return ScanLoop(inputs, signature, reverse, step, seed, examples, into).results()
+    return ScanLoop(operands, signature, reverse, step, seed, examples, into).results()
 
 
 class ScanLoop(ScanNode):

@@ -13,6 +13,7 @@ from torch_scan_hop._torch.inductor import (
     MultiOutputLayout,
     TensorBox,
     V,
+    buffers_of,
     declared_output,
     is_tensor_ir,
     size_expression,
@@ -47,7 +48,7 @@ class ScanNode(ExternKernel):
         super().__init__(
             name=None,
             layout=MultiOutputLayout(device=examples.xs[0].device),
-            inputs=[a for a in (*operands, *into) if is_tensor_ir(a)],
+            inputs=[buffer for a in (*operands, *into) for buffer in buffers_of(a)],
             constant_args=[self.trip_count, *(a for a in operands if not is_tensor_ir(a))],
         )
         self.name = V.graph.register_buffer(self)

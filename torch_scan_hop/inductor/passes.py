@@ -15,9 +15,10 @@ from torch import fx
 
 from torch_scan_hop._torch.inductor import trace_decomposed
 from torch_scan_hop._torch.tracing import likely_value
-from torch_scan_hop.carries_in import CarriesIn, arguments_of, joined
+from torch_scan_hop.carries_in import CarriesIn, arguments_of, in_graph, joined
+from torch_scan_hop.inductor.rows import may_be_one_kernel
 from torch_scan_hop.op import scan_op
-from torch_scan_hop.rewrites import current_options, make_plan
+from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
 from torch_scan_hop.rewrites.classify import nbytes
 from torch_scan_hop.rewrites.products import split_fused_products
@@ -74,8 +75,7 @@ class _ScanNode:
         )
         length = self.trip_count
         if isinstance(self.trip_count, int) and self.trip_count != 0:
-            copied = sum(likely_value(nbytes(plan.roles.xs[k])) for k in self.shifted)
-            length = whole_block_length(plan, self.trip_count, copied)
+            length = whole_block_length(plan, self.trip_count, self._copied_bytes(plan))
         if plan.is_trivial() and not self.shifted and self.trip_count != 0:
             return
 
@@ -92,10 +92,17 @@ class _ScanNode:
                 return scan_of_blocks(
                     plan, scan_op, groups.carry, xs, additional, length, **options
                 )
-            return plan.run(scan_op, groups.carry, joined(xs), additional, **options)
+            return plan.run(scan_op, groups.carry, joined(xs, in_graph), additional, **options)
 
         traced = trace_decomposed(run, [_value(a) for a in self.operands])
         self._inline(traced)
+
+    def _copied_bytes(self, plan: ScanPlan) -> int:
+        """Per step, of carries into steps that are not read in place."""
+        shifted = [plan.roles.xs[k] for k in self.shifted]
+        if may_be_one_kernel(plan.body):
+            shifted = [x for x in shifted if plan.is_read_outside(x)]
+        return sum(likely_value(nbytes(x)) for x in shifted)
 
     def _no_steps(self, init: list[Any]) -> list[Any]:
         ys = [

@@ -20,6 +20,7 @@ from torch_scan_hop._torch.inductor_rows import RowBody, vector_lanes
 from torch_scan_hop._torch.inductor_rows_kernel import emit_rows_kernel
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.kernel import DTYPES, LoopKernelNode, may_be_pointwise
+from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.signature import Inputs
 
 aten = torch.ops.aten
@@ -55,6 +56,15 @@ def _is_on_cpu(examples: StepExamples) -> bool:
     )
 
 
+def _may_be_rows(body: torch.fx.GraphModule) -> bool:
+    return _has_small_products(body) and may_be_pointwise(body, {*_PRODUCTS, aten.cat.default})
+
+
+def may_be_one_kernel(body: torch.fx.GraphModule) -> bool:
+    """As far as the operators of ``body`` can tell."""
+    return current_options().one_kernel and (may_be_pointwise(body) or _may_be_rows(body))
+
+
 class RowsKernel(LoopKernelNode):
     @staticmethod
     def lowered(
@@ -64,9 +74,7 @@ class RowsKernel(LoopKernelNode):
         into: Sequence[Any],
         at: Any,
     ) -> RowBody | None:
-        if not (_is_on_cpu(examples) and _has_small_products(body) and vector_lanes()):
-            return None
-        if not may_be_pointwise(body, besides={*_PRODUCTS, aten.cat.default}):
+        if not (_is_on_cpu(examples) and _may_be_rows(body) and vector_lanes()):
             return None
         layouts = [layout_like(c) for c in examples.carry]
         layouts += [

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch_scan_hop.carries_in import CarriesIn, stacks_of, within_block
+from torch_scan_hop.carries_in import CarriesIn, in_graph, stacks_of
 from torch_scan_hop.rewrites.options import current_options
 from torch_scan_hop.rewrites.plan import RunScan, ScanPlan
 from torch_scan_hop.step import empty_stack
@@ -111,7 +111,7 @@ def scan_of_blocks(
     def block(*flat: Any) -> tuple[Any, ...]:
         carry, block_xs, edges, fixed = _groups(flat, sizes)
         for (k, x), edge in zip(shifted.items(), edges, strict=True):
-            block_xs[k] = within_block(block_xs[k], edge, x.reverse)
+            block_xs[k] = in_graph(CarriesIn(block_xs[k], edge, x.reverse))
         here = dict(zip(known, fixed, strict=True))
         carry, stacks = plan.run_steps(run_scan, carry, block_xs, here, **options)
         return (*carry, *(stacks[node].contiguous() for node in made))

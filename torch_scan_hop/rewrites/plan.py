@@ -87,6 +87,12 @@ class ScanPlan:
         """Carries that steps change: those of the loop, then accumulators."""
         return [*self.decisions.loop_carry, *(a.index for a in self.decisions.accumulators)]
 
+    def is_read_outside(self, x: fx.Node) -> bool:
+        """Whether work before or after the loop reads this x, or it is a result."""
+        parts = [*self.batched_part.inputs, *self.sunk_part.inputs]
+        leaves = [leaf for a in self.decisions.accumulators for leaf in a.leaves]
+        return x in {*parts, *leaves, *self.outputs.ys}
+
     @functools.cached_property
     def stacked_bytes(self) -> int:
         """Bytes per step that are stacked and no results; for symbolic sizes, likely."""
