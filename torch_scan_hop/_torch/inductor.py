@@ -68,21 +68,20 @@ def register_own_lowering(op: Any, lower: Callable[..., Any]) -> None:
     register_lowering(op, type_promotion_kind=None)(lower)
 
 
-def shifted_by_one(stack: Any, edge: Any, reverse: bool) -> TensorBox:
-    """``[edge, *stack[:-1]]``, or ``[*stack[1:], edge]``: where it is read, not as a buffer."""
+def shifted_by_one(stack: Any, init: Any, reverse: bool) -> TensorBox:
+    """``[init, *stack[:-1]]``, or ``[*stack[1:], init]``, computed where it is read."""
     stack.realize()
-    edge.realize()
-    load, load_edge = stack.make_loader(), edge.make_loader()
-    last = stack.get_size()[0] - 1
+    init.realize()
+    load, load_init = stack.make_loader(), init.make_loader()
+    first, last = sympy.Integer(0), stack.get_size()[0] - 1
+    at_edge = last if reverse else first
 
     def inner_fn(index: Sequence[Any]) -> Any:
         step, *rest = index
         # clamped, so that no lane needs a mask
-        neighbour = Min(step + 1, last) if reverse else Max(step - 1, 0)
-        at, first = (
-            ops.index_expr(i, torch.int64) for i in (step, last if reverse else sympy.Integer(0))
-        )
-        return ops.where(ops.eq(at, first), load_edge(rest), load([neighbour, *rest]))
+        neighbour = Min(step + 1, last) if reverse else Max(step - 1, first)
+        at, edge = (ops.index_expr(i, torch.int64) for i in (step, at_edge))
+        return ops.where(ops.eq(at, edge), load_init(rest), load([neighbour, *rest]))
 
     return ir.Pointwise.create(
         device=stack.get_device(),
