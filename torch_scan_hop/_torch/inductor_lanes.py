@@ -123,6 +123,8 @@ PREFETCH_SOURCE = """
 
 def _prefetch_to_write(buffer: Any, index: Sequence[Any]) -> None:
     """No prefetcher of hardware foresees the page that the next step writes to."""
+    if buffer.name in V.graph.removed_buffers:  # nothing reads it, so it is not written
+        return
     kernel: Any = V.kernel
     place = kernel.rename_indexing(buffer.layout.make_indexer()(index))
     address = f"{kernel.args.output(buffer.name)} + {cexpr_index(place)}"

@@ -6,7 +6,8 @@
     after:  (t, carry, xs, additional, next_carry, ys) -> ()    writes next_carry and ys[t]
 
 ``x`` and ``ys[t]`` are views at offset ``t * stride`` of the whole tensors, so that nothing
-is copied or allocated for them. A scan in the body whose stack is a y writes ``into`` it.
+is copied or allocated for them. A scan in the body whose result is one of the step's writes
+``into`` its place.
 """
 
 from __future__ import annotations
@@ -98,33 +99,30 @@ def destination_passing(
     # an unused x is not sliced
     env |= {old: writer.at(new, index) for old, new in zip(roles.xs, xs, strict=True) if old.users}
     places = [writer.at(stack, index) for stack in ys]
-    into = _places_of_inner_scans(body, signature, places)
+    destinations = [*next_carry, *places]
+    into = _places_of_inner_scans(body, destinations)
     results = _copy_step(body, graph, env, into)
-    outputs = signature.split_outputs(results)
     written = {place for own in into.values() for place in own}
-    for place, value in zip(places, outputs.ys, strict=True):
+    for place, value in zip(destinations, results, strict=True):
         if place not in written:
             writer.copy(place, value)
-    for destination, value in zip(next_carry, outputs.carry, strict=True):
-        writer.copy(destination, value)
     graph.output(())
     return fx.GraphModule(body, graph, "ScanStep")
 
 
 def _places_of_inner_scans(
-    body: fx.GraphModule, signature: Signature, places: list[fx.Node]
+    body: fx.GraphModule, places: list[fx.Node]
 ) -> dict[fx.Node, list[fx.Node | None]]:
-    """For each scan in the body, the places of this step's ys that its stacks are, if any."""
+    """For each scan in the body, the places of this step's results that are results of it."""
     (output,) = body.graph.find_nodes(op="output")
     found: dict[fx.Node, list[fx.Node | None]] = {}
-    for value, place in zip(signature.split_outputs(output.args[0]).ys, places, strict=True):
+    for value, place in zip(output.args[0], places, strict=True):
         if value.target is not operator.getitem or value.args[0].target is not scan_op:
             continue
         scan, position = value.args
-        n_carry = len(scan.args[1])
-        own = found.setdefault(scan, [None] * (len(scan.meta["val"]) - n_carry))
-        if position >= n_carry and own[position - n_carry] is None:
-            own[position - n_carry] = place
+        own = found.setdefault(scan, [None] * len(scan.meta["val"]))
+        if own[position] is None:
+            own[position] = place
     return found
 
 
@@ -141,14 +139,3 @@ def _copy_step(
                 env[node].update_kwarg("into", tuple(into[node]))
     (output,) = body.graph.find_nodes(op="output")
     return [env[value] for value in output.args[0]]
-
-
-def seeding(carry: list[Any]) -> fx.GraphModule:
-    """``(init, buffers) -> ()``: copies the first carry into the loop's own buffers."""
-    writer = _Writer(None)
-    init = [_placeholder(writer.graph, f"init_{k}", v) for k, v in enumerate(carry)]
-    buffers = [_placeholder(writer.graph, f"buffer_{k}", v) for k, v in enumerate(carry)]
-    for destination, source in zip(buffers, init, strict=True):
-        writer.copy(destination, source)
-    writer.graph.output(())
-    return fx.GraphModule({}, writer.graph, "ScanSeed")

@@ -3,7 +3,8 @@
 The carry lives in two buffers of its own, read and written in turn (*ping-pong*); init is
 copied into the first one before the loop, so that it is never written, and so that a trip
 count of zero needs no case of its own. Nothing is allocated per step for carries, xs or ys.
-The loop has no host synchronisation.
+The loop has no host synchronisation. Copies are calls of ``copy_``: a kernel for them would take
+longer to compile than it could ever save.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch_scan_hop._torch.inductor import (
     with_exact_strides,
 )
 from torch_scan_hop.carries_in import is_in_graph
-from torch_scan_hop.inductor.body import StepExamples, destination_passing, seeding
+from torch_scan_hop.inductor.body import StepExamples, destination_passing
 from torch_scan_hop.inductor.kernel import PointwiseKernel
 from torch_scan_hop.inductor.node import ScanNode
 from torch_scan_hop.inductor.rows import RowsKernel
@@ -74,7 +75,7 @@ def lower_scan(
 ) -> list[Any]:
     """The lowering of ``scan``: one loop node and its outputs.
 
-    ``into``, within the step of another scan, is where stacks are to be written.
+    ``into``, within the step of another scan, is where results are to be written.
     """
     _, fx_init, fx_xs, fx_additional = current_node().args[:4]
     signature = Signature(len(init), len(xs), len(additional_inputs))
@@ -96,7 +97,7 @@ def lower_scan(
             strict=True,
         )
     ]
-    into = into or [None] * len(examples.ys)
+    into = into or [None] * len(results)
     for kernel in (PointwiseKernel, RowsKernel):
         node = kernel.of(combine_fn.graph_module, signature, operands, examples, reverse, into)
         if node is not None:
@@ -107,12 +108,7 @@ def lower_scan(
     ]
     step_module = destination_passing(combine_fn.graph_module, signature, examples, fake_mode())
     step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
-    seed = None
-    if init:
-        seed = lower_subgraph(
-            f"{combine_fn.name}_seed", seeding(examples.carry), [*examples.carry, *examples.carry]
-        )
-    return ScanLoop(operands, signature, reverse, step, seed, examples, into).results()
+    return ScanLoop(operands, signature, reverse, step, examples, into).results()
 
 
 class ScanLoop(ScanNode):
@@ -122,17 +118,15 @@ class ScanLoop(ScanNode):
         signature: Signature,
         reverse: bool,
         step: Any,
-        seed: Any,
         examples: StepExamples,
         into: Sequence[Any],
     ) -> None:
         super().__init__(operands, signature, reverse, examples, into)
         self.step = step
-        self.seed = seed
         self.loop_index = size_expression(examples.index)
 
     def get_subgraphs(self) -> list[Any]:
-        return [s for s in (self.seed, self.step) if s is not None]
+        return [self.step]
 
     def codegen(self, wrapper: Any) -> None:
         emitter = CppLoop if V.graph.cpp_wrapper else PythonLoop
@@ -165,10 +159,10 @@ class LoopEmitter:
     def reference(self, operand: Any, name: str) -> str:
         raise NotImplementedError
 
-    def open_loop(self) -> None:
+    def copy(self, destination: str, source: str) -> None:
         raise NotImplementedError
 
-    def swap(self, first: str, second: str) -> None:
+    def open_loop(self) -> None:
         raise NotImplementedError
 
     def close_loop(self) -> None:
@@ -196,23 +190,9 @@ class LoopEmitter:
                 self.wrapper.writeline(line)
 
     def _seed(self) -> None:
-        if self.loop.seed is None:
-            return
-        names = list(self.loop.seed.graph.graph_inputs)
-        n = len(self.carry)
-        for name, operand in zip(names[:n], self.loop.operands.carry, strict=True):
-            self.bind(name, self.reference(operand, name))
-        for name, output in zip(names[n:], self.carry_outputs, strict=True):
-            self.bind(name, self.buffer(output, "even"))
-        self.open_block()
-        codegen_subgraph_inline(self.wrapper, self.loop.seed, names)
-        self.close_block()
-
-    def open_block(self) -> None:
-        raise NotImplementedError
-
-    def close_block(self) -> None:
-        raise NotImplementedError
+        for output, init in zip(self.carry_outputs, self.loop.operands.carry, strict=True):
+            first = self.buffer(output, "even")
+            self.copy(first, self.reference(init, f"{first}_init"))
 
     def _bind_operands(self) -> None:
         operands = self.loop.operands
@@ -237,11 +217,8 @@ class PythonLoop(LoopEmitter):
     def reference(self, operand: Any, name: str) -> str:
         return operand.codegen_reference()
 
-    def open_block(self) -> None:
-        self.wrapper.writeline("if True:")
-
-    def close_block(self) -> None:
-        pass
+    def copy(self, destination: str, source: str) -> None:
+        self.wrapper.writeline(f"{destination}.copy_({source})")
 
     def open_loop(self) -> None:
         index = str(self.loop.loop_index)
@@ -256,7 +233,10 @@ class PythonLoop(LoopEmitter):
         for current, following in zip(self.carry, self.next_carry, strict=True):
             wrapper.writeline(f"    {current}, {following} = {following}, {current}")
         for current, output in zip(self.carry, self.carry_outputs, strict=True):
-            wrapper.writeline(f"{output.get_name()} = {current}")
+            if isinstance(output, DeclaredOutput):
+                wrapper.writeline(f"{output.get_name()} = {current}")
+            else:
+                self.copy(output.codegen_reference(), current)
         done = [*self.carry, *self.next_carry, *self.xs, *self.ys]
         done += [
             name
@@ -264,8 +244,6 @@ class PythonLoop(LoopEmitter):
             if is_tensor_ir(operand)
         ]
         done += [self.buffer(o, which) for o in self.carry_outputs for which in ("even", "odd")]
-        if self.loop.seed is not None:
-            done += list(self.loop.seed.graph.graph_inputs)
         wrapper.writeline(f"del {', '.join(done)}")
         wrapper.writeline(f"{self.loop.get_name()} = None")
 
@@ -282,11 +260,10 @@ class CppLoop(LoopEmitter):
         self.wrapper.writeline(f"RAIIAtenTensorHandle {name}_owner({reference});")
         return f"{name}_owner"
 
-    def open_block(self) -> None:
-        self.wrapper.writeline("{")
-
-    def close_block(self) -> None:
-        self.wrapper.writeline("}")
+    def copy(self, destination: str, source: str) -> None:
+        self.wrapper.writeline(
+            f"AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_({destination}, {source}, 0));"
+        )
 
     def open_loop(self) -> None:
         index = str(self.loop.loop_index)
@@ -304,7 +281,11 @@ class CppLoop(LoopEmitter):
             wrapper.writeline(f"    std::swap({current}, {following});")
         wrapper.writeline("}")
         trip_count = trip_count_code(wrapper, self.loop.trip_count)
-        for output in self.carry_outputs:
+        for current, output in zip(self.carry, self.carry_outputs, strict=True):
+            if not isinstance(output, DeclaredOutput):
+                place = self.reference(output, f"{current}_place")
+                self.copy(place, current)
+                continue
             even, odd = self.buffer(output, "even"), self.buffer(output, "odd")
             wrapper.writeline(
                 f"RAIIAtenTensorHandle {output.get_name()} = "

@@ -32,7 +32,7 @@ class Store:
 
 
 class ScanNode(ExternKernel):
-    """``into`` has a place that a stack is written to, or None where one is to be allocated."""
+    """``into``: for each result a place to write it to, or None where one is to be allocated."""
 
     def __init__(
         self,
@@ -53,14 +53,13 @@ class ScanNode(ExternKernel):
         )
         self.name = V.graph.register_buffer(self)
         V.graph.register_operation(self)
-        places = [*(None for _ in examples.carry), *into]
         likes = [*examples.carry, *examples.ys]
         #: where each result ends: an output of this node, or a given place
         self.outputs: list[Any] = [
             declared_output(self, k, like) if place is None else place.data
-            for k, (like, place) in enumerate(zip(likes, places, strict=True))
+            for k, (like, place) in enumerate(zip(likes, into, strict=True))
         ]
-        written = {k: written_output(self, p) for k, p in enumerate(places) if p is not None}
+        written = {k: written_output(self, p) for k, p in enumerate(into) if p is not None}
         self.mutation_outputs = list(written.values())
         #: as a kernel stores to them
         self.stores = [

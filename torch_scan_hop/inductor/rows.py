@@ -76,10 +76,9 @@ class RowsKernel(LoopKernelNode):
     ) -> RowBody | None:
         if not (_is_on_cpu(examples) and _may_be_rows(body) and vector_lanes()):
             return None
-        layouts = [layout_like(c) for c in examples.carry]
-        layouts += [
-            layout_like(y) if place is None else place.data.layout
-            for y, place in zip(examples.ys, into, strict=True)
+        layouts = [
+            layout_like(like) if place is None else place.data.layout
+            for like, place in zip([*examples.carry, *examples.ys], into, strict=True)
         ]
         step = RowBody(body, roles, layouts, at)
         return step if step.are_independent() else None

@@ -1,0 +1,84 @@
+"""A scan in a scan under Inductor: the inner one writes where the outer one wants its results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cells import Draw
+from oracle import assert_same, gradients, loop
+from torch._inductor.utils import run_and_get_code
+
+from torch_scan_hop import scan
+from torch_scan_hop.rewrites import using_options
+
+pytestmark = pytest.mark.torch_version
+
+N = 7
+DRAW = Draw(torch.float32)
+W = DRAW.normal(N, N, scale=0.3)
+
+
+def lanes(h, x):
+    h = torch.tanh(h) * x
+    return h, h
+
+
+def rows(h, x):
+    h = torch.tanh(h @ W + x)
+    return h, h
+
+
+def inputs(T=3):
+    return DRAW.normal(2, N), DRAW.normal(T, 2, N)
+
+
+def outer(scan_, step):
+    def cell(carry, x):
+        a, b, c = carry
+        last, ys = scan_(step, a + b, torch.stack([x, x * 0.5]))
+        other, _ = scan_(step, c, torch.stack([x, -x, x]), reverse=True)
+        # one result in two carries; a result that is a y, too; a carry that goes round
+        return (last, last, other), (ys, other, last * 2)
+
+    return cell
+
+
+def run(scan_, step, h, xs):
+    return scan_(outer(scan_, step), (h, h * 2, h * 3), xs)
+
+
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+@pytest.mark.parametrize("one_kernel", [False, True])
+@pytest.mark.parametrize("step", [lanes, rows])
+def test_values_and_gradients(step, one_kernel, cpp_wrapper):
+    h, xs = inputs()
+    given = [h.requires_grad_(), xs.requires_grad_()]
+
+    def fn(h, xs):
+        return run(scan, step, h, xs)
+
+    with using_options(one_kernel=one_kernel):
+        compiled = torch.compile(fn, fullgraph=True, options={"cpp_wrapper": cpp_wrapper})
+        got = compiled(h, xs)
+        expected = run(loop, step, h, xs)
+        assert_same(got, expected, 1e-4)
+        assert_same(gradients(got, given), gradients(expected, given), 1e-4)
+
+
+@pytest.mark.parametrize("step", [lanes, rows])
+def test_any_trip_count(step):
+    compiled = torch.compile(lambda h, xs: run(scan, step, h, xs), fullgraph=True, dynamic=True)
+    for T in (4, 2, 5):
+        h, xs = inputs(T)
+        assert_same(compiled(h, xs), run(loop, step, h, xs), 1e-4)
+
+
+def test_a_kernel_writes_its_last_carry_where_the_outer_loop_reads_it():
+    def fn(h, xs):
+        return scan(lambda h, x: (scan(lanes, h, x)[0], None), h, xs)
+
+    h, xs = DRAW.normal(2, N), DRAW.normal(3, 4, 2, N)
+    got, (code,) = run_and_get_code(torch.compile(fn, fullgraph=True), h, xs)
+    assert_same(got, loop(lambda h, x: (loop(lanes, h, x)[0], None), h, xs), 1e-4)
+    lines = code.split("def call(")[1].splitlines()
+    assert len([line for line in lines if line.strip().startswith("cpp_")]) == 1
