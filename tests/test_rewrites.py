@@ -342,11 +342,73 @@ def run_loop(order, init, xs, additional, places):
         sigmoid = call_sigmoid(getitem_1)
         sigmoid_1 = call_sigmoid(getitem)
         tanh = call_tanh(getitem_2)
-        mul_1 = call_mul(sigmoid_1, tanh)
-        addcmul_default = call_addcmul(mul_1, sigmoid, c_1)
+        mul_1 = call_mul(sigmoid_1, tanh, out=sigmoid_1)
+        addcmul_default = call_addcmul(mul_1, sigmoid, c_1, out=mul_1)
         sigmoid_2 = call_sigmoid(getitem_3)
         tanh_1 = call_tanh(addcmul_default)
         mul_2 = call_mul(sigmoid_2, tanh_1, out=place__0[step__])
         next__h_1, next__c_1 = mul_2, addcmul_default
     return next__h_1, next__c_1,""",
     )
+
+
+def both_read(h, x, w, u):
+    """``x @ w`` is read by the loop, and is a result."""
+    gates = x @ w
+    h = torch.tanh(h @ u + gates)
+    return h, (h, gates)
+
+
+def read_twice(h, x, w, u):
+    gates = x @ w
+    h = torch.tanh(h @ u + gates) * gates
+    return h, h
+
+
+def viewed_before(h, x, w, u):
+    """The loop reads a product made before it, and a view of it."""
+    gates = x @ w
+    h = torch.tanh(h @ u + gates) * gates.flip(0).t().contiguous().t()
+    return h, h
+
+
+def multiplies_itself(h, x, w, u):
+    h = h.sin()
+    return torch.addmm(h, h, h) + x[:, :1], h
+
+
+def overwritten(h, x, w, u):
+    h = torch.tanh(h @ u + x @ w)
+    return h, h
+
+
+@pytest.mark.parametrize(
+    "cell", [both_read, read_twice, viewed_before, multiplies_itself, overwritten]
+)
+def test_what_the_eager_loop_writes_over_is_read_by_nothing_else(cell):
+    make = torch.Generator().manual_seed(0)
+    h, xs = (torch.randn(*s, generator=make).double() for s in ((H, H), (T, H, D)))
+    w, u = (torch.randn(*s, generator=make).double().requires_grad_() for s in ((D, H), (H, H)))
+
+    def run(scan_, *options):
+        carry, ys = scan_(lambda h, x: cell(h, x, w, u), h, xs, *options)
+        total = carry.sum() + sum(y.square().sum() for y in torch.utils._pytree.tree_leaves(ys))
+        wanted = [t for t in (w, u) if cell is not multiplies_itself]
+        return carry, ys, torch.autograd.grad(total, wanted) if wanted else ()
+
+    untouched = xs.clone()
+    torch.testing.assert_close(run(scan), run(scan_loop, T, False))
+    assert xs.equal(untouched)
+
+
+def test_the_eager_loop_adds_to_a_product_where_it_is():
+    body = body_of(
+        lambda h, x, w, u: [torch.tanh(h @ u + x @ w)] * 2,
+        *(torch.empty(*s) for s in ((B, H), (B, D), (D, H), (H, H))),
+    )
+    plan = make_plan(body, Signature(1, 1, 2), Options(), pointwise_pays=True)
+    assert plan.own_xs == [0]
+    from torch_scan_hop.eager import EagerLoop
+
+    source = EagerLoop(plan.body, Signature(1, 1, 1), plan.own_xs).source
+    assert "call_addmm(mm_1, h_1, u_1, out=mm_1)" in source, source

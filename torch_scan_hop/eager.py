@@ -2,8 +2,8 @@
 
 The body graph is written out once as the source of one function that holds the whole loop.
 Operators are called through torch's own fast bindings, results that are ys are written into
-their place of the stack with ``out=``, and no autograd graph, module call or attribute look-up
-stands between two operators.
+their place of the stack with ``out=``, others over a value that ends with them where there is one,
+and no autograd graph, module call or attribute look-up stands between two operators.
 
 >>> print(source_of_example().rstrip())
 def run_loop(order, init, xs, additional, places):
@@ -21,7 +21,7 @@ def run_loop(order, init, xs, additional, places):
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,14 @@ _WITH_OUT: dict[Any, Callable[..., Any]] = {
     aten.maximum.default: torch.maximum,
     aten.minimum.default: torch.minimum,
     aten.sum.dim_IntList: torch.sum,
+}
+#: may write over any operand of the result's shape; addmm over what it adds to
+_ELEMENTWISE = _WITH_OUT.keys() - {
+    aten.mm.default,
+    aten.bmm.default,
+    aten.cat.default,
+    aten.addmm.default,
+    aten.sum.dim_IntList,
 }
 _WITHOUT_OUT: dict[Any, Callable[..., Any]] = {
     aten.t.default: torch.t,
@@ -123,11 +131,17 @@ def _unpacked(names: Sequence[str]) -> str:
 
 
 class LoopWriter:
-    """Writes ``run_loop(order, init, xs, additional, places)`` for a body."""
+    """Writes ``run_loop(order, init, xs, additional, places)`` for a body.
 
-    def __init__(self, body: fx.GraphModule, signature: Signature) -> None:
+    ``own_xs``: positions of xs that the loop may write over.
+    """
+
+    def __init__(
+        self, body: fx.GraphModule, signature: Signature, own_xs: Collection[int] = ()
+    ) -> None:
         self.body = body
         self.roles = signature.split_inputs(body.graph.find_nodes(op="placeholder"))
+        self.own_xs = [self.roles.xs[k] for k in own_xs]
         (output,) = body.graph.find_nodes(op="output")
         self.outputs = signature.split_outputs(list(output.args[0]))
         self.source = _Source()
@@ -148,6 +162,23 @@ class LoopWriter:
                     seen.add(value)
                     last.setdefault(node, []).append(value)
         return last
+
+    def _ends_here(self, node: fx.Node) -> fx.Node | None:
+        """An operand whose memory the result of ``node`` may take: nothing else reads it."""
+        if not _can_write(node, _meta(node)):
+            return None
+        operands: Sequence[Any] = node.args if node.target in _ELEMENTWISE else ()
+        if node.target is aten.addmm.default and node.args[0] not in node.args[1:]:
+            operands = node.args[:1]
+        for value in operands:
+            if not isinstance(value, fx.Node) or len(value.users) != 1:
+                continue
+            made_here = value.target in _WITH_OUT and value not in self.slot_of
+            like = value.meta["val"]
+            same = like.shape == _meta(node).shape and like.dtype == _meta(node).dtype
+            if same and (made_here or value in self.own_xs):
+                return value
+        return None
 
     def write(self) -> str:
         src = self.source
@@ -196,6 +227,8 @@ class LoopWriter:
             arguments += [f"{k}={src.literal(v)}" for k, v in node.kwargs.items()]
             if node in self.slot_of:
                 arguments.append(f"out=place__{self.slot_of[node]}[step__]")
+            elif (ends := self._ends_here(node)) is not None:
+                arguments.append(f"out={ends.name}")
             name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
             call = src.bind(f"call_{name}", _binding(node.target))
             src.line(2, f"{node.name} = {call}({', '.join(arguments)})")
@@ -243,11 +276,14 @@ class StackLike:
 class EagerLoop:
     """A compiled loop: ``loop(init, xs, additional, reverse, into)`` -> (carry..., ys...).
 
-    ``into`` has a place for each of the ys, or None where one is to be made.
+    ``into`` has a place for each of the ys, or None where one is to be made. What stands at
+    ``own_xs`` is written over.
     """
 
-    def __init__(self, body: fx.GraphModule, signature: Signature) -> None:
-        writer = LoopWriter(fused(body), signature)
+    def __init__(
+        self, body: fx.GraphModule, signature: Signature, own_xs: Collection[int] = ()
+    ) -> None:
+        writer = LoopWriter(fused(body), signature, own_xs)
         self.source = writer.write()
         namespace = dict(writer.source.names)
         exec(compile(self.source, "<torch_scan_hop eager loop>", "exec"), namespace)

@@ -7,6 +7,7 @@ from step to step and writes each y into its place of a stack that is allocated 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,10 +93,12 @@ def straight_line_loop(
     additional: Sequence[Any],
     reverse: bool = False,
     into: Sequence[torch.Tensor | None] | None = None,
+    *,
+    own_xs: Sequence[int],
 ) -> tuple[Any, ...]:
     """The loop that a plan leaves, run by :class:`~torch_scan_hop.eager.EagerLoop`."""
     signature = Signature(len(init), len(xs), len(additional))
-    eager = remember(body, ("eager",), lambda: EagerLoop(body, signature))
+    eager = remember(body, ("eager",), lambda: EagerLoop(body, signature, own_xs))
     carry, stacks = eager(init, xs, additional, reverse, into)
     return (*unaliased(carry, [*init, *xs, *additional, *stacks]), *stacks)
 
@@ -137,11 +140,10 @@ def dense(
     plan = plan_of(combine_fn, init, stacks, additional_inputs)
     shifted = sum(x.stack[0].nbytes for x in xs if isinstance(x, CarriesIn))
     length = block_length(plan, trip_count, shifted)
+    run = functools.partial(straight_line_loop, own_xs=plan.own_xs)
     if length < trip_count:
-        return tuple(
-            run_in_blocks(plan, straight_line_loop, init, xs, additional_inputs, reverse, length)
-        )
-    return tuple(plan.run(straight_line_loop, init, joined(xs), additional_inputs, reverse=reverse))
+        return tuple(run_in_blocks(plan, run, init, xs, additional_inputs, reverse, length))
+    return tuple(plan.run(run, init, joined(xs), additional_inputs, reverse=reverse))
 
 
 def step_by_step(

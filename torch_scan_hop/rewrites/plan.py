@@ -13,7 +13,7 @@ from torch import fx
 from torch_scan_hop._torch.tracing import likely_value
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.rewrites.accumulate import Accumulator
-from torch_scan_hop.rewrites.classify import is_tensor, nbytes
+from torch_scan_hop.rewrites.classify import ancestors, is_contraction, is_tensor, nbytes
 from torch_scan_hop.rewrites.parts import Part, extract
 from torch_scan_hop.signature import Signature
 
@@ -92,6 +92,19 @@ class ScanPlan:
         parts = [*self.batched_part.inputs, *self.sunk_part.inputs]
         leaves = [leaf for a in self.decisions.accumulators for leaf in a.leaves]
         return x in {*parts, *leaves, *self.outputs.ys}
+
+    @functools.cached_property
+    def own_xs(self) -> list[int]:
+        """Positions of the loop's xs that were made for it alone: it may write over them."""
+        made = self.decisions.batched
+        read_by_others = ancestors([a for n in made for a in n.all_input_nodes])
+        return [
+            k
+            for k, n in enumerate(self.loop_xs)
+            # the result of a product is new memory
+            if n in made and is_contraction(n) and n not in read_by_others
+            if not self.is_read_outside(n)
+        ]
 
     @functools.cached_property
     def stacked_bytes(self) -> int:
