@@ -412,3 +412,30 @@ def test_the_eager_loop_adds_to_a_product_where_it_is():
 
     source = EagerLoop(plan.body, Signature(1, 1, 1), plan.own_xs).source
     assert "call_addmm(mm_1, h_1, u_1, out=mm_1)" in source, source
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("steps", [3, T, 300])
+def test_a_carry_that_is_a_y_is_written_by_the_step_before(steps, reverse):
+    def cell(c, x):
+        a, b = c
+        return (a * x + 1, b + x), (a, b, a)
+
+    make = torch.Generator().manual_seed(0)
+    init = tuple(torch.randn(64, 64, generator=make).double() for _ in range(2))
+    xs = torch.rand(steps, 64, 64, generator=make).double()
+    carry, ys = scan(cell, init, xs, reverse=reverse)
+    expected = scan_loop(cell, init, xs, steps, reverse)
+    torch.testing.assert_close((carry, ys), expected)
+    for leaf in carry:
+        leaf.zero_()  # results share no memory
+    torch.testing.assert_close(ys, expected[1])
+
+
+def test_the_eager_loop_writes_carries_ahead():
+    from torch_scan_hop.eager import EagerLoop
+
+    body = body_of(lambda c, x: [c * x, c], torch.empty(B, H), torch.empty(B, H))
+    loop = EagerLoop(body, Signature(1, 1, 0))
+    assert loop.written_ahead == {0: 0}
+    assert "copy_" not in loop.source, loop.source

@@ -149,7 +149,20 @@ class LoopWriter:
         for k, node in enumerate(self.outputs.ys):
             if node not in self.slot_of and _can_write(node, _meta(node)):
                 self.slot_of[node] = k
+        #: by y: the carry that it is, which the step before writes to its place
+        self.written_ahead: dict[int, int] = {}
+        self._write_carries_ahead()
         self.last_use = self._last_uses()
+
+    def _write_carries_ahead(self) -> None:
+        for k, y in enumerate(self.outputs.ys):
+            if y not in self.roles.carry:
+                continue
+            position = self.roles.carry.index(y)
+            after = self.outputs.carry[position]
+            if after not in self.slot_of and _can_write(after, _meta(y)):
+                self.slot_of[after] = k
+                self.written_ahead[k] = position
 
     def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
         """For each node, the values that nothing reads after it."""
@@ -239,7 +252,7 @@ class LoopWriter:
     def _write_results(self, carries: list[str]) -> None:
         src = self.source
         for k, node in enumerate(self.outputs.ys):
-            if self.slot_of.get(node) != k:
+            if self.slot_of.get(node) != k and k not in self.written_ahead:
                 src.line(2, f"place__{k}[step__].copy_({node.name})")
         if not carries:
             if not self.outputs.ys:
@@ -288,6 +301,7 @@ class EagerLoop:
         namespace = dict(writer.source.names)
         exec(compile(self.source, "<torch_scan_hop eager loop>", "exec"), namespace)
         self.run_loop = namespace["run_loop"]
+        self.written_ahead = writer.written_ahead
         self.ys = [
             StackLike(tuple(v.shape), v.dtype, v.device) for v in map(_meta, writer.outputs.ys)
         ]
@@ -307,14 +321,26 @@ class EagerLoop:
             for y, place in zip(self.ys, places, strict=True)
         ]
         order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+        rows: list[Sequence[torch.Tensor]] = [s.unbind(0) for s in stacks]
+        for k, position in self.written_ahead.items():
+            rows[k] = _rows_ahead(rows[k], init[position], reverse)
         carry = self.run_loop(
             order,
             [c.contiguous() for c in init],
             [x.unbind(0) for x in xs],
             additional,
-            [s.unbind(0) for s in stacks],
+            rows,
         )
         return carry, stacks
+
+
+def _rows_ahead(
+    rows: Sequence[torch.Tensor], init: torch.Tensor, reverse: bool
+) -> list[torch.Tensor]:
+    """For each step the row of the next one; the first one is ``init``."""
+    last = torch.empty_like(rows[0])
+    rows[-1 if reverse else 0].copy_(init)
+    return [last, *rows[:-1]] if reverse else [*rows[1:], last]
 
 
 def source_of_example() -> str:
