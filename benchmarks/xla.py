@@ -6,8 +6,8 @@ The contestants take turns within a round, so that a busy machine slows all of t
 ``host`` is the time until the call returns with its graph pending: of a call that follows
 others, as in a loop that runs ahead of the device, of the second in such a row, and of the first,
 after a wait for the device, when the processor's caches know nothing of it (on virtual machines,
-several times as much). ``total`` is until the device is done. ``jax.lax.scan`` under jit joins in where jax is
-installed (0.7.1 was built from the XLA of that time: ``pip install jax==0.7.1``).
+several times as much). ``total`` is until the device is done. ``jax.lax.scan`` under jit joins in
+where jax is installed (0.7.1 was built from the XLA of that time: ``pip install jax==0.7.1``).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def contestants() -> dict[str, dict[str, Call]]:
 
 
 def host_in_a_row(call: Call) -> tuple[float, float]:
-    """The second call, and the median of those after it; graphs are dropped, nothing is executed."""
+    """The second call, and the median of those after it; nothing is executed."""
     call()
     times = []
     for _ in range(1 + IN_A_ROW):
