@@ -68,7 +68,7 @@ def register_own_lowering(op: Any, lower: Callable[..., Any]) -> None:
     register_lowering(op, type_promotion_kind=None)(lower)
 
 
-def shifted_by_one(stack: Any, init: Any, reverse: bool) -> TensorBox:
+def shifted_by_one(stack: Any, init: Any, reverse: bool) -> Any:
     """``[init, *stack[:-1]]``, or ``[*stack[1:], init]``, computed where it is read."""
     stack.realize()
     init.realize()

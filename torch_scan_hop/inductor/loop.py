@@ -88,6 +88,7 @@ def lower_scan(
         ys=[_at_offset_zero(y, contiguous=True) for y in results[len(init) :]],
     )
     likes = [*examples.carry, *examples.xs, *examples.additional]
+    # the carries into steps of another scan: a kernel computes them where it reads them
     operands = [
         value if is_in_graph(argument) and is_unrealized(value) else _realized(value, like)
         for argument, value, like in zip(
