@@ -30,6 +30,7 @@ import torch_xla.debug.metrics as metrics
 from torch_xla.experimental.scan import scan as their_scan
 
 from torch_scan_hop import scan as our_scan
+from torch_scan_hop.rewrites import using_options
 
 T, B, D = 256, 16, 128
 IN_A_ROW = 4
@@ -116,7 +117,16 @@ def contestants() -> dict[str, dict[str, Call]]:
     def training(call):
         return lambda: torch.autograd.grad(call().sum(), weights)
 
-    calls = {"torch_scan_hop": ours, "torch_xla, pure": theirs(True), "torch_xla": theirs(False)}
+    def input_product_in_the_loop():
+        with using_options(batch_xs=False):
+            return ours()
+
+    calls = {
+        "torch_scan_hop": ours,
+        "torch_scan_hop, batch_xs=False": input_product_in_the_loop,
+        "torch_xla, pure": theirs(True),
+        "torch_xla": theirs(False),
+    }
     found = {
         "lstm fwd": {name: without_grad(call) for name, call in calls.items()},
         "lstm fwd+bwd": {name: training(call) for name, call in calls.items()},
