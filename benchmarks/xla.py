@@ -184,7 +184,7 @@ def first_steps(trip_count: int, n: int = 32) -> tuple[float, int]:
     """Seconds that the first training step takes longer than a later one; compiles after it."""
     weights, zeros = lstm_weights(n), torch.zeros(2, n).to("xla")
     x = torch.randn(trip_count, 2, n).to("xla")
-    torch_xla.sync(wait=True)
+    wait_for(None)
 
     def call() -> object:
         def step(state, x):
