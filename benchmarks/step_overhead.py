@@ -101,6 +101,8 @@ def measure(rounds: int) -> dict[str, float]:
 def main() -> None:
     start, before = time.perf_counter(), report.load()
     found = measured("benchmarks.step_overhead:measure", 31, cold=False)
+    if "failed" in found:
+        raise SystemExit(found["failed"])
     product = found["product"] - found["one element"]
     pointwise = found["pointwise"] - found["one lane"]
     rows: list[list[object]] = []

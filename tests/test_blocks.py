@@ -11,7 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop import scan
-from torch_scan_hop.carries_in import CarriesIn, in_backward
+from torch_scan_hop.carries_in import CarriesIn, in_graph
 from torch_scan_hop.dispatch import dense
 from torch_scan_hop.inductor import passes
 from torch_scan_hop.reference import scan_loop
@@ -165,7 +165,7 @@ def test_the_operator_of_a_backward_graph_can_be_transformed(reverse):
     stack, init = torch.randn(5, 2).double(), torch.randn(2).double()
 
     def operator(stack, init):
-        return in_backward(CarriesIn(stack, init, reverse), stack)
+        return in_graph(CarriesIn(stack, init, reverse), stack)
 
     def whole(stack, init):
         return CarriesIn(stack, init, reverse).whole()

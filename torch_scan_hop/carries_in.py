@@ -105,14 +105,13 @@ _library.impl("carries_in", _under_autograd, "Autograd")
 _library.impl("carries_in", _kernel, "FuncTorchBatched")
 
 
-def in_backward(carries: CarriesIn, cotangent: Tensor) -> Tensor:
-    """``carries.whole()`` as one node of the backward graph."""
-    return carries_in_op(carries.stack, carries.init, cotangent, carries.reverse)
+def in_graph(carries: CarriesIn, after: Tensor | None = None) -> Tensor:
+    """``carries.whole()`` as one node of a graph, which its compiler may read in place.
 
-
-def in_graph(carries: CarriesIn) -> Tensor:
-    """``carries.whole()`` as one node of a graph, which its compiler may read in place."""
-    return carries_in_op(carries.stack, carries.init, carries.stack, carries.reverse)
+    ``after``: a cotangent, where torch is yet to cut the graph into a forward and a backward.
+    """
+    after = carries.stack if after is None else after
+    return carries_in_op(carries.stack, carries.init, after, carries.reverse)
 
 
 def is_in_graph(node: Any) -> bool:

@@ -20,7 +20,7 @@ from torch_scan_hop._torch.transforms import has_tangents
 from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.partition import Handover, Partition, Source
-from torch_scan_hop.carries_in import CarriesIn, in_backward, joined, stacks_of
+from torch_scan_hop.carries_in import CarriesIn, in_graph, joined, stacks_of
 from torch_scan_hop.dispatch.dense import dense
 from torch_scan_hop.op import Body, scan_op, scan_options
 from torch_scan_hop.signature import Signature
@@ -245,7 +245,7 @@ class _BackwardPass:
             # a body's derivative is differentiated again, where its scan is
             if is_functionalized(flat) and not is_tracing_a_body():
                 cotangent = next(c for c in self.cotangents if c is not None)
-                join = functools.partial(in_backward, cotangent=cotangent)
+                join = functools.partial(in_graph, after=cotangent)
         return scan_op(body, init, joined(xs, join), additional, reverse=reverse)
 
     def _body(self, n_carry: int, n_xs: int) -> Any:

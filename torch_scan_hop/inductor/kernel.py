@@ -29,9 +29,8 @@ from torch_scan_hop._torch.inductor_lanes import (
 from torch_scan_hop._torch.tracing import statically_known_true
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.inductor.body import StepExamples
-from torch_scan_hop.inductor.node import ScanNode
+from torch_scan_hop.inductor.node import ScanCall, ScanNode
 from torch_scan_hop.rewrites import current_options
-from torch_scan_hop.signature import Inputs, Signature
 
 _MAKE_OR_CONVERT = {
     "_to_copy", "clone", "constant_pad_nd", "convert_element_type", "copy", "empty", "fill", "full",
@@ -93,38 +92,22 @@ class LoopKernelNode(ScanNode):
     step: Any
 
     @classmethod
-    def of(
-        cls,
-        body: torch.fx.GraphModule,
-        signature: Signature,
-        operands: Sequence[Any],
-        examples: StepExamples,
-        reverse: bool,
-        into: Sequence[Any],
-    ) -> LoopKernelNode | None:
+    def of(cls, call: ScanCall) -> LoopKernelNode | None:
         """The node, or None if the body does not qualify."""
         if not current_options().one_kernel:
             return None
-        roles = signature.split_inputs(operands)
-        at = step_of(size_expression(examples.xs[0].shape[0]), reverse)
         try:
-            step = cls.lowered(body, roles, examples, into, at)
+            step = cls.lowered(call, step_of(call.trip_count, call.reverse))
         except NotPointwise:
             return None
         if step is None:
             return None
-        node = cls(operands, signature, reverse, examples, into)
+        node = cls(call)
         node.step = step
         return node
 
     @staticmethod
-    def lowered(
-        body: torch.fx.GraphModule,
-        roles: Inputs[Any],
-        examples: StepExamples,
-        into: Sequence[Any],
-        at: Any,
-    ) -> Any:
+    def lowered(call: ScanCall, at: Any) -> Any:
         """The body at step ``at`` for the kernel; None, or NotPointwise, if it does not qualify."""
         raise NotImplementedError
 
@@ -143,17 +126,11 @@ class LoopKernelNode(ScanNode):
 
 class PointwiseKernel(LoopKernelNode):
     @staticmethod
-    def lowered(
-        body: torch.fx.GraphModule,
-        roles: Inputs[Any],
-        examples: StepExamples,
-        into: Sequence[Any],
-        at: Any,
-    ) -> PointwiseBody | None:
-        if not (_has_one_shape(examples) and may_be_pointwise(body)):
+    def lowered(call: ScanCall, at: Any) -> PointwiseBody | None:
+        if not (_has_one_shape(call.examples) and may_be_pointwise(call.body)):
             return None
-        step = PointwiseBody(body, roles, at)
-        return step if _lanes_are_independent(step, examples) else None
+        step = PointwiseBody(call.body, call.roles, at)
+        return step if _lanes_are_independent(step, call.examples) else None
 
     def call_kernel(self, wrapper: Any) -> None:
         n = len(self.operands.carry)

@@ -9,6 +9,7 @@ longer to compile than it could ever save.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ from torch_scan_hop._torch.inductor import (
 from torch_scan_hop.carries_in import is_in_graph
 from torch_scan_hop.inductor.body import StepExamples, destination_passing
 from torch_scan_hop.inductor.kernel import PointwiseKernel
-from torch_scan_hop.inductor.node import ScanNode
+from torch_scan_hop.inductor.node import ScanCall, ScanNode
 from torch_scan_hop.inductor.rows import RowsKernel
 from torch_scan_hop.signature import Signature
 
@@ -99,32 +100,25 @@ def lower_scan(
         )
     ]
     into = into or [None] * len(results)
+    call = ScanCall(combine_fn.graph_module, signature, operands, examples, reverse, into)
     for kernel in (PointwiseKernel, RowsKernel):
-        node = kernel.of(combine_fn.graph_module, signature, operands, examples, reverse, into)
+        node = kernel.of(call)
         if node is not None:
             return node.results()
     operands = [
         _realized(value, like) if is_unrealized(value) else value
         for value, like in zip(operands, likes, strict=True)
     ]
-    step_module = destination_passing(combine_fn.graph_module, signature, examples, fake_mode())
+    step_module = destination_passing(call.body, signature, examples, fake_mode())
     step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
-    return ScanLoop(operands, signature, reverse, step, examples, into).results()
+    return ScanLoop(dataclasses.replace(call, operands=operands), step).results()
 
 
 class ScanLoop(ScanNode):
-    def __init__(
-        self,
-        operands: list[Any],
-        signature: Signature,
-        reverse: bool,
-        step: Any,
-        examples: StepExamples,
-        into: Sequence[Any],
-    ) -> None:
-        super().__init__(operands, signature, reverse, examples, into)
+    def __init__(self, call: ScanCall, step: Any) -> None:
+        super().__init__(call)
         self.step = step
-        self.loop_index = size_expression(examples.index)
+        self.loop_index = size_expression(call.examples.index)
 
     def get_subgraphs(self) -> list[Any]:
         return [self.step]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import fx
+
 from torch_scan_hop._torch.inductor import (
     AllocateLine,
     DeclaredOutput,
@@ -20,7 +22,7 @@ from torch_scan_hop._torch.inductor import (
     written_output,
 )
 from torch_scan_hop.inductor.body import StepExamples
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.signature import Inputs, Signature
 
 
 @dataclass(frozen=True)
@@ -31,35 +33,52 @@ class Store:
     layout: Any
 
 
-class ScanNode(ExternKernel):
-    """``into``: for each result a place to write it to, or None where one is to be allocated."""
+@dataclass(frozen=True)
+class ScanCall:
+    """A scan to be lowered.
 
-    def __init__(
-        self,
-        operands: Sequence[Any],
-        signature: Signature,
-        reverse: bool,
-        examples: StepExamples,
-        into: Sequence[Any],
-    ) -> None:
-        self.operands = signature.split_inputs(operands)
-        self.trip_count = size_expression(examples.xs[0].shape[0])
-        self.reverse = reverse
+    ``into``: for each result a place to write it to, or None where one is to be allocated.
+    """
+
+    body: fx.GraphModule
+    signature: Signature
+    operands: Sequence[Any]
+    examples: StepExamples
+    reverse: bool
+    into: Sequence[Any]
+
+    @property
+    def roles(self) -> Inputs[Any]:
+        return self.signature.split_inputs(self.operands)
+
+    @property
+    def trip_count(self) -> Any:
+        return size_expression(self.examples.xs[0].shape[0])
+
+    @property
+    def results_like(self) -> list[Any]:
+        return [*self.examples.carry, *self.examples.ys]
+
+
+class ScanNode(ExternKernel):
+    def __init__(self, call: ScanCall) -> None:
+        self.operands = call.roles
+        self.trip_count = call.trip_count
+        self.reverse = call.reverse
         super().__init__(
             name=None,
-            layout=MultiOutputLayout(device=examples.xs[0].device),
-            inputs=[buffer for a in (*operands, *into) for buffer in buffers_of(a)],
-            constant_args=[self.trip_count, *(a for a in operands if not is_tensor_ir(a))],
+            layout=MultiOutputLayout(device=call.examples.xs[0].device),
+            inputs=[buffer for a in (*call.operands, *call.into) for buffer in buffers_of(a)],
+            constant_args=[self.trip_count, *(a for a in call.operands if not is_tensor_ir(a))],
         )
         self.name = V.graph.register_buffer(self)
         V.graph.register_operation(self)
-        likes = [*examples.carry, *examples.ys]
         #: where each result ends: an output of this node, or a given place
         self.outputs: list[Any] = [
             declared_output(self, k, like) if place is None else place.data
-            for k, (like, place) in enumerate(zip(likes, into, strict=True))
+            for k, (like, place) in enumerate(zip(call.results_like, call.into, strict=True))
         ]
-        written = {k: written_output(self, p) for k, p in enumerate(into) if p is not None}
+        written = {k: written_output(self, p) for k, p in enumerate(call.into) if p is not None}
         self.mutation_outputs = list(written.values())
         #: as a kernel stores to them
         self.stores = [

@@ -10,7 +10,6 @@ loop-invariant matrices, which fit a core's cache, and if a row reads no other r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,8 +19,8 @@ from torch_scan_hop._torch.inductor_rows import RowBody, vector_lanes
 from torch_scan_hop._torch.inductor_rows_kernel import emit_rows_kernel
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.kernel import DTYPES, LoopKernelNode, may_be_pointwise
+from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.rewrites import current_options
-from torch_scan_hop.signature import Inputs
 
 aten = torch.ops.aten
 
@@ -67,20 +66,14 @@ def may_be_one_kernel(body: torch.fx.GraphModule) -> bool:
 
 class RowsKernel(LoopKernelNode):
     @staticmethod
-    def lowered(
-        body: torch.fx.GraphModule,
-        roles: Inputs[Any],
-        examples: StepExamples,
-        into: Sequence[Any],
-        at: Any,
-    ) -> RowBody | None:
-        if not (_is_on_cpu(examples) and _may_be_rows(body) and vector_lanes()):
+    def lowered(call: ScanCall, at: Any) -> RowBody | None:
+        if not (_is_on_cpu(call.examples) and _may_be_rows(call.body) and vector_lanes()):
             return None
         layouts = [
             layout_like(like) if place is None else place.data.layout
-            for like, place in zip([*examples.carry, *examples.ys], into, strict=True)
+            for like, place in zip(call.results_like, call.into, strict=True)
         ]
-        step = RowBody(body, roles, layouts, at)
+        step = RowBody(call.body, call.roles, layouts, at)
         return step if step.are_independent() else None
 
     def call_kernel(self, wrapper: Any) -> None:
