@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
+from torch_scan_hop._torch.operators import FakeTensor, HigherOrderOperator, OpOverload
+from torch_scan_hop._torch.tracing import plain_fake
+from torch_scan_hop.linalg_checks import thread_linalg_checks
 from torch_scan_hop.stops import is_stop
 
 aten = torch.ops.aten
@@ -66,6 +68,15 @@ def is_view(node: fx.Node) -> bool:
         source = node.args[0]
         return isinstance(source, fx.Node) and _returns_views(source)
     return _returns_views(node) or is_stop(node)
+
+
+def viewed(node: fx.Node) -> fx.Node:
+    """The value whose memory ``node`` may share: what it is a view of, however many times."""
+    while is_view(node):
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source.args[0] if node.target is operator.getitem else source  # type: ignore[assignment]
+    return node
 
 
 def _returns_views(node: fx.Node) -> bool:
@@ -180,9 +191,28 @@ def drop_detaches(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+# Lazy forms of a value: a flag on a view says that it is to be read conjugated or negated. In a
+# functional graph the value itself serves as well, and every operator and backend takes it.
+_LAZY_VIEWS = {
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+
+
+def drop_lazy_views(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _LAZY_VIEWS:
+            node.target = _LAZY_VIEWS[node.target]
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor) and (value.is_conj() or value.is_neg()):
+            node.meta["val"] = plain_fake(value)
+
+
 def clean_up(module: fx.GraphModule) -> None:
     drop_detaches(module.graph)
+    thread_linalg_checks(module.graph)
     drop_copies(module.graph)
+    drop_lazy_views(module.graph)
     drop_identities(module.graph)
     allow_any_stride(module.graph)
     module.graph.eliminate_dead_code()

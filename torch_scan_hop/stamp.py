@@ -24,5 +24,13 @@ def _source() -> str:
     return found.hexdigest()
 
 
+_STAMP = "torch_scan_hop"
+
+
 def stamp(body: fx.GraphModule) -> None:
-    body.meta["torch_scan_hop"] = f"{_source()} {current_options()}"
+    body.meta[_STAMP] = f"{_source()} {current_options()}"
+
+
+def is_stamped(module: fx.GraphModule) -> bool:
+    """Whether ``module`` is the body of a scan."""
+    return _STAMP in module.meta

@@ -48,9 +48,11 @@ __all__ = [
     "declare_loop_index",
     "declared_output",
     "fake_mode",
+    "decompose_mutating_operators",
     "fresh_loop_index",
     "is_tensor_ir",
     "is_unrealized",
+    "keep_functional",
     "layout_like",
     "lower_subgraph",
     "register_own_lowering",
@@ -102,6 +104,40 @@ def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> N
         transform(gm)
 
     post_grad.decompose_scan_to_while_loop = run
+
+
+# What Inductor does last to a graph, and to the graphs in it: from then on values are written
+# in place. Operators that mutate (custom ones, Triton kernels) get their copies in the last two.
+_REINPLACE = "reinplace_inplaceable_ops"
+_DECOMPOSE = ("decompose_triton_kernel_wrapper_functional", "decompose_auto_functionalized")
+_mutating_passes = {name: getattr(post_grad, name) for name in (_REINPLACE, *_DECOMPOSE)}
+
+
+def keep_functional(is_kept: Callable[[fx.GraphModule], bool]) -> None:
+    """Leave those graphs out of the passes that make operators write in place.
+
+    A buffer that a step makes and writes (``z = zeros(3); z[i] = h``) may be the same value at
+    every step, and so leave the loop. Written in place, it would keep what earlier steps wrote.
+    """
+    for name, run_pass in _mutating_passes.items():
+        setattr(post_grad, name, _unless_kept(run_pass, is_kept))
+
+
+def _unless_kept(
+    run_pass: Callable[..., Any], is_kept: Callable[[fx.GraphModule], bool]
+) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        module = args[-1].owning_module  # the graph comes last, behind what the pass is bound to
+        return None if module is not None and is_kept(module) else run_pass(*args)
+
+    return run
+
+
+def decompose_mutating_operators(gm: fx.GraphModule) -> None:
+    """What :func:`keep_functional` put off, for a graph that no rewrite will see."""
+    for name in _DECOMPOSE:
+        _mutating_passes[name](gm.graph)
+    gm.recompile()
 
 
 def current_node() -> fx.Node:

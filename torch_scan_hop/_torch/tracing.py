@@ -19,6 +19,7 @@ from torch._dispatch.python import enable_python_dispatcher, suspend_functionali
 from torch._functorch._aot_autograd.functional_utils import has_data_mutation
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._guards import detect_fake_mode
+from torch._higher_order_ops import effects
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -39,6 +40,7 @@ __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
     "FakeTensorMode",
+    "fake_like_number",
     "fake_mode_of",
     "fake_tensor",
     "is_functionalized",
@@ -47,9 +49,11 @@ __all__ = [
     "isolated",
     "likely_value",
     "mutated_inputs",
+    "plain_fake",
     "run_fake",
     "statically_known_true",
     "trace",
+    "without_tokens",
 ]
 
 # what fakes raise where a value is read, or decides a shape
@@ -149,6 +153,16 @@ def fake_tensor(
         return out.requires_grad_(requires_grad)
 
 
+def plain_fake(fake: FakeTensor) -> torch.Tensor:
+    """A fake of the same metadata that is no lazy view (conjugated, negated)."""
+    return fake_tensor(fake.fake_mode, fake.shape, fake.stride(), fake.dtype, fake.device)
+
+
+def fake_like_number(fake: FakeTensor) -> torch.Tensor:
+    """A fake of shape ``[]`` with the dtype and device of ``fake``."""
+    return fake_tensor(fake.fake_mode, (), None, fake.dtype, fake.device)
+
+
 def _wrap(tensor: Any) -> Any:
     return FunctionalTensor.to_functional(tensor) if isinstance(tensor, torch.Tensor) else tensor
 
@@ -166,7 +180,7 @@ def _functionalized(fn: Callable[..., Any], mutated: set[int] | None = None) -> 
     def wrapper(*args: Any) -> Any:
         with FunctionalTensorMode():
             functional = [_wrap(a) for a in args]
-            out = fn(*functional)
+            out = without_tokens(fn)(*functional)
             if mutated is not None:
                 mutated.update(
                     k
@@ -194,6 +208,41 @@ def _tracing_a_body() -> Iterator[None]:
 def is_tracing_a_body() -> bool:
     """Whether the trace under way is :func:`trace`, not a caller's (AOTAutograd, make_fx)."""
     return getattr(_state, "tracing_a_body", False)
+
+
+# Operators that torch >= 2.13 wants ordered by tokens, and whose order in a body is the graph's.
+_UNORDERED = {torch.ops.aten._linalg_check_errors.default}
+
+
+def _let_bodies_have_no_tokens() -> None:
+    """Functionalization gives such operators tokens; within :func:`without_tokens`, it does not."""
+    if not hasattr(effects, "has_effects"):
+        return
+    has_effects = effects.has_effects
+
+    def outside_bodies(op: Any) -> bool:
+        if op in _UNORDERED and getattr(_state, "without_tokens", False):
+            return False
+        return has_effects(op)
+
+    effects.has_effects = outside_bodies
+
+
+_let_bodies_have_no_tokens()
+
+
+def without_tokens(body: Callable[..., Any]) -> Callable[..., Any]:
+    """``body`` run as part of a trace that is functionalized: it takes and returns no tokens."""
+
+    def run(*args: Any) -> Any:
+        before = getattr(_state, "without_tokens", False)
+        _state.without_tokens = True
+        try:
+            return body(*args)
+        finally:
+            _state.without_tokens = before
+
+    return run
 
 
 def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode) -> fx.GraphModule:

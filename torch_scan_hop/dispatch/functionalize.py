@@ -12,7 +12,7 @@ from torch_scan_hop._torch.operators import (
     preserving_node_meta,
     to_functional,
 )
-from torch_scan_hop._torch.tracing import needs_no_trace
+from torch_scan_hop._torch.tracing import needs_no_trace, without_tokens
 from torch_scan_hop.op import Body, scan_op
 
 
@@ -39,5 +39,5 @@ def functionalize(
     with ctx.redispatch_to_next():
         body: Body = combine_fn
         if not needs_no_trace(body):
-            body = ctx.functionalize(preserving_node_meta(combine_fn))
+            body = ctx.functionalize(without_tokens(preserving_node_meta(combine_fn)))
         return ctx.wrap_tensors(scan_op(body, *unwrapped, **options))

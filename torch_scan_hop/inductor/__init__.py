@@ -16,12 +16,18 @@ import functools
 @functools.cache
 def register() -> None:
     """Teach Inductor about scan. Called when a graph that holds one is first traced."""
-    from torch_scan_hop._torch.inductor import register_own_lowering, replace_scan_pass
+    from torch_scan_hop._torch.inductor import (
+        keep_functional,
+        register_own_lowering,
+        replace_scan_pass,
+    )
     from torch_scan_hop.carries_in import carries_in_op
     from torch_scan_hop.inductor.loop import lower_carries_in, lower_scan
     from torch_scan_hop.inductor.passes import prepare_scans
     from torch_scan_hop.op import scan_op
+    from torch_scan_hop.stamp import is_stamped
 
     register_own_lowering(scan_op, lower_scan)
     register_own_lowering(carries_in_op, lower_carries_in)
+    keep_functional(is_stamped)
     replace_scan_pass(scan_op, prepare_scans)

@@ -2,7 +2,8 @@
 
 ``INVARIANT``  additional inputs and constants only
 ``XS``         xs as well, but no carry: known before the loop
-``LOOP``       a carry or something random: known step by step
+``LOOP``       a carry, something random, or xs through an operator that cannot be batched:
+               known step by step
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator
 from torch_scan_hop.graph_cleanup import is_random
+from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.signature import Inputs
 
 aten = torch.ops.aten
@@ -82,7 +84,10 @@ def classify(graph: fx.Graph, roles: Inputs[fx.Node]) -> dict[fx.Node, Dependenc
         if is_pinned(node):
             found[node] = Dependence.LOOP
             continue
-        found[node] = max((found[a] for a in node.all_input_nodes), default=Dependence.INVARIANT)
+        depends = max((found[a] for a in node.all_input_nodes), default=Dependence.INVARIANT)
+        if depends is Dependence.XS and not is_batchable(node):
+            depends = Dependence.LOOP
+        found[node] = depends
     return found
 
 

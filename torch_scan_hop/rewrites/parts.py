@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from torch_scan_hop.rewrites.batchable import STAND_INS
 from torch_scan_hop.rewrites.classify import ancestors
 
 
@@ -46,8 +48,18 @@ class Part:
             return {}
         arguments = [stacks[n] if n in stacks else values[n] for n in self.inputs]
         dims = tuple(0 if n in stacks else None for n in self.inputs)
-        results = torch.vmap(lambda *a: tuple(self.module(*a)), in_dims=dims)(*arguments)
+        results = torch.vmap(lambda *a: tuple(self.batchable(*a)), in_dims=dims)(*arguments)
         return dict(zip(self.outputs, results, strict=True))
+
+    @functools.cached_property
+    def batchable(self) -> fx.GraphModule:
+        """The module, with what has no batching rule said by operators that have one."""
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.module.graph, {}))
+        for node in graph.nodes:
+            if node.op == "call_function" and node.target in STAND_INS:
+                node.target = STAND_INS[node.target]
+        return fx.GraphModule(self.module, graph, "Batchable")
 
 
 def extract(

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.tracing import likely_value
-from torch_scan_hop.graph_cleanup import is_view
+from torch_scan_hop.graph_cleanup import is_view, viewed
 from torch_scan_hop.rewrites.accumulate import Accumulator
 from torch_scan_hop.rewrites.classify import ancestors, is_contraction, is_tensor, nbytes
 from torch_scan_hop.rewrites.parts import Part, extract
@@ -177,14 +177,16 @@ class ScanPlan:
         self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any], trip_count: Any
     ) -> list[Any]:
         """All ys, contiguous, each a tensor of its own; None where nothing reads it."""
-        returned = set(self.roles.xs)  # results alias neither inputs nor one another
+        # results alias neither inputs nor one another: a view of what is taken is copied
+        taken = {*self.roles.xs, *self.roles.carry, *self.roles.additional}
         ys: list[Any] = []
         for k, node in enumerate(self.outputs.ys):
             if not self.decisions.used_outputs[self.signature.n_carry + k]:
                 ys.append(None)
                 continue
-            ys.append(_own_stack(node, stacks, values, trip_count, copy=node in returned))
-            returned.add(node)
+            owner = viewed(node)
+            ys.append(_own_stack(node, stacks, values, trip_count, copy=owner in taken))
+            taken.add(owner)
         return ys
 
 

@@ -10,6 +10,7 @@ from torch import fx
 
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.rewrites.accumulate import Accumulator, find_accumulator, read_stack_instead
+from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.rewrites.classify import (
     Dependence,
     ancestors,
@@ -169,6 +170,8 @@ class Planner:
             return False
         chain = ancestors([node], stop=self.in_loop) - self.in_loop
         varying = [n for n in chain if self.dependence[n] is not Dependence.INVARIANT]
+        if not all(map(is_batchable, varying)):
+            return False
         added = [n for n in self._frontier([node]) if n not in self.ys]
         if not self.pointwise_pays and not any(is_contraction(n) for n in varying):
             # a reduction keeps the loop from being one kernel; of stacks it costs a pass over them

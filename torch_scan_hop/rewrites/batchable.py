@@ -1,0 +1,123 @@
+"""Operators that may be done for all steps at once, because ``vmap`` of them is the loop of them.
+
+torch's batching rules are many, and not all of them are right: ``vmap`` of ``index_fill`` with a
+batched value and an unbatched self keeps the last value for every row; ``as_strided`` cannot know
+the strides that a batch will have; what depends on the values of a mask cannot be batched at all.
+So a value leaves the loop only by operators that are named here, and every one of them is compared
+with the loop, for every pattern of batched and unbatched arguments, in
+``tests/test_batchable.py``. All others stay in the loop, where they are what they were.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.operators import OpOverload
+
+aten = torch.ops.aten
+
+VIEWS = {
+    "alias.default", "detach.default", "diagonal.default", "expand.default", "permute.default",
+    "reshape.default", "_reshape_alias.default", "select.int", "slice.Tensor", "split.Tensor",
+    "split_with_sizes.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "t.default",
+    "transpose.int", "unbind.int", "unfold.default", "unsqueeze.default", "view.default",
+    "_unsafe_view.default",
+}  # fmt: skip
+REDUCTIONS = {
+    "all.default", "all.dim", "amax.default", "amin.default", "any.default", "any.dim",
+    "argmax.default", "argmin.default", "cumprod.default", "cumsum.default", "logsumexp.default",
+    "max.dim", "mean.default", "mean.dim", "min.dim", "prod.default", "prod.dim_int",
+    "sum.default", "sum.dim_IntList", "var.correction", "_softmax.default", "_log_softmax.default",
+    "_softmax_backward_data.default", "_log_softmax_backward_data.default",
+    "linalg_vector_norm.default",
+}  # fmt: skip
+PRODUCTS = {
+    "addmm.default", "baddbmm.default", "bmm.default", "dot.default", "mm.default", "mv.default",
+    "convolution.default",
+}  # fmt: skip
+JOINS = {
+    "cat.default", "stack.default", "flip.default", "roll.default", "constant_pad_nd.default",
+    "tril.default", "triu.default", "repeat.default",
+}  # fmt: skip
+READS = {"embedding.default", "gather.default", "index_select.default"}
+NORMS = {"native_layer_norm.default"}
+MAKES = {
+    "clone.default", "full_like.default", "ones_like.default", "zeros_like.default",
+    "_to_copy.default", "view_as_real.default", "view_as_complex.default",
+}  # fmt: skip
+# pointwise, with arguments of their own
+POINTWISE = {
+    "clamp.default", "clamp.Tensor", "clip.default", "clip.Tensor", "div.Scalar_mode",
+    "div.Tensor_mode", "round.decimals",
+}  # fmt: skip
+NAMED = VIEWS | REDUCTIONS | PRODUCTS | JOINS | READS | NORMS | MAKES | POINTWISE
+
+# pointwise operators without a rule, or with arguments that the test has no values for
+NOT_POINTWISE = {"equal", "fill", "rrelu_with_noise"}
+
+
+def _stand_in_for_conversion(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype)
+
+
+def _stand_in_for_conjugate(value: Any) -> Any:
+    return torch.complex(value.real, -value.imag) if value.is_complex() else value
+
+
+# with integers for indices: a mask's result has no shape that a batch could have
+BY_INDEX = {"index.Tensor", "index_put.default"}
+
+#: operators without a rule, as operators with one
+STAND_INS: dict[Any, Callable[..., Any]] = {
+    torch.ops.prims.convert_element_type.default: _stand_in_for_conversion,
+    aten._conj_physical.default: _stand_in_for_conjugate,
+    aten.conj_physical.default: _stand_in_for_conjugate,
+}
+
+
+def _names(target: OpOverload) -> tuple[str, str]:
+    """
+    >>> _names(aten.add.Tensor)
+    ('add', 'add.Tensor')
+    """
+    packet = target._schema.name.partition("::")[2]
+    return packet, f"{packet}.{target._overloadname}"
+
+
+def is_batchable_operator(target: Any) -> bool:
+    """Whether ``vmap`` of this operator is known to be right."""
+    if not isinstance(target, OpOverload):
+        return False
+    if target in STAND_INS:
+        return True
+    if target.namespace != "aten" or target._schema.is_mutable:
+        return False
+    packet, name = _names(target)
+    if name in NAMED:
+        return True
+    if torch.Tag.pointwise not in target.tags or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return packet not in NOT_POINTWISE and not packet.startswith("special_")
+
+
+def is_batchable(node: fx.Node) -> bool:
+    """Whether this node of a body may be done for all steps at once."""
+    if node.op != "call_function":
+        return True
+    if node.target is operator.getitem:
+        return True  # an element of what was batched
+    value = node.meta.get("val")
+    if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return True  # a size: the same at every step
+    if isinstance(node.target, OpOverload) and _names(node.target)[1] in BY_INDEX:
+        return all(map(_is_integer_index, node.args[1]))  # type: ignore[arg-type]
+    return is_batchable_operator(node.target)
+
+
+def _is_integer_index(index: Any) -> bool:
+    return index is None or index.meta["val"].dtype in (torch.int64, torch.int32)
