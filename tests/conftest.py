@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_scan_hop import capture
+from torch_scan_hop.fallback import forget_reasons
 
 
 def pytest_configure(config):
@@ -16,6 +16,6 @@ def pytest_configure(config):
 @pytest.fixture(autouse=True)
 def _fresh_torch():
     torch.manual_seed(0)
-    capture._warned.clear()
+    forget_reasons()
     yield
     torch._dynamo.reset()

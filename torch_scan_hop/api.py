@@ -9,8 +9,14 @@ import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import current_dispatch_mode
-from torch_scan_hop.capture import NotCaptured, call_captured, warn_not_captured
+from torch_scan_hop.capture import NotCaptured, call_captured, check_captured
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
+from torch_scan_hop.fallback import (
+    announce,
+    refuse_if_not_allowed,
+    remember_reason,
+    remembered_reason,
+)
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.segments import Binomial, check_policy, segmented, treeverse
@@ -107,13 +113,21 @@ def _run(
         template = tree.map_leaves(lambda leaf: 0 if isinstance(leaf, tree.NUMBERS) else leaf, init)
     if torch.compiler.is_dynamo_compiling():
         return scan_tree(combine_fn, template, carry, xs, trip_count, options)
-    try:
-        return call_captured(scan_tree, combine_fn, template, carry, xs, trip_count, options)
-    except NotCaptured as error:
-        reason = error.reason
+    reason = remembered_reason(combine_fn)
+    is_lasting = False
+    if reason is None:
+        try:
+            return call_captured(scan_tree, combine_fn, template, carry, xs, trip_count, options)
+        except NotCaptured as error:
+            reason, is_lasting = error.reason, error.is_lasting
+    users_mode = current_dispatch_mode() is not None  # it is there to see every operator
+    if not users_mode:
+        refuse_if_not_allowed(combine_fn, reason)
     result = scan_loop(combine_fn, init, xs, trip_count, options.reverse)
-    if current_dispatch_mode() is None:  # a user's mode is there to see every operator
-        warn_not_captured(combine_fn, reason)
+    if is_lasting and not users_mode:
+        remember_reason(combine_fn, reason)
+    if not users_mode:
+        announce(combine_fn, reason)
     return result
 
 
@@ -127,8 +141,7 @@ def scan_tree(
     """
     if template is None:
         template = init
-    if not torch.compiler.is_dynamo_compiling():
-        raise NotCaptured("Dynamo is disabled")
+    check_captured()
 
     def run_with(policy: Any) -> Callable[..., tuple[Any, Any]]:
         def run(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import sys
 import types
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,29 +18,12 @@ import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import prepare_xla_if_loaded, under_users_mode
-from torch_scan_hop._torch.transforms import under_transform
-from torch_scan_hop.errors import hint_about
+from torch_scan_hop._torch.transforms import put_back_on_error, under_transform
+from torch_scan_hop.fallback import code_of, reason_of, warn_of_captures
 
 Entry = Callable[..., Any]
 Kind = tuple[bool, bool]
 _entries: weakref.WeakKeyDictionary[types.CodeType, dict[Kind, Entry]] = weakref.WeakKeyDictionary()
-_warned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
-
-
-def code_of(fn: Any) -> types.CodeType:
-    """The code object that tells one body from another.
-
-    >>> code_of(functools.partial(code_of)) is code_of.__code__
-    True
-    """
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    if isinstance(fn, types.MethodType):
-        fn = fn.__func__
-    if isinstance(fn, types.FunctionType):
-        return fn.__code__
-    forward = getattr(type(fn), "forward", None) or type(fn).__call__
-    return getattr(forward, "__code__", code_of.__code__)
 
 
 def explicit(fn: Any) -> Any:
@@ -93,42 +75,68 @@ def own_copy(fn: types.FunctionType) -> types.FunctionType:
 
 
 class NotCaptured(Exception):
-    """The call must run as a plain Python loop; ``reason`` says why."""
+    """The call must run as a plain Python loop; ``reason`` says why.
 
-    def __init__(self, reason: str) -> None:
+    ``is_lasting``: the same call would end the same way.
+    """
+
+    def __init__(self, reason: str, is_lasting: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.is_lasting = is_lasting
+
+
+class _Unseen(Exception):
+    """An entry ran untraced: Dynamo has no capture for these arguments, or is switched off."""
+
+
+def check_captured() -> None:
+    """Called in what :func:`call_captured` captures, where it must never run as Python."""
+    if not torch.compiler.is_dynamo_compiling():
+        raise _Unseen
 
 
 def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
-    """``entry(combine_fn, *args)``, captured by Dynamo; raises NotCaptured where it cannot be."""
-    from torch_scan_hop._torch.dynamo import (
-        DYNAMO_ERRORS,
-        compile_for_capture,
-        is_data_dependent,
-    )
+    """``entry(combine_fn, *args)``, captured by Dynamo; raises NotCaptured where it cannot be.
+
+    Whatever goes wrong on the way, in Dynamo, in torch or here, is no reason for the caller's
+    program to fail: the loop will run it, or raise what is the program's own error.
+    """
+    from torch_scan_hop._torch.dynamo import is_data_dependent, is_limit_hit
 
     prepare_xla_if_loaded()
-    code = code_of(combine_fn)
-    # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
     on_xla = _on_xla(args)
-    static = under_transform() or on_xla
-    # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
-    kind = (static, under_users_mode())
-    entries = _entries.setdefault(code, {})
-    if kind not in entries:
-        entries[kind] = compile_for_capture(own_copy(entry), False if static else None, NotCaptured)
     try:
-        return entries[kind](explicit(combine_fn), *args)
-    except DYNAMO_ERRORS as error:
-        if "limit" in type(error).__name__.lower():
-            _entries.pop(code, None)  # full of captures of other shapes or closures: start anew
+        with put_back_on_error():
+            return _entry_of(entry, combine_fn, on_xla)(explicit(combine_fn), *args)
+    except _Unseen:
+        raise NotCaptured("Dynamo is disabled", is_lasting=False) from None
+    except Exception as error:
+        if is_limit_hit(error):
+            _entries.pop(code_of(combine_fn), None)  # full of other shapes or closures: start anew
+        reason = reason_of(error)
         if on_xla and is_data_dependent(error):
             # as a Python loop, each step would compile and run a program of its own
             from torch_scan_hop.xla.graph import reads_data
 
-            raise reads_data(_first_line(error)) from error
-        raise NotCaptured(f"{_first_line(error)} {hint_about(error)}".strip()) from error
+            raise reads_data(reason) from error
+        raise NotCaptured(reason) from error
+
+
+def _entry_of(entry: Any, combine_fn: Any, on_xla: bool) -> Entry:
+    from torch_scan_hop._torch.dynamo import compile_for_capture
+
+    # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
+    static = under_transform() or on_xla
+    # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
+    kind = (static, under_users_mode())
+    entries = _entries.setdefault(code_of(combine_fn), {})
+    if kind not in entries:
+        report = functools.partial(warn_of_captures, combine_fn)
+        entries[kind] = compile_for_capture(
+            own_copy(entry), False if static else None, _Unseen, report
+        )
+    return entries[kind]
 
 
 def _on_xla(args: tuple[Any, ...]) -> bool:
@@ -140,21 +148,3 @@ def _on_xla(args: tuple[Any, ...]) -> bool:
             if isinstance(leaf, torch.Tensor):
                 return leaf.device.type == "xla"
     return False
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
-def warn_not_captured(combine_fn: Any, reason: str) -> None:
-    """Once for each function: it ran, as a Python loop."""
-    code = code_of(combine_fn)
-    if code in _warned:
-        return
-    _warned.add(code)
-    warnings.warn(
-        f"torch_scan_hop: {code.co_name} ({code.co_filename}:{code.co_firstlineno}) could not be "
-        f"traced, so its scan ran as a plain Python loop: {reason}",
-        stacklevel=3,
-    )

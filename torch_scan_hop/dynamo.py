@@ -27,6 +27,7 @@ from torch_scan_hop._torch.dynamo import (
     sequence_items,
     speculate,
 )
+from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
 from torch_scan_hop._torch.operators import prepare_xla_if_loaded
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs
 from torch_scan_hop.autodiff.policy import POLICY
@@ -74,7 +75,9 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         with discard_graph_changes(tx):
             examples = _step_examples(tx, init, xs, additional)
         make_traceable(combine_fn)
+        levels = open_levels()
         _, spec, graph, lifted = speculate(tx, combine_fn, examples, self.value)
+        make_levels_relative(graph, levels)
         body = CapturedBody(tx, graph, len(init), len(xs))
         inputs = [v.as_proxy() for v in [*init, *xs, *additional]] + list(lifted)
         inputs = body.lift_numbers(inputs)

@@ -17,6 +17,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.backends.debugging import make_eager_backend_with_torch_function_modes
 from torch._dynamo.exc import (
     FailOnRecompileLimitHit,
@@ -24,6 +25,7 @@ from torch._dynamo.exc import (
     UncapturedHigherOrderOpError,
     Unsupported,
 )
+from torch._dynamo.utils import guard_failures
 from torch._dynamo.variables import higher_order_ops as _hops
 from torch._dynamo.variables.base import (
     AttributeMutationExisting,
@@ -53,7 +55,7 @@ from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_scan_hop._torch.module_swap import parameters_may_be_swapped
+from torch_scan_hop._torch.side_effects import lasting_changes_are_refused
 from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM
 
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "discard_graph_changes",
     "example_value",
     "is_data_dependent",
+    "is_limit_hit",
     "make_attr",
     "make_traceable",
     "not_fx_tracing",
@@ -132,7 +135,7 @@ def speculate(
     Returns (flat results, their spec, graph, outer proxy -> placeholder of each closure).
     """
     before = tx.output.side_effects.clone()
-    with parameters_may_be_swapped(), _custom_functions_are_nodes():
+    with lasting_changes_are_refused(tx), _custom_functions_are_nodes():
         (result, spec), graph, lifted = speculate_subgraph(
             tx,
             fn,
@@ -257,25 +260,58 @@ def not_fx_tracing() -> Iterator[None]:
         symbolic_trace._is_fx_tracing_flag = before
 
 
+def is_limit_hit(error: BaseException) -> bool:
+    """Whether Dynamo has as many captures of one function as it keeps."""
+    return isinstance(error, FailOnRecompileLimitHit)
+
+
+# captures in a row without a call that found its own among those there are
+MANY_CAPTURES = 8
+
+
 def compile_for_capture(
-    fn: Callable[..., Any], dynamic: bool | None, not_traced: type[Exception]
+    fn: types.FunctionType,
+    dynamic: bool | None,
+    not_traced: type[Exception],
+    report: Callable[[int, str], None],
 ) -> Callable[..., Any]:
     """``fn`` captured by Dynamo and run as captured: guards, no compiler.
 
     The backend must be torch's own "eager": it is the only one that Dynamo accepts under
     functorch transforms. ``not_traced`` is what ``fn`` raises when it runs without Dynamo.
+    ``report(count, guard)`` is called when ``count`` calls in a row needed a capture each.
     """
+    misses = 0
     run_known = torch._dynamo.run(fn)  # what is captured already; else it just calls fn
     with _hop_capture():  # or torch.compile would do nothing in an export, now and later
         compiled = torch.compile(fn, backend="eager", fullgraph=True, dynamic=dynamic)
 
     def run(*args: Any) -> Any:
-        if _len_torch_function_stack() == 0:
+        nonlocal misses
+        known = _len_torch_function_stack() == 0
+        if known:
             try:
-                return run_known(*args)
+                result = run_known(*args)
             except not_traced:
                 pass
-        return capture(*args)
+            else:
+                misses = 0
+                return result
+        # one thread at a time: tracers patch torch's modules, and guards look at those
+        waited = not compile_lock.acquire(blocking=False)
+        if waited:
+            compile_lock.acquire()
+        try:
+            if waited and known:
+                with contextlib.suppress(not_traced):
+                    return run_known(*args)  # another thread has captured it
+            result = capture(*args)
+        finally:
+            compile_lock.release()
+        misses += 1
+        if misses == MANY_CAPTURES:
+            report(misses, _last_guard_that_failed(fn))
+        return result
 
     def capture(*args: Any) -> Any:
         with (
@@ -297,6 +333,11 @@ def compile_for_capture(
     return run
 
 
+def _last_guard_that_failed(fn: types.FunctionType) -> str:
+    failures = guard_failures.get(fn.__code__) or ["an unknown guard"]
+    return str(failures[-1]).strip().splitlines()[-1]
+
+
 @contextlib.contextmanager
 def _parameters_of_symbolic_size() -> Iterator[None]:
     """Dynamo counts the bytes of the parameters that it guards; make_fx's may have no number."""
@@ -312,10 +353,11 @@ def _parameters_of_symbolic_size() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _functorch_views() -> Iterator[None]:
-    """Let Dynamo make fakes of functorch wrappers that are views (every dual tensor is one).
+    """Let Dynamo make fakes of functorch wrappers that are views, or results of operators.
 
-    It refuses them since its fakes would not be views; a body that captures them reads them,
-    and what it is not allowed to change does not depend on that.
+    Every dual tensor is a view, and ``grad`` of a function that computes ``init`` gives no leaf.
+    Dynamo's fakes of wrappers are neither, and it asserts that they are what they stand for; a
+    body that captures them reads them, and what it may do with them does not depend on that.
     """
     if peek_interpreter_stack() is None:
         yield
@@ -324,8 +366,8 @@ def _functorch_views() -> Iterator[None]:
 
     def describe(self: Any, t: torch.Tensor, **kwargs: Any) -> Any:
         description = original(self, t, **kwargs)
-        if description.is_functorch_wrapped and description.is_view:
-            description = dataclasses.replace(description, is_view=False)
+        if description.is_functorch_wrapped:
+            description = dataclasses.replace(description, is_view=False, is_leaf=True)
         return description
 
     MetaTensorDescriber.describe_tensor = describe  # type: ignore[method-assign]

@@ -15,6 +15,7 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._inductor import ir
+from torch._inductor.codegen import wrapper as wrapper_lines
 from torch._inductor.codegen.wrapper import EnterSubgraphLine, ExitSubgraphLine, WrapperLine
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes import post_grad
@@ -209,6 +210,7 @@ def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Seque
     """
     graph: Any = subgraph.graph
     parent = V.graph
+    first = len(wrapper.lines)
     with _indented(wrapper, graph):
         # a name in `freed` is never deleted or reused by the memory planner
         wrapper.freed.update(input_names)
@@ -218,7 +220,22 @@ def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Seque
                 graph.codegen_subgraph(parent_graph=parent)
         finally:
             wrapper.pop_codegened_graph()
+    _reuse_buffers_within(wrapper.lines[first:])
     parent.removed_buffers |= graph.removed_buffers
+
+
+def _reuse_buffers_within(lines: Sequence[Any]) -> None:
+    """Let a buffer that is freed in a subgraph serve any later allocation in it.
+
+    Inductor weighs a reuse by the peak memory between the two scheduler nodes, which it looks up
+    by their positions; those of a subgraph's nodes are positions in another list, and out of its
+    bounds. Neighbours are not weighed.
+    """
+    for line in lines:
+        if isinstance(line, wrapper_lines.AllocateLine):
+            line.scheduler_node_index = 0
+        elif isinstance(line, wrapper_lines.FreeIfNotReusedLine):
+            line.scheduler_node_index = -1
 
 
 def trip_count_code(wrapper: Any, size: Any) -> str:

@@ -8,6 +8,7 @@ functional, proxy and fake modes, under functorch interpreters, under a user's o
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -87,13 +88,18 @@ def isolated() -> Iterator[None]:
         _disable_current_modes(),
         # a user's hooks (offloading) are for real residuals, not for a trace's fakes
         _without_saved_tensors_hooks(),
+        # its checks read values, and fakes have none
+        torch.autograd.set_detect_anomaly(False),
     ):
         yield
 
 
 def _without_saved_tensors_hooks() -> contextlib.AbstractContextManager[Any]:
-    enabled: Any = torch._C._autograd
-    if not enabled._saved_tensors_hooks_is_enabled():  # functorch's grad forbids them
+    state: Any = torch._C._autograd
+    # functorch's grad forbids hooks: while there are any, and from then on
+    if not state._saved_tensors_hooks_is_enabled():
+        return contextlib.nullcontext()
+    if state._top_saved_tensors_default_hooks(True) is None:
         return contextlib.nullcontext()
     return saved_tensors_hooks(_unchanged, _unchanged)
 
@@ -220,10 +226,10 @@ def _let_bodies_have_no_tokens() -> None:
         return
     has_effects = effects.has_effects
 
-    def outside_bodies(op: Any) -> bool:
+    def outside_bodies(op: Any, *args: Any) -> bool:
         if op in _UNORDERED and getattr(_state, "without_tokens", False):
             return False
-        return has_effects(op)
+        return bool(has_effects(op, *args))
 
     effects.has_effects = outside_bodies
 
@@ -247,10 +253,26 @@ def without_tokens(body: Callable[..., Any]) -> Callable[..., Any]:
 
 def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode) -> fx.GraphModule:
     """The functional ATen graph of ``fn(*examples)``; ``examples`` are fakes of ``mode``."""
-    with isolated(), mode, enable_python_dispatcher(), preserve_node_meta(), _tracing_a_body():
+    with (
+        _one_thread_at_a_time(),
+        isolated(),
+        mode,
+        enable_python_dispatcher(),
+        preserve_node_meta(),
+        _tracing_a_body(),
+    ):
         graph_module = make_fx(_functionalized(fn), tracing_mode="real")(*examples)
     graph_module.graph.eliminate_dead_code()
     return as_traced(graph_module)
+
+
+_lock = threading.RLock()
+
+
+def _one_thread_at_a_time() -> Any:
+    """make_fx patches modules for all threads. Dynamo's lock, since Dynamo may call a trace."""
+    convert_frame: Any = sys.modules.get("torch._dynamo.convert_frame")
+    return _lock if convert_frame is None else convert_frame.compile_lock
 
 
 _TRACED = "torch_scan_hop.traced"

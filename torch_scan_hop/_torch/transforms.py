@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,16 @@ from torch._C._functorch import (
     TransformType,
     _unwrap_for_grad,
     _wrap_for_grad,
+    get_dynamic_layer_stack_depth,
     get_unwrapped,
     is_batchedtensor,
     is_functorch_wrapped_tensor,
     is_gradtrackingtensor,
+    is_legacy_batchedtensor,
     maybe_get_bdim,
     maybe_get_level,
     peek_interpreter_stack,
+    pop_dynamic_layer_stack_and_undo_to_depth,
 )
 from torch._C._functorch import (
     _add_batch_dim as add_batch_dim,
@@ -25,9 +28,11 @@ from torch._C._functorch import (
 from torch._C._functorch import (
     unwrap_if_dead as _unwrap_if_dead,
 )
+from torch._functorch import eager_transforms
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.vmap import restore_vmap, unwrap_batched, wrap_batched
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.autograd import forward_ad
+from torch.autograd.forward_ad import _is_fwd_grad_enabled, _set_fwd_grad_enabled
 
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 
@@ -46,6 +51,8 @@ __all__ = [
     "make_dual",
     "maybe_get_bdim",
     "maybe_get_level",
+    "over_grads_batch",
+    "put_back_on_error",
     "restore_vmap",
     "under_transform",
     "unpack_dual",
@@ -55,6 +62,31 @@ __all__ = [
     "wrap_batched",
     "wrap_for_level",
 ]
+
+
+@contextlib.contextmanager
+def put_back_on_error() -> Iterator[None]:
+    """Whatever a failed trace left open is closed: functorch levels, forward mode, hooks."""
+    depth = get_dynamic_layer_stack_depth()
+    was_forward_mode = _in_forward_mode()
+    grad, forward_grad = torch.is_grad_enabled(), _is_fwd_grad_enabled()
+    hooks: Any = torch._C._autograd
+    hooks_were_enabled = hooks._saved_tensors_hooks_is_enabled()
+    nesting = eager_transforms.JVP_NESTING
+    try:
+        yield
+    except BaseException:
+        if get_dynamic_layer_stack_depth() > depth:
+            pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if _in_forward_mode() and not was_forward_mode:
+            torch._C._exit_dual_level(level=0)
+            forward_ad._current_level = -1
+        eager_transforms.JVP_NESTING = nesting
+        torch._C._set_grad_enabled(grad)
+        torch._C._set_fwd_grad_enabled(forward_grad)
+        if hooks_were_enabled:
+            hooks._saved_tensors_hooks_enable()
+        raise
 
 
 def under_transform() -> bool:
@@ -133,3 +165,47 @@ def gradients_enabled() -> Iterator[None]:
     """Both gradient modes on: single-level functions turn them off for their forward."""
     with torch.enable_grad(), _set_fwd_grad_enabled(True):
         yield
+
+
+def over_grads_batch(
+    fn: Callable[[Sequence[Any]], list[Any]], cotangents: Sequence[Any]
+) -> list[Any] | None:
+    """``fn`` vmapped where ``is_grads_batched=True`` calls it; None where nothing is batched.
+
+    ``autograd.grad`` batches cotangents by torch's first vmap, whose wrappers no operator in
+    Python can take. Here they are unwrapped, and batched by functorch.
+    """
+    batched = [isinstance(c, torch.Tensor) and is_legacy_batchedtensor(c) for c in cotangents]
+    if not any(batched):
+        return None
+    state: Any = torch._C
+    level = state._vmapmode_increment_nesting() - 1  # the one to come is one above the last
+    state._vmapmode_decrement_nesting()
+    values = [
+        torch._remove_batch_dim(c, level, 1, 0) if flag else c
+        for c, flag in zip(cotangents, batched, strict=True)
+    ]
+    missing: list[bool] = []
+
+    def tensors_of(*given: Any) -> tuple[torch.Tensor, ...]:
+        results = fn(given)
+        missing[:] = [r is None for r in results]
+        return tuple(r for r in results if r is not None)
+
+    given = [0 if flag else None for flag in batched]
+    with _outside_first_vmap(level):
+        results = iter(torch.vmap(tensors_of, in_dims=tuple(given))(*values))
+    return [None if m else torch._add_batch_dim(next(results), 0, level) for m in missing]
+
+
+@contextlib.contextmanager
+def _outside_first_vmap(level: int) -> Iterator[None]:
+    """Its dispatch key, which no operator in Python has a kernel for, is set aside."""
+    state: Any = torch._C
+    for _ in range(level):
+        state._vmapmode_decrement_nesting()
+    try:
+        yield
+    finally:
+        for _ in range(level):
+            state._vmapmode_increment_nesting()

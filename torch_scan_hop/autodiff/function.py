@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.tracing import is_functionalized, is_tracing_a_body
-from torch_scan_hop._torch.transforms import has_tangents
+from torch_scan_hop._torch.transforms import has_tangents, over_grads_batch
 from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.partition import Handover, Partition, Source
@@ -288,6 +288,9 @@ def _gradients_of_loop(ctx: Any, body: Body, cotangents: Sequence[Any]) -> list[
 
 def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
     """One gradient for each tensor among the flat inputs."""
+    batched = over_grads_batch(functools.partial(gradients, ctx), cotangents)
+    if batched is not None:
+        return batched
     call: ScanCall = ctx.call
     sig = call.derivative.signature
     if call.derivative.loop_body is not None and torch.is_grad_enabled():

@@ -1,0 +1,81 @@
+"""Bodies that transform functions themselves: ``torch.func.grad`` in a step, ``vmap``, ``jvp``.
+
+Checked on torch 2.9.1, 2.13.0, 2.15.0. Dynamo writes such a body down with the number of each
+functorch level as a constant, counted from the bottom of the stack when it traced. The body is
+traced again elsewhere: below a ``vmap`` of the scan, above it, with no other level at all. So the
+numbers become what the nodes that open the levels return, and a forward-mode level, of which torch
+has only one, is opened unless it is open::
+
+    before: _grad_increment_nesting();         _wrap_for_grad(x, 2)
+    after:  level = open_level(increment);     _wrap_for_grad(x, level)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._C._functorch import get_interpreter_stack
+
+_OPENERS = {
+    "_grad_increment_nesting",
+    "_jvp_increment_nesting",
+    "_vmap_increment_nesting",
+}
+_CLOSERS = {"_grad_decrement_nesting", "_jvp_decrement_nesting", "_vmap_decrement_nesting"}
+#: by name: the position of the level among the arguments
+_LEVEL_ARGUMENT = {
+    "_wrap_for_grad": 1,
+    "_unwrap_for_grad": 1,
+    "_add_batch_dim": 2,
+    "_remove_batch_dim": 1,
+}
+
+
+def open_levels() -> int:
+    """How many functorch levels are open."""
+    return len(get_interpreter_stack() or ())
+
+
+def enter_dual_level() -> bool:
+    """Open torch's only forward-mode level; False if it is open already, and shared."""
+    try:
+        torch._C._enter_dual_level()
+    except RuntimeError:
+        return False
+    return True
+
+
+def exit_dual_level(entered: bool) -> None:
+    if entered:
+        torch._C._exit_dual_level(level=0)
+
+
+def make_levels_relative(graph: fx.Graph, outside: int) -> None:
+    """Let ``graph``, traced with ``outside`` levels open, run with any number of them."""
+    levels: list[fx.Node] = []
+    dual_levels: list[fx.Node] = []
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        name = getattr(node.target, "__name__", "")
+        if name in _OPENERS:
+            levels.append(node)
+        elif name in _CLOSERS:
+            levels.pop()
+        elif name in _LEVEL_ARGUMENT:
+            _use_level(node, _LEVEL_ARGUMENT[name], levels, outside)
+        elif name == "_enter_dual_level":
+            node.target, node.args, node.kwargs = enter_dual_level, (), {}
+            dual_levels.append(node)
+        elif name == "_exit_dual_level":
+            node.target, node.args, node.kwargs = exit_dual_level, (dual_levels.pop(),), {}
+
+
+def _use_level(node: fx.Node, position: int, levels: list[fx.Node], outside: int) -> None:
+    arguments: list[Any] = list(node.args)
+    level = arguments[position]
+    if isinstance(level, int) and 0 < level - outside <= len(levels):
+        arguments[position] = levels[level - outside - 1]
+        node.args = tuple(arguments)
