@@ -52,18 +52,38 @@ def exit_dual_level(entered: bool) -> None:
         torch._C._exit_dual_level(level=0)
 
 
+def enable_grad() -> bool:
+    """Switch gradients on; whether they were on before."""
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(True)
+    return before
+
+
+def restore_grad(before: bool) -> None:
+    torch._C._set_grad_enabled(before)
+
+
 def make_levels_relative(graph: fx.Graph, outside: int) -> None:
     """Let ``graph``, traced with ``outside`` levels open, run with any number of them."""
     levels: list[fx.Node] = []
     dual_levels: list[fx.Node] = []
+    grad_modes: list[fx.Node] = []
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         name = getattr(node.target, "__name__", "")
         if name in _OPENERS:
             levels.append(node)
+            if name == "_grad_increment_nesting":
+                # ``grad`` means this also where gradients are off; Dynamo left it out, as they
+                # were on when it traced
+                with graph.inserting_after(node):
+                    grad_modes.append(graph.call_function(enable_grad))
         elif name in _CLOSERS:
             levels.pop()
+            if name == "_grad_decrement_nesting":
+                with graph.inserting_before(node):
+                    graph.call_function(restore_grad, (grad_modes.pop(),))
         elif name in _LEVEL_ARGUMENT:
             _use_level(node, _LEVEL_ARGUMENT[name], levels, outside)
         elif name == "_enter_dual_level":

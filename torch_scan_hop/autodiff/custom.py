@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.custom_functions import is_custom_function, with_connected_functions
 from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM
 from torch_scan_hop.memo import remember
 from torch_scan_hop.op import Body
@@ -28,8 +29,7 @@ def has_custom_function(body: Body) -> bool:
 def _has_apply(module: torch.nn.Module) -> bool:
     if not isinstance(module, fx.GraphModule):
         return False
-    names = (getattr(node.target, "__name__", "") for node in module.graph.nodes)
-    return "autograd_function_apply" in names
+    return any(map(is_custom_function, module.graph.nodes))
 
 
 def refuse_custom_function(body: Body) -> None:
@@ -53,8 +53,11 @@ def gradients_of_loop(
     # other objects than the inputs: one input may have been computed from another
     init, xs, additional = ([_alias(v) for v in group] for group in groups)
 
+    assert isinstance(body, fx.GraphModule)
+    run = remember(body, ("connected functions",), lambda: with_connected_functions(body))
+
     def step(carry: Any, x: Any) -> Any:
-        out = body(*carry, *x, *additional)
+        out = run(*carry, *x, *additional)
         return list(out[: len(init)]), list(out[len(init) :])
 
     carry, ys = scan_loop(step, init, xs, xs[0].shape[0], reverse)

@@ -59,6 +59,8 @@ class ScanCall:
     reverse: bool
     checkpoint: Any
     run_forward: Callable[..., Sequence[Any]]
+    #: a scan of (primal, tangent) pairs, where inputs have tangents
+    tangents_of: Callable[..., Sequence[tuple[Any, Any]]] | None = None
     trip_count: Any = None
     output_like: tuple[tuple[Any, ...], ...] = ()
 
@@ -303,13 +305,38 @@ def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
 
 
 class ScanFunction(torch.autograd.Function):
-    """Plain autograd; functorch's grad levels have their own in ``dispatch/grad.py``."""
+    """Plain autograd; functorch's grad levels have their own in ``dispatch/grad.py``.
+
+    Forward over reverse: on dual tensors that require grad, ``jvp`` gives the results tangents,
+    and what is saved keeps its own, so that the backward is a scan of duals.
+    """
 
     @staticmethod
     def forward(ctx: Any, call: ScanCall, *tensors: Any) -> Any:  # type: ignore[override]
         outputs = run(call, tensors)
         save(ctx, call, tensors, outputs)
+        if call.tangents_of is not None:
+            ctx.save_for_forward(*tensors)
         return outputs
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+        call: ScanCall = ctx.call
+        assert call.tangents_of is not None
+        pairs = list(zip(ctx.saved_tensors, tangents, strict=True))
+        numbers = [(a, None) for a in call.additional if a is not None]
+        n = call.derivative.signature.n_carry + call.derivative.signature.n_xs
+        rest, given = iter(pairs[n:]), iter(numbers)
+        additional = [next(rest) if a is None else next(given) for a in call.additional]
+        groups = call.derivative.signature.split_inputs([*pairs[:n], *additional])
+        results = call.tangents_of(
+            call.derivative.first.forward,
+            groups.carry,
+            groups.xs,
+            groups.additional,
+            **scan_options(call.reverse, None),
+        )
+        return tuple(tangent for _, tangent in results)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:  # type: ignore[override]

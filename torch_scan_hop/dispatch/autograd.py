@@ -12,6 +12,7 @@ from torch_scan_hop._torch.transforms import has_tangents
 from torch_scan_hop.autodiff.derive import derivative_of
 from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
 from torch_scan_hop.autodiff.function import ScanCall, ScanFunction
+from torch_scan_hop.dispatch.jvp import scan_of_duals, tangent_scan
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.op import Body, scan_op, scan_options
 from torch_scan_hop.signature import Inputs
@@ -63,11 +64,11 @@ def autograd(
 ) -> tuple[Any, ...]:
     options = scan_options(reverse, checkpoint)
     flat = [*init, *xs, *additional_inputs]
-    if has_tangents(flat):
-        from torch_scan_hop.dispatch.jvp import scan_of_duals
-
+    differentiated = torch.is_grad_enabled() and any(map(needs_grad, flat))
+    duals = has_tangents(flat)
+    if duals and not differentiated:
         return scan_of_duals(combine_fn, init, xs, additional_inputs, **options)
-    if not torch.is_grad_enabled() or not any(map(needs_grad, flat)):
+    if not differentiated:
         return below(combine_fn, init, xs, additional_inputs, **options)
     wanted = Inputs(
         [needs_grad(c) for c in init],
@@ -84,6 +85,7 @@ def autograd(
         reverse,
         checkpoint,
         below,
+        tangent_scan if duals else None,
     )
     outputs = ScanFunction.apply(call, *tensors)
     return outputs[: len(derivative.flow.outputs())]

@@ -1,0 +1,118 @@
+"""Custom ``autograd.Function``\\ s as Dynamo writes them down (torch 2.9.1, 2.13.0, 2.15.0).
+
+A node of ``autograd_function_apply`` holds the user's forward and backward as graphs. Torch runs
+them with gradients off, and hands what the forward saved to the backward as plain values: a second
+derivative through it loses every path. :func:`connected` gives a function that saves as the user's
+own does: inputs and outputs are connected to what they were computed from, other values are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+# torch 2.9 hands its graphs an empty context first
+_TAKES_CONTEXT = not hasattr(
+    torch._functorch.autograd_function, "DynamoAutogradFunctionTraceHelper"
+)
+
+
+def is_custom_function(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") == "autograd_function_apply"
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """Where a saved value is to be found: among the inputs, the outputs, or only in itself."""
+
+    is_input: bool
+    is_output: bool
+    index: int
+
+
+def _saved_of(forward: fx.GraphModule) -> list[_Saved]:
+    (output,) = forward.graph.find_nodes(op="output")
+    results, saved = output.args[0]
+    outputs = list(results) if isinstance(results, (tuple, list)) else [results]
+    inputs = _placeholders(forward)
+    found = []
+    for node in saved:
+        is_input, is_output = node in inputs, node in outputs
+        index = inputs.index(node) if is_input else outputs.index(node) if is_output else -1
+        found.append(_Saved(is_input, is_output and not is_input, index))
+    return found
+
+
+def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
+    return module.graph.find_nodes(op="placeholder")[1 if _TAKES_CONTEXT else 0 :]
+
+
+def _with_gradients(module: fx.GraphModule) -> fx.GraphModule:
+    """The graph without the switches that turn gradients off around it."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in list(graph.nodes):
+        if getattr(node.target, "__name__", "") == "_set_grad_enabled":
+            graph.erase_node(node)
+    return fx.GraphModule(module, graph)
+
+
+def _context() -> tuple[Any, ...]:
+    return (None,) if _TAKES_CONTEXT else ()
+
+
+class _Connected(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: Any, *args: Any) -> Any:  # type: ignore[override]
+        forward, _, saved, non_differentiable = parts
+        results, values = forward(*_context(), *args)
+        outputs = results if isinstance(results, (tuple, list)) else (results,)
+        ctx.mark_non_differentiable(*(outputs[k] for k in non_differentiable))
+        pool = {True: args, False: outputs}
+        connected = [s for s in saved if s.is_input or s.is_output]
+        ctx.save_for_backward(*(pool[s.is_input][s.index] for s in connected))
+        ctx.parts, ctx.values, ctx.n_args = parts, values, len(args)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        _, backward, saved, _ = ctx.parts
+        connected = iter(ctx.saved_tensors)
+        values = [
+            next(connected) if s.is_input or s.is_output else value
+            for s, value in zip(saved, ctx.values, strict=True)
+        ]
+        found = backward(*_context(), *cotangents, *values)
+        found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        return (None, *found, *(None,) * (ctx.n_args - len(found)))
+
+
+def connected(
+    forward: fx.GraphModule, backward: fx.GraphModule, options: dict[str, Any]
+) -> Callable[..., Any]:
+    """The user's function of the node's tensor arguments, differentiable any number of times."""
+    parts = (
+        forward,
+        _with_gradients(backward),
+        _saved_of(forward),
+        list(options.get("non_differentiable_idx", ())),
+    )
+    return lambda *args: _Connected.apply(parts, *args)
+
+
+def with_connected_functions(body: fx.GraphModule) -> fx.GraphModule:
+    """``body`` with such functions for its ``autograd_function_apply`` nodes."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(body.graph, {}))
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not is_custom_function(node):
+            continue
+        forward, backward = (getattr(body, str(a.target)) for a in node.args[:2])  # type: ignore[union-attr]
+        node.target = connected(forward, backward, dict(node.kwargs))
+        node.args, node.kwargs = node.args[2:], {}
+    graph.eliminate_dead_code()
+    return fx.GraphModule(body, graph)
