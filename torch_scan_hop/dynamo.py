@@ -27,10 +27,12 @@ from torch_scan_hop._torch.dynamo import (
     sequence_items,
     speculate,
 )
+from torch_scan_hop._torch.dynamo_indexing import indices_are_captured
 from torch_scan_hop._torch.operators import prepare_xla_if_loaded
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.examples import like
+from torch_scan_hop.index_nodes import expand, keep_views
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
 from torch_scan_hop.stamp import stamp
 
@@ -56,6 +58,12 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     supports_aliasing = True
 
     def _call_function(
+        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        with indices_are_captured(tx.output):
+            return self._capture(tx, args, kwargs)
+
+    def _capture(
         self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
         prepare_xla_if_loaded()
@@ -160,9 +168,19 @@ class CapturedBody:
         self.graph = graph
         self.n_carry = n_carry
         self.n_xs = n_xs
+        self._write_indices()
 
     def module(self) -> fx.GraphModule:
         return fx.GraphModule(dict(self.tx.output.nn_modules), self.graph, "ScanBody")
+
+    def _write_indices(self) -> None:
+        values, mode = self._values()
+        keep_views(self.module(), [like(mode, v) for v in values], mode)
+        expand(self.graph)
+
+    def _values(self) -> tuple[list[Any], FakeTensorMode]:
+        values = [example_value(n) for n in self.placeholders()]
+        return values, fake_mode_of(values)
 
     def placeholders(self) -> list[fx.Node]:
         return self.graph.find_nodes(op="placeholder")
@@ -186,8 +204,7 @@ class CapturedBody:
 
     def make_pure(self) -> list[int]:
         """Positions of the additional inputs that became carries, in their new order."""
-        values = [example_value(n) for n in self.placeholders()]
-        mode: FakeTensorMode = fake_mode_of(values)
+        values, mode = self._values()
         changed = mutated_inputs(self.module(), [like(mode, v) for v in values], mode)
         first_additional = self.n_carry + self.n_xs
         placeholders = self.placeholders()

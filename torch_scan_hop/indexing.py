@@ -22,9 +22,25 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 
 ALL = slice(None)
 _MASKS = (torch.bool, torch.uint8)
+
+
+class TensorProxy(fx.Proxy):
+    """A tensor in a graph that is being written, with the rank and dtype of an example."""
+
+    def __init__(self, node: fx.Node, example: torch.Tensor, tracer: Any = None) -> None:
+        super().__init__(node, tracer)
+        self.rank, self.dtype = example.dim(), example.dtype
+
+    def dim(self) -> int:
+        return self.rank
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, TensorProxy))
 
 
 def is_position(value: Any) -> bool:
@@ -33,14 +49,14 @@ def is_position(value: Any) -> bool:
     >>> [is_position(torch.tensor(v)) for v in (2, True, 2.0, [2])]
     [True, False, False, False]
     """
-    if not hasattr(value, "dtype") or value.dim() != 0 or value.dtype in _MASKS:
+    if not is_tensor(value) or value.dim() != 0 or value.dtype in _MASKS:
         return False
     return not (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
 def is_window(value: Any) -> bool:
     """Whether ``value`` in a key is a slice with a bound that only the device knows."""
-    return isinstance(value, slice) and any(hasattr(b, "dtype") for b in (value.start, value.stop))
+    return isinstance(value, slice) and any(is_tensor(b) for b in (value.start, value.stop))
 
 
 def entries_of(key: Any) -> tuple[Any, ...]:
@@ -77,17 +93,17 @@ class Place(NamedTuple):
 
     def is_whole(self) -> bool:
         """Whether the rest of the key takes all that is at the place."""
-        return all(entry is Ellipsis or entry == ALL for entry in map(_or_none, self.rest))
+        return all(entry is Ellipsis or _is_all(entry) for entry in self.rest)
 
     def makes_copy(self) -> bool:
         """Whether ``x[key]`` is a copy in eager PyTorch, too; else it is a view of ``x``."""
-        return any(
-            hasattr(entry, "dtype") or isinstance(entry, (bool, list, tuple)) for entry in self.rest
-        )
+        return any(is_tensor(e) or isinstance(e, (bool, list, tuple)) for e in self.rest)
 
 
-def _or_none(entry: Any) -> Any:
-    return None if hasattr(entry, "dtype") else entry  # no tensor is to be compared
+def _is_all(entry: Any) -> bool:
+    if not isinstance(entry, slice):
+        return False
+    return entry.start is None and entry.stop is None and entry.step is None
 
 
 def place_of(rank: int, key: Any, lengths: Sequence[int] = ()) -> Place:
@@ -119,10 +135,10 @@ def _dims_of(entry: Any) -> int:
     """How many dimensions of the tensor an entry of its key is about."""
     if entry is None or entry is Ellipsis or isinstance(entry, bool):
         return 0
-    if hasattr(entry, "dtype") and entry.dtype in _MASKS:
+    if is_tensor(entry) and entry.dtype in _MASKS:
         return entry.dim()
     if isinstance(entry, (list, tuple)):
-        return _dims_of(torch.tensor(entry))
+        return 1 if any(map(is_tensor, entry)) else _dims_of(torch.tensor(entry))
     return 1
 
 
@@ -141,7 +157,7 @@ def getitem(x: Any, key: Any, lengths: Sequence[int] = ()) -> Any:
 
 
 def setitem(x: Any, key: Any, value: Any, lengths: Sequence[int] = ()) -> None:
-    """``x[key] = value`` as a scatter.
+    """``x[key] = value`` as a scatter; a functional graph may say ``x[t] = x[0]``.
 
     >>> x, t = torch.zeros(2, 3), torch.tensor(2)
     >>> setitem(x, (..., t), torch.tensor([1, 2]))
@@ -162,7 +178,7 @@ def setitem(x: Any, key: Any, value: Any, lengths: Sequence[int] = ()) -> None:
 
 def _like_target(x: Any, value: Any, rank: int) -> Any:
     """``value`` as an assignment takes it: a number, of another dtype, or with ones in front."""
-    if not hasattr(value, "dtype"):
+    if not is_tensor(value):
         return x.new_full((), value)
     for _ in range(value.dim() - rank):
         value = value.squeeze(0)
@@ -232,7 +248,7 @@ def _window(x: Any, dim: int, window: slice, length: int) -> Any:
     """
     size = x.size(dim)
     start = window.start
-    if not hasattr(start, "dtype"):  # x[2 : t], with a t that is known to be 2 + length
+    if not is_tensor(start):  # x[2 : t], with a t that is known to be 2 + length
         start = window.stop - length
     start = start.reshape(()).to(torch.int64)
     first = torch.where(start < 0, start + size, start)

@@ -1,0 +1,251 @@
+"""Nodes of a captured body that read or write at 0-d tensors, and the views that they stand for.
+
+Dynamo's graph of a body holds calls of :func:`~torch_scan_hop.indexing.getitem` and ``setitem``.
+Two things become of them, in this order:
+
+1. What eager PyTorch gives for ``x[t]`` is a view, and a gather is a copy. :func:`keep_views`
+   writes the copy back where the body changes it, and reads it again where the body changes what
+   it was read from::
+
+       row = getitem(K, t)              row = getitem(K, t)
+       row.add_(1)                      row.add_(1)
+                                   ->   setitem(K, t, row)
+       K.mul_(2)                        K.mul_(2)
+                                        row.copy_(getitem(K, t))
+       return row.sum()                 return row.sum()
+
+2. :func:`expand` writes each call as torch's own operators, which compilers and their caches know.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+from torch.fx.proxy import GraphAppendingTracer
+
+from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake, storage_of
+from torch_scan_hop.indexing import TensorProxy, getitem, place_of, setitem
+
+Storage = Any
+
+_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
+    operator.add: operator.add,
+    operator.sub: operator.sub,
+    operator.mul: operator.mul,
+    torch.add: operator.add,
+    torch.sub: operator.sub,
+    torch.mul: operator.mul,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+}
+_SAME_NUMBER = ("long", "clone")
+
+
+# --- lengths of slices ---
+
+Form = dict[Any, int]  # node -> coefficient; None -> the constant
+
+
+def length_between(start: Any, stop: Any, is_fresh: Callable[[fx.Node], bool]) -> int | None:
+    """``stop - start`` of the bounds of a slice if it is a number whatever the step is.
+
+    Bounds are ints, None or nodes; ``is_fresh`` says whether a node's arguments are unchanged
+    since it ran. ``x[t : t + 4]`` and ``x[4 * b : 4 * (b + 1)]`` are 4 long.
+    """
+    if stop is None:
+        return None
+    difference = _combine(_form(stop, is_fresh), _form(start or 0, is_fresh), -1)
+    constant = difference.pop(None, 0)
+    return None if difference or constant < 0 else constant
+
+
+def _form(value: Any, is_fresh: Callable[[fx.Node], bool]) -> Form:
+    """A number of the graph as a sum of nodes and a constant."""
+    if isinstance(value, int):
+        return {None: value}
+    combine = _ARITHMETIC.get(value.target)
+    if not is_fresh(value) or value.kwargs:
+        return {value: 1}
+    if value.op == "call_method" and value.target in _SAME_NUMBER and len(value.args) == 1:
+        return _form(value.args[0], is_fresh)
+    if combine is None or not all(isinstance(a, (int, fx.Node)) for a in value.args):
+        return {value: 1}
+    a, b = (_form(arg, is_fresh) for arg in value.args)
+    if combine is operator.mul:
+        number, other = (a, b) if set(a) <= {None} else (b, a)
+        return _combine({}, other, number.get(None, 0)) if set(number) <= {None} else {value: 1}
+    return _combine(a, b, 1 if combine is operator.add else -1)
+
+
+def _combine(a: Form, b: Form, factor: int) -> Form:
+    total = {k: a.get(k, 0) + factor * b.get(k, 0) for k in {**a, **b}}
+    return {k: v for k, v in total.items() if v}
+
+
+# --- copies that stand for views ---
+
+
+def calls_of(graph: fx.Graph, *functions: Any) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.op == "call_function" and n.target in functions]
+
+
+def keep_views(module: fx.GraphModule, examples: Sequence[Any], mode: FakeTensorMode) -> None:
+    """Let what was read at 0-d tensors change with what it was read from, and the reverse."""
+    reads = [n for n in calls_of(module.graph, getitem) if not _place(n).makes_copy()]
+    if not reads:
+        return
+    effects = Effects(module)
+    run_fake(effects.run, examples, mode)
+    if any(effects.written.values()):
+        Views(module.graph, reads, effects).keep()
+
+
+def _place(node: fx.Node) -> Any:
+    x, key, lengths = node.args[0], node.args[1], node.args[-1]
+    return place_of(_example(x).dim(), _as_proxies(key), lengths)
+
+
+class Effects(fx.Interpreter):
+    """Runs a graph on fakes; of each node, in which storages its values are and which it wrote."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.written: dict[fx.Node, set[Storage]] = {}
+        self.storages: dict[fx.Node, set[Storage]] = {}
+        self._alive: dict[Storage, list[torch.Tensor]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        before = self._versions()
+        value = super().run_node(n)
+        after = self._versions()
+        self.written[n] = {s for s in before if before[s] != after[s]}
+        tensors = [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
+        self.storages[n] = {storage_of(v) for v in tensors}
+        for tensor in tensors:
+            self._alive.setdefault(storage_of(tensor), []).append(tensor)
+        return value
+
+    def _versions(self) -> dict[Storage, int]:
+        return {s: sum(t._version for t in tensors) for s, tensors in self._alive.items()}
+
+
+class Views:
+    """The reads of a graph, and how their copies are kept equal to views."""
+
+    def __init__(self, graph: fx.Graph, reads: list[fx.Node], effects: Effects) -> None:
+        self.graph = graph
+        self.nodes = list(graph.nodes)
+        self.order = {n: k for k, n in enumerate(self.nodes)}
+        self.effects = effects
+        self.reads = reads
+        self.storage = {n: min(effects.storages[n]) for n in reads}
+        self.source = {n: min(effects.storages[n.args[0]]) for n in reads}
+
+    def keep(self) -> None:
+        self._keep_keys()
+        for node in self.nodes:
+            self.cursor = node
+            for storage in sorted(self.effects.written[node]):
+                self._written(storage, node, None)
+
+    def _keep_keys(self) -> None:
+        """A counter that changes in place is copied for the keys that were made with it."""
+        changed = set().union(*self.effects.written.values())
+        for read in self.reads:
+            with self.graph.inserting_before(read):
+                read.args = (
+                    read.args[0],
+                    fx.map_arg(read.args[1], lambda n: self._unchanged(n, changed)),
+                    *read.args[2:],
+                )
+
+    def _unchanged(self, index: fx.Node, changed: set[Storage]) -> fx.Node:
+        if not self.effects.storages[index] & changed:
+            return index
+        copy = self.graph.call_method("clone", (index,))
+        copy.meta = dict(index.meta)
+        return copy
+
+    def _written(self, storage: Storage, node: fx.Node, by: fx.Node | None) -> None:
+        """``node`` wrote ``storage``; ``by`` is the read whose copy brought that about."""
+        for read in self._before(node):
+            if read is by:
+                continue
+            if self.storage[read] == storage and not self._is_written_back(read, node):
+                self._insert(setitem, (read.args[0], read.args[1], read, read.args[2]))
+                self._written(self.source[read], node, read)
+            elif self.source[read] == storage and self._is_used_after(read, node):
+                fresh = self._insert(getitem, read.args)
+                fresh.meta = dict(read.meta)
+                self._insert("copy_", (read, fresh))
+                self._written(self.storage[read], node, read)
+
+    def _before(self, node: fx.Node) -> list[fx.Node]:
+        return [r for r in self.reads if self.order[r] < self.order[node]]
+
+    def _insert(self, target: Any, args: tuple[Any, ...]) -> fx.Node:
+        kind = "call_method" if isinstance(target, str) else "call_function"
+        with self.graph.inserting_after(self.cursor):
+            self.cursor = self.graph.create_node(kind, target, args)
+        return self.cursor
+
+    def _is_used_after(self, read: fx.Node, node: fx.Node) -> bool:
+        """Whether the copy is read later, in any view, or a copy of a part of it is."""
+        if any(True for _ in self._uses_after(node, {self.storage[read]})):
+            return True
+        parts = [r for r in self._before(node) if self.source[r] == self.storage[read]]
+        return any(self._is_used_after(part, node) for part in parts)
+
+    def _uses_after(self, node: fx.Node, storages: set[Storage]) -> Iterator[fx.Node]:
+        for later in self.nodes[self.order[node] + 1 :]:
+            if any(self.effects.storages[n] & storages for n in later.all_input_nodes):
+                yield later
+
+    def _is_written_back(self, read: fx.Node, node: fx.Node) -> bool:
+        """Whether the body does it itself: ``x[t] += v`` reads, changes and writes."""
+        either = {self.storage[read], self.source[read]}
+        follower = next(self._uses_after(node, either), None)
+        if follower is None or follower.target is not setitem:
+            return False
+        x, key, value = follower.args[:3]
+        return (
+            x is read.args[0]
+            and key == read.args[1]
+            and value in (read, node)
+            and _example(value).shape == _example(read).shape
+        )
+
+
+# --- as operators ---
+
+
+def expand(graph: fx.Graph) -> None:
+    """Write each read and write of ``graph`` as operators of torch."""
+    tracer = GraphAppendingTracer(graph)
+    for node in calls_of(graph, getitem, setitem):
+        with graph.inserting_before(node):
+            result = node.target(*_as_proxies(node.args, tracer))
+        if result is not None:
+            result.node.meta = dict(node.meta)
+            node.replace_all_uses_with(result.node)
+        graph.erase_node(node)
+
+
+def _as_proxies(value: Any, tracer: Any = None) -> Any:
+    def as_proxy(node: fx.Node) -> fx.Proxy:
+        example = _example(node)
+        if isinstance(example, torch.Tensor):
+            return TensorProxy(node, example, tracer)
+        return fx.Proxy(node, tracer)
+
+    return fx.map_arg(value, as_proxy)
+
+
+def _example(node: Any) -> Any:
+    return node.meta["example_value"]
