@@ -170,6 +170,7 @@ class Views:
             return index
         copy = self.graph.call_method("clone", (index,))
         copy.meta = dict(index.meta)
+        self.effects.storages[copy] = set()
         return copy
 
     def _written(self, storage: Storage, node: fx.Node, by: fx.Node | None) -> None:

@@ -18,6 +18,7 @@ written with them, too (:mod:`torch_scan_hop.index_nodes`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -172,8 +173,15 @@ def setitem(x: Any, key: Any, value: Any, lengths: Sequence[int] = ()) -> None:
         return
     # read, change, write back: a few elements more, for all that a key may hold
     found = _read(x, place)
-    found[place.rest] = value
+    _assign(found, place.rest, value)
     _write(x, place, found)
+
+
+def _assign(x: Any, key: tuple[Any, ...], value: Any) -> None:
+    if isinstance(x, fx.Proxy):
+        x.tracer.create_proxy("call_function", operator.setitem, (x, key, value), {})
+    else:
+        x[key] = value
 
 
 def _like_target(x: Any, value: Any, rank: int) -> Any:
