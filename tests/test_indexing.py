@@ -212,7 +212,7 @@ def several_indices():
         y = x[i, j] * x[i, :, j] + x[j, None, :, 0, None, ...][0, :, 0]
         z = x[i, rows].sum(0) + x[rows, j, i].sum() + x[rows, i][:, 0].sum() + x[0, ..., i]
         c = c.clone()
-        c[i, mask] = z[0]
+        c[i, mask] = 0.5
         c[..., mask, i] = 2.5
         c[j, rows[:2]] += z[:2]
         return (c, (j + i) % 4), y * z

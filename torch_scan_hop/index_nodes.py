@@ -97,12 +97,14 @@ def calls_of(graph: fx.Graph, *functions: Any) -> list[fx.Node]:
 
 def keep_views(module: fx.GraphModule, examples: Sequence[Any], mode: FakeTensorMode) -> None:
     """Let what was read at 0-d tensors change with what it was read from, and the reverse."""
-    reads = [n for n in calls_of(module.graph, getitem) if not _place(n).makes_copy()]
-    if not reads:
+    calls = calls_of(module.graph, getitem, setitem)
+    if not calls:
         return
     effects = Effects(module)
     run_fake(effects.run, examples, mode)
     if any(effects.written.values()):
+        reads = [n for n in calls if n.target is getitem and not _place(n).makes_copy()]
+        keep_keys(calls, effects)
         Views(module.graph, reads, effects).keep()
 
 
@@ -135,6 +137,27 @@ class Effects(fx.Interpreter):
         return {s: sum(t._version for t in tensors) for s, tensors in self._alive.items()}
 
 
+def keep_keys(calls: list[fx.Node], effects: Effects) -> None:
+    """A counter that changes in place is copied for the keys that are made with it."""
+    changed = set().union(*effects.written.values())
+    for call in calls:
+        graph, copies = call.graph, {}
+        for index in dict.fromkeys(_nodes_of(call.args[1])):
+            if effects.storages[index] & changed:
+                with graph.inserting_before(call):
+                    copies[index] = graph.call_method("clone", (index,))
+                copies[index].meta = dict(index.meta)
+                effects.storages[copies[index]] = set()
+        key = fx.map_arg(call.args[1], lambda n, copies=copies: copies.get(n, n))
+        call.args = (call.args[0], key, *call.args[2:])
+
+
+def _nodes_of(value: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.map_arg(value, found.append)
+    return found
+
+
 class Views:
     """The reads of a graph, and how their copies are kept equal to views."""
 
@@ -148,30 +171,10 @@ class Views:
         self.source = {n: min(effects.storages[n.args[0]]) for n in reads}
 
     def keep(self) -> None:
-        self._keep_keys()
         for node in self.nodes:
             self.cursor = node
             for storage in sorted(self.effects.written[node]):
                 self._written(storage, node, None)
-
-    def _keep_keys(self) -> None:
-        """A counter that changes in place is copied for the keys that were made with it."""
-        changed = set().union(*self.effects.written.values())
-        for read in self.reads:
-            with self.graph.inserting_before(read):
-                read.args = (
-                    read.args[0],
-                    fx.map_arg(read.args[1], lambda n: self._unchanged(n, changed)),
-                    *read.args[2:],
-                )
-
-    def _unchanged(self, index: fx.Node, changed: set[Storage]) -> fx.Node:
-        if not self.effects.storages[index] & changed:
-            return index
-        copy = self.graph.call_method("clone", (index,))
-        copy.meta = dict(index.meta)
-        self.effects.storages[copy] = set()
-        return copy
 
     def _written(self, storage: Storage, node: fx.Node, by: fx.Node | None) -> None:
         """``node`` wrote ``storage``; ``by`` is the read whose copy brought that about."""
