@@ -163,7 +163,7 @@ class Views:
 
     def __init__(self, graph: fx.Graph, reads: list[fx.Node], effects: Effects) -> None:
         self.graph = graph
-        self.nodes = list(graph.nodes)
+        self.nodes = list(effects.written)
         self.order = {n: k for k, n in enumerate(self.nodes)}
         self.effects = effects
         self.reads = reads
