@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from oracle import Variant, assert_same, check, loop
+from oracle import Variant, assert_same, check, differentiable, gradients, loop
 from torch import Tensor
 
 from torch_scan_hop import scan
@@ -308,3 +308,180 @@ def test_as_the_loop(variant, make):
     if variant.exported:  # its parameters are constants, without gradients
         params = []
     check(body, init, xs, variant=variant, params=params)
+
+
+# --- what is around a body ---
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def test_a_closed_over_cache_is_written(variant):
+    if variant.exported:
+        pytest.skip("an export returns what it does to its constants in other ways")
+    cache, by_hand = float64(2, 3, 5), None
+    by_hand = cache.clone()
+
+    def body_with(K):
+        def body(i, x):
+            K[:, :, i] = x
+            K[:, i % 3] += 1
+            K.select(0, 0).narrow(1, i, 1).mul_(2)
+            return i + 1, K.sum(-1)
+
+        return body
+
+    xs = float64(5, 2, 3)
+    actual = variant(body_with(cache), 0, xs)
+    assert_same(actual, loop(body_with(by_hand), 0, xs))
+    assert_same(cache, by_hand)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize(
+    "options", [{"unroll": 2}, {"checkpoint": "full"}, {"checkpoint": 2}, {"reverse": True}], ids=str
+)
+@pytest.mark.parametrize("make", [embedding, cache_in_the_carry], ids=lambda make: make.__name__)
+def test_options(make, options, backend):
+    body, init, xs, params = make()
+    if options.get("checkpoint") == 2:
+        xs = xs[:4]
+    check(body, init, xs, variant=Variant(backend), params=params, **options)
+
+
+@pytest.mark.parametrize("make", [embedding, hmm_forward, added_to_a_row], ids=lambda m: m.__name__)
+def test_second_derivatives(make):
+    body, init, xs, params = make()
+
+    def seconds(run):
+        leaves = [*(p.detach().requires_grad_() for p in differentiable((init, xs))), *params]
+        result = run(body, *_replaced((init, xs), leaves))
+        first = gradients(result, leaves)
+        create = torch.autograd.grad(
+            sum((r**2).sum() for r in differentiable(result)), leaves, create_graph=True
+        )
+        second = torch.autograd.grad(sum((g**2).sum() for g in create), leaves)
+        return first, second
+
+    assert_same(seconds(scan), seconds(loop))
+
+
+def _replaced(value, leaves):
+    spec_leaves, spec = torch.utils._pytree.tree_flatten(value)
+    left = iter(leaves)
+    return torch.utils._pytree.tree_unflatten(
+        [next(left) if isinstance(v, Tensor) and v.is_floating_point() else v for v in spec_leaves],
+        spec,
+    )
+
+
+def test_vmap_and_jvp():
+    table, h, tangent = float64(6, 3), float64(4, 3), float64(4, 3)
+    tokens = torch.randint(0, 6, (4, 5))
+
+    def run(scan_or_loop):
+        def one(h, tokens):
+            def body(carry, token):
+                h, K, i = carry
+                K = K.clone()
+                K[i] = h
+                h = torch.tanh(h * table[token] + K[i - 1])
+                return (h, K, i + 1), h
+
+            (h, K, _), ys = scan_or_loop(body, (h, torch.zeros(5, 3, dtype=h.dtype), 0), tokens)
+            return h, K, ys
+
+        return one
+
+    def by_loop(h, tokens):
+        rows = [run(loop)(a, b) for a, b in zip(h, tokens, strict=True)]
+        return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+    assert_same(list(torch.vmap(run(scan))(h, tokens)), by_loop(h, tokens))
+    found = torch.func.jvp(lambda h: run(scan)(h, tokens[0]), (h[0],), (tangent[0],))
+    expected = torch.func.jvp(lambda h: run(loop)(h, tokens[0]), (h[0],), (tangent[0],))
+    assert_same(found, expected)
+    jacobian = torch.func.jacrev(lambda h: run(scan)(h, tokens[0])[0])(h[0])
+    assert_same(jacobian, torch.func.jacrev(lambda h: run(loop)(h, tokens[0])[0])(h[0]))
+
+
+def test_a_scan_in_a_scan_and_a_branch():
+    table = parameter(5, 3)
+
+    def inner(h, t):
+        return h + table[t], h[t]
+
+    def body(carry, ts):
+        h, K = carry
+        h, ys = scan(inner, h, ts)
+        K[ts[0]] += h
+        picked = torch.cond(ys.sum() > 0, lambda K, t: K[t] * 2, lambda K, t: K[t - 1], (K, ts[1]))
+        return (h * 0.5, K), (ys, picked)
+
+    def body_of_loop(carry, ts):
+        h, K = carry
+        h, ys = loop(inner, h, ts)
+        K[ts[0]] += h
+        return (h * 0.5, K), (ys, K[ts[1]] * 2 if ys.sum() > 0 else K[ts[1] - 1])
+
+    xs = torch.tensor([[0, 2], [1, 1], [2, 0]])
+    init = (float64(3), float64(5, 3))
+    assert_same(scan(body, init, xs), loop(body_of_loop, init, xs))
+
+
+# --- what cannot be had ---
+
+
+@pytest.mark.parametrize("values", [[1, 7], [-8, 0]])
+def test_out_of_range_raises_as_eager_pytorch_does(values):
+    table, xs = float64(7, 2), torch.tensor(values)
+    with pytest.raises(IndexError):
+        scan(lambda h, t: (h + table[t], None), float64(2), xs)
+    with pytest.raises(IndexError):
+        scan(lambda h, t: (h.index_put((t,), h[0]), None), float64(7), xs)
+
+
+def test_a_slice_does_not_get_shorter():
+    x = float64(5)
+    with pytest.raises(IndexError, match="out of bounds"):
+        scan(lambda h, t: (h + x[t : t + 2].sum(), None), float64(2), torch.arange(5))
+
+
+@pytest.mark.parametrize("key", [lambda t: slice(t, None), lambda t: slice(None, t)])
+def test_a_slice_of_unknown_length_is_a_loop_that_says_so(key):
+    x = float64(5)
+
+    def body(h, t):
+        return h + x[key(t)].sum(), None
+
+    with pytest.warns(UserWarning, match=r"narrow\(dim, start, length\)"):
+        found = scan(body, float64(2).zero_(), torch.arange(3))
+    assert_same(found, loop(body, float64(2).zero_(), torch.arange(3)))
+    run = torch.compile(lambda xs: scan(body, x[:2], xs), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=r"narrow\(dim, start, length\)"):
+        run(torch.arange(3))
+
+
+def test_a_length_is_of_the_values_that_the_bounds_had():
+    x = float64(9)
+
+    def body(carry, _):
+        i, stop = carry[0].clone(), carry[0] + 3
+        i.add_(1)
+        return (carry[0] + 1, carry[1] + x[i:stop].sum()), None
+
+    init = (torch.tensor(0), torch.zeros((), dtype=torch.float64))
+    with pytest.warns(UserWarning, match="narrow"):
+        found = scan(body, init, length=3)
+    assert_same(found, loop(body, init, length=3))
+
+
+def test_nothing_stays_patched():
+    with pytest.warns(UserWarning, match="plain Python loop"):
+        scan(lambda h, t: (h + h[t:].sum(), None), float64(3), torch.arange(2))
+
+    def outside(x, t):
+        return x[t]
+
+    with pytest.raises(Exception, match="(?i)data.dependent|item|specialized"):
+        torch.compile(outside, backend="aot_eager", fullgraph=True)(
+            float64(3).requires_grad_(), torch.tensor(1)
+        )

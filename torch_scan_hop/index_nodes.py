@@ -29,7 +29,7 @@ from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
 from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake, storage_of
-from torch_scan_hop.indexing import TensorProxy, getitem, place_of, setitem
+from torch_scan_hop.indexing import TensorProxy, getitem, index_select, place_of, setitem
 
 Storage = Any
 
@@ -232,7 +232,7 @@ class Views:
 def expand(graph: fx.Graph) -> None:
     """Write each read and write of ``graph`` as operators of torch."""
     tracer = GraphAppendingTracer(graph)
-    for node in calls_of(graph, getitem, setitem):
+    for node in calls_of(graph, getitem, setitem, index_select):
         with graph.inserting_before(node):
             result = node.target(*_as_proxies(node.args, tracer))
         if result is not None:

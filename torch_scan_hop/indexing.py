@@ -177,6 +177,14 @@ def setitem(x: Any, key: Any, value: Any, lengths: Sequence[int] = ()) -> None:
     _write(x, place, found)
 
 
+def index_select(x: Any, dim: int, index: Any) -> Any:
+    """``x.index_select(dim, index)`` by an index of no dimension, as one of length 1.
+
+    Inductor cannot differentiate the former (torch 2.9 and 2.13).
+    """
+    return x.index_select(dim, index.reshape(1))
+
+
 def _assign(x: Any, key: tuple[Any, ...], value: Any) -> None:
     if isinstance(x, fx.Proxy):
         x.tracer.create_proxy("call_function", operator.setitem, (x, key, value), {})

@@ -28,6 +28,7 @@ from torch_scan_hop.index_nodes import length_between
 from torch_scan_hop.indexing import (
     entries_of,
     getitem,
+    index_select,
     is_position,
     is_tensor,
     is_window,
@@ -173,6 +174,10 @@ def _narrow(input: Any, dim: int, start: Any, length: int) -> Call | None:
     return getitem, (input, narrow_key(_example(input).dim(), dim, start), (length,))
 
 
+def _index_select(input: Any, dim: int, index: Any) -> Call | None:
+    return (index_select, (input, dim, index)) if _is_position(index) else None
+
+
 def _as_position(value: Any) -> Any:
     """``value`` as an index of `select`, where uint8 is an integer as any other."""
     example = _example(value)
@@ -188,6 +193,8 @@ _CALLS: dict[Any, Callable[..., Call | None]] = {
     "__setitem__": _setitem,
     torch.select: _select,
     "select": _select,
+    torch.index_select: _index_select,
+    "index_select": _index_select,
     torch.narrow: _narrow,
     "narrow": _narrow,
 }
