@@ -24,14 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
-from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake, storage_of
+from torch_scan_hop._torch.effects import Effects, Storage
+from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake
 from torch_scan_hop.indexing import TensorProxy, getitem, index_select, place_of, setitem
-
-Storage = Any
 
 _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
     operator.add: operator.add,
@@ -111,30 +109,6 @@ def keep_views(module: fx.GraphModule, examples: Sequence[Any], mode: FakeTensor
 def _place(node: fx.Node) -> Any:
     x, key, lengths = node.args[0], node.args[1], node.args[-1]
     return place_of(_example(x).dim(), _as_proxies(key), lengths)
-
-
-class Effects(fx.Interpreter):
-    """Runs a graph on fakes; of each node, in which storages its values are and which it wrote."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.written: dict[fx.Node, set[Storage]] = {}
-        self.storages: dict[fx.Node, set[Storage]] = {}
-        self._alive: dict[Storage, list[torch.Tensor]] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        before = self._versions()
-        value = super().run_node(n)
-        after = self._versions()
-        self.written[n] = {s for s in before if before[s] != after[s]}
-        tensors = [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
-        self.storages[n] = {storage_of(v) for v in tensors}
-        for tensor in tensors:
-            self._alive.setdefault(storage_of(tensor), []).append(tensor)
-        return value
-
-    def _versions(self) -> dict[Storage, int]:
-        return {s: sum(t._version for t in tensors) for s, tensors in self._alive.items()}
 
 
 def keep_keys(calls: list[fx.Node], effects: Effects) -> None:

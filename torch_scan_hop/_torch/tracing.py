@@ -49,7 +49,6 @@ __all__ = [
     "mutated_inputs",
     "run_fake",
     "statically_known_true",
-    "storage_of",
     "trace",
 ]
 
@@ -236,10 +235,3 @@ def run_fake(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMo
     """``fn`` evaluated for its output metadata only."""
     with isolated(), mode, enable_python_dispatcher():
         return fn(*examples)
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory, under functorch's levels, too."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor.untyped_storage()._cdata
