@@ -32,7 +32,7 @@ from torch_scan_hop._torch.operators import prepare_xla_if_loaded
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.examples import like
-from torch_scan_hop.index_nodes import expand, keep_views
+from torch_scan_hop.index_nodes import write_indices
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
 from torch_scan_hop.stamp import stamp
 
@@ -168,19 +168,10 @@ class CapturedBody:
         self.graph = graph
         self.n_carry = n_carry
         self.n_xs = n_xs
-        self._write_indices()
+        write_indices(self.module())
 
     def module(self) -> fx.GraphModule:
         return fx.GraphModule(dict(self.tx.output.nn_modules), self.graph, "ScanBody")
-
-    def _write_indices(self) -> None:
-        values, mode = self._values()
-        keep_views(self.module(), [like(mode, v) for v in values], mode)
-        expand(self.graph)
-
-    def _values(self) -> tuple[list[Any], FakeTensorMode]:
-        values = [example_value(n) for n in self.placeholders()]
-        return values, fake_mode_of(values)
 
     def placeholders(self) -> list[fx.Node]:
         return self.graph.find_nodes(op="placeholder")
@@ -204,7 +195,8 @@ class CapturedBody:
 
     def make_pure(self) -> list[int]:
         """Positions of the additional inputs that became carries, in their new order."""
-        values, mode = self._values()
+        values = [example_value(n) for n in self.placeholders()]
+        mode: FakeTensorMode = fake_mode_of(values)
         changed = mutated_inputs(self.module(), [like(mode, v) for v in values], mode)
         first_additional = self.n_carry + self.n_xs
         placeholders = self.placeholders()

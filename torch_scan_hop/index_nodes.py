@@ -28,7 +28,8 @@ from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
 from torch_scan_hop._torch.effects import Effects, Storage
-from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake
+from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, run_fake
+from torch_scan_hop.examples import like
 from torch_scan_hop.indexing import TensorProxy, getitem, index_select, place_of, setitem
 
 _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
@@ -42,6 +43,7 @@ _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
     "sub": operator.sub,
     "mul": operator.mul,
 }
+_OURS = (getitem, setitem, index_select)
 _SAME_NUMBER = ("long", "clone")
 
 
@@ -53,8 +55,8 @@ Form = dict[Any, int]  # node -> coefficient; None -> the constant
 def length_between(start: Any, stop: Any, is_fresh: Callable[[fx.Node], bool]) -> int | None:
     """``stop - start`` of the bounds of a slice if it is a number whatever the step is.
 
-    Bounds are ints, None or nodes; ``is_fresh`` says whether a node's arguments are unchanged
-    since it ran. ``x[t : t + 4]`` and ``x[4 * b : 4 * (b + 1)]`` are 4 long.
+    Bounds are ints, None or nodes; ``is_fresh`` says whether a node's result and arguments are
+    what they were when it ran. ``x[t : t + 4]`` and ``x[4 * b : 4 * (b + 1)]`` are 4 long.
     """
     if stop is None:
         return None
@@ -203,10 +205,32 @@ class Views:
 # --- as operators ---
 
 
+def nested_modules(module: fx.GraphModule) -> list[fx.GraphModule]:
+    """``module`` and the graphs that it calls: branches, checkpointed parts, inner scans."""
+    found = [module]
+    for node in module.graph.find_nodes(op="get_attr"):
+        inner = getattr(module, node.target, None)
+        if isinstance(inner, fx.GraphModule):
+            found += nested_modules(inner)
+    return found
+
+
+def write_indices(body: fx.GraphModule) -> None:
+    """Carry out both steps in ``body`` and in every graph that it calls."""
+    for module in nested_modules(body):
+        if not calls_of(module.graph, *_OURS):
+            continue
+        values = [_example(n) for n in module.graph.find_nodes(op="placeholder")]
+        mode = fake_mode_of(values)
+        keep_views(module, [like(mode, v) for v in values], mode)
+        expand(module.graph)
+        module.recompile()
+
+
 def expand(graph: fx.Graph) -> None:
     """Write each read and write of ``graph`` as operators of torch."""
     tracer = GraphAppendingTracer(graph)
-    for node in calls_of(graph, getitem, setitem, index_select):
+    for node in calls_of(graph, *_OURS):
         with graph.inserting_before(node):
             result = node.target(*_as_proxies(node.args, tracer))
         if result is not None:

@@ -102,7 +102,8 @@ def _version(value: Any) -> int | None:
 
 
 def _is_fresh(node: fx.Node) -> bool:
-    return node.meta.get(_VERSIONS) == [_version(a) for a in node.args]
+    """Whether neither the result of ``node`` nor what it was made from has changed since."""
+    return _version(node) == 0 and node.meta.get(_VERSIONS) == [_version(a) for a in node.args]
 
 
 def _example(value: Any) -> Any:
