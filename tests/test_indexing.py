@@ -371,11 +371,11 @@ def _replaced(value, leaves):
 
 
 def test_vmap_and_jvp():
-    table, h, tangent = float64(6, 3), float64(4, 3), float64(4, 3)
+    table, h, cache, tangent = float64(6, 3), float64(4, 3), float64(4, 5, 3), float64(3)
     tokens = torch.randint(0, 6, (4, 5))
 
     def run(scan_or_loop):
-        def one(h, tokens):
+        def one(h, cache, tokens):
             def body(carry, token):
                 h, K, i = carry
                 K = K.clone()
@@ -383,21 +383,20 @@ def test_vmap_and_jvp():
                 h = torch.tanh(h * table[token] + K[i - 1])
                 return (h, K, i + 1), h
 
-            (h, K, _), ys = scan_or_loop(body, (h, h * torch.zeros(5, 1), 0), tokens)
+            (h, K, _), ys = scan_or_loop(body, (h, cache, 0), tokens)
             return h, K, ys
 
         return one
 
-    def by_loop(h, tokens):
-        rows = [run(loop)(a, b) for a, b in zip(h, tokens, strict=True)]
-        return [torch.stack(column) for column in zip(*rows, strict=True)]
+    rows = [run(loop)(*row) for row in zip(h, cache, tokens, strict=True)]
+    expected = [torch.stack(column) for column in zip(*rows, strict=True)]
+    assert_same(list(torch.vmap(run(scan))(h, cache, tokens)), expected)
 
-    assert_same(list(torch.vmap(run(scan))(h, tokens)), by_loop(h, tokens))
-    found = torch.func.jvp(lambda h: run(scan)(h, tokens[0]), (h[0],), (tangent[0],))
-    expected = torch.func.jvp(lambda h: run(loop)(h, tokens[0]), (h[0],), (tangent[0],))
-    assert_same(found, expected)
-    jacobian = torch.func.jacrev(lambda h: run(scan)(h, tokens[0])[0])(h[0])
-    assert_same(jacobian, torch.func.jacrev(lambda h: run(loop)(h, tokens[0])[0])(h[0]))
+    def results(transform):
+        return [transform(lambda h, r=r: run(r)(h, cache[0], tokens[0])) for r in (scan, loop)]
+
+    assert_same(*results(lambda f: torch.func.jvp(f, (h[0],), (tangent,))))
+    assert_same(*results(lambda f: torch.func.jacrev(f)(h[0])))
 
 
 def test_a_scan_in_a_scan_and_a_branch():
@@ -431,11 +430,10 @@ def test_a_checkpointed_part():
     w = parameter(3)
 
     def part(K, i):
-        K = K * w
-        row = K[i]
-        row.sin_()
-        K[i + 1] += row
-        return K
+        row = K[i] * w
+        pair = K.sin()[i : i + 2]
+        pair[i % 2].neg_()
+        return K + row * pair.sum(0)
 
     def body(K, i):
         K = checkpoint(part, K, i, use_reentrant=False)

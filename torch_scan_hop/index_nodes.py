@@ -49,7 +49,7 @@ _SAME_NUMBER = ("long", "clone")
 
 # --- lengths of slices ---
 
-Form = dict[Any, int]  # node -> coefficient; None -> the constant
+Form = dict[Any, int]  # a node's example -> coefficient; None -> the constant
 
 
 def length_between(start: Any, stop: Any, is_fresh: Callable[[fx.Node], bool]) -> int | None:
@@ -66,20 +66,24 @@ def length_between(start: Any, stop: Any, is_fresh: Callable[[fx.Node], bool]) -
 
 
 def _form(value: Any, is_fresh: Callable[[fx.Node], bool]) -> Form:
-    """A number of the graph as a sum of nodes and a constant."""
+    """A number of the graph as a sum of nodes and a constant.
+
+    Nodes are told apart by their examples: one in an outer graph has another node in an inner one.
+    """
     if isinstance(value, int):
         return {None: value}
+    atom = {id(_example(value)): 1}
     combine = _ARITHMETIC.get(value.target)
     if not is_fresh(value) or value.kwargs:
-        return {value: 1}
+        return atom
     if value.op == "call_method" and value.target in _SAME_NUMBER and len(value.args) == 1:
         return _form(value.args[0], is_fresh)
     if combine is None or not all(isinstance(a, (int, fx.Node)) for a in value.args):
-        return {value: 1}
+        return atom
     a, b = (_form(arg, is_fresh) for arg in value.args)
     if combine is operator.mul:
         number, other = (a, b) if set(a) <= {None} else (b, a)
-        return _combine({}, other, number.get(None, 0)) if set(number) <= {None} else {value: 1}
+        return _combine({}, other, number.get(None, 0)) if set(number) <= {None} else atom
     return _combine(a, b, 1 if combine is operator.add else -1)
 
 
