@@ -8,10 +8,11 @@ element out instead, and the function raises when all threads are done.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
+from torch import fx
 from torch._inductor.codegen.cpp import KernelGroup
 from torch._inductor.virtualized import V
 
@@ -19,23 +20,31 @@ _CHECK = re.compile(r'^(\s*)(\w*TORCH_CHECK)\((.*), ("index out of bounds[^"]*")
 _FLAG = "scan_out_of_bounds"
 
 
-def report_outside_of_threads(holds_scan: Callable[[Any], bool]) -> None:
-    """Do so in the kernels of graphs for which ``holds_scan`` is true. Called once."""
+_MARK = "torch_scan_hop.checked"
+
+
+def mark_as_checked(module: fx.GraphModule) -> None:
+    """Let kernels of this graph, and of the graphs in it, report what their threads found."""
+    module.meta[_MARK] = True
+
+
+@functools.cache
+def report_outside_of_threads() -> None:
+    """Do so in the kernels of marked graphs."""
     original = KernelGroup.codegen_group
 
     def codegen_group(self: KernelGroup, *args: Any, **kwargs: Any) -> str:
         source = original(self, *args, **kwargs)
-        return checked_outside(source) if _any_graph(holds_scan) else source
+        return checked_outside(source) if _is_checked(V.graph) else source
 
     KernelGroup.codegen_group = codegen_group  # type: ignore[method-assign]
 
 
-def _any_graph(holds_scan: Callable[[Any], bool]) -> bool:
-    graph: Any = V.graph
-    while graph is not None:
-        if holds_scan(graph.graph):
+def _is_checked(lowering: Any) -> bool:
+    while lowering is not None:
+        if _MARK in lowering.module.meta:
             return True
-        graph = getattr(graph, "parent", None)
+        lowering = getattr(lowering, "parent", None)
     return False
 
 

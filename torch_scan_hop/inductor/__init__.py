@@ -17,7 +17,6 @@ import functools
 def register() -> None:
     """Teach Inductor about scan. Called when a graph that holds one is first traced."""
     from torch_scan_hop._torch.inductor import register_own_lowering, replace_scan_pass
-    from torch_scan_hop._torch.inductor_checks import report_outside_of_threads
     from torch_scan_hop.carries_in import carries_in_op
     from torch_scan_hop.inductor.loop import lower_carries_in, lower_scan
     from torch_scan_hop.inductor.passes import prepare_scans
@@ -26,6 +25,3 @@ def register() -> None:
     register_own_lowering(scan_op, lower_scan)
     register_own_lowering(carries_in_op, lower_carries_in)
     replace_scan_pass(scan_op, prepare_scans)
-    report_outside_of_threads(
-        lambda graph: any(n.target in (scan_op, carries_in_op) for n in graph.nodes)
-    )
