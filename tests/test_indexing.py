@@ -87,7 +87,9 @@ def test_reads_and_writes_are_those_of_eager_pytorch():
 
 
 @pytest.mark.parametrize("value", [3, 2.7, True, torch.tensor([[[5]]]), torch.tensor(1.5)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.int64, torch.bool, torch.complex64], ids=str
+)
 def test_a_value_becomes_what_an_assignment_makes_of_it(dtype, value):
     written, by_hand = torch.zeros(4, 2, dtype=dtype), torch.zeros(4, 2, dtype=dtype)
     setitem(written, t, value)
@@ -337,7 +339,9 @@ def test_a_closed_over_cache_is_written(variant):
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 @pytest.mark.parametrize(
-    "options", [{"unroll": 2}, {"checkpoint": "full"}, {"checkpoint": 2}, {"reverse": True}], ids=str
+    "options",
+    [{"unroll": 2}, {"checkpoint": "full"}, {"checkpoint": 2}, {"reverse": True}],
+    ids=str,
 )
 @pytest.mark.parametrize("make", [embedding, cache_in_the_carry], ids=lambda make: make.__name__)
 def test_options(make, options, backend):

@@ -63,9 +63,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         with indices_are_captured(tx.output):
             return self._capture(tx, args, kwargs)
 
-    def _capture(
-        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
-    ) -> VariableTracker:
+    def _capture(self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]) -> VariableTracker:
         prepare_xla_if_loaded()
         args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
         combine_fn, init, xs, additional, options = _arguments(*args, **kwargs)

@@ -1,10 +1,10 @@
 """While a body is captured, indexing by a 0-d tensor is a node of its own.
 
 Checked on torch 2.9.1, 2.13.0, 2.15.0. Dynamo runs every operation that it captures on fakes, and
-``table[t]`` asks a fake for its value. All of ``table[t]``, ``table[t] = v``, ``table.select(0, t)``
-and ``torch.narrow(table, 0, t, 2)`` become nodes in one place, ``OutputGraph.create_proxy``; there
-they are written as calls of :mod:`torch_scan_hop.indexing`, which ask for no value. A slice whose
-bounds are tensors is refused (2.9), or asks for their values, when it is made: it keeps them here.
+``x[t]`` asks a fake for its value. All of ``x[t]``, ``x[t] = v``, ``x.select(0, t)`` and
+``torch.narrow(x, 0, t, 2)`` become nodes in one place, ``OutputGraph.create_proxy``; there they are
+written as calls of :mod:`torch_scan_hop.indexing`, which ask for no value. A slice whose bounds are
+tensors is refused (2.9), or asks for their values, when it is made: it keeps them here.
 """
 
 from __future__ import annotations
