@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -503,3 +506,30 @@ def test_nothing_stays_patched():
 
     torch.compile(lambda x, t: x[t] * x[t + 1], backend=backend)(float64(3), torch.tensor(1))
     assert not set(targets) & {getitem, setitem}
+
+
+PROGRAM = """
+import torch
+from torch_scan_hop import scan
+
+table, last = torch.randn(64, 4096), torch.tensor(60)
+bodies = {
+    "token": lambda c, t: ((torch.sin(c[0]) + table[t], c[1]), None),
+    "counter": lambda c, t: ((torch.sin(c[0]) + table[c[1]], c[1] + 1), None),
+}
+for name, body in bodies.items():
+    run = torch.compile(lambda init, xs: scan(body, init, xs)[0], fullgraph=True)
+    try:
+        run((torch.zeros(4096), last), torch.arange(58, 70))
+    except RuntimeError as error:
+        assert "out of bounds" in str(error), error
+        print(name)
+"""
+
+
+def test_out_of_range_in_a_thread_does_not_end_the_process():
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["token", "counter"], done.stderr[-2000:]
