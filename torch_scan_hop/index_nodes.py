@@ -30,7 +30,7 @@ from torch.fx.proxy import GraphAppendingTracer
 from torch_scan_hop._torch.effects import Effects, Storage
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, run_fake
 from torch_scan_hop.examples import like
-from torch_scan_hop.indexing import TensorProxy, getitem, index_select, place_of, setitem
+from torch_scan_hop.indexing import Place, TensorProxy, getitem, index_select, place_of, setitem
 
 _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
     operator.add: operator.add,
@@ -112,9 +112,14 @@ def keep_views(module: fx.GraphModule, examples: Sequence[Any], mode: FakeTensor
         Views(module.graph, reads, effects).keep()
 
 
-def _place(node: fx.Node) -> Any:
-    x, key, lengths = node.args[0], node.args[1], node.args[-1]
+def _place(node: fx.Node) -> Place:
+    x, key, lengths = _arguments(node)
     return place_of(_example(x).dim(), _as_proxies(key), lengths)
+
+
+def _arguments(read: fx.Node) -> Any:
+    """What a read is called with: the source, the key, the lengths of the key's windows."""
+    return read.args
 
 
 def keep_keys(calls: list[fx.Node], effects: Effects) -> None:
@@ -128,8 +133,11 @@ def keep_keys(calls: list[fx.Node], effects: Effects) -> None:
                     copies[index] = graph.call_method("clone", (index,))
                 copies[index].meta = dict(index.meta)
                 effects.storages[copies[index]] = set()
-        key = fx.map_arg(call.args[1], lambda n, copies=copies: copies.get(n, n))
-        call.args = (call.args[0], key, *call.args[2:])
+        call.args = (call.args[0], _replaced(call.args[1], copies), *call.args[2:])
+
+
+def _replaced(value: Any, by: dict[fx.Node, fx.Node]) -> Any:
+    return fx.map_arg(value, lambda n: by.get(n, n))
 
 
 def _nodes_of(value: Any) -> list[fx.Node]:
@@ -148,7 +156,7 @@ class Views:
         self.effects = effects
         self.reads = reads
         self.storage = {n: min(effects.storages[n]) for n in reads}
-        self.source = {n: min(effects.storages[n.args[0]]) for n in reads}
+        self.source = {n: min(effects.storages[_arguments(n)[0]]) for n in reads}
 
     def keep(self) -> None:
         for node in self.nodes:
@@ -236,7 +244,8 @@ def expand(graph: fx.Graph) -> None:
     tracer = GraphAppendingTracer(graph)
     for node in calls_of(graph, *_OURS):
         with graph.inserting_before(node):
-            result = node.target(*_as_proxies(node.args, tracer))
+            function: Any = node.target
+            result = function(*_as_proxies(node.args, tracer))
         if result is not None:
             result.node.meta = dict(node.meta)
             node.replace_all_uses_with(result.node)
@@ -244,7 +253,7 @@ def expand(graph: fx.Graph) -> None:
 
 
 def _as_proxies(value: Any, tracer: Any = None) -> Any:
-    def as_proxy(node: fx.Node) -> fx.Proxy:
+    def as_proxy(node: fx.Node) -> Any:
         example = _example(node)
         if isinstance(example, torch.Tensor):
             return TensorProxy(node, example, tracer)

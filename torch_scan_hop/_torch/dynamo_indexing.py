@@ -144,8 +144,8 @@ def _lengths(key: Any) -> tuple[int, ...] | None:
 
 
 def _length(window: slice) -> int:
-    bounds = [b.node if isinstance(b, fx.Proxy) else b for b in (window.start, window.stop)]
-    length = length_between(*bounds, is_fresh=_is_fresh)
+    start, stop = (b.node if isinstance(b, fx.Proxy) else b for b in (window.start, window.stop))
+    length = length_between(start, stop, _is_fresh)
     if length is None:
         raise Unsupported(UNKNOWN_LENGTH)
     return length

@@ -76,7 +76,9 @@ def checked_outside(source: str) -> str:
     }
     <BLANKLINE>
     """
-    lines, blocks, header, checks = source.split("\n"), [], "", []
+    lines, header = source.split("\n"), ""
+    blocks: list[tuple[str, int]] = []
+    checks: list[re.Match[str]] = []
     for k, line in enumerate(lines):
         text = line.strip()
         found = _CHECK.match(line)
