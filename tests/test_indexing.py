@@ -461,7 +461,8 @@ def test_out_of_range_raises_as_eager_pytorch_does(values):
 
 def test_a_slice_does_not_get_shorter():
     x = float64(5)
-    with pytest.raises(IndexError, match="out of bounds"):
+    # or the warning that it ran as a loop, where what a captured step raises leads there
+    with pytest.raises((IndexError, UserWarning), match="out of bounds"):
         scan(lambda h, t: (h + x[t : t + 2].sum(), None), float64(2), torch.arange(5))
 
 
