@@ -182,7 +182,9 @@ def compare_with_loop(op, args, **options):
     for pattern in itertools.product((0, None), repeat=len(tensors)):
         if not any(p == 0 for p in pattern):
             continue
-        rows = [[step_of(t, k) if p == 0 else t for t, p in zip(tensors, pattern)] for k in range(T)]
+        rows = [
+            [step_of(t, k) if p == 0 else t for t, p in zip(tensors, pattern)] for k in range(T)
+        ]
         stacks = [
             torch.stack([row[n] for row in rows]) if p == 0 else t
             for n, (t, p) in enumerate(zip(tensors, pattern))
@@ -234,9 +236,7 @@ BY_INDEX = {
 }
 
 
-@pytest.mark.parametrize(
-    "name,args", [(n, a) for n in BY_INDEX for a in BY_INDEX[n]], ids=str
-)
+@pytest.mark.parametrize("name,args", [(n, a) for n in BY_INDEX for a in BY_INDEX[n]], ids=str)
 def test_an_operator_that_takes_indices(name, args):
     compare_with_loop(dict(overloads())[name], args)
 

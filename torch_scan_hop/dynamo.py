@@ -27,11 +27,13 @@ from torch_scan_hop._torch.dynamo import (
     sequence_items,
     speculate,
 )
+from torch_scan_hop._torch.dynamo_indexing import indices_are_captured
 from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
 from torch_scan_hop._torch.operators import prepare_xla_if_loaded
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.examples import like
+from torch_scan_hop.index_nodes import write_indices
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
 from torch_scan_hop.stamp import stamp
 
@@ -59,6 +61,10 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     def _call_function(
         self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
+        with indices_are_captured(tx.output):
+            return self._capture(tx, args, kwargs)
+
+    def _capture(self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]) -> VariableTracker:
         prepare_xla_if_loaded()
         args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
         combine_fn, init, xs, additional, options = _arguments(*args, **kwargs)
@@ -163,6 +169,7 @@ class CapturedBody:
         self.graph = graph
         self.n_carry = n_carry
         self.n_xs = n_xs
+        write_indices(self.module())
 
     def module(self) -> fx.GraphModule:
         return fx.GraphModule(dict(self.tx.output.nn_modules), self.graph, "ScanBody")

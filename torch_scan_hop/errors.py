@@ -11,6 +11,11 @@ CUSTOM_FUNCTION_UNDER_TRANSFORM = (
     "would lose"
 )
 
+UNKNOWN_LENGTH = (
+    "a slice whose bounds are tensors has one length at every step only if it reads like "
+    "x[t : t + 4]; write x.narrow(dim, start, length)"
+)
+
 
 class ScanTypeError(TypeError):
     """A wrong kind of argument to :func:`torch_scan_hop.scan`."""

@@ -33,7 +33,7 @@ class NotTraceableError(RuntimeError):
     """The body cannot be traced, and ``fallback("error")`` is in force."""
 
 
-class fallback:  # noqa: N801  (used like a function)
+class fallback:
     """Say what happens to a body that cannot be traced: a setting, or a context.
 
     Args:

@@ -83,4 +83,6 @@ def _results_beside(info: fx.Node) -> list[fx.Node]:
         return []
     producer: Any = info.args[0]
     elements = [u for u in producer.users if u.target is operator.getitem and u is not info]
-    return [e for e in elements if e.meta["val"].dtype.is_floating_point or e.meta["val"].is_complex()]
+    return [
+        e for e in elements if e.meta["val"].dtype.is_floating_point or e.meta["val"].is_complex()
+    ]

@@ -17,8 +17,8 @@ import torch.utils._pytree as pytree
 from torch import fx
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo import config as dynamo_config
-from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.backends.debugging import make_eager_backend_with_torch_function_modes
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import (
     FailOnRecompileLimitHit,
     TorchDynamoException,

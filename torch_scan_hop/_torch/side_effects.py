@@ -140,9 +140,7 @@ class _Watch:
             change.check()
 
 
-def _attribute_of(
-    effects: SideEffects, item: VariableTracker, name: str
-) -> VariableTracker | None:
+def _attribute_of(effects: SideEffects, item: VariableTracker, name: str) -> VariableTracker | None:
     stored = effects.store_attr_mutations.get(item, {})
     if name in stored:
         return stored[name]
@@ -174,7 +172,11 @@ def lasting_changes_are_refused(tx: Any) -> Iterator[None]:
         return True
 
     def watch_assignment(
-        self: SideEffects, item: VariableTracker, name: str, value: VariableTracker, *more: Any,
+        self: SideEffects,
+        item: VariableTracker,
+        name: str,
+        value: VariableTracker,
+        *more: Any,
         **options: Any,
     ) -> None:
         if _is_watched(self, item):
@@ -201,4 +203,6 @@ def lasting_changes_are_refused(tx: Any) -> Iterator[None]:
         VariableBuilder._wrap = wrap_value  # type: ignore[method-assign]
     watch.check()
     if len(tx.output.random_calls) > random_calls:
-        raise Unsupported("the body draws from Python's `random`, and would draw once for all steps")
+        raise Unsupported(
+            "the body draws from Python's `random`, and would draw once for all steps"
+        )

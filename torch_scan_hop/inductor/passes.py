@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor import trace_decomposed
+from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
 from torch_scan_hop._torch.tracing import likely_value
 from torch_scan_hop.carries_in import CarriesIn, arguments_of, in_graph, joined
 from torch_scan_hop.inductor.rows import may_be_one_kernel
@@ -30,7 +31,9 @@ aten = torch.ops.aten
 
 def prepare_scans(gm: fx.GraphModule) -> None:
     """Runs after Inductor's own post-grad passes, on every graph; bodies included."""
+    report_outside_of_threads()
     for node in gm.graph.find_nodes(op="call_function", target=scan_op):
+        mark_as_checked(gm)
         body = getattr(gm, str(node.args[0].target))
         prepare_scans(body)
         _ScanNode(gm, node, body).rewrite()
