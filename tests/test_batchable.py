@@ -183,17 +183,17 @@ def compare_with_loop(op, args, **options):
         if not any(p == 0 for p in pattern):
             continue
         rows = [
-            [step_of(t, k) if p == 0 else t for t, p in zip(tensors, pattern)] for k in range(T)
+            [step_of(t, k) if p == 0 else t for t, p in zip(tensors, pattern, strict=True)] for k in range(T)
         ]
         stacks = [
             torch.stack([row[n] for row in rows]) if p == 0 else t
-            for n, (t, p) in enumerate(zip(tensors, pattern))
+            for n, (t, p) in enumerate(zip(tensors, pattern, strict=True))
         ]
         call = lambda *values: op(*rebuild(values), **options)  # noqa: E731
         got = torch.vmap(call, in_dims=pattern)(*stacks)
         expected = [call(*row) for row in rows]
         many = isinstance(got, (tuple, list))
-        pairs = zip(got, zip(*expected)) if many else [(got, expected)]
+        pairs = zip(got, zip(*expected, strict=True), strict=True) if many else [(got, expected)]
         for batched, steps in pairs:
             torch.testing.assert_close(batched, torch.stack(steps), equal_nan=True)
 

@@ -174,7 +174,7 @@ _FIXES = (
 def reason_of(error: BaseException) -> str:
     """Why Dynamo gave up: the line that says so, where in the user's code, and what helps.
 
-    >>> reason_of(RuntimeError("It must be captured. Got graph break/error:\\n\\n  x is odd\\n more"))
+    >>> reason_of(RuntimeError("It must be captured. Got graph break/error:\\n  x is odd\\n more"))
     'x is odd'
     """
     text = str(error).rpartition(_PREAMBLE)[2]

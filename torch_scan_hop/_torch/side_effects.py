@@ -136,8 +136,10 @@ class _Watch:
         self.attributes[key].now = value
 
     def check(self) -> None:
-        for change in (*self.contents.values(), *self.attributes.values()):
-            change.check()
+        for contents in self.contents.values():
+            contents.check()
+        for attribute in self.attributes.values():
+            attribute.check()
 
 
 def _attribute_of(effects: SideEffects, item: VariableTracker, name: str) -> VariableTracker | None:

@@ -37,6 +37,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_tru
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torch_scan_hop._torch.transforms import put_back_on_error
+
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
@@ -90,6 +92,8 @@ def isolated() -> Iterator[None]:
         _without_saved_tensors_hooks(),
         # its checks read values, and fakes have none
         torch.autograd.set_detect_anomaly(False),
+        # a body that raises leaves the functorch levels open that it opened
+        put_back_on_error(),
     ):
         yield
 
