@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
-from torch._inductor import ir
+from torch._inductor import fx_utils, ir
 from torch._inductor.codegen import wrapper as wrapper_lines
 from torch._inductor.codegen.wrapper import EnterSubgraphLine, ExitSubgraphLine, WrapperLine
 from torch._inductor.decomposition import select_decomp_table
@@ -55,6 +55,7 @@ __all__ = [
     "is_unrealized",
     "keep_functional",
     "layout_like",
+    "let_scans_be_empty",
     "lower_subgraph",
     "register_own_lowering",
     "replace_scan_pass",
@@ -139,6 +140,23 @@ def decompose_mutating_operators(gm: fx.GraphModule) -> None:
     for name in _DECOMPOSE:
         _mutating_passes[name](gm.graph)
     gm.recompile()
+
+
+def let_scans_be_empty(op: Any) -> None:
+    """Torch 2.13 takes ``xs[0]`` for an example of a slice, which an empty scan has not got."""
+    extract = getattr(fx_utils, "_extract_subgraphs_and_args", None)
+    if extract is None:
+        return
+
+    def with_slices(node: fx.Node, valid: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        if node.target is not op:
+            yield from extract(node, valid, *args, **kwargs)
+            return
+        body, init, xs, additional = args
+        slices = (x.new_empty_strided(x.shape[1:], x.stride()[1:]) for x in xs)
+        yield body, (*init, *slices, *additional)
+
+    fx_utils._extract_subgraphs_and_args = with_slices  # type: ignore[assignment]
 
 
 def current_node() -> fx.Node:

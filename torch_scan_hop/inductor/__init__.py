@@ -18,6 +18,7 @@ def register() -> None:
     """Teach Inductor about scan. Called when a graph that holds one is first traced."""
     from torch_scan_hop._torch.inductor import (
         keep_functional,
+        let_scans_be_empty,
         register_own_lowering,
         replace_scan_pass,
     )
@@ -30,4 +31,5 @@ def register() -> None:
     register_own_lowering(scan_op, lower_scan)
     register_own_lowering(carries_in_op, lower_carries_in)
     keep_functional(is_stamped)
+    let_scans_be_empty(scan_op)
     replace_scan_pass(scan_op, prepare_scans)

@@ -17,6 +17,13 @@ from torch_scan_hop._torch.inductor import trace_decomposed
 from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
 from torch_scan_hop._torch.tracing import likely_value
 from torch_scan_hop.carries_in import CarriesIn, arguments_of, in_graph, joined
+from torch_scan_hop.inductor.pairs import (
+    expanded,
+    expanded_step,
+    is_complex,
+    joined_results,
+    needs_pairs,
+)
 from torch_scan_hop.inductor.rows import may_be_one_kernel
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
@@ -36,9 +43,19 @@ def prepare_scans(gm: fx.GraphModule) -> None:
         mark_as_checked(gm)
         body = getattr(gm, str(node.args[0].target))
         prepare_scans(body)
-        _ScanNode(gm, node, body).rewrite()
+        if not _ScanNode(gm, node, body).rewrite_pairs():
+            _ScanNode(gm, node, body).rewrite()
+    made_of_pairs = [
+        n for n in gm.graph.find_nodes(op="call_function", target=scan_op) if n.meta.pop(PAIRS, None)
+    ]
+    for node in made_of_pairs:
+        _ScanNode(gm, node, getattr(gm, str(node.args[0].target))).rewrite()
     gm.graph.eliminate_dead_code()
     gm.recompile()
+
+
+# marks a scan that was made of a complex one, and is still to be rewritten
+PAIRS = "torch_scan_hop.pairs"
 
 
 def _value(argument: Any) -> Any:
@@ -61,6 +78,38 @@ class _ScanNode:
                 xs[k], first, reverse = found
                 self.shifted[k] = first, reverse
         self.operands = [*init, *xs, *additional, *(first for first, _ in self.shifted.values())]
+
+    def rewrite_pairs(self) -> bool:
+        """Replace a scan with complex leaves by one of their parts; False if there are none."""
+        values = [_value(a) for a in self.operands]
+        roles = self.signature.split_inputs(values[: self.signature.n_inputs])
+        if not needs_pairs(self.body, roles):
+            return False
+        complex_inputs = [is_complex(v) for v in roles.flat()]
+        complex_results = [is_complex(v) for v in self.node.meta["val"]]
+        options = dict(self.node.kwargs)
+
+        def run(*flat: Any) -> list[Any]:
+            groups = self.signature.split_inputs(flat[: self.signature.n_inputs])
+            xs: list[Any] = groups.xs
+            inits = flat[self.signature.n_inputs :]
+            for (k, (_, reverse)), first in zip(self.shifted.items(), inits, strict=True):
+                xs[k] = in_graph(CarriesIn(xs[k], first, reverse))
+            step = expanded_step(self.body, complex_inputs)
+            results = scan_op(
+                step,
+                [c.contiguous() for c in expanded(groups.carry)],
+                expanded(xs),
+                tuple(expanded(groups.additional)),
+                **options,
+            )
+            return joined_results(results, complex_results)
+
+        traced = trace_decomposed(run, values)
+        for node in traced.graph.find_nodes(op="call_function", target=scan_op):
+            node.meta[PAIRS] = True
+        self._inline(traced)
+        return True
 
     def rewrite(self) -> None:
         """Replace the scan by its plan, traced on the operands' fakes; or leave it."""
