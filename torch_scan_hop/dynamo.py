@@ -15,6 +15,7 @@ from torch_scan_hop._torch.dynamo import (
     ConstantVariable,
     LazyVariableTracker,
     TorchHigherOrderOperatorVariable,
+    Unsupported,
     VariableTracker,
     call_inlined,
     create_node,
@@ -31,6 +32,7 @@ from torch_scan_hop._torch.dynamo_indexing import indices_are_captured
 from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
 from torch_scan_hop._torch.operators import prepare_xla_if_loaded
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs
+from torch_scan_hop.aliases import REASON, check_memory, share_memory
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.examples import like
 from torch_scan_hop.index_nodes import write_indices
@@ -88,6 +90,8 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         inputs = [v.as_proxy() for v in [*init, *xs, *additional]] + list(lifted)
         inputs = body.lift_numbers(inputs)
         mutated = body.make_pure()
+        if mutated:
+            _refuse_shared_memory(tx, inputs, mutated, len(init))
         n_step = len(init) + len(xs)
         module = body.module()
         stamp(module)
@@ -118,7 +122,7 @@ def _step_examples(
     additional: list[VariableTracker],
 ) -> list[VariableTracker]:
     return [
-        *(c.call_method(tx, "clone", [], {}) for c in init),
+        *(c if c.is_python_constant() else c.call_method(tx, "clone", [], {}) for c in init),
         *(call_inlined(tx, _a_slice, x) for x in xs),
         *additional,
     ]
@@ -133,21 +137,59 @@ def _with_dtypes_of_step(
 ) -> list[VariableTracker]:
     """``init`` in the dtypes that a step gives the carries at ``positions``.
 
-    Those were Python numbers: their kind is known, their dtype is the step's to say. A second
-    round sees what the first round's dtypes do to other numbers.
+    Those were Python numbers, and are scalars with all their digits here. A number has a kind and
+    no dtype of its own: a step is told so by a number, where its operators take one, and by a
+    scalar of the default dtype elsewhere. Further rounds see what these dtypes do to other numbers.
     """
-    init = list(init)
-    for _ in positions:
+
+    def dtypes_after(carry: list[VariableTracker]) -> dict[int, torch.dtype]:
         with discard_graph_changes(tx):
-            result = combine_fn.call_function(tx, _step_examples(tx, init, *rest), {})
-            carry = sequence_items(tx, sequence_items(tx, result)[0])
-            dtypes = {k: example_value(carry[k]).dtype for k in positions}
-        changed = [k for k in positions if example_value(init[k]).dtype != dtypes[k]]
-        if not changed:
+            result = combine_fn.call_function(tx, _step_examples(tx, carry, *rest), {})
+            found = sequence_items(tx, sequence_items(tx, result)[0])
+            return {k: example_value(found[k]).dtype for k in positions}
+
+    def in_dtypes(dtypes: dict[int, torch.dtype]) -> list[VariableTracker]:
+        cast = list(init)
+        for k, dtype in dtypes.items():
+            if example_value(init[k]).dtype != dtype:
+                constant = ConstantVariable.create(dtype)
+                cast[k] = init[k].call_method(tx, "to", [constant], {})
+        return cast
+
+    numbers = list(init)
+    for k in positions:
+        numbers[k] = ConstantVariable.create(_NUMBER_OF_DTYPE[example_value(init[k]).dtype])
+    try:
+        dtypes = dtypes_after(numbers)
+    except Exception:  # an operator or method that takes no number
+        dtypes = {k: _default_dtype(example_value(init[k]).dtype) for k in positions}
+    for _ in range(1 + len(positions)):
+        with discard_graph_changes(tx):
+            carry = in_dtypes(dtypes)
+            after = dtypes_after(carry)
+        if after == dtypes:
             break
-        for k in changed:
-            init[k] = init[k].call_method(tx, "to", [ConstantVariable.create(dtypes[k])], {})
-    return init
+        dtypes = after
+    return in_dtypes(dtypes)
+
+
+#: a number of the kind that a widest dtype stands for
+_NUMBER_OF_DTYPE = {torch.bool: True, torch.int64: 1, torch.float64: 1.0, torch.complex128: 1j}
+
+
+def _default_dtype(widest: torch.dtype) -> torch.dtype:
+    return torch.full((), _NUMBER_OF_DTYPE[widest]).dtype
+
+
+def _refuse_shared_memory(tx: Any, inputs: list[Any], mutated: list[int], n_carry: int) -> None:
+    """What a body changes is carried: as a copy, which nothing else may be a view of."""
+    changed = [inputs[k] for k in mutated]
+    # init is read before anything changes
+    others = [v for k, v in enumerate(inputs) if k >= n_carry and k not in mutated]
+    others = [v for v in others if isinstance(example_value(v), torch.Tensor)]
+    if share_memory(list(map(example_value, changed)), list(map(example_value, others))):
+        raise Unsupported(REASON)
+    tx.output.create_proxy("call_function", check_memory, (changed, others), {})
 
 
 def _cloned(tx: Any, proxy: Any) -> Any:

@@ -6,6 +6,7 @@ traced (print, pdb, data-dependent ``if``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,23 @@ def _results_of_no_step(
     return carry, tree.map_leaves(lambda leaf: leaf.new_empty((0, *leaf.shape)), y)
 
 
+def _first_step(
+    combine_fn: CombineFn, init: Any, carry: Any, x: Any, device: torch.device
+) -> tuple[list[torch.Tensor], Any]:
+    """A step from Python numbers, as the plain loop takes it; the results say their dtypes."""
+
+    def start(number: Callable[[Any], Any]) -> Any:
+        pairs = zip(tree.tensors(init), tree.tensors(carry), strict=True)
+        leaves = [number(i) if isinstance(i, tree.NUMBERS) else c.clone() for i, c in pairs]
+        return tree.unflatten(init, leaves)
+
+    try:
+        return step(combine_fn, start(lambda number: number), x, init, device)
+    except (TypeError, AttributeError):  # an operator or method that takes no number
+        default = start(lambda number: tree.number_tensor(number, device))
+        return step(combine_fn, default, x, init, device)
+
+
 def scan_loop(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: int, reverse: bool
 ) -> tuple[Any, Any]:
@@ -41,15 +59,25 @@ def scan_loop(
     carry = tree.map_leaves(lambda leaf: as_carry(leaf, device).clone(), init)
     if trip_count == 0:
         return _results_of_no_step(combine_fn, init, carry, xs, device)
+    has_numbers = any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init))
     order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
     steps: list[list[torch.Tensor]] = [[] for _ in range(trip_count)]
     y: Any = None
     for t in order:
         x = tree.slice_at(xs, t)
-        leaves, y = step(combine_fn, carry, x, init, device)
+        if has_numbers and t == order[0]:
+            leaves, y = _first_step(combine_fn, init, carry, x, device)
+        else:
+            leaves, y = step(combine_fn, carry, x, init, device)
         # copied, so that a later in-place change of the carry cannot reach an earlier y
         steps[t] = [leaf.clone() for leaf in tree.tensors(y)]
         # cloned: a body may return a tensor it closes over or the same tensor twice, and
         # neither is the next step's, or the caller's, to change
         carry = tree.unflatten(init, [leaf.clone() for leaf in leaves])
+    if has_numbers:
+        # a y that is the number itself has the dtype that it has in the steps after the first
+        last = steps[order[-1]]
+        steps[order[0]] = [
+            leaf.to(like.dtype) for leaf, like in zip(steps[order[0]], last, strict=True)
+        ]
     return carry, tree.unflatten(y, [torch.stack(leaf) for leaf in zip(*steps, strict=True)])

@@ -22,7 +22,8 @@ def device_of(init: Any, xs: Any) -> torch.device:
 
 
 def as_carry(leaf: Any, device: torch.device) -> torch.Tensor:
-    return leaf if isinstance(leaf, torch.Tensor) else tree.number_tensor(leaf, device)
+    """A number as a scalar with all its digits; the step will say what dtype it has."""
+    return leaf if isinstance(leaf, torch.Tensor) else tree.exact_tensor(leaf, device)
 
 
 def empty_stack(y: Any, trip_count: Any) -> torch.Tensor:

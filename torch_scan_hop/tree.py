@@ -171,8 +171,19 @@ def _check_container(template: Any, value: Any, path: str) -> None:
         )
 
 
-def number_tensor(value: Any, device: torch.device) -> torch.Tensor:
-    return torch.full((), value, device=device)
+_WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def number_tensor(
+    value: Any, device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """A scalar of torch's default dtype for such a number, or of ``dtype``."""
+    return torch.full((), value, device=device, dtype=dtype)
+
+
+def exact_tensor(value: Any, device: torch.device) -> torch.Tensor:
+    """A scalar that holds all digits of a Python number."""
+    return torch.full((), value, device=device, dtype=_WIDEST[type(value)])
 
 
 def _kind(dtype: torch.dtype) -> int:
@@ -191,10 +202,8 @@ def _expected(template: Any) -> str:
 def _match_leaf(template: Any, value: Any, device: torch.device, path: str) -> torch.Tensor:
     is_number = isinstance(template, NUMBERS)  # a scalar whose dtype the step decides
     if isinstance(value, NUMBERS):
-        kind = NUMBERS.index(type(value))
-        value = number_tensor(value, device)
-        if not is_number and kind <= _kind(template.dtype):
-            value = value.to(template.dtype)
+        fits = not is_number and NUMBERS.index(type(value)) <= _kind(template.dtype)
+        value = number_tensor(value, device, template.dtype if fits else None)
     if not isinstance(value, torch.Tensor):
         raise ScanTypeError(carry_mismatch(path, _expected(template), describe(value), CARRY_FIX))
     if value.shape != (() if is_number else template.shape):

@@ -63,6 +63,7 @@ __all__ = [
     "ConstantVariable",
     "LazyVariableTracker",
     "TorchHigherOrderOperatorVariable",
+    "Unsupported",
     "VariableTracker",
     "call_inlined",
     "capture_graph",

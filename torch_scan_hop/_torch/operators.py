@@ -49,9 +49,11 @@ __all__ = [
     "disable_proxy_modes_tracing",
     "dispatch_key",
     "from_functional",
+    "is_plain_tensor",
     "prepare_xla_if_loaded",
     "preserving_node_meta",
     "reenter_make_fx",
+    "storage_of",
     "symbolic_tracer_of",
     "take_operator_name",
     "to_functional",
@@ -100,6 +102,20 @@ def below_autograd() -> Iterator[None]:
     """Dispatch below the Autograd keys, as a C++ autograd kernel does after its own work."""
     with torch._C._AutoDispatchBelowAutograd():
         yield
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number that two tensors have in common if they share memory."""
+    return tensor.untyped_storage()._cdata
+
+
+def is_plain_tensor(tensor: torch.Tensor) -> bool:
+    """A tensor with memory of its own, none that a trace or a transform wraps."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not (
+        torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or torch._is_functional_tensor(tensor)
+        or tensor.device.type in ("xla", "meta")
+    )
 
 
 def under_users_mode() -> bool:

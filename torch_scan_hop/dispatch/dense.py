@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.operators import DispatchKey
+from torch_scan_hop._torch.operators import DispatchKey, storage_of
 from torch_scan_hop._torch.tracing import run_fake, trace
 from torch_scan_hop.carries_in import CarriesIn, joined, stacks_of
 from torch_scan_hop.eager import EagerLoop
@@ -32,19 +32,15 @@ from torch_scan_hop.stops import drop_stops
 MIN_TRIP_COUNT = 3
 
 
-def storage_key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
 def unaliased(carry: Sequence[torch.Tensor], others: Sequence[Any]) -> list[torch.Tensor]:
     """Contiguous carries that share storage neither with ``others`` nor with one another."""
-    taken = {storage_key(t) for t in others if isinstance(t, torch.Tensor)}
+    taken = {storage_of(t) for t in others if isinstance(t, torch.Tensor)}
     results = []
     for leaf in carry:
         own = leaf.contiguous()
-        if storage_key(own) in taken or own.untyped_storage().nbytes() > own.nbytes:
+        if storage_of(own) in taken or own.untyped_storage().nbytes() > own.nbytes:
             own = own.clone(memory_format=torch.contiguous_format)
-        taken.add(storage_key(own))
+        taken.add(storage_of(own))
         results.append(own)
     return results
 

@@ -48,6 +48,11 @@ class Accumulator:
         return self.term.target in (aten.mm.default, aten.bmm.default)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the term, and of the sum: torch sums small integers and bools as int64."""
+        return self.term.meta["val"].dtype
+
+    @property
     def operand(self) -> fx.Node:
         """What the term is a sum over dimensions of, or the term."""
         if self.term.target is aten.sum.dim_IntList:
@@ -59,7 +64,7 @@ class Accumulator:
         rank = stack.dim() - 1
         dims = [0, *(d % rank + 1 for d in self.term.args[1])]  # type: ignore[union-attr,operator]
         keepdim = len(self.term.args) > 2 and bool(self.term.args[2])
-        total = torch.sum(stack, dims, keepdim)  # type: ignore[arg-type]
+        total = torch.sum(stack, dims, keepdim, dtype=self.dtype)  # type: ignore[arg-type]
         return total.squeeze(0) if keepdim else total
 
     def total(self, stacks: Sequence[torch.Tensor], sizes: Mapping[fx.Node, Any]) -> torch.Tensor:
@@ -76,7 +81,7 @@ class Accumulator:
         elif self.leaves[0] is not self.term:
             total = self._reduced(stacks[0])
         else:
-            total = torch.sum(stacks[0], 0)
+            total = torch.sum(stacks[0], 0, dtype=self.dtype)
         for view in reversed(self.views):
             args, kwargs = fx.map_arg((view.args[1:], view.kwargs), lambda n: sizes[n])
             total = view.target(total, *args, **kwargs)  # type: ignore[operator]
@@ -132,7 +137,8 @@ def find_accumulator(index: int, carry_in: fx.Node, carry_out: Any) -> Accumulat
     if term is carry_in or not is_tensor(term):
         return None
     assert isinstance(term, fx.Node)
-    if term.meta["val"].shape != carry_in.meta["val"].shape or carry_in in ancestors([term]):
+    value, like = term.meta["val"], carry_in.meta["val"]
+    if value.shape != like.shape or value.dtype != like.dtype or carry_in in ancestors([term]):
         return None
     if len(carry_out.users) != 1:  # a running sum that is also read or returned as y
         return None
