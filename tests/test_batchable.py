@@ -183,7 +183,8 @@ def compare_with_loop(op, args, **options):
         if not any(p == 0 for p in pattern):
             continue
         rows = [
-            [step_of(t, k) if p == 0 else t for t, p in zip(tensors, pattern, strict=True)] for k in range(T)
+            [step_of(t, k) if p == 0 else t for t, p in zip(tensors, pattern, strict=True)]
+            for k in range(T)
         ]
         stacks = [
             torch.stack([row[n] for row in rows]) if p == 0 else t

@@ -208,12 +208,32 @@ def drop_lazy_views(graph: fx.Graph) -> None:
             node.meta["val"] = plain_fake(value)
 
 
+def own_strided_memory(graph: fx.Graph) -> None:
+    """``as_strided`` reads memory, not values: it is given a copy, which has the strides it saw.
+
+    In a loop an x is a slice of all of them, with their memory, an offset and their strides.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        source: Any = node.args[0]
+        value = source.meta.get("val")
+        is_copy = source.target is aten.clone.default and "memory_format" in source.kwargs
+        if is_copy or not isinstance(value, torch.Tensor) or not value.is_contiguous():
+            continue
+        with graph.inserting_before(node):
+            copy = graph.call_function(
+                aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
+            )
+        copy.meta["val"] = value
+        node.replace_input_with(source, copy)
+
+
 def clean_up(module: fx.GraphModule) -> None:
     drop_detaches(module.graph)
     thread_linalg_checks(module.graph)
     drop_copies(module.graph)
     drop_lazy_views(module.graph)
     drop_identities(module.graph)
+    own_strided_memory(module.graph)
     allow_any_stride(module.graph)
     module.graph.eliminate_dead_code()
     module.recompile()

@@ -37,10 +37,18 @@ def inputs_metadata(init: Any, xs: Any, additional: Any) -> tuple[Any, ...]:
     )
 
 
+_AUTOCAST_DEVICES = ("cpu", "cuda", "xla", "xpu", "mps", "hpu", "mtia")
+
+
 def autocast_state() -> tuple[Any, ...]:
-    return tuple(
-        (device, torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda", "xla")
+    """What a trace depends on besides its inputs: autocast of every device, defaults, switches."""
+    return (
+        *(
+            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+            for device in _AUTOCAST_DEVICES
+        ),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.utils._pytree as pytree
+from torch import fx
 
 from torch_scan_hop._torch.operators import (
     DispatchKey,
@@ -26,6 +27,7 @@ from torch_scan_hop._torch.operators import (
     trace_symbolically,
 )
 from torch_scan_hop._torch.transforms import unwrap_if_dead
+from torch_scan_hop.memo import remember
 
 Body = Callable[..., Any]
 
@@ -52,6 +54,13 @@ class ScanOperator(FlatOperator):
                 "torch.ops.higher_order.scan: xs is empty, so there is no trip count. Pass a "
                 "tensor of shape [T, 0], or call torch_scan_hop.scan(..., length=T)."
             )
+        kept = _results_kept(combine_fn)
+        if kept is not None:
+            body, positions = kept
+            results = iter(
+                self(body, init, xs, additional_inputs, reverse=reverse, checkpoint=checkpoint)
+            )
+            return tuple(next(results) if keep else None for keep in positions)
         arguments = (combine_fn, list(init), list(xs), tuple(additional_inputs))
         flat = (combine_fn, *init, *xs, *additional_inputs)
         tracer = symbolic_tracer_of(flat)
@@ -78,6 +87,25 @@ class ScanOperator(FlatOperator):
 
     def __reduce__(self) -> Any:
         return _the_operator, ()
+
+
+def _results_kept(body: Any) -> tuple[fx.GraphModule, list[bool]] | None:
+    """A body without the Nones that it returns, and which results those are not."""
+    if not isinstance(body, fx.GraphModule):
+        return None
+    return remember(body, ("results kept",), lambda: _without_nones(body))
+
+
+def _without_nones(body: fx.GraphModule) -> tuple[fx.GraphModule, list[bool]] | None:
+    (output,) = body.graph.find_nodes(op="output")
+    results = output.args[0]
+    if not isinstance(results, (tuple, list)) or None not in results:
+        return None
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(body.graph, env)
+    graph.output(tuple(env[r] for r in results if r is not None))
+    return fx.GraphModule(body, graph, "ScanBody"), [r is not None for r in results]
 
 
 def scan_options(reverse: bool, checkpoint: Any) -> dict[str, Any]:

@@ -59,13 +59,19 @@ def check_policy(checkpoint: Any) -> None:
 
 
 def segment_length(trip_count: int, segments: int | str) -> int:
-    """Steps in a segment.
+    """Steps in a segment: for ``"sqrt"``, the power of two next below the root.
+
+    That takes comparisons alone, so that one trace serves all trip counts between two powers of
+    four, where a root would be a trace for each.
 
     >>> segment_length(100, "sqrt"), segment_length(100, 3), segment_length(2, 5)
-    (10, 34, 1)
+    (8, 34, 1)
     """
     if segments == "sqrt":
-        return max(1, math.isqrt(trip_count))
+        length = 1
+        while trip_count >= 4 * length * length:
+            length *= 2
+        return length
     assert isinstance(segments, int)
     return max(1, -(-trip_count // segments))
 

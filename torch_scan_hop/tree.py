@@ -6,6 +6,7 @@ region. ``None`` is an empty leaf everywhere.
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,19 +23,32 @@ def is_namedtuple(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
+# Python's own containers, which torch registers, too: dicts match by key, and paths have names
+_OWN = (dict, list, tuple, OrderedDict, defaultdict)
+
+
+def is_registered(value: Any) -> bool:
+    """Whether torch's pytree knows this type, and says better than we what its parts are.
+
+    A TensorDict is a Mapping and a sequence of its batch; its leaves are what it registers.
+    """
+    kind = type(value)
+    return kind in pytree.SUPPORTED_NODES and kind not in _OWN and not is_namedtuple(value)
+
+
 def children(value: Any) -> list[tuple[str, Any]] | None:
     """``(path suffix, child)`` pairs of a container, or None for a leaf."""
     if value is None or isinstance(value, torch.Tensor):
         return None  # most leaves: spares them the slow instance checks below
+    if is_registered(value):
+        leaves, _ = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
+        return [(f".<{k}>", child) for k, child in enumerate(leaves)]
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", value[key]) for key in value]
     if is_namedtuple(value):
         return [(f".{name}", getattr(value, name)) for name in value._fields]
     if isinstance(value, (list, tuple)):
         return [(f"[{k}]", child) for k, child in enumerate(value)]
-    if type(value) in pytree.SUPPORTED_NODES:
-        leaves, _ = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
-        return [(f".<{k}>", child) for k, child in enumerate(leaves)]
     return None
 
 
@@ -63,6 +77,10 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _rebuild(template: Any, parts: list[Any]) -> Any:
+    if is_registered(template):
+        node = pytree.SUPPORTED_NODES[type(template)]
+        _, context = node.flatten_fn(template)
+        return node.unflatten_fn(parts, context)
     if isinstance(template, Mapping):
         rebuilt = dict(zip(template, parts, strict=True))
         return rebuilt if type(template) is dict else _rebuild_mapping(template, rebuilt)
@@ -70,9 +88,7 @@ def _rebuild(template: Any, parts: list[Any]) -> Any:
         return type(template)(*parts)
     if isinstance(template, (list, tuple)):
         return type(template)(parts)
-    node = pytree.SUPPORTED_NODES[type(template)]
-    _, context = node.flatten_fn(template)
-    return node.unflatten_fn(parts, context)
+    raise AssertionError(f"not a container: {type(template)}")
 
 
 def _rebuild_mapping(template: Mapping[Any, Any], rebuilt: dict[Any, Any]) -> Any:
@@ -126,7 +142,7 @@ def match_carry(
     if parts is None:
         return [_match_leaf(template, value, device, path)]
     _check_container(template, value, path)
-    if isinstance(template, Mapping):
+    if isinstance(template, Mapping) and not is_registered(template):
         pairs = [(f"{path}[{key!r}]", template[key], value[key]) for key in template]
     else:
         others = children(value)
@@ -141,7 +157,7 @@ def match_carry(
 
 
 def _check_container(template: Any, value: Any, path: str) -> None:
-    if isinstance(template, Mapping):
+    if isinstance(template, Mapping) and not is_registered(template):
         if not isinstance(value, Mapping):
             raise ScanTypeError(
                 carry_mismatch(

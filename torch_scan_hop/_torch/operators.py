@@ -45,6 +45,7 @@ __all__ = [
     "ProxyTorchDispatchMode",
     "TransformType",
     "below_autograd",
+    "copy_on_write",
     "current_dispatch_mode",
     "disable_proxy_modes_tracing",
     "dispatch_key",
@@ -107,6 +108,11 @@ def below_autograd() -> Iterator[None]:
 def storage_of(tensor: torch.Tensor) -> int:
     """A number that two tensors have in common if they share memory."""
     return tensor.untyped_storage()._cdata
+
+
+def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of its own that has the memory of ``tensor`` until one of them is written to."""
+    return torch._lazy_clone(tensor)
 
 
 def is_plain_tensor(tensor: torch.Tensor) -> bool:

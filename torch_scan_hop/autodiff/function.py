@@ -49,6 +49,11 @@ class Derivative:
             wanted += _all_inputs(self.signature)
         return tuple(dict.fromkeys(wanted))
 
+    @functools.cached_property
+    def saved_ys(self) -> frozenset[int]:
+        """Positions of the ys that a backward reads."""
+        return frozenset(h.index for h in self.saved if h.source is Source.Y)
+
 
 @dataclass
 class ScanCall:

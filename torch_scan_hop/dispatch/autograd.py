@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.operators import DispatchKey, FakeTensor, below_autograd
+from torch_scan_hop._torch.operators import (
+    DispatchKey,
+    FakeTensor,
+    below_autograd,
+    copy_on_write,
+    is_plain_tensor,
+)
 from torch_scan_hop._torch.tracing import is_traced
 from torch_scan_hop._torch.transforms import has_tangents
 from torch_scan_hop.autodiff.derive import derivative_of
@@ -87,5 +93,10 @@ def autograd(
         below,
         tangent_scan if duals else None,
     )
-    outputs = ScanFunction.apply(call, *tensors)
-    return outputs[: len(derivative.flow.outputs())]
+    outputs = ScanFunction.apply(call, *tensors)[: len(derivative.flow.outputs())]
+    if is_traced(tensors) or not all(map(is_plain_tensor, tensors)):
+        return outputs
+    # a y that the backward reads is the caller's to change, as a loop's stack is
+    read = derivative.saved_ys
+    n_carry = len(init)
+    return tuple(copy_on_write(o) if k - n_carry in read else o for k, o in enumerate(outputs))

@@ -52,7 +52,7 @@ def empty_results(
     mode, examples = step_examples(init, xs, additional)
     with torch.no_grad():
         out = run_fake(body, examples.flat(), mode)
-    ys = [empty_stack(y, 0) for y in out[len(init) :]]
+    ys = [None if y is None else empty_stack(y, 0) for y in out[len(init) :]]
     return (*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys)
 
 
@@ -70,16 +70,20 @@ def loop(
     # bodies are traced for contiguous carries
     carry: Sequence[torch.Tensor] = [c.contiguous() for c in init]
     stacks: list[torch.Tensor] = []
+    ys: Sequence[Any] = ()
     places: list[Sequence[torch.Tensor]] = []
     for t in order:
         out = body(*carry, *slices[t], *additional)
         carry, ys = [c.contiguous() for c in out[:n_carry]], out[n_carry:]
+        tensors = [y for y in ys if y is not None]
         if not stacks:
-            stacks = [empty_stack(y, trip_count) for y in ys]
+            stacks = [empty_stack(y, trip_count) for y in tensors]
             places = [stack.unbind(0) for stack in stacks]
-        for place, y in zip(places, ys, strict=True):
+        for place, y in zip(places, tensors, strict=True):
             place[t].copy_(y)
-    return (*unaliased(carry, [*init, *xs, *additional, *stacks]), *stacks)
+    made = iter(stacks)
+    results = [None if y is None else next(made) for y in ys]
+    return (*unaliased(carry, [*init, *xs, *additional, *stacks]), *results)
 
 
 def straight_line_loop(

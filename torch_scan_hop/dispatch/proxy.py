@@ -17,7 +17,7 @@ from torch_scan_hop._torch.operators import (
     unique_graph_id,
 )
 from torch_scan_hop._torch.tracing import is_tracing_a_body, needs_no_trace
-from torch_scan_hop.graph_cleanup import copy_of, drop_lazy_views
+from torch_scan_hop.graph_cleanup import copy_of, drop_lazy_views, own_strided_memory
 from torch_scan_hop.linalg_checks import thread_linalg_checks
 from torch_scan_hop.op import Body, scan_op
 from torch_scan_hop.stamp import stamp
@@ -75,6 +75,7 @@ def proxy(
             if not mode.pre_dispatch:
                 thread_linalg_checks(body.graph)
                 drop_lazy_views(body.graph)
+                own_strided_memory(body.graph)
                 body.recompile()
         if not is_tracing_a_body() and not mode.pre_dispatch:
             drop_stops(body)

@@ -90,7 +90,11 @@ def _parts(value: Any) -> tuple[Any, Any]:
 def _add(left: Any, right: Any, *, alpha: Any = 1) -> Any:
     if isinstance(left, Interleaved) and isinstance(right, Interleaved):
         return Interleaved(_add(left.pair, right.pair, alpha=alpha))
-    if isinstance(left, Interleaved) or isinstance(right, Interleaved) or isinstance(alpha, complex):
+    if (
+        isinstance(left, Interleaved)
+        or isinstance(right, Interleaved)
+        or isinstance(alpha, complex)
+    ):
         raise NotImplementedError
     (a, b), (c, d) = _parts(left), _parts(right)
     real = torch.add(a, c, alpha=alpha)

@@ -46,7 +46,9 @@ def prepare_scans(gm: fx.GraphModule) -> None:
         if not _ScanNode(gm, node, body).rewrite_pairs():
             _ScanNode(gm, node, body).rewrite()
     made_of_pairs = [
-        n for n in gm.graph.find_nodes(op="call_function", target=scan_op) if n.meta.pop(PAIRS, None)
+        n
+        for n in gm.graph.find_nodes(op="call_function", target=scan_op)
+        if n.meta.pop(PAIRS, None)
     ]
     for node in made_of_pairs:
         _ScanNode(gm, node, getattr(gm, str(node.args[0].target))).rewrite()

@@ -116,6 +116,8 @@ def is_batchable(node: fx.Node) -> bool:
         return True  # a size: the same at every step
     if isinstance(node.target, OpOverload) and _names(node.target)[1] in BY_INDEX:
         return all(map(_is_integer_index, node.args[1]))  # type: ignore[arg-type]
+    if node.target is aten.index_select.default:
+        return node.args[2].meta["val"].dim() == 1  # type: ignore[union-attr]
     return is_batchable_operator(node.target)
 
 
