@@ -7,11 +7,9 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from oracle import differentiable, loop
@@ -20,8 +18,8 @@ from torch import Tensor
 import torch_scan_hop
 from torch_scan_hop import tree
 
-from .modes import Mode
-from .program import Program
+from .modes import Mode, parse_mode
+from .program import Program, tolerance_of
 
 Namespace = dict[str, Any]
 Values = dict[str, Tensor]
@@ -116,10 +114,10 @@ def _loop_raises_too(text: str, mode: Mode) -> bool:
 
 
 def _of_the_loop(text: str, mode: Mode, noise: float = 0.0) -> Values:
-    namespace = load(text, "torch.float64, torch.complex128")
-    if noise:
-        namespace["normal"] = _noisy(namespace["normal"], noise)
     try:
+        namespace = load(text, "torch.float64, torch.complex128")
+        if noise:
+            namespace["normal"] = _noisy(namespace["normal"], noise)
         return _evaluated(namespace, loop, mode, loop_is_wanted=True)
     except Exception as error:
         raise _Discarded(f"{type(error).__name__}: {str(error)[:200]}") from error
@@ -399,12 +397,10 @@ def normalized(text: str) -> str:
     return re.sub(r"[-+]?\d+(\.\d+)?(e-?\d+)?", "#", text)[:110]
 
 
-@contextmanager
-def patched(*patches: Any) -> Iterator[None]:
-    with ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
-        yield
-
-
-__all__ = ["Outcome", "check", "check_text", "load", "mock"]
+def show(path: str, mode: str) -> bool:
+    """Check the program in a file; whether it fails."""
+    with open(path) as file:
+        text = file.read().partition("if __name__")[0]
+    outcome = check_text(text, parse_mode(mode), tolerance_of(text))
+    print(f"{mode}: {outcome.status} {outcome.where}\n{outcome.message}")
+    return outcome.is_failure

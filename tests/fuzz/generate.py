@@ -73,7 +73,7 @@ class _Generator:
             body=tuple(g.statements),
             ys=tuple(ys),
             ys_kind=self._kind(len(ys)),
-            options=self._options(),
+            options=self._options(bool(xs)),
             after=self._after(),
             features=self.features,
         )
@@ -93,9 +93,9 @@ class _Generator:
         kinds = ["tuple", "tuple", "dict", "list", "named", "none", "nested"]
         return self.rng.choice(["single"] * 6 + kinds if n == 1 else kinds)
 
-    def _options(self) -> tuple[tuple[str, str], ...]:
+    def _options(self, has_xs: bool) -> tuple[tuple[str, str], ...]:
         options = []
-        if self.dim:
+        if self.dim and has_xs:
             options.append(("dim", str(self.dim)))
         if self.rng.random() < 0.25:
             options.append(("reverse", "True"))
