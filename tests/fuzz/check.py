@@ -286,7 +286,7 @@ def _forward_mode(run: Any, inputs: dict[str, Any]) -> Values:
 
     if not names:
         raise _Discarded("no float input")
-    out, tangents = torch.func.jvp(floats, primals, _tangents(primals))
+    out, tangents, *_ = torch.func.jvp(floats, primals, _tangents(primals))
     return _named(out) | {f"tangent {k}": t for k, t in enumerate(tangents)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .builder import Builder, NoOperandError, count, plus, product, replaced, rule, times, without
-from .program import Size, size_text
+from .program import Shape, Size, size_text
 
 
 @rule("views")
@@ -24,7 +24,8 @@ def transposed(g: Builder) -> None:
 def reshaped(g: Builder) -> None:
     a = g.float(1, 3)
     shape = a.type.shape
-    options = [("{a}.reshape(-1)", (product(shape),)), ("{a}.flatten()", (product(shape),))]
+    flat: Shape = (product(shape),)
+    options = [("{a}.reshape(-1)", flat), ("{a}.flatten()", flat)]
     if len(shape) == 3:
         flat = (times(shape[0], shape[1]), shape[2])
         options += [(f"{{a}}.reshape({size_text(flat)})", flat), ("{a}.flatten(0, 1)", flat)]
