@@ -18,7 +18,9 @@ DEFAULT = (
     "pointwise", "products", "reductions", "views", "indexing", "buffers", "inplace", "casts",
     "complex", "linalg", "stops", "custom", "nested", "layouts", "trees",
 )  # fmt: skip
-SWITCHES = ("random", "state", "func", "aliases", "numbers", "rows", "blocks", "summed")
+#: ``kernel``: leaves of one shape, as the kernel of a pointwise body wants them; ``rows``: those of
+#: one batch in float32, with weights; ``long``: every program has many steps
+SWITCHES = ("random", "state", "func", "aliases", "numbers", "rows", "kernel", "long", "summed")
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
 TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
@@ -35,11 +37,11 @@ class _Generator:
         self.seed = seed
         self.features = tuple(features)
         self.rng = rng = random.Random(f"torch_scan_hop {seed}")
-        self.long = rng.random() < 0.06 or "blocks" in features
+        self.long = rng.random() < 0.06 or "long" in features
         trip_count = rng.choice([33, 64, 256] if self.long else TRIP_COUNTS)
         pool = [1, 2, 3, 4, 8] if self.long else SIZES
         self.sizes = {name: rng.choice(pool) for name in "NMK"} | {"T": trip_count}
-        self.base = "float32" if "rows" in features and rng.random() < 0.7 else "float64"
+        self.base = "float32" if "rows" in features else "float64"
         self.g = Builder(rng, self.sizes, trip_count)
         self.inputs: list[Input] = []
         self.dim = 0
@@ -122,6 +124,8 @@ class _Generator:
         return made
 
     def _shape(self) -> Shape:
+        if self.has("kernel") or self.has("rows"):
+            return tuple(self.g.sizes[:2])
         shape = self.g.shape(self.rng.choice([0, 1, 1, 2, 2, 2, 3]))
         while _numel(shape) > 3000:
             shape = shape[:-1]
@@ -131,7 +135,7 @@ class _Generator:
         leaves = []
         for k in range(self.rng.choice([1, 1, 1, 2, 2, 3])):
             leaves.append(self._carried(k))
-        if self.rng.random() < 0.25:
+        if self.has("indexing") and self.rng.random() < 0.3:
             leaves.append(self._counter())
         return leaves
 
@@ -234,8 +238,9 @@ class _Generator:
             shape = self._shape()
             made = self._input("w", Type(shape, "f"), f"normal(g, {size_text(shape)})", rng.random() < 0.8)
             self.g.vars.append(Var(made.name, Type(shape, "f", fresh=False)))
-        if self.has("products") and rng.random() < 0.6:
-            self._weight()
+        for _ in range(2):
+            if self.has("products") and rng.random() < (0.9 if self.has("rows") else 0.4):
+                self._weight()
         if self.has("indexing") and rng.random() < 0.4:
             n, m = self.g.size(), self.g.size()
             text = f"torch.randint(0, {n}, ({m},), generator=g)"
@@ -250,7 +255,8 @@ class _Generator:
             a = self.g.float(1, 3)
         except NoOperandError:
             return
-        shape = (a.type.shape[-1], self.g.choose([a.type.shape[-1], self.g.size()]))
+        width = a.type.shape[-1]
+        shape = (width, width if self.has("rows") else self.g.choose([width, self.g.size()]))
         text = f"normal(g, {size_text(shape)}) * {shape[0]} ** -0.5"
         made = self._input("w", Type(shape, "f"), f"({text})", self.rng.random() < 0.9)
         self.g.vars.append(Var(made.name, Type(shape, "f", fresh=False)))
