@@ -394,7 +394,8 @@ def error_kind(error: BaseException) -> str:
 
 def normalized(text: str) -> str:
     text = re.sub(r"<fuzz \d+>:\d+|0x[0-9a-f]+|\bv\d+\b|\b[a-z]+_?\d+\b", "*", text)
-    return re.sub(r"[-+]?\d+(\.\d+)?(e-?\d+)?", "#", text)[:110]
+    text = re.sub(r"[-+]?\d+(\.\d+)?(e-?\d+)?", "#", text)
+    return re.sub(r"([*#])(?:, [*#])+", r"\1", text)[:110]
 
 
 def show(path: str, mode: str) -> bool:
