@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import re
 import sys
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import torch_scan_hop
 from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS
 
 from .modes import Mode, parse_mode
 from .program import Program, tolerance_of
@@ -27,7 +29,11 @@ Values = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Outcome:
-    """``status``: ok, loop (it ran as one, with a warning), discarded, crash or wrong."""
+    """What became of a program.
+
+    ``status``: ok; loop (it ran as one, with a warning); discarded; torch (torch fails in the same
+    way on the Python loop); crash or wrong; died, with its process.
+    """
 
     status: str
     where: str = ""
@@ -35,7 +41,7 @@ class Outcome:
 
     @property
     def is_failure(self) -> bool:
-        return self.status in ("crash", "wrong", "died")
+        return self.status in ("crash", "wrong", "died", "refused")
 
     @property
     def kind(self) -> str:
@@ -90,19 +96,49 @@ def check_text(text: str, mode: Mode, tolerance: float) -> Outcome:
 
 def _compared(text: str, mode: Mode, tolerance: float) -> Outcome:
     expected = _of_the_loop(text, mode)
+    outcome = _run_and_compare(text, torch_scan_hop.scan, mode, expected, tolerance)
+    if not outcome.is_failure:
+        return outcome
+    if outcome.status == "wrong" and _is_ill_conditioned(text, mode, expected, tolerance):
+        return Outcome("discarded", "", "ill-conditioned")
+    if mode.transform == "vmap" and _loop_raises_too(text, mode):
+        return Outcome("discarded", "", "the loop has no batching rule")
+    if mode.backend is not None:
+        return _blamed(text, mode, expected, tolerance, outcome)
+    return outcome
+
+
+def _run_and_compare(
+    text: str, scan: Any, mode: Mode, expected: Values, tolerance: float
+) -> Outcome:
     try:
-        actual = _evaluated(load(text), torch_scan_hop.scan, mode, loop_is_wanted=False)
+        actual = _evaluated(load(text), scan, mode, loop_is_wanted=False)
     except Exception as error:
-        if mode.transform == "vmap" and _loop_raises_too(text, mode):
-            return Outcome("discarded", "", "the loop has no batching rule")
-        return Outcome("crash", error_kind(error), f"{type(error).__name__}: {str(error)[:1500]}")
+        status = "refused" if isinstance(error, DYNAMO_ERRORS) else "crash"
+        return Outcome(status, error_kind(error), f"{type(error).__name__}: {str(error)[:1500]}")
     found = difference(actual, expected, tolerance)
     if found is None:
         return Outcome("ok")
     place, message = found
-    if _is_ill_conditioned(text, mode, expected, tolerance):
-        return Outcome("discarded", "", "ill-conditioned")
     return Outcome("wrong", place.partition(" ")[0], f"{place}: {message}")
+
+
+def _blamed(
+    text: str, mode: Mode, expected: Values, tolerance: float, outcome: Outcome
+) -> Outcome:
+    """A failure under a compiler that is the body's own, or the compiler's.
+
+    A compiled region holds no loop: what runs as one in eager mode is refused there. And a
+    compiler may fail on the Python loop as well.
+    """
+    if outcome.status == "refused":
+        if check_text(text, parse_mode("eager"), tolerance).status == "loop":
+            return Outcome("loop", f"refused: {outcome.where}")
+        outcome = dataclasses.replace(outcome, status="crash")
+    of_the_loop = _run_and_compare(text, loop, mode, expected, tolerance)
+    if of_the_loop.is_failure and of_the_loop.where == outcome.where:
+        return dataclasses.replace(outcome, status="torch")
+    return outcome
 
 
 def _loop_raises_too(text: str, mode: Mode) -> bool:
@@ -388,7 +424,7 @@ def error_kind(error: BaseException) -> str:
     """The first telling line of an error, without numbers and names that vary."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    first = lines[0] if lines else ""
+    first = " ".join(lines[:2]) if lines and lines[0].endswith("raised:") else (lines or [""])[0]
     return f"{type(error).__name__}: {normalized(first)}"
 
 

@@ -17,10 +17,11 @@ HEADER = """\
 Each row is a run of `make fuzz ARGS="... --record"`. Random programs run as a scan and as the
 Python loop in float64; values and every gradient are compared (`tests/fuzz`). Discarded: the loop
 itself raises, or last digits of the inputs decide the result. Loops: the body was not captured, and
-ran as a loop with a warning. Crashes: the scan raises where the loop does not. Wrong: other numbers.
+ran as a loop with a warning, or was refused by a compiler. Torch: it fails in the same way on
+the compiled Python loop. Crashes: the scan raises where the loop does not. Wrong: other numbers.
 
-| date | machine | torch | command | modes | checks | discarded | loops | crashes | wrong | seconds |
-|---|---|---|---|---|--:|--:|--:|--:|--:|--:|
+| date | machine | torch | command | modes | checks | discarded | loops | torch | crashes | wrong | seconds |
+|---|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|
 """
 
 
@@ -37,6 +38,7 @@ def record(path: Path, tally: Tally, modes: list[str], command: str) -> None:
         str(sum(s.values())),
         str(s["discarded"]),
         str(s["loop"]),
+        str(s["torch"]),
         str(s["crash"] + s["died"]),
         str(s["wrong"]),
         f"{tally.seconds:.0f}",
