@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from . import rules_math, rules_shape, rules_special, rules_write
 from .builder import RULES, Builder, NoOperandError
 from .program import Carried, Input, Program, Scanned, Shape, Size, Statement, Type, Var, size_text
-from .rules_special import attempt
+from .rules_special import DRAWS, attempt
 
 _REGISTERED = (rules_math, rules_shape, rules_special, rules_write)
 
@@ -290,6 +290,9 @@ class _Generator:
         if c.type.dtype == "c":
             other = g.like(c.type.shape, g.choose("cf")).name
             return _with_result(c, f"{c.name} * (0.6 + 0.3j) + {other} * 0.3")
+        if self.has("random") and c.name == "c0":
+            drawn = g.choose(DRAWS).format(a=c.name)
+            return _with_result(c, f"0.5 * {drawn} + 0.5 * ({self._next_float(c)})")
         return _with_result(c, self._next_float(c))
 
     def _next_float(self, c: Carried) -> str:

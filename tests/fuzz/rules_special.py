@@ -107,18 +107,15 @@ def nested_scan(g: Builder) -> None:
     g.vars += [out, ys]
 
 
-@rule("random")
-def drawn(g: Builder) -> None:
-    a = g.float()
-    texts = [
-        "F.dropout({a}, 0.4)",
-        "{a} + 0.1 * torch.randn_like({a})",
-        "{a} * torch.rand_like({a})",
-        "{a} * torch.bernoulli(torch.sigmoid({a}).detach())",
-        "F.dropout(torch.tanh({a}), 0.5, training=False)",
-        "{a} * (torch.rand_like({a}) > 0.3)",
-    ]
-    g.let(g.choose(texts).format(a=a.name), a.type.shape)
+#: One draw per step, of a value that depends on the carry: the order of draws is the loop's then.
+#: A draw that nothing reads, or that leaves the loop in a batch, may legally differ.
+DRAWS = [
+    "F.dropout({a}, 0.4)",
+    "{a} + 0.1 * torch.randn_like({a})",
+    "{a} * torch.rand_like({a})",
+    "{a} * torch.bernoulli(torch.sigmoid({a}).detach())",
+    "{a} * (torch.rand_like({a}) > 0.3)",
+]
 
 
 COUNTER = """\
