@@ -52,15 +52,6 @@ def _fails_anyway(found: Found, features: tuple[str, ...]) -> bool:
 
 
 @mutant
-def lanes_of_other_lanes() -> Iterator[object]:
-    """Inductor: a pointwise body that reads another element of its carry goes into one kernel."""
-    from torch_scan_hop.inductor import kernel
-
-    with mock.patch.object(kernel, "_lanes_are_independent", lambda step, examples: True):
-        yield None
-
-
-@mutant
 def gradient_of_init_lost() -> Iterator[object]:
     """Every backend: what ``init`` is made of gets no gradient."""
     import torch_scan_hop
