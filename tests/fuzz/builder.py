@@ -93,7 +93,10 @@ class Builder:
         if dtype == "b":
             return self.let(f"{self.like(shape).name} > {self.number():.4f}", shape, "b")
         source = self.float()
-        return self.let(f"torch.sin({source.name}.mean()).expand({size_text(shape) if shape else '()'}) * {self.tilt(shape)}", shape)
+        return self.let(
+            f"torch.sin({source.name}.mean()).expand({size_text(shape) if shape else '()'}) * {self.tilt(shape)}",
+            shape,
+        )
 
     def tilt(self, shape: Shape) -> str:
         """Weights that differ along the last dimension, so that no two elements stay tied."""

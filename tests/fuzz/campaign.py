@@ -58,7 +58,9 @@ class Tally:
         return is_new
 
 
-def run_here(seeds: Sequence[int], modes: Sequence[Mode], features: Sequence[str]) -> Iterator[Found]:
+def run_here(
+    seeds: Sequence[int], modes: Sequence[Mode], features: Sequence[str]
+) -> Iterator[Found]:
     for seed in seeds:
         program = generate(seed, features)
         for mode in modes:
@@ -132,7 +134,9 @@ def tell_as_child(seeds: Sequence[int], modes: Sequence[Mode], features: Sequenc
         for mode in modes:
             print(json.dumps({"start": seed, "mode": mode.name}), flush=True)
             outcome = check(program, mode)
-            print(json.dumps({"seed": seed, "mode": mode.name, "outcome": vars(outcome)}), flush=True)
+            print(
+                json.dumps({"seed": seed, "mode": mode.name, "outcome": vars(outcome)}), flush=True
+            )
 
 
 # --- one failure ---

@@ -123,9 +123,7 @@ def _run_and_compare(
     return Outcome("wrong", place.partition(" ")[0], f"{place}: {message}")
 
 
-def _blamed(
-    text: str, mode: Mode, expected: Values, tolerance: float, outcome: Outcome
-) -> Outcome:
+def _blamed(text: str, mode: Mode, expected: Values, tolerance: float, outcome: Outcome) -> Outcome:
     """A failure under a compiler that is the body's own, or the compiler's.
 
     A compiled region holds no loop: what runs as one in eager mode is refused there. And a
@@ -266,7 +264,9 @@ def weighted_sum(result: Any) -> Tensor:
         real = torch.view_as_real(leaf) if leaf.dtype.is_complex else leaf
         shape = real.shape if k % 2 == 0 else ()
         weight = torch.randn(shape, dtype=torch.float64, generator=generator)
-        total = total + ((real.to(torch.float64) * weight).sum() if k % 2 == 0 else real.sum() * weight)
+        total = total + (
+            (real.to(torch.float64) * weight).sum() if k % 2 == 0 else real.sum() * weight
+        )
     return total
 
 
@@ -299,7 +299,9 @@ def _second_order(run: Any, inputs: dict[str, Any]) -> Values:
     result = run(inputs)
     wrt = _wrt(inputs)
     first = _gradients(weighted_sum(result), wrt, "gradient", create=True)
-    second = _gradients(weighted_sum(list(first.values())) + 0 * weighted_sum(result), wrt, "second")
+    second = _gradients(
+        weighted_sum(list(first.values())) + 0 * weighted_sum(result), wrt, "second"
+    )
     return _named(result) | first | second
 
 
@@ -399,7 +401,9 @@ def _differs(got: Tensor, want: Tensor, tolerance: float) -> str | None:
     got = got.to(want.dtype)
     finite = want[want.isfinite()].abs()
     scale = finite.max().item() if finite.numel() else 0.0
-    close = torch.allclose(got, want, rtol=tolerance, atol=tolerance * scale + tolerance * 1e-3, equal_nan=True)
+    close = torch.allclose(
+        got, want, rtol=tolerance, atol=tolerance * scale + tolerance * 1e-3, equal_nan=True
+    )
     return None if close else _told(got, want)
 
 

@@ -84,7 +84,9 @@ class _Generator:
         """The named tuples that a container may be."""
         import_line = "from collections import namedtuple\n"
         made = [
-            f'State{n} = namedtuple("State{n}", {[f"p{k}" for k in range(n)]!r})\n'.replace("'", '"')
+            f'State{n} = namedtuple("State{n}", {[f"p{k}" for k in range(n)]!r})\n'.replace(
+                "'", '"'
+            )
             for n in sorted({n for n in counts if n > 0})
         ]
         return (import_line, *made) if self.has("trees") and made else ()
@@ -221,7 +223,12 @@ class _Generator:
         if shape:
             swapped = size_text((shape[0], steps, *shape[1:]))
             options += [(f"normal(g, {swapped})", ".transpose(0, 1)")] * 3
-            options += [(f"normal(g, T, {', '.join(map(str, (*shape[:-1], f'2 * {shape[-1]}')))})", "[..., ::2]")]
+            options += [
+                (
+                    f"normal(g, T, {', '.join(map(str, (*shape[:-1], f'2 * {shape[-1]}')))})",
+                    "[..., ::2]",
+                )
+            ]
         if len(shape) >= 2:
             n, m = shape[0], shape[1]
             tail = "".join(f", {s}" for s in shape[2:])
@@ -236,7 +243,9 @@ class _Generator:
         rng = self.rng
         for _ in range(rng.choice([0, 1, 1, 2, 3])):
             shape = self._shape()
-            made = self._input("w", Type(shape, "f"), f"normal(g, {size_text(shape)})", rng.random() < 0.8)
+            made = self._input(
+                "w", Type(shape, "f"), f"normal(g, {size_text(shape)})", rng.random() < 0.8
+            )
             self.g.vars.append(Var(made.name, Type(shape, "f", fresh=False)))
         for _ in range(2):
             if self.has("products") and rng.random() < (0.9 if self.has("rows") else 0.4):
@@ -266,7 +275,9 @@ class _Generator:
         source = self.g.find(lambda t: t.dtype == "f")
         if source.name[0] != "w" or not source.type.shape:
             return
-        text, shape = self.rng.choice([("[0]", source.type.shape[1:]), (".detach()", source.type.shape)])
+        text, shape = self.rng.choice(
+            [("[0]", source.type.shape[1:]), (".detach()", source.type.shape)]
+        )
         alias = Var(f"alias_{source.name}", Type(shape, "f", fresh=False))
         self.g.before.append(Statement(f"{alias.name} = {source.name}{text}", (alias,)))
         self.g.vars.append(alias)

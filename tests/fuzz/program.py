@@ -261,7 +261,9 @@ def tree_text(names: list[str], values: list[str], kind: str) -> str:
     if kind == "dict":
         return "{" + ", ".join(f'"{n}": {v}' for n, v in zip(names, values, strict=True)) + "}"
     if kind == "nested":
-        return f'{{"first": {values[0]}, "rest": ({", ".join(values[1:])}{"," * (len(values) == 2)})}}'
+        return (
+            f'{{"first": {values[0]}, "rest": ({", ".join(values[1:])}{"," * (len(values) == 2)})}}'
+        )
     return {
         "tuple": f"({joined},)" if len(values) == 1 else f"({joined})",
         "list": f"[{joined}]",

@@ -116,7 +116,12 @@ def matrix_product(g: Builder) -> None:
     a = g.float(1, 3)
     k = a.type.shape[-1]
     w = g.find(lambda t: t.dtype == "f" and len(t.shape) == 2 and t.shape[0] == k)
-    texts = ["{a} @ {w}", "torch.matmul({a}, {w})", "F.linear({a}, {w}.t())", "F.linear({a}, {w}.T)"]
+    texts = [
+        "{a} @ {w}",
+        "torch.matmul({a}, {w})",
+        "F.linear({a}, {w}.t())",
+        "F.linear({a}, {w}.T)",
+    ]
     if len(a.type.shape) == 2:
         texts += ["torch.mm({a}, {w})", "{a}.mm({w})", "torch.einsum('bi,io->bo', {a}, {w})"]
     g.bounded(g.choose(texts).format(a=a.name, w=w.name), (*a.type.shape[:-1], w.type.shape[1]))
@@ -153,7 +158,10 @@ def batched_product(g: Builder) -> None:
     b = g.find(lambda t: t.dtype == "f" and len(t.shape) == 3 and t.shape[0] == n)
     rows, columns = b.type.shape[1:]
     if rows == k:
-        texts, out = ["torch.bmm({a}, {b})", "{a} @ {b}", "torch.einsum('nij,njk->nik', {a}, {b})"], columns
+        texts, out = (
+            ["torch.bmm({a}, {b})", "{a} @ {b}", "torch.einsum('nij,njk->nik', {a}, {b})"],
+            columns,
+        )
     elif columns == k:
         texts, out = ["{a} @ {b}.mT", "torch.einsum('nij,nkj->nik', {a}, {b})"], rows
     else:
@@ -203,7 +211,9 @@ def layer(g: Builder) -> None:
 def convolution(g: Builder) -> None:
     """Along the last dimension, padded to the same size."""
     a = g.float(2, 2)
-    w = g.let(f"{g.float(1).name}.reshape(-1)[:1].reshape(1, 1, 1).expand(1, 1, 3) * 0.5", (1, 1, 3))
+    w = g.let(
+        f"{g.float(1).name}.reshape(-1)[:1].reshape(1, 1, 1).expand(1, 1, 3) * 0.5", (1, 1, 3)
+    )
     g.bounded(f"F.conv1d({a.name}.unsqueeze(1), {w.name}, padding=1).squeeze(1)", a.type.shape)
 
 
@@ -211,7 +221,10 @@ def convolution(g: Builder) -> None:
 def attention(g: Builder) -> None:
     q = g.float(2, 3)
     text = f"F.scaled_dot_product_attention({q.name}, {q.name}, torch.tanh({q.name}))"
-    g.let(text if g.chance(0.5) else f"torch.softmax({q.name} @ {q.name}.mT, -1) @ {q.name}", q.type.shape)
+    g.let(
+        text if g.chance(0.5) else f"torch.softmax({q.name} @ {q.name}.mT, -1) @ {q.name}",
+        q.type.shape,
+    )
 
 
 # --- reductions ---
@@ -253,9 +266,7 @@ KEEP = [
 def reduce(g: Builder) -> None:
     a = g.float(1, 3)
     axis = g.axis(a.type.shape)
-    text = g.choose(REDUCE).format(
-        a=a.name, u=g.untied(a), d=g.axis_text(axis, len(a.type.shape))
-    )
+    text = g.choose(REDUCE).format(a=a.name, u=g.untied(a), d=g.axis_text(axis, len(a.type.shape)))
     g.let(text, without(a.type.shape, axis))
 
 
@@ -269,7 +280,12 @@ def keep(g: Builder) -> None:
 @rule("reductions")
 def reduce_all(g: Builder) -> None:
     a = g.float(1, 3)
-    texts = ["{a}.mean()", "torch.sin({a}.sum())", "({a} * {a} + 0.1).sum().sqrt().tanh()", "{u}.max()"]
+    texts = [
+        "{a}.mean()",
+        "torch.sin({a}.sum())",
+        "({a} * {a} + 0.1).sum().sqrt().tanh()",
+        "{u}.max()",
+    ]
     g.let(g.choose(texts).format(a=a.name, u=g.untied(a)), ())
 
 
@@ -280,7 +296,10 @@ def top(g: Builder) -> None:
     k = g.choose([1, 2])
     if n < k:
         raise NoOperandError
-    g.let(f"torch.topk({g.untied(a)}, {k}, -1).values", replaced(a.type.shape, len(a.type.shape) - 1, k))
+    g.let(
+        f"torch.topk({g.untied(a)}, {k}, -1).values",
+        replaced(a.type.shape, len(a.type.shape) - 1, k),
+    )
 
 
 @rule("reductions")
@@ -331,7 +350,12 @@ def decompose(g: Builder) -> None:
 @rule("linalg")
 def determinant(g: Builder) -> None:
     m, _ = _conditioned(g)
-    texts = ["torch.det({m})", "torch.linalg.slogdet({m})[1]", "torch.logdet({m})", "torch.trace({m})"]
+    texts = [
+        "torch.det({m})",
+        "torch.linalg.slogdet({m})[1]",
+        "torch.logdet({m})",
+        "torch.trace({m})",
+    ]
     g.let("torch.sin(" + g.choose(texts).format(m=m.name) + ")", ())
 
 
@@ -367,7 +391,12 @@ def to_integers(g: Builder) -> None:
 @rule("casts")
 def to_mask(g: Builder) -> None:
     a = g.float(0, 3)
-    texts = ["{a} > 0.0137", "{a} <= -0.0713", "({a} > 0.0137) ^ ({a} < 0.5137)", "torch.isfinite({a})"]
+    texts = [
+        "{a} > 0.0137",
+        "{a} <= -0.0713",
+        "({a} > 0.0137) ^ ({a} < 0.5137)",
+        "torch.isfinite({a})",
+    ]
     g.let(g.choose(texts).format(a=a.name), a.type.shape, "b")
 
 

@@ -93,7 +93,10 @@ def parts(g: Builder) -> None:
     a = g.float(1, 2)
     axis = len(a.type.shape) - 1
     b = g.like(a.type.shape)
-    both = g.let(f"torch.cat([{a.name}, {b.name}], {axis})", replaced(a.type.shape, axis, times(2, a.type.shape[axis])))
+    both = g.let(
+        f"torch.cat([{a.name}, {b.name}], {axis})",
+        replaced(a.type.shape, axis, times(2, a.type.shape[axis])),
+    )
     ways = ["{a}.chunk(2, -1)", "{a}.split({n}, -1)", "{a}.tensor_split(2, -1)"]
     halves = g.let(g.choose(ways).format(a=both.name, n=a.type.shape[axis]), (), "tuple")
     for k in range(2):
@@ -108,7 +111,9 @@ def joined(g: Builder) -> None:
     n = times(2, a.type.shape[axis])
     if count(a.type.shape) > 1000:
         raise NoOperandError
-    text = g.choose(["torch.cat([{a}, {b}], {d})", "torch.cat(({a} * 0.5, torch.zeros_like({b})), {d})"])
+    text = g.choose(
+        ["torch.cat([{a}, {b}], {d})", "torch.cat(({a} * 0.5, torch.zeros_like({b})), {d})"]
+    )
     g.let(text.format(a=a.name, b=b.name, d=axis), replaced(a.type.shape, axis, n))
 
 
@@ -116,7 +121,11 @@ def joined(g: Builder) -> None:
 def padded(g: Builder) -> None:
     a = g.float(1, 2)
     n = a.type.shape[-1]
-    options = [("F.pad({a}, (1, 1))", plus(n, 2)), ("F.pad({a}, (1, -1))", n), ("F.pad({a}, (0, 2), value=0.3)", plus(n, 2))]
+    options = [
+        ("F.pad({a}, (1, 1))", plus(n, 2)),
+        ("F.pad({a}, (1, -1))", n),
+        ("F.pad({a}, (0, 2), value=0.3)", plus(n, 2)),
+    ]
     text, new = g.choose(options)
     g.let(text.format(a=a.name), (*a.type.shape[:-1], new))
 
@@ -163,7 +172,12 @@ def special_layouts(g: Builder) -> None:
 def constant_index(g: Builder) -> None:
     a = g.float(1, 3)
     shape = a.type.shape
-    options = [("{a}[0]", shape[1:]), ("{a}[-1]", shape[1:]), ("{a}[..., 0]", shape[:-1]), ("{a}.select(-1, -1)", shape[:-1])]
+    options = [
+        ("{a}[0]", shape[1:]),
+        ("{a}[-1]", shape[1:]),
+        ("{a}[..., 0]", shape[:-1]),
+        ("{a}.select(-1, -1)", shape[:-1]),
+    ]
     if len(shape) > 1:
         options += [("{a}[:, 0]", (shape[0], *shape[2:])), ("{a}[0, -1]", shape[2:])]
     text, new = g.choose(options)
@@ -265,7 +279,12 @@ def masked_read(g: Builder) -> None:
     a = g.float(1, 2)
     m = g.like(a.type.shape, "b")
     texts = ["torch.sin({a}[{m}].sum())", "{a}.masked_select({m}).sum().tanh()"]
-    soft = ["torch.where({m}, {a}, 0.0)", "{a}.masked_fill({m}, 0.5)", "{a} * {m}", "{a}.masked_fill({m}, float('-inf')).softmax(-1).nan_to_num()"]
+    soft = [
+        "torch.where({m}, {a}, 0.0)",
+        "{a}.masked_fill({m}, 0.5)",
+        "{a} * {m}",
+        "{a}.masked_fill({m}, float('-inf')).softmax(-1).nan_to_num()",
+    ]
     if g.chance(0.15):
         g.let(g.choose(texts).format(a=a.name, m=m.name), ())
     else:

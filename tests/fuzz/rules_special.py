@@ -61,13 +61,20 @@ PLAIN = ["pointwise", "pointwise", "products", "reductions", "views"]
 @rule("stops")
 def detached(g: Builder) -> None:
     a = g.float()
-    texts = ["{a}.detach()", "{a} - {a}.detach() * 0.5", "{a}.detach() * {a}", "torch.tanh({a}).detach()"]
+    texts = [
+        "{a}.detach()",
+        "{a} - {a}.detach() * 0.5",
+        "{a}.detach() * {a}",
+        "torch.tanh({a}).detach()",
+    ]
     g.let(g.choose(texts).format(a=a.name), a.type.shape, fresh=False)
 
 
 @rule("stops")
 def without_gradients(g: Builder) -> None:
-    header = g.choose(["with torch.no_grad():", "with torch.no_grad():", "with torch.set_grad_enabled(False):"])
+    header = g.choose(
+        ["with torch.no_grad():", "with torch.no_grad():", "with torch.set_grad_enabled(False):"]
+    )
     body = inner_statements(g, g.choose([1, 2]), PLAIN)
     if body:
         g.statements.append(Statement(header, (), body))
@@ -97,8 +104,14 @@ def nested_scan(g: Builder) -> None:
     y = [v for v in g.vars if v.type.dtype == "f"][-1]
     g.depth -= 1
     g.vars = scope
-    body += (Statement(f"return torch.tanh({carry.name} * 0.5 + {last.name} + {x.name}), {y.name}"),)
-    inner, out, ys = g.name(), Var(g.name(), h.type), Var(g.name(), Type((xs.type.shape[0], *y.type.shape)))
+    body += (
+        Statement(f"return torch.tanh({carry.name} * 0.5 + {last.name} + {x.name}), {y.name}"),
+    )
+    inner, out, ys = (
+        g.name(),
+        Var(g.name(), h.type),
+        Var(g.name(), Type((xs.type.shape[0], *y.type.shape))),
+    )
     options = g.choose(["", "", ", reverse=True", ", unroll=2", ', checkpoint="full"'])
     call = f"{out.name}, {ys.name} = scan(inner_{inner}, {h.name}, {xs.name}{options})"
     g.statements.append(
@@ -176,8 +189,20 @@ def buffer_changed(g: Builder) -> None:
     a = g.float()
     shape = a.type.shape
     name = f"buf{len(g.before)}"
-    g.before.append(Statement(f"{name} = torch.full(({', '.join(map(str, shape))}{',' * (len(shape) == 1)}), 0.5, dtype=dtype)"))
-    g.do(g.choose(["{n}.mul_(0.5).add_({a}.detach())", "{n}.add_({a}.detach())", "{n}.copy_({n} * 0.9 + {a}.detach() * 0.1)"]).format(n=name, a=a.name))
+    g.before.append(
+        Statement(
+            f"{name} = torch.full(({', '.join(map(str, shape))}{',' * (len(shape) == 1)}), 0.5, dtype=dtype)"
+        )
+    )
+    g.do(
+        g.choose(
+            [
+                "{n}.mul_(0.5).add_({a}.detach())",
+                "{n}.add_({a}.detach())",
+                "{n}.copy_({n} * 0.9 + {a}.detach() * 0.1)",
+            ]
+        ).format(n=name, a=a.name)
+    )
     views = ["{n}"]
     if shape and shape[0] > 0:
         row = f"row{len(g.before)}"

@@ -35,7 +35,12 @@ def buffer(g: Builder, low: int = 1, high: int = 3) -> Var:
 
 @rule("buffers")
 def made(g: Builder) -> None:
-    ways = ["torch.arange({n}, dtype=dtype) * 0.1", "torch.linspace(-1, 1, {n}, dtype=dtype)", "torch.zeros({n}, dtype=dtype)", "torch.eye({n}, dtype=dtype)"]
+    ways = [
+        "torch.arange({n}, dtype=dtype) * 0.1",
+        "torch.linspace(-1, 1, {n}, dtype=dtype)",
+        "torch.zeros({n}, dtype=dtype)",
+        "torch.eye({n}, dtype=dtype)",
+    ]
     n = g.size()
     text = g.choose(ways)
     g.let(text.format(n=n), (n, n) if "eye" in text else (n,))
@@ -46,7 +51,9 @@ def filled_by_slices(g: Builder) -> None:
     """``z = empty(...); z[:1] = a; z[1:] = b``."""
     a = g.float(1, 2)
     b = g.like(a.type.shape)
-    make = g.choose(["torch.empty({s}, dtype=dtype)", "torch.empty_like({a})", "torch.zeros({s}, dtype=dtype)"])
+    make = g.choose(
+        ["torch.empty({s}, dtype=dtype)", "torch.empty_like({a})", "torch.zeros({s}, dtype=dtype)"]
+    )
     z = g.let(make.format(s=size_text(a.type.shape), a=a.name), a.type.shape)
     g.do(f"{z.name}[:1] = {a.name}[:1]")
     g.do(f"{z.name}[1:] = {b.name}[1:] * 0.5")
@@ -60,7 +67,12 @@ def filled_by_index(g: Builder) -> None:
     i = g.index(n)
     shape = (n, *a.type.shape)
     z = g.let(f"torch.zeros({size_text(shape)}, dtype=dtype)", shape)
-    texts = ["{z}[{i}] = {a}", "{z}[{i}] += {a}", "{z}.index_fill_(0, {i}, 0.7)", "{z}[{i}].add_({a})"]
+    texts = [
+        "{z}[{i}] = {a}",
+        "{z}[{i}] += {a}",
+        "{z}.index_fill_(0, {i}, 0.7)",
+        "{z}[{i}].add_({a})",
+    ]
     g.do(g.choose(texts).format(z=z.name, i=i.name, a=a.name))
 
 
@@ -139,7 +151,13 @@ def part_written(g: Builder) -> None:
 @rule("buffers")
 def diagonal_written(g: Builder) -> None:
     z = buffer(g, 2, 2)
-    texts = ["{z}.diagonal().add_(0.3)", "{z}.fill_diagonal_(0.2)", "{z}.diagonal().copy_({a}.diagonal())", "{z}.T[0] = {a}[:, 0]", "{z}.t().mul_(0.5)"]
+    texts = [
+        "{z}.diagonal().add_(0.3)",
+        "{z}.fill_diagonal_(0.2)",
+        "{z}.diagonal().copy_({a}.diagonal())",
+        "{z}.T[0] = {a}[:, 0]",
+        "{z}.t().mul_(0.5)",
+    ]
     g.do(g.choose(texts).format(z=z.name, a=g.like(z.type.shape).name))
 
 
@@ -231,7 +249,11 @@ def scattered_once(g: Builder) -> None:
     if i.type.shape != (rows,):
         raise NoOperandError
     a = g.like((rows,))
-    texts = ["{z} = {z}.scatter(1, {i}[:, None], {a}[:, None])", "{z}[torch.arange({n}), {i}] = {a}", "{z}[torch.arange({n}), {i}] += {a}"]
+    texts = [
+        "{z} = {z}.scatter(1, {i}[:, None], {a}[:, None])",
+        "{z}[torch.arange({n}), {i}] = {a}",
+        "{z}[torch.arange({n}), {i}] += {a}",
+    ]
     _write(g, g.choose(texts).replace("{n}", str(rows)), z, i, a)
 
 

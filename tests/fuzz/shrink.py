@@ -155,9 +155,7 @@ def _edited(
     k, *rest = path
     if not rest:
         return statements[:k] + new + statements[k + 1 :]
-    inner = dataclasses.replace(
-        statements[k], body=_edited(statements[k].body, tuple(rest), new)
-    )
+    inner = dataclasses.replace(statements[k], body=_edited(statements[k].body, tuple(rest), new))
     if not inner.body:  # a block of nothing
         return statements[:k] + statements[k + 1 :]
     return (*statements[:k], inner, *statements[k + 1 :])
