@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-import torch
-
 from torch_scan_hop.rewrites import blocks
 from torch_scan_hop.rewrites.options import Options, using_options
 
@@ -110,6 +108,3 @@ def parse_modes(text: str) -> list[Mode]:
     """Comma-separated modes and names of groups."""
     names = [n for word in text.split(",") for n in GROUPS.get(word, [word])]
     return [parse_mode(name) for name in names]
-
-
-torch._inductor  # noqa: B018 - loaded with torch; the configuration is read when a mode is entered

@@ -299,7 +299,6 @@ def _with_simpler_text(p: Program) -> Iterator[Program]:
 
 def tidied(p: Program) -> Program:
     """Without inputs, helpers and sizes that nothing reads."""
-    head = p.text().partition("def program")[0]
     for made in reversed(p.inputs):
         if not _is_read(made.name, _without_inputs(p)):
             p = dataclasses.replace(p, inputs=tuple(i for i in p.inputs if i is not made))
@@ -308,8 +307,7 @@ def tidied(p: Program) -> Program:
     if any("namedtuple(" in h for h in kept):
         kept = ("from collections import namedtuple\n", *(h for h in kept if "import" not in h))
     p = dataclasses.replace(p, helpers=kept)
-    body = p.text().replace(head, "")
-    sizes = {n: s for n, s in p.sizes.items() if n == "T" or _is_read(n, _after_sizes(p, body))}
+    sizes = {n: s for n, s in p.sizes.items() if n == "T" or _is_read(n, _after_sizes(p))}
     return dataclasses.replace(p, sizes=sizes)
 
 
@@ -323,7 +321,7 @@ def _without_inputs(p: Program) -> str:
     return p.text().partition("def program(")[2].partition(":")[2]
 
 
-def _after_sizes(p: Program, body: str) -> str:
+def _after_sizes(p: Program) -> str:
     return p.text().partition("def inputs")[2]
 
 
