@@ -1,4 +1,4 @@
-# make demo | test | test-slow | lint | bench | fuzz | clean
+# make demo | test | test-slow | lint | bench | fuzz | fuzz-csrc | clean
 #
 #   make test TORCH=2.13.0     the same suite on another torch
 #   make test ARGS="-k nested" anything pytest takes
@@ -25,7 +25,7 @@ PACKAGES := torch==$(TORCH) $(if $(HAS_XLA),torch_xla==2.9.0)
 
 export PJRT_DEVICE := CPU
 
-.PHONY: demo test test-slow lint bench fuzz clean
+.PHONY: demo test test-slow lint bench fuzz fuzz-csrc clean
 .DELETE_ON_ERROR:
 
 demo: $(ENV)/.installed
@@ -47,10 +47,14 @@ lint: $(ENV)/.installed
 bench: $(ENV)/.installed-bench
 	$(PY) -m benchmarks $(ARGS)
 
+# Random programs against the Python loop: make fuzz ARGS="--programs 2000 --modes eager".
+fuzz: $(ENV)/.installed
+	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --isolate $(ARGS)
+
 # The compiler is not optional here, unlike for an installation.
 FUZZ := build/fuzz/fuzz_csrc
 FUZZ_SECONDS ?= 20
-fuzz: $(FUZZ)
+fuzz-csrc: $(FUZZ)
 	$(FUZZ) $(FUZZ_SECONDS)
 
 $(FUZZ): $(SOURCES) tests/fuzz_csrc/fuzz_csrc.cpp

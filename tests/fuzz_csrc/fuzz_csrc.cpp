@@ -1,5 +1,5 @@
 // Mutates HLO modules and feeds them to the assembler, with the sanitizers on
-// (`make fuzz`). Deterministic: case k is the same on every machine, so a crash
+// (`make fuzz-csrc`). Deterministic: case k is the same on every machine, so a crash
 // is reproduced by its number:
 //
 //   fuzz_csrc SECONDS [FIRST_CASE]

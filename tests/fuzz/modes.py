@@ -1,0 +1,110 @@
+"""Modes: a backend, a transform, switches; written ``inductor+no_blocks+double``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from torch_scan_hop.rewrites import blocks
+from torch_scan_hop.rewrites.options import Options, using_options
+
+BACKENDS: dict[str, tuple[str | None, bool | None]] = {
+    "eager": (None, None),
+    "aot_eager": ("aot_eager", None),
+    "inductor": ("inductor", False),
+    "inductor_dynamic": ("inductor", True),
+    "inductor_cpp": ("inductor", False),
+}
+TRANSFORMS = ("double", "jvp", "vmap", "func_grad", "forward_over_reverse")
+REWRITES = tuple(f.name for f in dataclasses.fields(Options) if f.type == "bool")
+CHECKPOINTS = {"full": '"full"', "sqrt": '"sqrt"', "segments": "3", "binomial": "Binomial(2)"}
+
+#: names for several modes at once
+GROUPS = {
+    "rewrites": [f"eager+only_{name}" for name in REWRITES if name != "one_kernel"],
+    "rewrites_inductor": [f"inductor+only_{name}" for name in REWRITES],
+    "checkpoints": [f"eager+checkpoint_{name}" for name in CHECKPOINTS],
+    "transforms": [f"eager+{name}" for name in TRANSFORMS],
+}
+
+
+@dataclass(frozen=True)
+class Mode:
+    name: str
+    backend: str | None = None
+    dynamic: bool | None = None
+    cpp_wrapper: bool = False
+    transform: str = "gradients"
+    options: dict[str, Any] = field(default_factory=dict)
+    checkpoint: str | None = None
+    small_blocks: bool = False
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(using_options(**self.options))
+            if self.backend == "inductor":
+                stack.enter_context(_inductor_config(cpp_wrapper=self.cpp_wrapper))
+            if self.small_blocks:
+                stack.enter_context(_blocks_of_few_steps())
+            yield
+
+
+def _inductor_config(cpp_wrapper: bool) -> Any:
+    """No cache: a program's code is made by the code that is tested, mutants included."""
+    import torch._inductor.config as config
+
+    return config.patch(
+        cpp_wrapper=cpp_wrapper, force_disable_caches=True, compile_threads=1, fallback_random=True
+    )
+
+
+@contextmanager
+def _blocks_of_few_steps() -> Iterator[None]:
+    """Small programs go through blocks, too."""
+    with (
+        mock.patch.object(blocks, "BLOCK_BYTES", 64),
+        mock.patch.object(blocks, "MIN_BLOCK", 2),
+        mock.patch.object(blocks, "MIN_BLOCKS", 2),
+    ):
+        yield
+
+
+def parse_mode(text: str) -> Mode:
+    """
+    >>> parse_mode("inductor+only_batch_xs+double").options["hoist_invariant"]
+    False
+    """
+    name, *parts = text.split("+")
+    if name not in BACKENDS:
+        raise ValueError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
+    backend, dynamic = BACKENDS[name]
+    mode = Mode(text, backend, dynamic, cpp_wrapper=name == "inductor_cpp")
+    for part in parts:
+        mode = _with_part(mode, part)
+    return mode
+
+
+def _with_part(mode: Mode, part: str) -> Mode:
+    if part in TRANSFORMS:
+        return dataclasses.replace(mode, transform=part)
+    if part == "small_blocks":
+        return dataclasses.replace(mode, small_blocks=True)
+    word, _, name = part.partition("_")
+    if word == "only" and name in REWRITES:
+        return dataclasses.replace(mode, options={r: r == name for r in REWRITES})
+    if word == "no" and name in REWRITES:
+        return dataclasses.replace(mode, options={**mode.options, name: False})
+    if word == "checkpoint" and name in CHECKPOINTS:
+        return dataclasses.replace(mode, checkpoint=CHECKPOINTS[name])
+    raise ValueError(f"no mode part {part!r}")
+
+
+def parse_modes(text: str) -> list[Mode]:
+    """Comma-separated modes and names of groups."""
+    names = [n for word in text.split(",") for n in GROUPS.get(word, [word])]
+    return [parse_mode(name) for name in names]
