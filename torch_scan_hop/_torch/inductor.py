@@ -202,7 +202,10 @@ def with_exact_strides(value: Any, stride: Sequence[Any]) -> Any:
     if not isinstance(realized, TensorBox):
         wrap = (StorageBox, ir.ReinterpretView)
         realized = TensorBox(realized) if isinstance(realized, wrap) else TensorBox.create(realized)
-    return ExternKernel.require_exact_strides(realized, stride, allow_padding=False)
+    exact = ExternKernel.require_exact_strides(realized, stride, allow_padding=False)
+    if isinstance(exact.maybe_get_layout(), ir.FlexibleLayout):
+        exact.freeze_layout()  # a scalar's strides are exact without being fixed
+    return exact
 
 
 def lower_subgraph(name: str, gm: fx.GraphModule, examples: Sequence[Any]) -> Subgraph:

@@ -8,6 +8,7 @@ from step to step and writes each y into its place of a stack that is allocated 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.signature import Signature
 from torch_scan_hop.step import empty_stack
 from torch_scan_hop.stops import drop_stops
+
+log = logging.getLogger(__name__)
 
 # below this, tracing and batching cost more than they save
 MIN_TRIP_COUNT = 3
@@ -137,13 +140,30 @@ def dense(
         return empty_results(combine_fn, init, stacks, additional_inputs)
     if trip_count < MIN_TRIP_COUNT or not isinstance(combine_fn, fx.GraphModule):
         return loop(combine_fn, init, joined(xs), additional_inputs, reverse)
-    plan = plan_of(combine_fn, init, stacks, additional_inputs)
+    try:
+        return _planned(combine_fn, init, xs, additional_inputs, reverse)
+    except Exception as error:
+        # the body's own error, which the loop raises, too, or a rewrite's, which is dropped
+        failed = error
+    results = loop(combine_fn, init, joined(xs), additional_inputs, reverse)
+    log.warning("rewrites of a scan failed, which runs step by step", exc_info=failed)
+    return results
+
+
+def _planned(
+    body: fx.GraphModule,
+    init: list[torch.Tensor],
+    xs: Sequence[torch.Tensor | CarriesIn],
+    additional: tuple[Any, ...],
+    reverse: bool,
+) -> tuple[torch.Tensor, ...]:
+    plan = plan_of(body, init, stacks_of(xs), additional)
     shifted = sum(x.stack[0].nbytes for x in xs if isinstance(x, CarriesIn))
-    length = block_length(plan, trip_count, shifted)
+    length = block_length(plan, xs[0].shape[0], shifted)
     run = functools.partial(straight_line_loop, own_xs=plan.own_xs)
-    if length < trip_count:
-        return tuple(run_in_blocks(plan, run, init, xs, additional_inputs, reverse, length))
-    return tuple(plan.run(run, init, joined(xs), additional_inputs, reverse=reverse))
+    if length < xs[0].shape[0]:
+        return tuple(run_in_blocks(plan, run, init, xs, additional, reverse, length))
+    return tuple(plan.run(run, init, joined(xs), additional, reverse=reverse))
 
 
 def step_by_step(

@@ -10,6 +10,7 @@ longer to compile than it could ever save.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,10 +35,12 @@ from torch_scan_hop._torch.inductor import (
 )
 from torch_scan_hop.carries_in import is_in_graph
 from torch_scan_hop.inductor.body import StepExamples, destination_passing
-from torch_scan_hop.inductor.kernel import PointwiseKernel
+from torch_scan_hop.inductor.kernel import LoopKernelNode, PointwiseKernel
 from torch_scan_hop.inductor.node import ScanCall, ScanNode
 from torch_scan_hop.inductor.rows import RowsKernel
 from torch_scan_hop.signature import Signature
+
+log = logging.getLogger(__name__)
 
 
 def _value(argument: Any) -> Any:
@@ -102,7 +105,7 @@ def lower_scan(
     into = into or [None] * len(results)
     call = ScanCall(combine_fn.graph_module, signature, operands, examples, reverse, into)
     for kernel in (PointwiseKernel, RowsKernel):
-        node = kernel.of(call)
+        node = _kernel_or_none(kernel, call)
         if node is not None:
             return node.results()
     operands = [
@@ -112,6 +115,15 @@ def lower_scan(
     step_module = destination_passing(call.body, signature, examples, fake_mode())
     step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
     return ScanLoop(dataclasses.replace(call, operands=operands), step).results()
+
+
+def _kernel_or_none(kernel: type[LoopKernelNode], call: ScanCall) -> LoopKernelNode | None:
+    """The counted loop runs every body: whatever is wrong with a kernel, it is not an error."""
+    try:
+        return kernel.of(call)
+    except Exception:
+        log.warning("no %s for a scan, which is a counted loop", kernel.__name__, exc_info=True)
+        return None
 
 
 class ScanLoop(ScanNode):

@@ -162,7 +162,8 @@ def _of_list(target: Any) -> Callable[..., Any]:
 
 def _several(target: Any) -> Callable[..., Any]:
     def rule(value: Pair, *args: Any) -> Any:
-        return [Pair(r, i) for r, i in zip(target(value.re, *args), target(value.im, *args))]
+        parts = zip(target(value.re, *args), target(value.im, *args), strict=True)
+        return [Pair(re, im) for re, im in parts]
 
     return rule
 

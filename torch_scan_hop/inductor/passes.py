@@ -7,6 +7,7 @@ scan. Pointwise work stays in the loop, where Inductor fuses it.
 
 from __future__ import annotations
 
+import logging
 import operator
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch_scan_hop.inductor.pairs import (
 )
 from torch_scan_hop.inductor.rows import may_be_one_kernel
 from torch_scan_hop.op import scan_op
-from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
+from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
 from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
 from torch_scan_hop.rewrites.classify import nbytes
 from torch_scan_hop.rewrites.products import split_fused_products
@@ -34,6 +35,7 @@ from torch_scan_hop.rewrites.sizes import lift_sizes
 from torch_scan_hop.signature import Signature
 
 aten = torch.ops.aten
+log = logging.getLogger(__name__)
 
 
 def prepare_scans(gm: fx.GraphModule) -> None:
@@ -44,16 +46,38 @@ def prepare_scans(gm: fx.GraphModule) -> None:
         body = getattr(gm, str(node.args[0].target))
         prepare_scans(body)
         if not _ScanNode(gm, node, body).rewrite_pairs():
-            _ScanNode(gm, node, body).rewrite()
+            _rewrite_or_leave(gm, node, body)
     made_of_pairs = [
         n
         for n in gm.graph.find_nodes(op="call_function", target=scan_op)
         if n.meta.pop(PAIRS, None)
     ]
     for node in made_of_pairs:
-        _ScanNode(gm, node, getattr(gm, str(node.args[0].target))).rewrite()
+        _rewrite_or_leave(gm, node, getattr(gm, str(node.args[0].target)))
     gm.graph.eliminate_dead_code()
     gm.recompile()
+
+
+# from one that moves everything it may to one that moves nothing
+_CAREFUL: tuple[dict[str, bool], ...] = (
+    {},
+    {"batch_xs": False, "sink_outputs": False, "blocks": False},
+    {
+        "batch_xs": False, "sink_outputs": False, "blocks": False, "hoist_invariant": False,
+        "contract_accumulators": False,
+    },
+)  # fmt: skip
+
+
+def _rewrite_or_leave(gm: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> None:
+    """A rewrite that fails is dropped: with fewer of them, or none, the scan is the same."""
+    for changes in _CAREFUL:
+        try:
+            with using_options(**changes):
+                _ScanNode(gm, node, body).rewrite()
+            return
+        except Exception:
+            log.warning("a rewrite of %s failed and is left out", node, exc_info=True)
 
 
 # marks a scan that was made of a complex one, and is still to be rewritten
@@ -89,7 +113,7 @@ class _ScanNode:
             return False
         complex_inputs = [is_complex(v) for v in roles.flat()]
         complex_results = [is_complex(v) for v in self.node.meta["val"]]
-        options = dict(self.node.kwargs)
+        options: dict[str, Any] = dict(self.node.kwargs)
 
         def run(*flat: Any) -> list[Any]:
             groups = self.signature.split_inputs(flat[: self.signature.n_inputs])
