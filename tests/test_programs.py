@@ -1,0 +1,837 @@
+"""Programs that people write, each once wrong or a crash where the loop works.
+
+Named for what they hold. The oracle is the loop, in float64, values and every gradient; a body that
+is captured must not run as a loop (``conftest`` turns that warning into an error).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fad
+import torch.utils._pytree as pytree
+from oracle import (
+    Variant,
+    assert_same,
+    check,
+    differentiable,
+    gradients,
+    loop,
+    require_grad,
+)
+
+from torch_scan_hop import scan, tree
+from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.rewrites import using_options
+
+pytestmark = pytest.mark.torch_version
+
+F64 = torch.float64
+MODES = {
+    "eager": Variant(),
+    "aot_eager": Variant("aot_eager"),
+    "inductor": Variant("inductor"),
+    "checkpoint": Variant(options={"checkpoint": "full"}),
+}
+
+
+def real(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, dtype=F64, generator=generator)
+
+
+def complex_(*shape):
+    return torch.complex(real(*shape), real(*shape, seed=1))
+
+
+def definite(*lead, n=3):
+    a = real(*lead, n, n)
+    return a @ a.mT + n * torch.eye(n, dtype=F64)
+
+
+# --- bodies: (body, init, xs) or (body, init, xs, closed-over tensors) ---
+
+
+def row_of_a_weight():
+    w = real(2, 3).requires_grad_()
+    return lambda h, i: (h + w[i].sum(0), h), torch.zeros(3, dtype=F64), index_rows(), (w,)
+
+
+def index_rows():
+    return torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0]])
+
+
+def row_of_the_carry():
+    return lambda h, i: (torch.sin(h) + h[i].sum() * 0.1, h[i]), real(3), index_rows()
+
+
+def buffer_written_by_index():
+    def body(h, i):
+        z = torch.zeros(3, dtype=F64)
+        z[i] = h[0] + 1
+        return h * 0.5 + z, z
+
+    return body, real(3), index_rows()
+
+
+def buffer_index_put_accumulate():
+    def body(h, i):
+        return h + torch.zeros(3, dtype=F64).index_put((i,), h[:2], accumulate=True), None
+
+    return body, real(3), index_rows()
+
+
+def buffer_index_add():
+    return (
+        lambda h, i: (h + torch.zeros(3, dtype=F64).index_add(0, i, h[:2]), None),
+        real(3),
+        index_rows(),
+    )
+
+
+def buffer_scatter_add():
+    return (
+        lambda h, i: (torch.tanh(h) + torch.zeros(3, dtype=F64).scatter_add(0, i, h[:2]), h),
+        real(3),
+        index_rows(),
+    )
+
+
+def diagonal_of_a_buffer():
+    def body(h, x):
+        v = torch.ones(2, 2, dtype=F64)
+        v.fill_diagonal_(0.2)
+        return h + x, v
+
+    return body, real(2), real(4, 2)
+
+
+def diagonal_of_transposed_xs():
+    return lambda h, x: (h, torch.diagonal(x)), real(1), real(7, 2, 5).transpose(0, 1)
+
+
+def emission_of_an_hmm():
+    emission, transition = real(3, 4).requires_grad_(), real(3, 3).requires_grad_()
+
+    def body(alpha, symbol):
+        alpha = torch.logsumexp(alpha.unsqueeze(-1) + transition, 0) + emission[:, symbol].sum(-1)
+        return alpha, alpha
+
+    return body, real(3), torch.tensor([[0], [3], [1], [0], [2]]), (emission, transition)
+
+
+def trace_of_xs():
+    return lambda h, x: (h, x.trace()), torch.zeros((), dtype=F64), real(4, 2, 2)
+
+
+def trace_of_a_weight():
+    w = torch.tensor(0.3, dtype=F64, requires_grad=True)
+    return (
+        lambda h, x: (torch.sigmoid(torch.trace(torch.sin(w).expand(1, 1))) * h + x, None),
+        real(1),
+        real(4, 1),
+        (w,),
+    )
+
+
+def index_select_by_a_counter():
+    w = real(3, 3).requires_grad_()
+    return (
+        lambda c, x: ((c[0] + 1, c[1] * x), torch.index_select(w, 0, c[0])),
+        (torch.zeros((), dtype=torch.long), real(2)),
+        real(3, 2),
+        (w,),
+    )
+
+
+def solve():
+    return lambda h, a: (torch.tanh(torch.linalg.solve(a, h)), h), real(3), definite(4)
+
+
+def cholesky():
+    return (
+        lambda h, a: (torch.linalg.cholesky(a + h @ h.mT * 0.01), h),
+        real(3, 3) * 0.1,
+        definite(4),
+    )
+
+
+def inverse():
+    return lambda h, a: (torch.linalg.inv(a) @ h, torch.linalg.inv(a)), real(3), definite(4)
+
+
+def lu_factor():
+    return lambda h, a: (torch.linalg.lu_factor(a)[0] @ h * 0.1, h), real(3), definite(4)
+
+
+def multivariate_normal():
+    def body(h, a):
+        d = torch.distributions.MultivariateNormal(h, covariance_matrix=a, validate_args=False)
+        return h * 0.9 + d.log_prob(h * 0.5) * 0.01, d.log_prob(torch.ones_like(h))
+
+    return body, real(3), definite(4)
+
+
+def kalman_filter():
+    transition = (torch.eye(2, dtype=F64) * 0.9).requires_grad_()
+    noise, sensor = torch.eye(2, dtype=F64) * 0.1, torch.ones(1, 2, dtype=F64)
+
+    def body(state, z):
+        mean, cov = state
+        mean, cov = transition @ mean, transition @ cov @ transition.mT + noise
+        innovation = sensor @ cov @ sensor.mT + 0.2
+        gain = torch.linalg.solve(innovation, sensor @ cov).mT
+        mean, cov = mean + gain @ (z - sensor @ mean), cov - gain @ sensor @ cov
+        return (mean, cov), mean
+
+    return body, (torch.zeros(2, dtype=F64), torch.eye(2, dtype=F64)), real(5, 1), (transition,)
+
+
+def linear_attention():
+    heads = [real(2, 6, 8, seed=k).view(2, 6, 2, 4).transpose(0, 1) for k in range(3)]
+
+    def body(s, x):
+        q, k, v = x
+        s = s * 0.9 + torch.einsum("bhd,bhe->bhde", k, v)
+        return s, torch.einsum("bhd,bhde->bhe", q, s)
+
+    return body, torch.zeros(2, 2, 4, 4, dtype=F64), tuple(heads)
+
+
+def heads_flattened():
+    w = real(8, 8).requires_grad_()
+    return (
+        lambda h, x: (torch.tanh(h + x.reshape(2, -1) @ w), x.flatten(1) * h),
+        torch.zeros(2, 8, dtype=F64),
+        real(2, 6, 8).view(2, 6, 2, 4).transpose(0, 1),
+        (w,),
+    )
+
+
+def mask_assigned():
+    def body(h, x):
+        x = x.clone()
+        x[x > 0] = 0
+        return h + x, x
+
+    return body, real(3), real(4, 3)
+
+
+def kl_divergence():
+    def body(h, x):
+        p = torch.distributions.Categorical(logits=x, validate_args=False)
+        q = torch.distributions.Categorical(logits=x * 0.5, validate_args=False)
+        return torch.tanh(h + x), torch.distributions.kl_divergence(p, q)
+
+    return body, real(3), real(4, 3)
+
+
+def slice_written_for_a_y():
+    def body(h, x):
+        z = h.clone()
+        z[1:].add_(x[:-1])
+        return h * 0.9, z
+
+    return body, real(3), real(4, 3)
+
+
+def empty_filled_by_slices():
+    def body(h, x):
+        z = torch.empty(3, dtype=F64)
+        z[:2] = x[:2]
+        z[2:] = x[2:] * 2
+        return h * 0.9 + z, z
+
+    return body, real(3), real(4, 3)
+
+
+def as_strided_x():
+    def body(h, x):
+        z = x.as_strided((2, 2), (1, 1))
+        return h + z, z
+
+    return body, real(2, 2), real(4, 3)
+
+
+def conjugate_imaginary():
+    def body(h, x):
+        return h.conj() * x, (h.conj().imag, x.conj().imag, (x.conj() * 2).real)
+
+    return body, complex_(3), complex_(4, 3)
+
+
+def conjugate_init():
+    body, init, xs = conjugate_imaginary()
+    return body, init.conj(), xs
+
+
+def complex_recurrence():
+    lam = torch.polar(torch.full((4,), 0.9, dtype=F64), real(4)).requires_grad_()
+    b, c = complex_(4, 3).requires_grad_(), complex_(3, 4).requires_grad_()
+
+    def body(h, u):
+        h = lam * h + u.to(torch.complex128) @ b.T
+        return h, (h @ c.T).real
+
+    return body, torch.zeros(2, 4, dtype=torch.complex128), real(6, 2, 3), (lam, b, c)
+
+
+def complex_arithmetic():
+    def body(h, x):
+        a = torch.exp(h * 0.1) / (x + 3) - x.conj() + 1j * h.abs()
+        b = torch.cat([a, h]).sum() + torch.stack([a, x]).mean()
+        return torch.where(a.real > 0, a, -a) * 0.5, (b, torch.view_as_real(a))
+
+    return body, complex_(3), complex_(5, 3)
+
+
+def reduction_of_nothing_varying():
+    return (
+        lambda h, x: (0.5 * h + torch.sin(torch.zeros(2, dtype=F64).mean()), None),
+        torch.ones((), dtype=F64),
+        real(3, 1),
+    )
+
+
+def small_integers_added():
+    return (
+        lambda c, x: ((c[0] + x, c[1] | (x > 0)), c[0]),
+        (torch.zeros(2, dtype=torch.int8), torch.zeros(2, dtype=torch.bool)),
+        torch.ones(5, 2, dtype=torch.int8) * 30,
+    )
+
+
+BODIES = [
+    row_of_a_weight, row_of_the_carry, buffer_written_by_index, buffer_index_put_accumulate,
+    buffer_index_add, buffer_scatter_add, diagonal_of_a_buffer, diagonal_of_transposed_xs,
+    emission_of_an_hmm, trace_of_xs, trace_of_a_weight, index_select_by_a_counter, solve, cholesky,
+    inverse, lu_factor, multivariate_normal, kalman_filter, linear_attention, heads_flattened,
+    mask_assigned, kl_divergence, slice_written_for_a_y, empty_filled_by_slices, as_strided_x,
+    conjugate_imaginary, conjugate_init, complex_recurrence, complex_arithmetic,
+    reduction_of_nothing_varying, small_integers_added,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("make", BODIES, ids=lambda make: make.__name__)
+def test_a_body(make, mode):
+    body, init, xs, *closed = make()
+    if mode == "checkpoint" and not differentiable((init, xs)):
+        pytest.skip("nothing to differentiate")
+    check(body, init, xs, variant=MODES[mode], params=(closed or [()])[0])
+
+
+@pytest.mark.parametrize("make", [row_of_a_weight, buffer_index_add, complex_recurrence, solve])
+def test_a_body_in_blocks(make, monkeypatch):
+    from torch_scan_hop.rewrites import blocks
+
+    for name, value in (("BLOCK_BYTES", 64), ("MIN_BLOCKS", 2), ("MIN_BLOCK", 2)):
+        monkeypatch.setattr(blocks, name, value)
+    body, init, xs, *closed = make()
+    xs = tree.map_leaves(lambda x: torch.cat([x, x, x, x]), xs)
+    for mode in ("eager", "inductor"):
+        check(body, init, xs, variant=MODES[mode], params=(closed or [()])[0])
+        torch._dynamo.reset()
+
+
+def test_xs_that_are_views_made_in_the_compiled_function():
+    def run(s, x):
+        q = x.view(2, 6, 2, 4).transpose(0, 1)
+
+        def body(state, q):
+            state = state * 0.9 + torch.einsum("bhd,bhe->bhde", q, q * 2)
+            return state, torch.einsum("bhd,bhde->bhe", q, state)
+
+        return s(body, torch.zeros(2, 2, 4, 4, dtype=F64), q)[1].transpose(0, 1).reshape(2, 6, 8)
+
+    def results(fn):
+        x = real(2, 6, 8).requires_grad_()
+        out = fn(x)
+        return out, torch.autograd.grad(out.square().sum(), x)
+
+    assert_same(
+        results(torch.compile(lambda x: run(scan, x), fullgraph=True)),
+        results(lambda x: run(loop, x)),
+    )
+
+
+@pytest.mark.parametrize("mode", ["eager", "inductor"])
+def test_errors_of_singular_matrices_are_raised(mode):
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        MODES[mode](
+            lambda h, a: (torch.linalg.solve(a, h), h),
+            torch.ones(3, dtype=F64),
+            torch.zeros(4, 3, 3, dtype=F64),
+        )
+
+
+# --- trip counts ---
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_no_steps(mode, outputs):
+    def body(h, x):
+        n = torch.tanh(h[0] + x), h[1] * 2
+        return n, (h[0], x * h[1]) if outputs == 2 else h[0]
+
+    check(body, (real(2), real(2)), real(1, 2)[:0], variant=MODES[mode])
+
+
+def test_a_dynamic_trip_count_below_unroll():
+    run = torch.compile(
+        lambda h, x: scan(lambda h, x: (torch.tanh(h + x), h), h, x, unroll=4),
+        fullgraph=True,
+        dynamic=True,
+    )
+    for steps in (9, 5, 3, 2, 8):
+        h, x = real(2), real(steps, 2)
+        assert_same(run(h, x), loop(lambda h, x: (torch.tanh(h + x), h), h, x))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_sqrt_checkpoints_at_several_trip_counts(compiled):
+    def run(h, x):
+        return scan(lambda h, x: (torch.tanh(h + x), h), h, x, checkpoint="sqrt")
+
+    if compiled:
+        run = torch.compile(run, backend="aot_eager", dynamic=True, fullgraph=True)
+    for steps in (9, 16, 25, 3):
+        h, x = require_grad(real(2)), require_grad(real(steps, 2))
+        actual, expected = run(h, x), loop(lambda h, x: (torch.tanh(h + x), h), h, x)
+        assert_same(actual, expected)
+        assert_same(gradients(actual, [h, x]), gradients(expected, [h, x]))
+
+
+# --- aliases ---
+
+
+def view_and_base():
+    buffer = torch.zeros(2)
+    row = buffer[0]
+
+    def body(c, x):
+        buffer.add_(x)
+        return c + row, None
+
+    return body, torch.zeros(()), torch.ones(3), buffer
+
+
+def two_views():
+    buffer = torch.zeros(2)
+    one, other = buffer[0], buffer[:1]
+
+    def body(c, x):
+        other.add_(x)
+        return c + one, None
+
+    return body, torch.zeros(()), torch.ones(3), buffer
+
+
+def detached():
+    w = torch.zeros(2, requires_grad=True)
+    d = w.detach()
+
+    def body(c, x):
+        d.add_(x)
+        return c + w, None
+
+    return body, torch.zeros(2), torch.ones(3), d
+
+
+def the_xs_themselves():
+    xs = torch.arange(4.0)
+
+    def body(c, x):
+        xs.add_(1)
+        return c + x, None
+
+    return body, torch.zeros(()), xs, xs
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+@pytest.mark.parametrize("make", [view_and_base, two_views, detached, the_xs_themselves])
+def test_memory_that_a_body_changes_under_two_names(make):
+    body, init, xs, changed = make()
+    carry, _ = scan(body, init, xs)
+    body, init, xs, expected = make()
+    assert_same(carry, loop(body, init, xs)[0])
+    assert_same(changed, expected)
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+def test_memory_shared_at_the_second_call_only():
+    def run(s, buffer, row):
+        def body(c, x):
+            buffer.add_(x)
+            return c + row, None
+
+        return s(body, torch.zeros(()), torch.ones(3))[0]
+
+    run(scan, torch.zeros(2), torch.zeros(()))
+    a, b = torch.zeros(2), torch.zeros(2)
+    assert_same(run(scan, a, a[0]), run(loop, b, b[0]))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda h, x: (h, x.view(2, 2)),
+        lambda h, x: (h, (x, x.view(2, 2))),
+        lambda h, x: (h + 1, (h.view(1, 1), h)),
+        lambda h, x: (h, (x * 2).view(2, 2)),
+        lambda h, x: (h, (lambda z: (z, z.view(2, 2)))(x * 2)),
+    ],
+)
+def test_results_share_no_memory(body):
+    xs = torch.ones(3, 4)
+    carry, ys = scan(body, torch.zeros(1), xs)
+    tensors = [carry, *tree.tensors(ys), xs]
+    assert len({t.untyped_storage().data_ptr() for t in tensors}) == len(tensors)
+
+
+def test_ys_may_be_changed_before_the_backward():
+    def gradient(s):
+        w = torch.tensor(0.7, dtype=F64, requires_grad=True)
+        c, y = s(lambda c, x: (torch.tanh(c * w + x),) * 2, real(1)[0], real(3))
+        y.mul_(2)
+        return torch.autograd.grad(c + y.sum(), w)[0], c, y
+
+    assert_same(gradient(scan), gradient(loop))
+
+
+# --- numbers ---
+
+NUMBER_BODIES = {
+    "add": lambda c, x: (c + x, c),
+    "mul": lambda c, x: (c * x, x),
+    "returned": lambda c, x: (0.1, c),
+    "kept": lambda c, x: (c, x + c),
+    "halved": lambda c, x: (c * 0.5, c + x),
+    "method": lambda c, x: (torch.as_tensor(c).sin() + x, None),
+}
+
+
+@pytest.mark.parametrize("body", NUMBER_BODIES)
+@pytest.mark.parametrize("number", [0, 0.1, True])
+def test_numbers_have_all_their_digits_and_no_dtype_of_their_own(body, number):
+    for dtype in (torch.int8, torch.int16, torch.int32, torch.float32, torch.float64, torch.bool):
+        xs = torch.ones(3).to(dtype)
+        try:
+            expected = scan_loop(NUMBER_BODIES[body], number, xs, 3, False)
+        except RuntimeError:
+            continue
+        actual = scan(NUMBER_BODIES[body], number, xs)
+        assert_same(actual, expected, 0)
+    assert scan(lambda c, x: (c + x.double(), None), 0.1, torch.zeros(3))[0].item() == 0.1
+
+
+# --- differentiation of every kind ---
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class TwoResults(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, k):
+        y = torch.exp(x * k)
+        ctx.save_for_backward(y, x)
+        ctx.k = k
+        return y, x.sin()
+
+    @staticmethod
+    def backward(ctx, g, h):
+        y, x = ctx.saved_tensors
+        return ctx.k * y * g + h * x.cos(), None
+
+
+CUSTOM_BODIES = {
+    "square": lambda w: lambda c, x: (torch.sin(Square.apply(c * w)), None),
+    "straight_through": lambda w: lambda c, x: (torch.sin(StraightThrough.apply(c * w) * w), c),
+    "two_results": lambda w: lambda c, x: (torch.sin(sum(TwoResults.apply(c * w, 0.5))) + x, c),
+    "of_a_weight": lambda w: lambda c, x: (torch.tanh(c + torch.tanh(Square.apply(w))), None),
+}
+
+
+@pytest.mark.parametrize("name", CUSTOM_BODIES)
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_a_custom_function_differentiated_three_times(name, steps):
+    def derivatives(s):
+        w = torch.tensor(1.7, dtype=F64, requires_grad=True)
+        value = s(CUSTOM_BODIES[name](w), torch.tensor(1.1, dtype=F64), real(steps))[0]
+        found = []
+        for _ in range(3):
+            (value,) = torch.autograd.grad(value, w, create_graph=True)
+            found.append(value)
+        return found
+
+    assert_same(derivatives(scan), derivatives(loop))
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")  # 2.15's Dynamo takes no dual tensors
+def test_forward_over_reverse():
+    def tangents(s):
+        w, xs = real(2).requires_grad_(), real(4, 2).requires_grad_()
+        with fad.dual_level():
+            init = fad.make_dual(real(2, seed=1), torch.ones(2, dtype=F64))
+            duals = fad.make_dual(xs, torch.full_like(xs, 0.5))
+            c, y = s(lambda c, x: (lambda n: (n, n * x))(torch.sin(c * w + x)), init, duals)
+            total = (c * c).sum() + (y * y).sum()
+            found = torch.autograd.grad(total, [w, xs], create_graph=True)
+            return [fad.unpack_dual(t).tangent for t in (total, *found)]
+
+    assert_same(tangents(scan), tangents(loop))
+
+
+INNER = {
+    "grad": lambda w: (
+        lambda c, x: (
+            c - 0.1 * torch.func.grad(lambda p: (torch.sin(p * w) * x).sum())(c),
+            None,
+        )
+    ),
+    "vjp": lambda w: lambda c, x: (torch.func.vjp(lambda p: torch.sin(p * w), c)[1](x)[0], None),
+    "jvp": lambda w: lambda c, x: (torch.func.jvp(lambda p: torch.sin(p * w), (c,), (x,))[1], None),
+    "jacrev": lambda w: lambda c, x: (torch.func.jacrev(lambda p: torch.sin(p * w))(c) @ x, None),
+    "hessian": lambda w: (
+        lambda c, x: (
+            torch.func.hessian(lambda p: torch.sin(p * w).sum())(c) @ x,
+            None,
+        )
+    ),
+    "vmap": lambda w: lambda c, x: (torch.vmap(lambda a, b: torch.sin(a * b))(c, w) + x, None),
+    "vmap_of_grad": lambda w: (
+        lambda c, x: (
+            torch.vmap(torch.func.grad(lambda a, b: torch.sin(a * b)))(c, w) + x,
+            None,
+        )
+    ),
+}
+OUTER = {
+    "value": lambda f, w: f(w),
+    "autograd": lambda f, w: torch.autograd.grad(f(w.requires_grad_()), w)[0],
+    "autograd_twice": lambda f, w: torch.autograd.grad(
+        torch.autograd.grad(f(w.requires_grad_()), w, create_graph=True)[0].sum(), w
+    )[0],
+    "grad": lambda f, w: torch.func.grad(f)(w),
+    "jvp": lambda f, w: torch.func.jvp(f, (w,), (torch.ones_like(w),))[1],
+    "vmap": lambda f, w: torch.vmap(f)(torch.stack([w, w * 2])),
+    "vmap_of_grad": lambda f, w: torch.vmap(torch.func.grad(f))(torch.stack([w, w * 2])),
+    "grad_of_grad": lambda f, w: torch.func.grad(lambda v: torch.func.grad(f)(v).sum())(w),
+    "hessian": lambda f, w: torch.func.hessian(f)(w),
+    "compiled": lambda f, w: torch.compile(f, backend="aot_eager")(w),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+@pytest.mark.parametrize("outer", OUTER)
+@pytest.mark.parametrize("inner", INNER)
+def test_transforms_in_and_around_a_body(inner, outer):
+    def result(s):
+        def f(w):
+            return s(INNER[inner](w), torch.full((2,), 0.5, dtype=F64), real(3, 2))[0].sum()
+
+        return OUTER[outer](f, real(2))
+
+    try:
+        expected = result(loop)
+    except RuntimeError:
+        pytest.skip("the loop cannot")
+    assert_same(result(scan), expected)
+
+
+@pytest.mark.parametrize("inner", ["grad", "vmap_of_grad"])
+def test_tasks_of_maml_are_captured(inner):
+    def result(s):
+        def task(w):
+            return s(INNER[inner](w), torch.full((2,), 0.5, dtype=F64), real(3, 2))[0].sum()
+
+        return torch.vmap(torch.func.grad(task))(real(4, 2))
+
+    assert_same(result(scan), result(loop))
+
+
+def test_init_and_xs_computed_inside_of_grad():
+    def gradient(s):
+        def f(x):
+            ones = torch.ones(3, 2, dtype=F64)
+            return s(lambda h, x: (torch.sin(h * x), h), x * ones[0], x * ones)[0].sum()
+
+        return torch.func.grad(f)(torch.tensor(0.5, dtype=F64))
+
+    assert_same(gradient(scan), gradient(loop))
+
+
+def test_batched_gradients():
+    def results(s):
+        def f(w):
+            return s(lambda c, x: (torch.sin(c * w + x), c), real(2, seed=1), real(3, 2))[0]
+
+        w = real(2).requires_grad_()
+        (batched,) = torch.autograd.grad(
+            f(w), w, torch.eye(2, dtype=F64), is_grads_batched=True, retain_graph=True
+        )
+        functional = torch.autograd.functional
+        return (
+            batched,
+            functional.jacobian(f, w.detach(), vectorize=True),
+            functional.hessian(lambda w: f(w).sum(), w.detach(), vectorize=True),
+        )
+
+    assert_same(results(scan), results(loop))
+
+
+def test_anomaly_detection():
+    def gradient(s):
+        w = torch.tensor(0.7, dtype=F64, requires_grad=True)
+        c, _ = s(lambda c, x: (torch.sin(c * w + x), None), real(1)[0], real(3))
+        return torch.autograd.grad(c, w)
+
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+        assert_same(gradient(scan), gradient(loop))
+
+
+def test_fallback_random():
+    def results(run):
+        torch.manual_seed(0)
+        x = torch.ones(5, 4, requires_grad=True)
+        h, y = run(x)
+        return h, y, torch.autograd.grad(h.sum(), x)
+
+    def run(x):
+        return scan(
+            lambda h, x: (h + torch.dropout(x, 0.5, True), torch.rand_like(x)), torch.zeros(4), x
+        )
+
+    with torch._inductor.config.patch(fallback_random=True):
+        assert_same(results(torch.compile(run, fullgraph=True)), results(run), 1e-6)
+
+
+# --- the rest of the house ---
+
+
+def test_none_among_the_results_of_the_operator():
+    c, none, y = torch.ops.higher_order.scan(
+        lambda c, x: (c + x, None, c), [torch.zeros(2)], [torch.ones(3, 2)], ()
+    )
+    assert none is None and y.shape == (3, 2) and c.tolist() == [3, 3]
+
+
+class Batch(Mapping):
+    """As a TensorDict: a mapping by name, and a sequence of its batch."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            return self.parts[key]
+        return Batch({name: value[key] for name, value in self.parts.items()})
+
+    def __iter__(self):
+        return iter(range(len(self)))
+
+    def __len__(self):
+        return len(next(iter(self.parts.values())))
+
+
+pytree.register_pytree_node(
+    Batch,
+    lambda batch: (list(batch.parts.values()), tuple(batch.parts)),
+    lambda values, names: Batch(dict(zip(names, values, strict=True))),
+)
+
+
+@pytest.mark.parametrize("mode", ["eager", "aot_eager"])
+def test_a_registered_pytree_that_is_a_mapping(mode):
+    carry, ys = MODES[mode](
+        lambda c, x: (Batch({"h": c["h"] + x["a"]}), x),
+        Batch({"h": torch.zeros(2)}),
+        Batch({"a": torch.ones(3, 2)}),
+    )
+    assert carry["h"].tolist() == [3, 3] and ys["a"].shape == (3, 2)
+
+
+def test_eight_threads_cold():
+    module = torch.nn.Linear(3, 3).double()
+    found, errors, x = [None] * 8, [], real(5, 3)
+
+    def run(k):
+        try:
+            c, _ = scan(lambda h, x: (torch.tanh(module(h) + x), h), torch.zeros(3, dtype=F64), x)
+            c.sum().backward()
+            found[k] = c.tolist()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and all(f == found[0] for f in found)
+
+    class Program(torch.nn.Module):
+        def forward(self, x):
+            return scan(lambda h, x: (h + x, None), torch.zeros(3, dtype=F64), x)[0]
+
+    assert_same(torch.export.export(Program(), (x,)).module()(x), x.sum(0))
+
+
+def test_a_failed_capture_leaves_nothing_behind():
+    def body(h, x):
+        hessian = torch.func.hessian(lambda p: (torch.sin(p) * x).sum())(h)
+        if h.sum() > 1e9:
+            raise AssertionError
+        return h * 0.9 + hessian.sum(0), None
+
+    with pytest.warns(UserWarning, match="plain Python loop"):
+        scan(body, real(3), real(4, 3))
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+    with fad.dual_level():
+        pass
+
+
+def test_autocast_of_every_device_is_part_of_a_traces_key():
+    from torch_scan_hop.memo import autocast_state
+
+    states = {autocast_state()}
+    for device in ("cpu", "cuda", "xpu", "mps"):
+        before = torch.is_autocast_enabled(device)
+        torch.set_autocast_enabled(device, True)
+        states.add(autocast_state())
+        torch.set_autocast_enabled(device, before)
+    assert len(states) == 5
+
+
+@pytest.mark.parametrize(
+    "option", ["hoist_invariant", "batch_xs", "sink_outputs", "contract_accumulators", "drop_dead"]
+)
+@pytest.mark.parametrize("make", [row_of_a_weight, trace_of_xs, mask_assigned, solve])
+def test_a_body_without_one_rewrite(make, option):
+    body, init, xs, *closed = make()
+    with using_options(**{option: False}):
+        check(body, init, xs, params=(closed or [()])[0])
