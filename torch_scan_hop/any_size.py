@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 
-from torch_scan_hop._torch.symbols import Number, Symbols, is_symbolic
+from torch_scan_hop._torch.symbols import Number, Symbols, open_number
 from torch_scan_hop._torch.tracing import FakeTensorMode, is_traced
 from torch_scan_hop._torch.transforms import under_transform
 from torch_scan_hop.examples import step_examples, symbolic_step_examples
@@ -26,7 +26,8 @@ from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs
 
 Result = TypeVar("Result")
-#: for each flat input of a step whether it varies: a flag, or one for each dimension
+#: for each flat input of a step the name of the number that it is, or of each dimension's; None
+#: where that does not vary
 Varying = tuple[Any, ...]
 #: makes a thing from (fake mode, examples, the symbols among them or None)
 Make = Callable[[FakeTensorMode, Inputs[Any], "Symbols | None"], Result]
@@ -40,6 +41,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class _Member(Generic[Result]):
     holds: Callable[..., bool]
+    pays: Callable[..., bool]
     result: Result
 
 
@@ -51,7 +53,11 @@ class _Family(Generic[Result]):
     n_traces: int = 0
 
     def find(self, numbers: Sequence[Number]) -> _Member[Result] | None:
-        return next((m for m in self.members if m.holds(*numbers)), None)
+        right = [m for m in self.members if m.holds(*numbers)]
+        found = next((m for m in right if m.pays(*numbers)), None)
+        if found is None and right and self.n_traces >= MAX_TRACES:
+            return right[0]
+        return found
 
 
 def derived(
@@ -73,10 +79,11 @@ def derived(
         if member is None and family.n_traces < MAX_TRACES:
             family.n_traces += 1
             member = _trace_member(varying, init, xs, additional, make)
-            if member is None:
+            if member is None or not member.holds(*numbers):
+                member = None
                 family.n_traces = MAX_TRACES
             else:
-                family.members.append(member)
+                family.members.insert(0, member)
         if member is not None:
             return member.result, numbers
 
@@ -98,7 +105,7 @@ def _trace_member(
         symbols = Symbols()
         examples = symbolic_step_examples(symbols, varying, init, xs, additional)
         result = make(symbols.mode, examples, symbols)
-        return _Member(symbols.guards(), result)
+        return _Member(symbols.guards(), symbols.are_near(), result)
     except Exception:
         _log.debug("a scan's body has no form for any size", exc_info=True)
         return None
@@ -119,9 +126,9 @@ def _find_varying(body: fx.GraphModule) -> Varying | None:
     for node in body.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val", node.meta.get("example_value"))
         if isinstance(value, torch.Tensor):
-            found.append(tuple(map(is_symbolic, value.shape)))
+            found.append(tuple(map(open_number, value.shape)))
         else:
-            found.append(is_symbolic(value))
+            found.append(open_number(value))
     is_open = any(any(v) if isinstance(v, tuple) else v for v in found)
     return tuple(found) if is_open else None
 
@@ -145,10 +152,10 @@ def _shapes(init: Any, xs: Any, additional: Any) -> list[Any]:
 
 def _numbers(varying: Varying, init: Any, xs: Any, additional: Any) -> tuple[Number, ...]:
     found: list[Number] = []
-    for flags, value in zip(varying, _shapes(init, xs, additional), strict=True):
-        if isinstance(flags, tuple):
-            found += [size for size, flag in zip(value, flags, strict=True) if flag]
-        elif flags:
+    for names, value in zip(varying, _shapes(init, xs, additional), strict=True):
+        if isinstance(names, tuple):
+            found += [size for size, name in zip(value, names, strict=True) if name is not None]
+        elif names is not None:
             found.append(value)
     return tuple(found)
 
@@ -158,10 +165,10 @@ def _skeleton(varying: Varying, init: Any, xs: Any, additional: Any) -> tuple[An
     found: list[Any] = []
     shapes = _shapes(init, xs, additional)
     values = [*init, *xs, *additional]
-    for flags, shape, value in zip(varying, shapes, values, strict=True):
+    for names, shape, value in zip(varying, shapes, values, strict=True):
         if isinstance(value, torch.Tensor):
-            sizes = tuple(None if f else s for s, f in zip(shape, flags, strict=True))
+            sizes = tuple(s if name is None else None for s, name in zip(shape, names, strict=True))
             found.append((sizes, value.dtype, value.device))
         else:
-            found.append((type(value), None if flags else value))
+            found.append((type(value), value if names is None else None))
     return tuple(found)

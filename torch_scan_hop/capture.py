@@ -8,9 +8,11 @@ use up each other's recompilations.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import types
 import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -65,10 +67,16 @@ def _defaults(function: types.FunctionType, n_given: int) -> dict[str, Any]:
     return {**found, **(function.__kwdefaults__ or {})}
 
 
-def own_copy(fn: types.FunctionType) -> types.FunctionType:
-    """``fn`` with a code object of its own: Dynamo keeps its cache on the code object."""
+def own_copy(fn: types.FunctionType, body: types.CodeType) -> types.FunctionType:
+    """``fn`` with a code object of its own: Dynamo keeps its cache on the code object.
+
+    And with a name of its own: by name and line Dynamo remembers which sizes have varied, and those
+    of one body say nothing about another.
+    """
+    where = f"{body.co_name}_{body.co_firstlineno}_{zlib.crc32(body.co_filename.encode()):x}"
+    name = re.sub(r"\W", "_", f"{fn.__name__}_of_{where}")
     copy = types.FunctionType(
-        fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+        fn.__code__.replace(co_name=name), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
     )
     copy.__kwdefaults__ = fn.__kwdefaults__
     return copy
@@ -134,7 +142,7 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool) -> Entry:
     if kind not in entries:
         report = functools.partial(warn_of_captures, combine_fn)
         entries[kind] = compile_for_capture(
-            own_copy(entry), False if static else None, _Unseen, report
+            own_copy(entry, code_of(combine_fn)), False if static else None, _Unseen, report
         )
     return entries[kind]
 

@@ -64,18 +64,23 @@ def symbolic_step_examples(
     xs: Sequence[Any],
     additional: Sequence[Any],
 ) -> Inputs[Any]:
-    """As :func:`step_examples`, with a symbol for each number that varies, in their order."""
-    flags = iter(varying)
+    """As :func:`step_examples`, with a symbol for each number that varies, in their order.
+
+    ``varying``: by input what varies, under the name it has in the trace that says so, or None.
+    """
+    names = iter(varying)
 
     def like(value: Any, shape: Any, stride: tuple[int, ...] | None) -> torch.Tensor:
-        sizes = [symbols.size(s) if f else s for s, f in zip(shape, next(flags), strict=True)]
+        pairs = zip(next(names), shape, strict=True)
+        sizes = [size if name is None else symbols.size(name, size) for name, size in pairs]
         stride = _stride_for(sizes, shape, stride)
         return fake_tensor(symbols.mode, sizes, stride, value.dtype, value.device)
 
     def like_additional(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return like(value, value.shape, value.stride())
-        return symbols.number(value) if next(flags) else value
+        name = next(names)
+        return value if name is None else symbols.number(name, value)
 
     return Inputs(
         [like(c, c.shape, None) for c in init],

@@ -15,6 +15,8 @@ from torch_scan_hop._torch.tracing import FakeTensorMode
 Number = int | float
 # torch takes a symbolic size to be at least this: 0 and 1 are sizes of their own
 SMALLEST_SIZE = 2
+# sizes that differ by this factor may want another plan
+NEAR = 16
 
 
 class _Printer(PythonPrinter):
@@ -24,16 +26,23 @@ class _Printer(PythonPrinter):
 
 def is_symbolic(value: Any) -> bool:
     """Whether ``value`` is a number that its trace left open."""
+    return open_number(value) is not None
+
+
+def open_number(value: Any) -> str | None:
+    """The number that a trace left open, by its name there: what has one name is one number."""
     if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return False
-    return not value.node.expr.is_number
+        return None
+    expression = value.node.expr
+    return None if expression.is_number else str(expression)
 
 
 class Symbols:
-    """One symbol for each of some numbers, in a shape environment of their own.
+    """Symbols for the numbers of a call, in a shape environment of their own.
 
-    No two symbols are the same because their numbers happen to be. Where a trace needs two to be
-    equal, or decides anything else by a number, its environment keeps that as a guard.
+    No two symbols are the same because their numbers happen to be: only where a trace before this
+    one has found that they always are. Where this trace needs two to be equal, or decides anything
+    else by a number, its environment keeps that as a guard.
     """
 
     def __init__(self) -> None:
@@ -41,40 +50,58 @@ class Symbols:
             duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
         )
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.env)
-        self.names: list[str] = []
+        self.names: list[str] = []  # of all numbers of a call
         self.conditions: list[str] = []
+        self.near: list[str] = []
+        self.known: dict[str, tuple[Any, str]] = {}
 
-    def size(self, value: int) -> Any:
+    def size(self, open_number: str, value: int) -> Any:
         """A symbol for a tensor's size; 0 and 1 are left as they are."""
+        if open_number in self.known:
+            return self._again(open_number)
         if value < SMALLEST_SIZE:
-            self._name(f"fixed_{len(self.names)}", f"== {value}")
-            return value
+            return self._known(open_number, value, f"fixed_{len(self.names)}", f"== {value}")
         source = self._source()
         symbol = self.env.create_symbol(value, source, DimDynamic.DYNAMIC)
-        self._name(str(symbol), f">= {SMALLEST_SIZE}")
-        return self.env.create_symintnode(symbol, hint=value, source=source)
+        self.near.append(f"{value} <= {NEAR} * {symbol} <= {NEAR**2 * value}")
+        made = self.env.create_symintnode(symbol, hint=value, source=source)
+        return self._known(open_number, made, str(symbol), f">= {SMALLEST_SIZE}")
 
-    def number(self, value: Number) -> Any:
+    def number(self, open_number: str, value: Number) -> Any:
         """A symbol for a number that may be any of its type."""
+        if open_number in self.known:
+            return self._again(open_number)
         source = self._source()
         symbol = self.env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
-        self._name(str(symbol), None)
         make = (
             self.env.create_symfloatnode
             if isinstance(value, float)
             else self.env.create_symintnode
         )
-        return make(symbol, hint=value, source=source)
+        made = make(symbol, hint=value, source=source)
+        return self._known(open_number, made, str(symbol))
 
     def _source(self) -> Any:
         from torch._dynamo.source import ConstantSource  # imports Dynamo
 
         return ConstantSource(f"__scan_{len(self.names)}")
 
-    def _name(self, name: str, condition: str | None) -> None:
+    def _known(self, open_number: str, made: Any, name: str, condition: str = "") -> Any:
         self.names.append(name)
-        if condition is not None:
+        self.known[open_number] = (made, name)
+        if condition:
             self.conditions.append(f"{name} {condition}")
+        return made
+
+    def _again(self, open_number: str) -> Any:
+        made, first = self.known[open_number]
+        self.names.append(f"again_{len(self.names)}")
+        self.conditions.append(f"{self.names[-1]} == {first}")
+        return made
+
+    def are_near(self) -> Callable[..., bool]:
+        """Whether what pays for these sizes is about what pays for those that were traced."""
+        return self._compiled(" and ".join(self.near) or "True")
 
     def guards(self) -> Callable[..., bool]:
         """Whether what was traced holds for these numbers, as a function of them."""

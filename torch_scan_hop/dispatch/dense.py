@@ -134,7 +134,8 @@ def plan_of(
 
 def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols) -> PlanForAnySize:
     graph, signature, sizes = lift_integers(graph, signature)
-    plan = make_plan(graph, signature, current_options(), pointwise_pays=True)
+    options = current_options()
+    plan = make_plan(graph, signature, options, pointwise_pays=True, guard_sizes=False)
     n_loop = (len(plan.decisions.loop_carry), max(1, len(plan.loop_xs)), len(plan.loop_additional))
     # all that may decide anything by a size does it now, while that makes a guard
     loop = eager_loop(plan.body, Signature(*n_loop), plan.own_xs)
