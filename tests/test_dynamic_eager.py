@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import types
 import weakref
 
 import pytest
@@ -466,10 +468,14 @@ def cell(h, x):
 """
 
 
+notebook = types.ModuleType("notebook_of_scans")
+
+
 def defined_anew(k, w):
-    namespace = {"torch": torch, "w": w}
-    exec(compile(SOURCE.format(k=k), "<notebook>", "exec"), namespace)
-    return namespace["cell"]
+    sys.modules[notebook.__name__] = notebook
+    notebook.torch, notebook.w = torch, w
+    exec(compile(SOURCE.format(k=k), "<notebook>", "exec"), vars(notebook))
+    return notebook.cell
 
 
 @pytest.mark.filterwarnings("error:.*could not be traced")
@@ -486,7 +492,7 @@ def test_a_cell_that_is_defined_seventy_times_is_captured_each_time():
         patch.setattr(dense, "plan_of", plan_of)
         for k in range(70):
             w = torch.randn(3, 3, requires_grad=True)
-            fn = defined_anew(k % 7, w)
+            fn = defined_anew(k, w)
             init, xs = torch.zeros(2, 3), torch.randn(4, 2, 3)
             got = scan(fn, init, xs)
             assert_same(got, loop(fn, init, xs), tolerance=1e-5)

@@ -114,14 +114,22 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
 
     prepare_xla_if_loaded()
     on_xla = _on_xla(args)
-    try:
+
+    def call() -> Any:
         with put_back_on_error():
             return _entry_of(entry, combine_fn, on_xla)(explicit(combine_fn), *args)
+
+    try:
+        try:
+            return call()
+        except Exception as error:
+            if not is_limit_hit(error):
+                raise
+            _entries.pop(code_of(combine_fn), None)  # full of other shapes or closures: start anew
+        return call()
     except _Unseen:
         raise NotCaptured("Dynamo is disabled", is_lasting=False) from None
     except Exception as error:
-        if is_limit_hit(error):
-            _entries.pop(code_of(combine_fn), None)  # full of other shapes or closures: start anew
         reason = reason_of(error)
         if on_xla and is_data_dependent(error):
             # as a Python loop, each step would compile and run a program of its own
@@ -138,11 +146,13 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool) -> Entry:
     static = under_transform() or on_xla
     # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
     kind = (static, under_users_mode())
-    entries = _entries.setdefault(code_of(combine_fn), {})
+    code = code_of(combine_fn)
+    entries = _entries.setdefault(code, {})
     if kind not in entries:
-        report = functools.partial(warn_of_captures, combine_fn)
+        # an entry that held its key would keep both, and all that was captured, for ever
+        report = functools.partial(warn_of_captures, weakref.ref(code))
         entries[kind] = compile_for_capture(
-            own_copy(entry, code_of(combine_fn)), False if static else None, _Unseen, report
+            own_copy(entry, code), False if static else None, _Unseen, report
         )
     return entries[kind]
 
