@@ -175,8 +175,8 @@ def test_transforms():
 
         for transform in (torch.func.jacrev, torch.func.jacfwd):
             assert_same(
-                transform(lambda i: total(i, scan))(q.init),  # noqa: B023
-                transform(lambda i: total(i, loop))(q.init),  # noqa: B023
+                transform(lambda i: total(i, scan))(q.init),
+                transform(lambda i: total(i, loop))(q.init),
             )
         init = q.init.clone().requires_grad_()
         out = total(init, scan)
@@ -211,9 +211,7 @@ def with_temperature(temperature):
 def test_a_closed_over_float(work):
     xs, init = torch.randn(6, 3, 4, dtype=F64), torch.randn(3, 4, dtype=F64)
     values = [0.1, 0.2, 0.3, 0.47, 0.9, 1.0, 2.0, 0.0625, -0.5]
-    calls_without_work(
-        work, lambda v: check(with_temperature(v), init, xs, params=[W]), values
-    )
+    calls_without_work(work, lambda v: check(with_temperature(v), init, xs, params=[W]), values)
 
 
 def test_a_float_that_is_no_number():

@@ -76,7 +76,11 @@ def own_copy(fn: types.FunctionType, body: types.CodeType) -> types.FunctionType
     where = f"{body.co_name}_{body.co_firstlineno}_{zlib.crc32(body.co_filename.encode()):x}"
     name = re.sub(r"\W", "_", f"{fn.__name__}_of_{where}")
     copy = types.FunctionType(
-        fn.__code__.replace(co_name=name), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+        fn.__code__.replace(co_name=name),
+        fn.__globals__,
+        fn.__name__,
+        fn.__defaults__,
+        fn.__closure__,
     )
     copy.__kwdefaults__ = fn.__kwdefaults__
     return copy

@@ -229,9 +229,7 @@ def refuse_if_not_allowed(combine_fn: Any, reason: str) -> None:
     )
 
 
-def warn_of_captures(
-    body: Callable[[], types.CodeType | None], count: int, guard: str
-) -> None:
+def warn_of_captures(body: Callable[[], types.CodeType | None], count: int, guard: str) -> None:
     """Say once that a body is captured anew at each call, and by which guard."""
     code = body()
     if code is None or _mode == "allow" or code in _warned:

@@ -74,9 +74,7 @@ class Symbols:
         source = self._source()
         symbol = self.env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
         make = (
-            self.env.create_symfloatnode
-            if isinstance(value, float)
-            else self.env.create_symintnode
+            self.env.create_symfloatnode if isinstance(value, float) else self.env.create_symintnode
         )
         made = make(symbol, hint=value, source=source)
         return self._known(open_number, made, str(symbol))
