@@ -122,7 +122,7 @@ def _varying_of(body: Body) -> Varying | None:
 
 
 def _find_varying(body: fx.GraphModule) -> Varying | None:
-    found = []
+    found: list[Any] = []
     for node in body.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val", node.meta.get("example_value"))
         if isinstance(value, torch.Tensor):
