@@ -8,9 +8,11 @@ use up each other's recompilations.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import types
 import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -65,10 +67,20 @@ def _defaults(function: types.FunctionType, n_given: int) -> dict[str, Any]:
     return {**found, **(function.__kwdefaults__ or {})}
 
 
-def own_copy(fn: types.FunctionType) -> types.FunctionType:
-    """``fn`` with a code object of its own: Dynamo keeps its cache on the code object."""
+def own_copy(fn: types.FunctionType, body: types.CodeType) -> types.FunctionType:
+    """``fn`` with a code object of its own: Dynamo keeps its cache on the code object.
+
+    And with a name of its own: by name and line Dynamo remembers which sizes have varied, and those
+    of one body say nothing about another.
+    """
+    where = f"{body.co_name}_{body.co_firstlineno}_{zlib.crc32(body.co_filename.encode()):x}"
+    name = re.sub(r"\W", "_", f"{fn.__name__}_of_{where}")
     copy = types.FunctionType(
-        fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+        fn.__code__.replace(co_name=name),
+        fn.__globals__,
+        fn.__name__,
+        fn.__defaults__,
+        fn.__closure__,
     )
     copy.__kwdefaults__ = fn.__kwdefaults__
     return copy
@@ -106,14 +118,22 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
 
     prepare_xla_if_loaded()
     on_xla = _on_xla(args)
-    try:
+
+    def call() -> Any:
         with put_back_on_error():
             return _entry_of(entry, combine_fn, on_xla)(explicit(combine_fn), *args)
+
+    try:
+        try:
+            return call()
+        except Exception as error:
+            if not is_limit_hit(error):
+                raise
+            _entries.pop(code_of(combine_fn), None)  # full of other shapes or closures: start anew
+        return call()
     except _Unseen:
         raise NotCaptured("Dynamo is disabled", is_lasting=False) from None
     except Exception as error:
-        if is_limit_hit(error):
-            _entries.pop(code_of(combine_fn), None)  # full of other shapes or closures: start anew
         reason = reason_of(error)
         if on_xla and is_data_dependent(error):
             # as a Python loop, each step would compile and run a program of its own
@@ -130,11 +150,13 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool) -> Entry:
     static = under_transform() or on_xla
     # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
     kind = (static, under_users_mode())
-    entries = _entries.setdefault(code_of(combine_fn), {})
+    code = code_of(combine_fn)
+    entries = _entries.setdefault(code, {})
     if kind not in entries:
-        report = functools.partial(warn_of_captures, combine_fn)
+        # an entry that held its key would keep both, and all that was captured, for ever
+        report = functools.partial(warn_of_captures, weakref.ref(code))
         entries[kind] = compile_for_capture(
-            own_copy(entry), False if static else None, _Unseen, report
+            own_copy(entry, code), False if static else None, _Unseen, report
         )
     return entries[kind]
 

@@ -29,6 +29,8 @@ import torch
 from torch import fx
 
 from torch_scan_hop.graph_cleanup import is_view
+from torch_scan_hop.memo import SYMBOLS
+from torch_scan_hop.rewrites.classify import is_tensor
 from torch_scan_hop.rewrites.fuse import fused
 from torch_scan_hop.signature import Signature
 from torch_scan_hop.step import empty_stack
@@ -166,7 +168,7 @@ class LoopWriter:
 
     def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
         """For each node, the values that nothing reads after it."""
-        kept = {*self.outputs.flat(), *self.roles.additional}
+        kept = {*self.outputs.flat(), *self.roles.additional, *self._numbers()}
         seen: set[fx.Node] = set()
         last: dict[fx.Node, list[fx.Node]] = {}
         for node in reversed(self.body.graph.nodes):
@@ -184,7 +186,7 @@ class LoopWriter:
         if node.target is aten.addmm.default and node.args[0] not in node.args[1:]:
             operands = node.args[:1]
         for value in operands:
-            if not isinstance(value, fx.Node) or len(value.users) != 1:
+            if not is_tensor(value) or len(value.users) != 1:
                 continue
             made_here = value.target in _WITH_OUT and value not in self.slot_of
             like = value.meta["val"]
@@ -207,14 +209,26 @@ class LoopWriter:
         ):
             if names:
                 src.line(1, f"{_unpacked(names)} = {argument}")
+        fixed = self._numbers()
+        for node in fixed:
+            self._write_node(node, 1)
         src.line(1, "for step__ in order:")
         self._write_inputs(carries, stacks)
         for node in self.body.graph.nodes:
-            if node.op in ("call_function", "get_attr"):
-                self._write_node(node)
+            if node.op in ("call_function", "get_attr") and node not in fixed:
+                self._write_node(node, 2)
         self._write_results(carries)
         src.line(1, f"return {_unpacked(carries) or '()'}")
         return "\n".join(src.lines) + "\n"
+
+    def _numbers(self) -> dict[fx.Node, None]:
+        """Arithmetic on numbers that all steps share: it is done before the loop."""
+        found: dict[fx.Node, None] = {}
+        for node in self.body.graph.nodes:
+            known = all(a in found or a in self.roles.additional for a in node.all_input_nodes)
+            if node.op == "call_function" and isinstance(node.meta.get("val"), SYMBOLS) and known:
+                found[node] = None
+        return found
 
     def _write_inputs(self, carries: list[str], stacks: list[str]) -> None:
         pairs = [(n.name, name) for n, name in zip(self.roles.carry, carries, strict=True)]
@@ -227,14 +241,14 @@ class LoopWriter:
             left, right = zip(*pairs, strict=True)
             self.source.line(2, f"{', '.join(left)} = {', '.join(right)}")
 
-    def _write_node(self, node: fx.Node) -> None:
+    def _write_node(self, node: fx.Node, depth: int) -> None:
         src = self.source
         if node.op == "get_attr":
             src.names[node.name] = _attribute(self.body, str(node.target))
             return
         if node.target is operator.getitem:
             source, index = node.args
-            src.line(2, f"{node.name} = {src.literal(source)}[{src.literal(index)}]")
+            src.line(depth, f"{node.name} = {src.literal(source)}[{src.literal(index)}]")
         else:
             arguments = [src.literal(a) for a in node.args]
             arguments += [f"{k}={src.literal(v)}" for k, v in node.kwargs.items()]
@@ -244,7 +258,7 @@ class LoopWriter:
                 arguments.append(f"out={ends.name}")
             name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
             call = src.bind(f"call_{name}", _binding(node.target))
-            src.line(2, f"{node.name} = {call}({', '.join(arguments)})")
+            src.line(depth, f"{node.name} = {call}({', '.join(arguments)})")
         dead = [n.name for n in self.last_use.get(node, ())]
         if dead:
             src.line(2, f"{' = '.join(dead)} = None")
@@ -285,12 +299,16 @@ class StackLike:
     dtype: torch.dtype
     device: torch.device
 
+    @staticmethod
+    def of(value: torch.Tensor) -> StackLike:
+        return StackLike(tuple(value.shape), value.dtype, value.device)
+
 
 class EagerLoop:
     """A compiled loop: ``loop(init, xs, additional, reverse, into)`` -> (carry..., ys...).
 
-    ``into`` has a place for each of the ys, or None where one is to be made. What stands at
-    ``own_xs`` is written over.
+    ``into`` has a place for each of the ys, or None where one is to be made, and ``like`` says of
+    what shape, if the body is for any size. What stands at ``own_xs`` is written over.
     """
 
     def __init__(
@@ -302,9 +320,7 @@ class EagerLoop:
         exec(compile(self.source, "<torch_scan_hop eager loop>", "exec"), namespace)
         self.run_loop = namespace["run_loop"]
         self.written_ahead = writer.written_ahead
-        self.ys = [
-            StackLike(tuple(v.shape), v.dtype, v.device) for v in map(_meta, writer.outputs.ys)
-        ]
+        self.ys = [StackLike.of(_meta(y)) for y in writer.outputs.ys]
 
     def __call__(
         self,
@@ -313,12 +329,13 @@ class EagerLoop:
         additional: Sequence[Any],
         reverse: bool,
         into: Sequence[torch.Tensor | None] | None = None,
+        like: Sequence[StackLike] | None = None,
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
         trip_count = xs[0].shape[0]
         places = into or [None] * len(self.ys)
         stacks = [
             empty_stack(y, trip_count) if place is None else place
-            for y, place in zip(self.ys, places, strict=True)
+            for y, place in zip(like or self.ys, places, strict=True)
         ]
         order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
         rows: list[Sequence[torch.Tensor]] = [s.unbind(0) for s in stacks]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, fake_tensor
 from torch_scan_hop.signature import Inputs
 
@@ -54,3 +55,56 @@ def step_examples(
         [slice_like(mode, x) for x in xs],
         [like(mode, a) for a in additional],
     )
+
+
+def symbolic_step_examples(
+    symbols: Symbols,
+    varying: Sequence[Any],
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    additional: Sequence[Any],
+) -> Inputs[Any]:
+    """As :func:`step_examples`, with a symbol for each number that varies, in their order.
+
+    ``varying``: by input what varies, under the name it has in the trace that says so, or None.
+    """
+    names = iter(varying)
+
+    def like(value: Any, shape: Any, stride: tuple[int, ...] | None) -> torch.Tensor:
+        pairs = zip(next(names), shape, strict=True)
+        sizes = [size if name is None else symbols.size(name, size) for name, size in pairs]
+        stride = _stride_for(sizes, shape, stride)
+        return fake_tensor(symbols.mode, sizes, stride, value.dtype, value.device)
+
+    def like_additional(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return like(value, value.shape, value.stride())
+        name = next(names)
+        return value if name is None else symbols.number(name, value)
+
+    return Inputs(
+        [like(c, c.shape, None) for c in init],
+        [like(x, x.shape[1:], x.stride()[1:]) for x in xs],
+        [like_additional(a) for a in additional],
+    )
+
+
+def _stride_for(
+    sizes: Sequence[Any], shape: Sequence[int], stride: tuple[int, ...] | None
+) -> tuple[Any, ...] | None:
+    """The stride of a dense layout for other sizes; where it is not dense, as it is.
+
+    >>> _stride_for([2, 30, 4], [2, 3, 4], (12, 1, 3))
+    (120, 1, 30)
+    """
+    if stride is None:
+        return None
+    found, expected, step = list(stride), 1, 1
+    for k in sorted(range(len(shape)), key=lambda k: (stride[k], shape[k])):
+        if stride[k] == 0:
+            continue
+        if stride[k] != expected:
+            return stride
+        found[k] = step
+        expected, step = expected * shape[k], step * sizes[k]
+    return tuple(found)

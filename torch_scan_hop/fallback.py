@@ -16,6 +16,7 @@ import sys
 import types
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -228,10 +229,10 @@ def refuse_if_not_allowed(combine_fn: Any, reason: str) -> None:
     )
 
 
-def warn_of_captures(combine_fn: Any, count: int, guard: str) -> None:
+def warn_of_captures(body: Callable[[], types.CodeType | None], count: int, guard: str) -> None:
     """Say once that a body is captured anew at each call, and by which guard."""
-    code = code_of(combine_fn)
-    if _mode == "allow" or code in _warned:
+    code = body()
+    if code is None or _mode == "allow" or code in _warned:
         return
     _warned.add(code)
     warnings.warn(

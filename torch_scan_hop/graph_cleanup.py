@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import FakeTensor, HigherOrderOperator, OpOverload
-from torch_scan_hop._torch.tracing import plain_fake
+from torch_scan_hop._torch.tracing import plain_fake, statically_known_true
 from torch_scan_hop.linalg_checks import thread_linalg_checks
 from torch_scan_hop.stops import is_stop
 
@@ -120,18 +120,28 @@ def drop_copies(graph: fx.Graph) -> None:
         old: Any
         new: Any
         old, new = (n.meta.get("val") if isinstance(n, fx.Node) else None for n in node.args[:2])
-        if not (_has_static_shape(old) and _has_static_shape(new)) or old.device != new.device:
+        same_shape = _have_same_shape(old, new)
+        known = same_shape or (_has_static_shape(old) and _has_static_shape(new))
+        if not known or old.device != new.device:
             continue
         value = node.args[1]
         with graph.inserting_before(node):
             if new.dtype != old.dtype:
                 value = graph.call_function(aten._to_copy.default, (value,), {"dtype": old.dtype})
                 value.meta["val"] = new.to(old.dtype)
-            if new.shape != old.shape:
+            if not same_shape:
                 value = graph.call_function(aten.expand.default, (value, list(old.shape)))
                 value.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(value)
         graph.erase_node(node)
+
+
+def _have_same_shape(old: Any, new: Any) -> bool:
+    """Whether they do, whatever their symbolic sizes are."""
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return False
+    pairs = zip(old.shape, new.shape, strict=False)
+    return old.dim() == new.dim() and all(statically_known_true(a == b) for a, b in pairs)
 
 
 def _has_static_shape(value: Any) -> bool:

@@ -16,6 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._C._functorch import peek_interpreter_stack
+from torch._dynamo import bytecode_transformation
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.debugging import make_eager_backend_with_torch_function_modes
 from torch._dynamo.convert_frame import compile_lock
@@ -316,6 +317,7 @@ def compile_for_capture(
 
     def capture(*args: Any) -> Any:
         with (
+            _no_code_is_kept(),
             not_fx_tracing(),
             _hop_capture(),
             _more_captures(),
@@ -332,6 +334,20 @@ def compile_for_capture(
                 return again(*args)
 
     return run
+
+
+@contextlib.contextmanager
+def _no_code_is_kept() -> Iterator[None]:
+    """Dynamo keeps the last 128 code objects it read, and what is captured lives as its code does.
+
+    A notebook's cell that is defined again would leave all that was captured of it behind.
+    """
+    try:
+        yield
+    finally:
+        cached = getattr(bytecode_transformation, "_cached_cleaned_instructions", None)
+        if cached is not None:
+            cached.cache_clear()
 
 
 def _last_guard_that_failed(fn: types.FunctionType) -> str:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import FakeTensorMode, is_traced, run_fake
+from torch_scan_hop.any_size import derived
 from torch_scan_hop.autodiff.custom import has_custom_function
 from torch_scan_hop.autodiff.differentiability import GradientFlow, gradient_flow
 from torch_scan_hop.autodiff.function import Derivative
 from torch_scan_hop.autodiff.joint import trace_joint
-from torch_scan_hop.autodiff.partition import Partition, Partitioner, Source
+from torch_scan_hop.autodiff.partition import Handover, Partition, Partitioner, Source
 from torch_scan_hop.autodiff.policy import policy_of
-from torch_scan_hop.examples import contiguous_like, step_examples
-from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
+from torch_scan_hop.examples import contiguous_like
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs, Signature
 
@@ -28,32 +30,44 @@ def derivative_of(
     additional: Sequence[Any],
     wanted: Inputs[bool],
     checkpoint: Any,
-) -> Derivative:
+) -> tuple[Derivative, dict[Handover, Any]]:
+    """The derivative, and the sizes that it hands over where it is for any size."""
     checkpoint = policy_of(body, checkpoint)
-    key = (
-        "derivative",
-        inputs_metadata(init, xs, additional),
-        tuple(wanted.flat()),
-        checkpoint,
-        autocast_state(),
-        is_traced([*init, *xs, *additional]),
-    )
-    return remember(body, key, lambda: _derive(body, init, xs, additional, wanted, checkpoint))
+    traced = is_traced([*init, *xs, *additional])
+
+    def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> _ForAnySize:
+        derivative = _derive(body, mode, examples, wanted, checkpoint, traced)
+        if symbols is None:
+            return _ForAnySize(derivative)
+        sizes = derivative.sizes()
+        return _ForAnySize(derivative, sizes, symbols.function([s.size for s in sizes]))
+
+    key = ("derivative", tuple(wanted.flat()), checkpoint, traced)
+    found, numbers = derived(body, key, init, xs, additional, make)
+    return found.derivative, dict(zip(found.sizes, found.evaluate(*numbers), strict=True))
+
+
+@dataclass(frozen=True)
+class _ForAnySize:
+    """A derivative, and the sizes that it hands over as a function of the numbers of a call."""
+
+    derivative: Derivative
+    sizes: tuple[Handover, ...] = ()
+    evaluate: Callable[..., tuple[Any, ...]] = tuple
 
 
 def _derive(
     body: Body,
-    init: Sequence[Any],
-    xs: Sequence[Any],
-    additional: Sequence[Any],
+    mode: FakeTensorMode,
+    examples: Inputs[Any],
     wanted: Inputs[bool],
     checkpoint: Any,
+    traced: bool,
 ) -> Derivative:
-    mode, examples = step_examples(init, xs, additional)
-    signature = Signature(len(init), len(xs), len(additional))
+    signature = Signature(len(examples.carry), len(examples.xs), len(examples.additional))
     flow = gradient_flow(body, examples, wanted, mode)
     first = _partition(body, signature, examples, flow, mode, checkpoint)
-    if is_traced([*init, *xs, *additional]):
+    if traced:
         # a traced backward is not differentiated again through this Function
         return Derivative(signature, flow, first, None, None)
     if has_custom_function(body):

@@ -9,7 +9,7 @@ so that double backward, transforms and traces of it come by composition.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,12 @@ class Derivative:
         """Positions of the ys that a backward reads."""
         return frozenset(h.index for h in self.saved if h.source is Source.Y)
 
+    def sizes(self) -> tuple[Handover, ...]:
+        """The sizes that its backward bodies read."""
+        partitions = [p for p in (self.first, self.second) if p is not None]
+        found = [h for p in partitions for h in p.invariant if h.source is Source.SIZE]
+        return tuple(dict.fromkeys(found))
+
 
 @dataclass
 class ScanCall:
@@ -64,6 +70,8 @@ class ScanCall:
     reverse: bool
     checkpoint: Any
     run_forward: Callable[..., Sequence[Any]]
+    #: what the sizes that are handed over are in this call, where the derivative is for any size
+    sizes: Mapping[Handover, Any]
     #: a scan of (primal, tangent) pairs, where inputs have tangents
     tangents_of: Callable[..., Sequence[tuple[Any, Any]]] | None = None
     trip_count: Any = None
@@ -207,7 +215,7 @@ class _BackwardPass:
 
     def _invariant(self, handover: Handover) -> Any:
         if handover.source is Source.SIZE:
-            return handover.size
+            return self.call.sizes.get(handover, handover.size)
         number = self.call.additional[handover.index]
         if number is not None:
             return number

@@ -84,13 +84,14 @@ def autograd(
     tensors = [t for t in flat if isinstance(t, torch.Tensor)]
     if not is_traced(tensors) and any(isinstance(t, FakeTensor) for t in tensors):
         return _on_fakes(combine_fn, init, xs, additional_inputs, wanted, options)
-    derivative = derivative_of(combine_fn, init, xs, additional_inputs, wanted, checkpoint)
+    derivative, sizes = derivative_of(combine_fn, init, xs, additional_inputs, wanted, checkpoint)
     call = ScanCall(
         derivative,
         tuple(None if isinstance(a, torch.Tensor) else a for a in additional_inputs),
         reverse,
         checkpoint,
         below,
+        sizes,
         tangent_scan if duals else None,
     )
     outputs = ScanFunction.apply(call, *tensors)[: len(derivative.flow.outputs())]

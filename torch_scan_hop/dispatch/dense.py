@@ -16,21 +16,26 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import DispatchKey, storage_of
-from torch_scan_hop._torch.tracing import run_fake, trace
+from torch_scan_hop._torch.symbols import Symbols
+from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake, trace
+from torch_scan_hop.any_size import derived
 from torch_scan_hop.carries_in import CarriesIn, joined, stacks_of
-from torch_scan_hop.eager import EagerLoop
+from torch_scan_hop.dispatch.sized_plan import PlanForAnySize, SizedPlan
+from torch_scan_hop.eager import EagerLoop, StackLike
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
-from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
+from torch_scan_hop.memo import remember
 from torch_scan_hop.op import Body, scan_op
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.rewrites.sizes import lift_integers
+from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.step import empty_stack
 from torch_scan_hop.stops import drop_stops
 
 log = logging.getLogger(__name__)
 
+AnyPlan = ScanPlan | PlanForAnySize
 # below this, tracing and batching cost more than they save
 MIN_TRIP_COUNT = 3
 
@@ -98,30 +103,46 @@ def straight_line_loop(
     into: Sequence[torch.Tensor | None] | None = None,
     *,
     own_xs: Sequence[int],
+    like: Sequence[StackLike] | None = None,
 ) -> tuple[Any, ...]:
     """The loop that a plan leaves, run by :class:`~torch_scan_hop.eager.EagerLoop`."""
     signature = Signature(len(init), len(xs), len(additional))
-    eager = remember(body, ("eager",), lambda: EagerLoop(body, signature, own_xs))
-    carry, stacks = eager(init, xs, additional, reverse, into)
+    eager = eager_loop(body, signature, own_xs)
+    carry, stacks = eager(init, xs, additional, reverse, into, like)
     return (*unaliased(carry, [*init, *xs, *additional, *stacks]), *stacks)
+
+
+def eager_loop(body: fx.GraphModule, signature: Signature, own_xs: Sequence[int]) -> EagerLoop:
+    return remember(body, ("eager",), lambda: EagerLoop(body, signature, own_xs))
 
 
 def plan_of(
     body: fx.GraphModule, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any]
-) -> ScanPlan:
+) -> SizedPlan:
     """The optimised form of ``body`` for inputs like these, made once."""
+    signature = Signature(len(init), len(xs), len(additional))
 
-    def make() -> ScanPlan:
-        mode, examples = step_examples(init, xs, additional)
+    def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> AnyPlan:
         with torch.no_grad():
             graph = trace(body, examples.flat(), mode)
         clean_up(graph)
         drop_stops(graph)
-        signature = Signature(len(init), len(xs), len(additional))
-        return make_plan(graph, signature, current_options(), pointwise_pays=True)
+        if symbols is None:
+            return make_plan(graph, signature, current_options(), pointwise_pays=True)
+        return _for_any_size(graph, signature, symbols)
 
-    key = ("plan", inputs_metadata(init, xs, additional), current_options(), autocast_state())
-    return remember(body, key, make)
+    found, numbers = derived(body, ("plan", current_options()), init, xs, additional, make)
+    return SizedPlan(found) if isinstance(found, ScanPlan) else found.at(numbers)
+
+
+def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols) -> PlanForAnySize:
+    graph, signature, sizes = lift_integers(graph, signature)
+    options = current_options()
+    plan = make_plan(graph, signature, options, pointwise_pays=True, guard_sizes=False)
+    n_loop = (len(plan.decisions.loop_carry), max(1, len(plan.loop_xs)), len(plan.loop_additional))
+    # all that may decide anything by a size does it now, while that makes a guard
+    loop = eager_loop(plan.body, Signature(*n_loop), plan.own_xs)
+    return PlanForAnySize(plan, sizes, loop.ys, symbols)
 
 
 @scan_op.py_impl(DispatchKey.CompositeExplicitAutograd)
@@ -154,15 +175,18 @@ def _planned(
     body: fx.GraphModule,
     init: list[torch.Tensor],
     xs: Sequence[torch.Tensor | CarriesIn],
-    additional: tuple[Any, ...],
+    additional_inputs: tuple[Any, ...],
     reverse: bool,
 ) -> tuple[torch.Tensor, ...]:
-    plan = plan_of(body, init, stacks_of(xs), additional)
+    sized = plan_of(body, init, stacks_of(xs), additional_inputs)
+    plan, additional = sized.plan, (*additional_inputs, *sized.additional)
     shifted = sum(x.stack[0].nbytes for x in xs if isinstance(x, CarriesIn))
-    length = block_length(plan, xs[0].shape[0], shifted)
-    run = functools.partial(straight_line_loop, own_xs=plan.own_xs)
+    length = block_length(plan, xs[0].shape[0], shifted, sized.stacked_bytes)
+    run = functools.partial(straight_line_loop, own_xs=plan.own_xs, like=sized.loop_ys)
     if length < xs[0].shape[0]:
-        return tuple(run_in_blocks(plan, run, init, xs, additional, reverse, length))
+        return tuple(
+            run_in_blocks(plan, run, init, xs, additional, reverse, length, ys_like=sized.ys)
+        )
     return tuple(plan.run(run, init, joined(xs), additional, reverse=reverse))
 
 

@@ -71,13 +71,14 @@ def grad(
         [needs_grad(x) for x in xs],
         [needs_grad(a) for a in additional_inputs],
     )
-    derivative = derivative_of(combine_fn, init, xs, additional_inputs, wanted, checkpoint)
+    derivative, sizes = derivative_of(combine_fn, init, xs, additional_inputs, wanted, checkpoint)
     call = ScanCall(
         derivative,
         tuple(None if isinstance(a, torch.Tensor) else a for a in additional_inputs),
         reverse,
         checkpoint,
         run_forward,
+        sizes,
     )
     tensors = [t for t in flat if isinstance(t, torch.Tensor)]
     with enable_single_level_autograd_function():

@@ -24,12 +24,15 @@ MIN_BLOCKS = 8
 MIN_BLOCK = 16
 
 
-def block_length(plan: ScanPlan, trip_count: int, copied: int = 0) -> int:
+def block_length(
+    plan: ScanPlan, trip_count: int, copied: int = 0, stacked: int | None = None
+) -> int:
     """Steps in a block; ``trip_count`` where blocks would save nothing.
 
-    ``copied``: bytes per step that the caller would have to stack, too.
+    ``copied``: bytes per step that the caller would have to stack, too. ``stacked``: those of the
+    plan, where the call's sizes say better than the plan's.
     """
-    per_step = plan.stacked_bytes + copied
+    per_step = (plan.stacked_bytes if stacked is None else stacked) + copied
     if per_step * trip_count <= BLOCK_BYTES or not current_options().blocks:
         return trip_count
     length = max(MIN_BLOCK, min(BLOCK_BYTES // per_step, trip_count // MIN_BLOCKS))
@@ -64,15 +67,17 @@ def run_in_blocks(
     additional: Sequence[Any],
     reverse: bool,
     length: int,
+    ys_like: Sequence[Any] | None = None,
 ) -> list[Any]:
     """As :meth:`ScanPlan.run`, on real tensors.
 
     ``run_loop(body, init, xs, additional, reverse=, into=)`` writes each stack to the place
-    that ``into`` has for it, if any.
+    that ``into`` has for it, if any. ``ys_like``: a y of each kind, where the plan is for any size.
     """
     d, trip_count = plan.decisions, xs[0].shape[0]
     values = plan.invariants(init, additional)
-    ys = [empty_stack(node.meta["val"], trip_count) for node in plan.outputs.ys]
+    ys_like = [node.meta["val"] for node in plan.outputs.ys] if ys_like is None else ys_like
+    ys = [empty_stack(y, trip_count) for y in ys_like]
     slots = {node: y for node, y in zip(plan.outputs.ys, ys, strict=True) if node in d.stacked}
     carry = [init[k] for k in plan.carried]
     for span in spans(trip_count, length, reverse):

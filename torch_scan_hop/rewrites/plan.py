@@ -109,6 +109,10 @@ class ScanPlan:
     @functools.cached_property
     def stacked_bytes(self) -> int:
         """Bytes per step that are stacked and no results; for symbolic sizes, likely."""
+        return sum(map(likely_value, self.stacked_sizes()))
+
+    def stacked_sizes(self) -> list[Any]:
+        """The bytes of each value that is stacked and no result."""
         results = set(self.outputs.ys)
         made = [n for n in self.decisions.stacked if n not in results]
         for part in (self.batched_part, self.sunk_part):
@@ -117,7 +121,7 @@ class ScanPlan:
                 for n in part.module.graph.nodes
                 if n.op == "call_function" and is_tensor(n) and not is_view(n)
             ]
-        return sum(likely_value(nbytes(n)) for n in made)
+        return [nbytes(n) for n in made]
 
     def run(
         self,

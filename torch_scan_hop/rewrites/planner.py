@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from torch_scan_hop._torch.tracing import likely_value
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.rewrites.accumulate import Accumulator, find_accumulator, read_stack_instead
 from torch_scan_hop.rewrites.batchable import is_batchable
@@ -41,11 +42,13 @@ class Planner:
         options: Options,
         pointwise_pays: bool,
         used_outputs: Sequence[bool],
+        guard_sizes: bool,
     ) -> None:
         self.body = body
         self.signature = signature
         self.options = options
         self.pointwise_pays = pointwise_pays
+        self.guard_sizes = guard_sizes
         self.used = [used or not options.drop_dead for used in used_outputs]
         self.roles = signature.split_inputs(body.graph.find_nodes(op="placeholder"))
         (output,) = body.graph.find_nodes(op="output")
@@ -54,7 +57,7 @@ class Planner:
         self.dependence = self._classify()
         self.ys = [y for k, y in enumerate(self.outputs.ys) if self.used[signature.n_carry + k]]
         step_values = {*self.roles.xs, *self.roles.carry, *self.outputs.ys}
-        self.step_bytes = sum(nbytes(n) for n in step_values)
+        self.step_bytes = sum(self._nbytes(n) for n in step_values)
         self.budget = options.memory_gate * self.step_bytes
         self.accumulators = self._accumulators() if options.contract_accumulators else []
         self.loop_carry = self._live_carry()
@@ -68,6 +71,10 @@ class Planner:
         carry = [n for n in self.roles.carry if n not in constants]
         roles = Inputs(carry, self.roles.xs, [*self.roles.additional, *constants])
         return classify(self.body.graph, roles)
+
+    def _nbytes(self, node: fx.Node) -> Any:
+        """What pays does not decide what is right: it needs no guard."""
+        return nbytes(node) if self.guard_sizes else likely_value(nbytes(node))
 
     # --- carries ---
 
@@ -91,7 +98,7 @@ class Planner:
         """A sum over dimensions, whose operand is small beside what a step moves anyway."""
         operand = accumulator.operand
         return operand is not accumulator.term and bool(
-            CHEAP_STACKS * nbytes(operand) <= self.step_bytes
+            CHEAP_STACKS * self._nbytes(operand) <= self.step_bytes
         )
 
     def _accumulator_pays(self, accumulator: Accumulator, at_hand: set[fx.Node]) -> bool:
@@ -101,7 +108,7 @@ class Planner:
             return True
         # a fused loop keeps it in registers; where dispatch is the cost, a stack of small terms is
         # cheaper than an addition per step
-        small = nbytes(accumulator.term) <= min(self.step_bytes, SMALL_TERM)
+        small = self._nbytes(accumulator.term) <= min(self.step_bytes, SMALL_TERM)
         return self.pointwise_pays and bool(small)
 
     def _live_carry(self) -> list[int]:
@@ -176,7 +183,7 @@ class Planner:
         if not self.pointwise_pays and not any(is_contraction(n) for n in varying):
             # a reduction keeps the loop from being one kernel; of stacks it costs a pass over them
             return any(is_reduction(n) for n in varying) and not added
-        return bool(sum(nbytes(n) for n in added) <= self.budget)
+        return bool(sum(self._nbytes(n) for n in added) <= self.budget)
 
     def _frontier(self, sunk: Sequence[fx.Node]) -> list[fx.Node]:
         """Per-step values of the loop that work after it reads."""
@@ -198,8 +205,8 @@ class Planner:
                 continue
             if not is_tensor(node) or not self._is_read(node, roots, self.in_loop):
                 continue
-            if self._batching_pays(node) and spent + nbytes(node) <= self.budget:
-                spent += nbytes(node)
+            if self._batching_pays(node) and spent + self._nbytes(node) <= self.budget:
+                spent += self._nbytes(node)
                 found.append(node)
         return found
 
@@ -229,8 +236,8 @@ class Planner:
 
     def _invariant_is_small(self, node: fx.Node) -> bool:
         sources = [n for n in ancestors([node]) if n.op == "placeholder" and is_tensor(n)]
-        size: Any = sum(nbytes(n) for n in sources)
-        return bool(nbytes(node) <= self.options.memory_gate * size + self.budget)
+        size: Any = sum(self._nbytes(n) for n in sources)
+        return bool(self._nbytes(node) <= self.options.memory_gate * size + self.budget)
 
 
 def make_plan(
@@ -240,13 +247,15 @@ def make_plan(
     *,
     pointwise_pays: bool,
     used_outputs: Sequence[bool] | None = None,
+    guard_sizes: bool = True,
 ) -> ScanPlan:
     """Split a functional ATen ``body`` whose nodes hold ``meta["val"]``.
 
     ``pointwise_pays``: whether moving pointwise work out of the loop is worth a stack of its
     result: where dispatch is the cost (eager), not where it is fused (Inductor, XLA).
+    ``guard_sizes``: whether symbolic sizes may become guards where they decide what pays.
     ``used_outputs``: which of the scan's results anything reads; others come back as None.
     """
     (output,) = body.graph.find_nodes(op="output")
     used = [True] * len(output.args[0]) if used_outputs is None else used_outputs
-    return Planner(body, signature, options, pointwise_pays, used).plan()
+    return Planner(body, signature, options, pointwise_pays, used, guard_sizes).plan()

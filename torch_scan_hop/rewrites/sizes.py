@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import fx
 
+from torch_scan_hop._torch.symbols import is_symbolic
 from torch_scan_hop.signature import Inputs, Signature
 
 aten = torch.ops.aten
@@ -61,3 +63,40 @@ def lift_sizes(
     lifted.recompile()
     grown = Signature(signature.n_carry, signature.n_xs, signature.n_additional + len(sizes))
     return lifted, grown, sizes
+
+
+def lift_integers(
+    body: fx.GraphModule, signature: Signature
+) -> tuple[fx.GraphModule, Signature, list[Any]]:
+    """``body`` with every integer that it computes as a further additional input, in this order.
+
+    Sizes, and what is computed from them, are the same at every step whatever they are read
+    from; and one who takes them computes nothing.
+    """
+    lifted = _copy(body)
+    last = lifted.graph.find_nodes(op="placeholder")[-1]
+    known: dict[Any, fx.Node] = {}
+    integers = [n for n in lifted.graph.nodes if isinstance(n.meta.get("val"), torch.SymInt)]
+    for node in integers:
+        if node.op != "call_function":
+            continue
+        value = node.meta["val"]
+        expression = value.node.expr
+        if is_symbolic(value) and expression not in known:
+            with lifted.graph.inserting_after(last):
+                last = known[expression] = lifted.graph.placeholder(node.name)
+            last.meta = dict(node.meta)
+        node.replace_all_uses_with(known[expression] if is_symbolic(value) else int(expression))
+    lifted.graph.eliminate_dead_code()
+    _check_that_nodes_hold_no_symbols(lifted.graph)
+    lifted.recompile()
+    grown = Signature(signature.n_carry, signature.n_xs, signature.n_additional + len(known))
+    return lifted, grown, [n.meta["val"] for n in known.values()]
+
+
+def _check_that_nodes_hold_no_symbols(graph: fx.Graph) -> None:
+    """A symbol in the place of an argument is of the trace: nobody would give it its value."""
+    for node in graph.nodes:
+        leaves = pytree.tree_leaves((node.args, node.kwargs))
+        if any(isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)) for leaf in leaves):
+            raise ValueError(f"{node} holds a symbol")

@@ -1,0 +1,128 @@
+"""Numbers that stand for any, as a trace sees them (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv
+from torch.utils._sympy.printers import PythonPrinter
+
+from torch_scan_hop._torch.tracing import FakeTensorMode
+
+Number = int | float
+# torch takes a symbolic size to be at least this: 0 and 1 are sizes of their own
+SMALLEST_SIZE = 2
+# sizes that differ by this factor may want another plan
+NEAR = 16
+
+
+class _Printer(PythonPrinter):
+    def _print_Float(self, expr: Any) -> str:
+        return repr(float(expr))  # all digits: a guard may compare with it
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether ``value`` is a number that its trace left open."""
+    return open_number(value) is not None
+
+
+def open_number(value: Any) -> str | None:
+    """The number that a trace left open, by its name there: what has one name is one number."""
+    if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return None
+    expression = value.node.expr
+    return None if expression.is_number else str(expression)
+
+
+class Symbols:
+    """Symbols for the numbers of a call, in a shape environment of their own.
+
+    No two symbols are the same because their numbers happen to be: only where a trace before this
+    one has found that they always are. Where this trace needs two to be equal, or decides anything
+    else by a number, its environment keeps that as a guard.
+    """
+
+    def __init__(self) -> None:
+        self.env = ShapeEnv(
+            duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
+        )
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.env)
+        self.names: list[str] = []  # of all numbers of a call
+        self.conditions: list[str] = []
+        self.near: list[str] = []
+        self.known: dict[str, tuple[Any, str]] = {}
+
+    def size(self, open_number: str, value: int) -> Any:
+        """A symbol for a tensor's size; 0 and 1 are left as they are."""
+        if open_number in self.known:
+            return self._again(open_number)
+        if value < SMALLEST_SIZE:
+            return self._known(open_number, value, f"fixed_{len(self.names)}", f"== {value}")
+        source = self._source()
+        symbol = self.env.create_symbol(value, source, DimDynamic.DYNAMIC)
+        self.near.append(f"{value} <= {NEAR} * {symbol} <= {NEAR**2 * value}")
+        made = self.env.create_symintnode(symbol, hint=value, source=source)
+        return self._known(open_number, made, str(symbol), f">= {SMALLEST_SIZE}")
+
+    def number(self, open_number: str, value: Number) -> Any:
+        """A symbol for a number that may be any of its type."""
+        if open_number in self.known:
+            return self._again(open_number)
+        source = self._source()
+        symbol = self.env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
+        make = (
+            self.env.create_symfloatnode if isinstance(value, float) else self.env.create_symintnode
+        )
+        made = make(symbol, hint=value, source=source)
+        return self._known(open_number, made, str(symbol))
+
+    def _source(self) -> Any:
+        from torch._dynamo.source import ConstantSource  # imports Dynamo
+
+        return ConstantSource(f"__scan_{len(self.names)}")
+
+    def _known(self, open_number: str, made: Any, name: str, condition: str = "") -> Any:
+        self.names.append(name)
+        self.known[open_number] = (made, name)
+        if condition:
+            self.conditions.append(f"{name} {condition}")
+        return made
+
+    def _again(self, open_number: str) -> Any:
+        made, first = self.known[open_number]
+        self.names.append(f"again_{len(self.names)}")
+        self.conditions.append(f"{self.names[-1]} == {first}")
+        return made
+
+    def are_near(self) -> Callable[..., bool]:
+        """Whether what pays for these sizes is about what pays for those that were traced."""
+        return self._compiled(" and ".join(self.near) or "True")
+
+    def guards(self) -> Callable[..., bool]:
+        """Whether what was traced holds for these numbers, as a function of them."""
+        if self.env.deferred_runtime_asserts:
+            raise ValueError("a trace that must be checked as it runs")
+        found = [*self.conditions, *(self._printed(g.expr) for g in self.env.guards)]
+        return self._compiled(" and ".join(f"({c})" for c in dict.fromkeys(found)) or "True")
+
+    def function(self, values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+        """``values`` (numbers, symbolic or not) as a function of the numbers symbols stand for."""
+        printed = [self._printed(sympy.sympify(_expression(v))) for v in values]
+        return self._compiled("(" + "".join(f"{p}, " for p in printed) + ")")
+
+    def _printed(self, expression: Any) -> str:
+        unknown = {str(s) for s in expression.free_symbols} - set(self.names)
+        if unknown:
+            raise ValueError(f"{unknown} are not numbers of the call")
+        return str(_Printer().doprint(expression))
+
+    def _compiled(self, source: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = eval(f"lambda {', '.join(self.names)}: {source}", SYMPY_INTERP)
+        return found
+
+
+def _expression(value: Any) -> Any:
+    return value.node.expr if hasattr(value, "node") else value
