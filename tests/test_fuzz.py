@@ -27,8 +27,8 @@ def failures(seeds, mode, features=DEFAULT):
 
 # --- programs ---
 
-#: programs of issue 11 whose causes stand yet: `trace` in a batch, linalg; empty after the mends
-NOT_MENDED = {9, 27, 32}
+#: seeds of programs whose causes stand yet
+NOT_MENDED: set[int] = set()
 #: what needs neither an index nor a buffer compiles in a second or two
 QUICK = ("pointwise", "products", "reductions", "views", "trees")
 

@@ -20,7 +20,11 @@ import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import prepare_xla_if_loaded, under_users_mode
-from torch_scan_hop._torch.transforms import put_back_on_error, under_transform
+from torch_scan_hop._torch.transforms import (
+    StopRecomputation,
+    put_back_on_error,
+    under_transform,
+)
 from torch_scan_hop.fallback import code_of, reason_of, warn_of_captures
 
 Entry = Callable[..., Any]
@@ -133,6 +137,8 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
         return call()
     except _Unseen:
         raise NotCaptured("Dynamo is disabled", is_lasting=False) from None
+    except StopRecomputation:
+        raise  # no error: a checkpoint around the scan has what it wanted
     except Exception as error:
         reason = reason_of(error)
         if on_xla and is_data_dependent(error):

@@ -210,12 +210,25 @@ _LAZY_VIEWS = {
 
 
 def drop_lazy_views(graph: fx.Graph) -> None:
-    for node in graph.nodes:
+    for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _LAZY_VIEWS:
+            if isinstance(node.args[0], (int, float, complex)):
+                _fold_number(graph, node)
+                continue
             node.target = _LAZY_VIEWS[node.target]
         value = node.meta.get("val")
         if isinstance(value, FakeTensor) and (value.is_conj() or value.is_neg()):
             node.meta["val"] = plain_fake(value)
+
+
+def _fold_number(graph: fx.Graph, node: fx.Node) -> None:
+    """A number that autograd conjugates (of ``c * (1 + 2j)``) is a number."""
+    value: Any = node.args[0]
+    folded = value.conjugate() if node.target is aten._conj.default else -value
+    for user in list(node.users):
+        swap = lambda n: folded if n is node else n  # noqa: E731
+        user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), swap)
+    graph.erase_node(node)
 
 
 def own_strided_memory(graph: fx.Graph) -> None:

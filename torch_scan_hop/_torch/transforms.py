@@ -33,11 +33,16 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.vmap import restore_vmap, unwrap_batched, wrap_batched
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _is_fwd_grad_enabled, _set_fwd_grad_enabled
+from torch.utils import checkpoint
 
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 
+#: what ``torch.utils.checkpoint`` raises, from a hook, when a recomputation has gone far enough
+StopRecomputation: type[Exception] = checkpoint._StopRecomputationError
+
 __all__ = [
     "SingleLevelFunction",
+    "StopRecomputation",
     "add_batch_dim",
     "dual_level",
     "enable_single_level_autograd_function",
