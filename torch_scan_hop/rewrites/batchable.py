@@ -44,18 +44,24 @@ JOINS = {
     "cat.default", "stack.default", "flip.default", "roll.default", "constant_pad_nd.default",
     "tril.default", "triu.default", "repeat.default",
 }  # fmt: skip
+# a slice's gradient is a write into zeros
+WRITES = {
+    "scatter.src", "scatter.value", "scatter_add.default", "select_backward.default",
+    "select_scatter.default", "slice_backward.default", "slice_scatter.default",
+}  # fmt: skip
 READS = {"embedding.default", "gather.default", "index_select.default"}
 NORMS = {"native_layer_norm.default"}
 MAKES = {
-    "clone.default", "full_like.default", "ones_like.default", "zeros_like.default",
-    "_to_copy.default", "view_as_real.default", "view_as_complex.default",
+    "clone.default", "full_like.default", "new_full.default", "new_ones.default",
+    "new_zeros.default", "ones_like.default", "zeros_like.default", "_to_copy.default",
+    "view_as_real.default", "view_as_complex.default",
 }  # fmt: skip
 # pointwise, with arguments of their own
 POINTWISE = {
     "clamp.default", "clamp.Tensor", "clip.default", "clip.Tensor", "div.Scalar_mode",
     "div.Tensor_mode", "round.decimals",
 }  # fmt: skip
-NAMED = VIEWS | REDUCTIONS | PRODUCTS | JOINS | READS | NORMS | MAKES | POINTWISE
+NAMED = VIEWS | REDUCTIONS | PRODUCTS | JOINS | READS | WRITES | NORMS | MAKES | POINTWISE
 
 # pointwise operators without a rule, or with arguments that the test has no values for
 NOT_POINTWISE = {"equal", "fill", "rrelu_with_noise"}
