@@ -350,6 +350,14 @@ class _BackwardBuilder:
         return zeros
 
     def _add(self, accumulator: fx.Node, gradient: fx.Node) -> fx.Node:
-        node = self.graph.call_function(aten.add.Tensor, (accumulator, self.env[gradient]))
+        term = self.env[gradient]
+        value = gradient.meta["val"]
+        if value.is_complex() and not value.is_contiguous():
+            # Inductor adds complex numbers as rows of reals, which a transposed matrix has not got
+            term = self.graph.call_function(
+                aten.clone.default, (term,), {"memory_format": torch.contiguous_format}
+            )
+            term.meta["val"] = accumulator.meta["val"]
+        node = self.graph.call_function(aten.add.Tensor, (accumulator, term))
         node.meta["val"] = accumulator.meta["val"]
         return node

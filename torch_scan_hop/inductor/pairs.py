@@ -62,7 +62,7 @@ def is_complex(value: Any) -> bool:
 
 def split(value: Tensor) -> Pair:
     """A complex tensor's parts."""
-    parts = torch.view_as_real(value)
+    parts = torch.view_as_real(value.resolve_conj())
     return Pair(parts.select(-1, 0), parts.select(-1, 1))
 
 

@@ -143,10 +143,13 @@ def find_accumulator(index: int, carry_in: fx.Node, carry_out: Any) -> Accumulat
     if len(carry_out.users) != 1:  # a running sum that is also read or returned as y
         return None
     views: list[fx.Node] = []
-    while term.target in _LINEAR_VIEWS and _sizes_are_inputs(term):
+    while term.target is aten.clone.default or (
+        term.target in _LINEAR_VIEWS and _sizes_are_inputs(term)
+    ):
         base = term.args[0]
         assert isinstance(base, fx.Node)
-        views.append(term)
+        if term.target is not aten.clone.default:  # a copy is the value that it is of
+            views.append(term)
         term = base
     return Accumulator(index, term, tuple(views), _leaves(term))
 
