@@ -209,7 +209,7 @@ def recorded_steps(checkpoint, steps):
 def test_recomputation_order_of_segments():
     assert recorded_steps(None, 9) == []
     # the last segment first, each from its first step to its last
-    assert recorded_steps("sqrt", 9) == [6, 7, 8, 3, 4, 5, 0, 1, 2]
+    assert recorded_steps("sqrt", 9) == [8, 6, 7, 4, 5, 2, 3, 0, 1]
     assert recorded_steps(2, 5) == [3, 4, 0, 1, 2]
 
 

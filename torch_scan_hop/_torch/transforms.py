@@ -20,7 +20,9 @@ from torch._C._functorch import (
     maybe_get_bdim,
     maybe_get_level,
     peek_interpreter_stack,
+    pop_dynamic_layer_stack,
     pop_dynamic_layer_stack_and_undo_to_depth,
+    push_dynamic_layer_stack,
 )
 from torch._C._functorch import (
     _add_batch_dim as add_batch_dim,
@@ -69,10 +71,19 @@ __all__ = [
 ]
 
 
+def _layers(depth: int) -> list[Any]:
+    """functorch's stack, outermost level first."""
+    layers = [pop_dynamic_layer_stack() for _ in range(depth)][::-1]
+    for layer in layers:
+        push_dynamic_layer_stack(layer)
+    return layers
+
+
 @contextlib.contextmanager
 def put_back_on_error() -> Iterator[None]:
     """Whatever a failed trace left open is closed: functorch levels, forward mode, hooks."""
     depth = get_dynamic_layer_stack_depth()
+    layers = _layers(depth)
     was_forward_mode = _in_forward_mode()
     grad, forward_grad = torch.is_grad_enabled(), _is_fwd_grad_enabled()
     hooks: Any = torch._C._autograd
@@ -83,6 +94,8 @@ def put_back_on_error() -> Iterator[None]:
     except BaseException:
         if get_dynamic_layer_stack_depth() > depth:
             pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        for layer in layers[get_dynamic_layer_stack_depth() :]:
+            push_dynamic_layer_stack(layer)  # set aside by what failed
         if _in_forward_mode() and not was_forward_mode:
             torch._C._exit_dual_level(level=0)
             forward_ad._current_level = -1

@@ -24,17 +24,23 @@ from torch_scan_hop.stamp import stamp
 from torch_scan_hop.stops import drop_stops
 
 
+def _zeros(shape: Any, stride: Any, like: torch.Tensor) -> torch.Tensor:
+    """Zeros of these very strides: a body may view what it gets only as it will run.
+
+    Not empty: in a trace on real tensors a body may index with integer values.
+    """
+    if 0 in shape:
+        return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
+    size = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+    return torch.zeros(size, dtype=like.dtype, device=like.device).as_strided(shape, stride)
+
+
 def _fresh(value: Any) -> Any:
-    # zeros, not empty: in a trace on real tensors a body may index with integer values
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.zeros_like(value, memory_format=torch.preserve_format)
+    return _zeros(value.shape, value.stride(), value) if isinstance(value, torch.Tensor) else value
 
 
 def _fresh_slice(xs: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(
-        torch.empty_strided(xs.shape[1:], xs.stride()[1:], dtype=xs.dtype, device=xs.device)
-    )
+    return _zeros(xs.shape[1:], xs.stride()[1:], xs)
 
 
 def _drop_unread(body: fx.GraphModule, first: int, additional: Any) -> tuple[Any, ...]:
