@@ -155,18 +155,6 @@ def test_embedding_lookup_with_integer_xs(variant, index):
     check(cell, init, xs, params=[table], variant=VARIANTS[variant])
 
 
-def test_indexing_by_a_scalar_tensor_runs_as_a_loop():
-    # torch reads the index with item(), which Dynamo does not trace: right, but not fast
-    table = randn(5, 3).requires_grad_()
-    with pytest.warns(UserWarning, match="plain Python loop"):
-        check(
-            lambda h, i: (torch.tanh(h + table[i]), None),
-            randn(3),
-            torch.tensor([0, 4, 2]),
-            params=[table],
-        )
-
-
 @pytest.mark.parametrize("variant", ["eager", "aot_eager"])
 def test_a_complex_carry(variant):
     a = torch.randn(3, dtype=torch.complex128, requires_grad=True)

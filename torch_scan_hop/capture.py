@@ -140,6 +140,8 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
     except StopRecomputation:
         raise  # no error: a checkpoint around the scan has what it wanted
     except Exception as error:
+        if on_xla and str(error).startswith("scan: "):
+            raise  # what XLA cannot have is said so: a loop would be a program for each step
         reason = reason_of(error)
         if on_xla and is_data_dependent(error):
             # as a Python loop, each step would compile and run a program of its own

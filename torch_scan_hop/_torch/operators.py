@@ -111,8 +111,11 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of its own that has the memory of ``tensor`` until one of them is written to."""
-    return torch._lazy_clone(tensor)
+    """A tensor of its own that has the memory of ``tensor`` until one of them is written to.
+
+    Torch cannot differentiate that for complex tensors, which stay what they are.
+    """
+    return tensor if tensor.is_complex() else torch._lazy_clone(tensor)
 
 
 def is_plain_tensor(tensor: torch.Tensor) -> bool:

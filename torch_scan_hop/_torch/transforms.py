@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._C import _functorch as functorch
 from torch._C._functorch import (
     TransformType,
     _unwrap_for_grad,
@@ -21,7 +22,6 @@ from torch._C._functorch import (
     maybe_get_level,
     peek_interpreter_stack,
     pop_dynamic_layer_stack,
-    pop_dynamic_layer_stack_and_undo_to_depth,
     push_dynamic_layer_stack,
 )
 from torch._C._functorch import (
@@ -71,6 +71,19 @@ __all__ = [
 ]
 
 
+_CLOSE: dict[TransformType, Any] = {
+    TransformType.Grad: functorch._grad_decrement_nesting,
+    TransformType.Jvp: functorch._jvp_decrement_nesting,
+    TransformType.Vmap: functorch._vmap_decrement_nesting,
+    TransformType.Functionalize: functorch._func_decrement_nesting,
+}
+
+
+def _close_level() -> None:
+    """End the innermost functorch level, as leaving it would."""
+    _CLOSE[peek_interpreter_stack().key()]()
+
+
 def _layers(depth: int) -> list[Any]:
     """functorch's stack, outermost level first."""
     layers = [pop_dynamic_layer_stack() for _ in range(depth)][::-1]
@@ -92,8 +105,8 @@ def put_back_on_error() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if get_dynamic_layer_stack_depth() > depth:
-            pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while get_dynamic_layer_stack_depth() > depth:
+            _close_level()
         for layer in layers[get_dynamic_layer_stack_depth() :]:
             push_dynamic_layer_stack(layer)  # set aside by what failed
         if _in_forward_mode() and not was_forward_mode:
@@ -193,6 +206,10 @@ def over_grads_batch(
     ``autograd.grad`` batches cotangents by torch's first vmap, whose wrappers no operator in
     Python can take. Here they are unwrapped, and batched by functorch.
     """
+    if (
+        torch.compiler.is_dynamo_compiling()
+    ):  # compiled autograd traces this, and knows no such vmap
+        return None
     batched = [isinstance(c, torch.Tensor) and is_legacy_batchedtensor(c) for c in cotangents]
     if not any(batched):
         return None
