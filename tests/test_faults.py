@@ -1,0 +1,222 @@
+"""Whatever fails on the way, the program runs: each part is made to raise, and results stay right.
+
+A rewrite that fails is dropped, a kernel that fails is a counted loop, a capture that fails is a
+Python loop with a warning; and what a capture patches in torch is put back.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from cells import CELLS
+from oracle import assert_same, check, gradients, loop
+from torch._dynamo.side_effects import SideEffects
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.meta_utils import MetaTensorDescriber
+
+from torch_scan_hop import NotTraceableError, fallback, scan
+from torch_scan_hop._torch import dynamo as capture_of_torch
+from torch_scan_hop._torch import tracing
+from torch_scan_hop.autodiff import derive
+from torch_scan_hop.dispatch import dense
+from torch_scan_hop.inductor import kernel, passes, rows
+from torch_scan_hop.rewrites import parts, planner
+from torch_scan_hop.rewrites.plan import ScanPlan
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.torch_version,
+    pytest.mark.filterwarnings("ignore:torch_scan_hop"),
+]
+
+
+class Fault(Exception):
+    pass
+
+
+def fault(*args, **kwargs):
+    raise Fault("on purpose")
+
+
+REWRITES = {
+    "plan": (planner.Planner, "plan"),
+    "sinks": (planner.Planner, "_sinks"),
+    "batched": (planner.Planner, "_batched"),
+    "invariants": (planner.Planner, "_invariants"),
+    "accumulators": (planner.Planner, "_accumulators"),
+    "over_steps": (parts.Part, "over_steps"),
+    "run_steps": (ScanPlan, "run_steps"),
+    "gather": (ScanPlan, "gather"),
+}
+LOWERING = {
+    "pointwise": (kernel.PointwiseKernel, "lowered"),
+    "rows": (rows.RowsKernel, "lowered"),
+    "blocks": (passes, "scan_of_blocks"),
+    "pairs": (passes, "make_plan"),
+}
+CAPTURE = {
+    "trace": (tracing, "make_fx"),
+    "derivative": (derive, "trace_joint"),
+    "plan_of": (dense, "plan_of"),
+    "speculate": (capture_of_torch, "speculate_subgraph"),
+    "hop_capture": (capture_of_torch, "_hop_capture"),
+    "functorch_views": (capture_of_torch, "_functorch_views"),
+    "more_captures": (capture_of_torch, "_more_captures"),
+}
+
+
+def patched_by_us():
+    """What captures patch for a while."""
+    config = torch._dynamo.config
+    return (
+        SideEffects.check_allowed_side_effect,
+        SideEffects.store_attr,
+        MetaTensorDescriber.describe_tensor,
+        FakeTensor.__dict__.get("nbytes"),
+        capture_of_torch.AutogradFunctionVariable.call_apply,
+        config.recompile_limit,
+        config.automatic_dynamic_shapes,
+        torch._C._functorch.get_dynamic_layer_stack_depth(),
+        torch.is_grad_enabled(),
+    )
+
+
+def cell_problem():
+    p = CELLS["lstm"].problem(torch.float64, T=5, B=2)
+    return p, list(p.params.values())
+
+
+@pytest.mark.parametrize("name", [*REWRITES, *CAPTURE])
+def test_in_eager_mode(name, monkeypatch):
+    before = patched_by_us()
+    owner, attribute = {**REWRITES, **CAPTURE}[name]
+    p, params = cell_problem()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, attribute, fault)
+        check(p.combine_fn, p.init, p.xs, params=params)
+    assert patched_by_us() == before
+    check(p.combine_fn, p.init, p.xs, params=params)
+
+
+@pytest.mark.parametrize("name", [*REWRITES, *LOWERING])
+def test_under_inductor(name, monkeypatch):
+    owner, attribute = {**REWRITES, **LOWERING}[name]
+    p, params = cell_problem()
+    calls = []
+
+    def counted_fault(*args, **kwargs):
+        calls.append(name)
+        raise Fault("on purpose")
+
+    monkeypatch.setattr(owner, attribute, counted_fault)
+    run = torch.compile(lambda h, xs: scan(p.combine_fn, h, xs), fullgraph=True)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        actual = run(p.init, p.xs)
+        expected = loop(p.combine_fn, p.init, p.xs)
+        assert_same(actual, expected)
+        assert_same(gradients(actual, params), gradients(expected, params))
+    assert calls or name in ("blocks", "gather", "run_steps", "over_steps")
+
+
+def test_the_bodys_own_error_is_the_bodys():
+    def body(h, x):
+        return h + torch.ones(3)[x], None
+
+    with pytest.raises(IndexError, match="out of"):
+        scan(body, torch.zeros(1), torch.tensor([[0], [7], [1]]))
+
+
+# --- what is said ---
+
+
+def printing(h, x):
+    print(end="")
+    return h + x, None
+
+
+def branching(h, x):
+    if h.sum() > 100:
+        return h, None
+    return h + x, None
+
+
+def appending(h, x, log=[]):  # noqa: B006
+    log.append(1)
+    return h + x, None
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "body, reason, line",
+    [
+        (printing, "print|builtin|reorderable", "print(end"),
+        (branching, "branching", "if h.sum() > 100"),
+        (appending, "changes a Python object", "log.append(1)"),
+    ],
+)
+def test_the_warning_has_the_reason_and_the_users_line(body, reason, line):
+    with pytest.warns(UserWarning, match=f"(?s)plain Python loop: .*({reason})") as caught:
+        scan(body, torch.zeros(2), torch.ones(3, 2))
+    text = str(caught[0].message)
+    assert line in text and "test_faults.py:" in text
+    assert caught[0].filename == __file__
+
+
+def test_the_decision_is_remembered_until_the_body_is_another(monkeypatch):
+    captures = []
+    original = capture_of_torch.compile_for_capture
+
+    def counting(*args):
+        run = original(*args)
+
+        def counted(*arguments):
+            captures.append(1)
+            return run(*arguments)
+
+        return counted
+
+    monkeypatch.setattr(capture_of_torch, "compile_for_capture", counting)
+
+    def cell(loud):
+        def body(h, x):
+            if loud:
+                print(end="")
+            return h + x, None
+
+        return body
+
+    for _ in range(5):
+        scan(cell(True), torch.zeros(2), torch.ones(3, 2))
+    assert len(captures) == 1
+    scan(cell(False), torch.zeros(2), torch.ones(3, 2))
+    assert len(captures) == 2
+
+
+@pytest.mark.filterwarnings("default")
+def test_fallback_is_a_setting_and_a_context():
+    arguments = (branching, torch.zeros(2), torch.ones(3, 2))
+    with warnings.catch_warnings(), fallback("allow"):
+        warnings.simplefilter("error")
+        assert scan(*arguments)[0].tolist() == [3, 3]
+    with fallback("error"), pytest.raises(NotTraceableError, match=r"(?s)forbids.*branching"):
+        scan(*arguments)
+    with fallback("error"), fallback("allow"):
+        scan(*arguments)
+    with pytest.warns(UserWarning, match="plain Python loop"):
+        scan(*arguments)
+    with pytest.raises(ValueError, match="mode must be one of"):
+        fallback("never")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_body_captured_at_each_call_is_named_once():
+    def body_with(value):
+        return lambda h, x: (h + x * len(value), None)
+
+    with pytest.warns(UserWarning, match="captured anew at each of its last 8 calls") as caught:
+        for k in range(12):
+            scan(body_with("a" * k), torch.zeros(2), torch.ones(3, 2))
+    ours = [w for w in caught if "torch_scan_hop" in str(w.message)]
+    assert len(ours) == 1 and "What was different the last time" in str(ours[0].message)
