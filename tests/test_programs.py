@@ -304,7 +304,17 @@ def small_integers_added():
     )
 
 
+def identity_under_no_grad():
+    def body(h, x):
+        with torch.no_grad():
+            read = h.contiguous().to(F64) + x.reshape(2)
+        return torch.tanh(h * 0.5 + x), read
+
+    return body, real(2), real(4, 2)
+
+
 BODIES = [
+    identity_under_no_grad,
     row_of_a_weight, row_of_the_carry, buffer_written_by_index, buffer_index_put_accumulate,
     buffer_index_add, buffer_scatter_add, diagonal_of_a_buffer, diagonal_of_transposed_xs,
     emission_of_an_hmm, trace_of_xs, trace_of_a_weight, index_select_by_a_counter, solve, cholesky,

@@ -100,8 +100,11 @@ class _MarkStops(TorchFunctionMode):
             self.marked[version] = stop_gradient(tensor, reverse_only)
         return self.marked[version]
 
-    def _stop(self, result: Any, reverse_only: bool) -> None:
+    def _stop(self, result: Any, reverse_only: bool, args: Any = ()) -> None:
+        given = {id(a) for a in pytree.tree_leaves(args)}
         for value in pytree.tree_leaves(result):
+            if id(value) in given:
+                continue  # ``contiguous()`` of what is so: gradients flow as they did
             if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
                 self.stopped[id(value)] = (value, reverse_only)
 
@@ -118,12 +121,12 @@ class _MarkStops(TorchFunctionMode):
             known = [self.stopped[id(a)] for a in pytree.tree_leaves(args) if id(a) in self.stopped]
             result = func(*args, **kwargs)
             if known or not torch.is_grad_enabled():
-                self._stop(result, all(reverse_only for _, reverse_only in known))
+                self._stop(result, all(reverse_only for _, reverse_only in known), args)
         else:
             args, kwargs = pytree.tree_map(self.used, (args, kwargs))
             result = func(*args, **kwargs)
             if not torch.is_grad_enabled():
-                self._stop(result, reverse_only=True)
+                self._stop(result, reverse_only=True, args=(args, kwargs))
         return result
 
 
