@@ -47,7 +47,7 @@ JOINS = {
 # a slice's gradient is a write into zeros
 WRITES = {
     "scatter.src", "scatter.value", "scatter_add.default", "select_backward.default",
-    "select_scatter.default", "slice_backward.default", "slice_scatter.default",
+    "select_scatter.default", "slice_backward.default",
 }  # fmt: skip
 READS = {"embedding.default", "gather.default", "index_select.default"}
 NORMS = {"native_layer_norm.default"}
@@ -78,11 +78,22 @@ def _stand_in_for_conjugate(value: Any) -> Any:
 # with integers for indices: a mask's result has no shape that a batch could have
 BY_INDEX = {"index.Tensor", "index_put.default"}
 
-#: operators without a rule, as operators with one
+
+def _stand_in_for_slice_scatter(
+    value: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    """Its rule overflows where ``end`` stands for "to the end"."""
+    if isinstance(end, int):
+        end = min(end, value.shape[dim])
+    return aten.slice_scatter.default(value, source, dim, start, end, step)
+
+
+#: operators without a rule, or with one that is not for all arguments, as operators with one
 STAND_INS: dict[Any, Callable[..., Any]] = {
     torch.ops.prims.convert_element_type.default: _stand_in_for_conversion,
     aten._conj_physical.default: _stand_in_for_conjugate,
     aten.conj_physical.default: _stand_in_for_conjugate,
+    aten.slice_scatter.default: _stand_in_for_slice_scatter,
 }
 
 
