@@ -57,21 +57,15 @@ def check_problem(fn, p, params=None, **options):
 
 
 def calls_without_work(work, call, values):
-    """The first two values may be captured and traced, the others must not.
-
-    But for one of them: Dynamo 2.9 captures a second time where other tests ran before, sometimes.
-    """
+    """The first two values may be captured and traced, the others must not."""
     first, second, *others = values
     call(first)
     call(second)
-    assert work.total() > 0
-    again = []
+    before = work.total()
+    assert before > 0
     for value in others:
-        before = work.total()
         call(value)
-        if work.total() != before:
-            again.append(value)
-    assert len(again) <= 1, again
+        assert work.total() == before, value
     call(first)
     call(second)
 

@@ -423,15 +423,21 @@ CAPTURES_PER_FUNCTION = 64
 
 @contextlib.contextmanager
 def _more_captures() -> Iterator[None]:
-    limit, automatic = dynamo_config.recompile_limit, dynamo_config.automatic_dynamic_shapes
-    dynamo_config.recompile_limit = max(limit, CAPTURES_PER_FUNCTION)
-    # torch_xla's Dynamo bridge turns this off for the whole process
-    dynamo_config.automatic_dynamic_shapes = True
+    config: Any = dynamo_config
+    wanted = {
+        "recompile_limit": max(config.recompile_limit, CAPTURES_PER_FUNCTION),
+        # torch_xla's Dynamo bridge turns these the other way for the whole process
+        "automatic_dynamic_shapes": True,
+        "specialize_float": False,
+    }
+    before = {name: getattr(config, name) for name in wanted}
+    for name, value in wanted.items():
+        setattr(config, name, value)
     try:
         yield
     finally:
-        dynamo_config.recompile_limit = limit
-        dynamo_config.automatic_dynamic_shapes = automatic
+        for name, value in before.items():
+            setattr(config, name, value)
 
 
 _utils = torch._higher_order_ops.utils
