@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from torch_scan_hop import capture
 from torch_scan_hop.fallback import forget_reasons
 
 
@@ -29,3 +30,4 @@ def _fresh_torch():
     forget_reasons()
     yield
     torch._dynamo.reset()
+    capture._entries.clear()
