@@ -368,6 +368,24 @@ def test_xs_that_are_views_made_in_the_compiled_function():
     )
 
 
+@torch.library.custom_op("torch_scan_hop_tests::add_into", mutates_args={"out"})
+def add_into(out: torch.Tensor, x: torch.Tensor) -> None:
+    out.add_(x)
+
+
+@pytest.mark.parametrize("mode", ["eager", "aot_eager", "inductor"])
+def test_a_custom_operator_that_mutates_a_buffer_of_the_step(mode):
+    def body(h, x):
+        z = torch.zeros(3, dtype=F64)
+        add_into(z, x)
+        h = h.clone()
+        add_into(h, z)
+        return h * 0.5 + z, z
+
+    xs = real(4, 3)
+    assert_same(MODES[mode](body, real(3), xs), loop(body, real(3), xs))
+
+
 @pytest.mark.parametrize("mode", ["eager", "inductor"])
 def test_errors_of_singular_matrices_are_raised(mode):
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):

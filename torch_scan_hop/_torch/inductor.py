@@ -112,6 +112,8 @@ def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> N
 # in place. Operators that mutate (custom ones, Triton kernels) get their copies in the last two.
 _REINPLACE = "reinplace_inplaceable_ops"
 _DECOMPOSE = ("decompose_triton_kernel_wrapper_functional", "decompose_auto_functionalized")
+# Where the first of them tells the last which tensors an operator may not write into.
+_COPIED = "only_clone_these_tensors"
 _mutating_passes = {name: getattr(post_grad, name) for name in (_REINPLACE, *_DECOMPOSE)}
 
 
@@ -137,6 +139,14 @@ def _unless_kept(
 
 def decompose_mutating_operators(gm: fx.GraphModule) -> None:
     """What :func:`keep_functional` put off, for a graph that no rewrite will see."""
+    for node in gm.graph.nodes:
+        # Torch 2.9 takes a node that the re-inplacing pass has not seen for one that may write
+        # into all its arguments; here none was proven to be its own.
+        if node.target is torch.ops.higher_order.auto_functionalized_v2:
+            node.meta[_COPIED] = list(range(len(node.kwargs["_all_bases"])))
+        elif node.target is torch.ops.higher_order.auto_functionalized:
+            written = [a for a in node.args[0]._schema.arguments if a.is_write]
+            node.meta[_COPIED] = [argument.name for argument in written]
     for name in _DECOMPOSE:
         _mutating_passes[name](gm.graph)
     gm.recompile()
@@ -156,7 +166,7 @@ def let_scans_be_empty(op: Any) -> None:
         slices = (x.new_empty_strided(x.shape[1:], x.stride()[1:]) for x in xs)
         yield body, (*init, *slices, *additional)
 
-    fx_utils._extract_subgraphs_and_args = with_slices  # type: ignore[assignment]
+    fx_utils._extract_subgraphs_and_args = with_slices  # type: ignore[attr-defined, assignment]
 
 
 def current_node() -> fx.Node:

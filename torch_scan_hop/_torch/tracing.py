@@ -235,7 +235,7 @@ def _let_bodies_have_no_tokens() -> None:
             return False
         return bool(has_effects(op, *args))
 
-    effects.has_effects = outside_bodies
+    effects.has_effects = outside_bodies  # type: ignore[assignment]
 
 
 _let_bodies_have_no_tokens()

@@ -75,7 +75,7 @@ _CLOSE: dict[TransformType, Any] = {
     TransformType.Grad: functorch._grad_decrement_nesting,
     TransformType.Jvp: functorch._jvp_decrement_nesting,
     TransformType.Vmap: functorch._vmap_decrement_nesting,
-    TransformType.Functionalize: functorch._func_decrement_nesting,
+    TransformType.Functionalize: functorch._func_decrement_nesting,  # type: ignore[attr-defined]
 }
 
 

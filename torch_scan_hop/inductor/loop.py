@@ -23,6 +23,7 @@ from torch_scan_hop._torch.inductor import (
     codegen_subgraph_inline,
     current_node,
     declare_loop_index,
+    decompose_mutating_operators,
     fake_mode,
     fresh_loop_index,
     is_tensor_ir,
@@ -113,6 +114,7 @@ def lower_scan(
         for value, like in zip(operands, likes, strict=True)
     ]
     step_module = destination_passing(call.body, signature, examples, fake_mode())
+    decompose_mutating_operators(step_module)
     step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
     return ScanLoop(dataclasses.replace(call, operands=operands), step).results()
 
