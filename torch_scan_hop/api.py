@@ -18,7 +18,7 @@ from torch_scan_hop.fallback import (
     remembered_reason,
 )
 from torch_scan_hop.op import scan_op, scan_options
-from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.plain_loop import run_loop
 from torch_scan_hop.segments import Binomial, check_policy, segmented, treeverse
 from torch_scan_hop.step import CombineFn, as_carry, device_of, step
 from torch_scan_hop.unroll import block_of, unrolled
@@ -120,14 +120,13 @@ def _run(
             return call_captured(scan_tree, combine_fn, template, carry, xs, trip_count, options)
         except NotCaptured as error:
             reason, is_lasting = error.reason, error.is_lasting
-    users_mode = current_dispatch_mode() is not None  # it is there to see every operator
-    if not users_mode:
-        refuse_if_not_allowed(combine_fn, reason)
-    result = scan_loop(combine_fn, init, xs, trip_count, options.reverse)
-    if is_lasting and not users_mode:
+    if current_dispatch_mode() is not None:  # it is there to see every operator, of a loop, too
+        return run_loop(combine_fn, init, xs, trip_count, options.reverse)
+    refuse_if_not_allowed(combine_fn, reason)
+    result = run_loop(combine_fn, init, xs, trip_count, options.reverse)
+    if is_lasting:
         remember_reason(combine_fn, reason)
-    if not users_mode:
-        announce(combine_fn, reason)
+    announce(combine_fn, reason)
     return result
 
 

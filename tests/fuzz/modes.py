@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+from torch_scan_hop import api, fallback
 from torch_scan_hop.rewrites import blocks
 from torch_scan_hop.rewrites.options import Options, using_options
 
 BACKENDS: dict[str, tuple[str | None, bool | None]] = {
     "eager": (None, None),
+    "loop": (None, None),
     "aot_eager": ("aot_eager", None),
     "inductor": ("inductor", False),
     "inductor_dynamic": ("inductor", True),
@@ -49,6 +51,9 @@ class Mode:
             stack.enter_context(using_options(**self.options))
             if self.backend == "inductor":
                 stack.enter_context(_inductor_config(cpp_wrapper=self.cpp_wrapper))
+            if self.name.startswith("loop"):
+                stack.enter_context(fallback("allow"))
+                stack.enter_context(mock.patch.object(api, "remembered_reason", _not_traceable))
             if self.small_blocks:
                 stack.enter_context(_blocks_of_few_steps())
             yield
@@ -61,6 +66,11 @@ def _inductor_config(cpp_wrapper: bool) -> Any:
     return config.patch(
         cpp_wrapper=cpp_wrapper, force_disable_caches=True, compile_threads=1, fallback_random=True
     )
+
+
+def _not_traceable(combine_fn: Any) -> str:
+    """The loop that untraceable bodies run in, for all of them."""
+    return "the fuzzer says so"
 
 
 @contextmanager

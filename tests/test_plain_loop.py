@@ -1,0 +1,185 @@
+"""The loop of bodies that cannot be traced: the reference's results, and nobody's tensors harmed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fuzz.campaign import run_here
+from fuzz.generate import DEFAULT
+from fuzz.modes import parse_mode
+from oracle import assert_same
+
+from torch_scan_hop import plain_loop, tree
+from torch_scan_hop.plain_loop import run_loop
+from torch_scan_hop.reference import scan_loop
+
+F64 = torch.float64
+HELD: list[torch.Tensor] = []
+BUFFER = torch.ones(3, dtype=F64)
+
+
+def same_tensor(h, x):
+    h = torch.sin(h + x)
+    return h, h
+
+
+def writes_to_its_carry(h, x):
+    h.mul_(0.5).add_(x)
+    return h, h
+
+
+def writes_to_its_x(h, x):
+    x.mul_(2.0)
+    return h + x, x
+
+
+def writes_to_a_buffer(h, x):
+    BUFFER.add_(x.detach())
+    return h + BUFFER, BUFFER
+
+
+def fills_one_buffer_anew(h, x):
+    BUFFER.copy_(h.detach() + x.detach())
+    return BUFFER + h, BUFFER.view(3)
+
+
+def returns_what_it_closes_over(h, x):
+    if HELD[-1:]:
+        h.add_(x)
+    HELD.append(h)
+    return BUFFER, HELD[0]
+
+
+def returns_views(h, x):
+    z = torch.cat([h * x, x])
+    return z[:3], {"a": z[3:], "b": (None, z.detach()), "n": 1.5}
+
+
+def keeps_its_carry(h, x):
+    HELD.append(h)
+    h = h.sin()
+    if len(HELD) > 1:
+        h.add_(x)
+    return h, HELD[-1]
+
+
+def writes_at_one_step(h, x):
+    HELD.append(x)
+    if len(HELD) == 3:
+        h.zero_()
+    h = h + x
+    return h, h
+
+
+def passes_on(h, x):
+    return h, x
+
+
+BODIES = [
+    same_tensor, writes_to_its_carry, writes_to_its_x, writes_to_a_buffer, fills_one_buffer_anew,
+    returns_what_it_closes_over, returns_views, keeps_its_carry, writes_at_one_step, passes_on,
+]  # fmt: skip
+
+
+def results(loop, body, carry_kind, with_grad, reverse=False):
+    HELD.clear()
+    BUFFER.fill_(1.0)
+    g = torch.Generator().manual_seed(1)
+    init, xs = (torch.randn(n, 3, dtype=F64, generator=g).requires_grad_(with_grad) for n in (1, 4))
+    h0 = init[0]
+    if carry_kind == "tree":
+        inner = body
+
+        def body(c, x):
+            h, y = inner(c["h"], x[0])
+            return {"n": None, "h": h, "k": (c["k"][0] + 1, x[1])}, (y, [c["k"][0]])
+
+        ones = torch.ones(4, 2)
+        found = loop(
+            body, {"h": h0, "n": None, "k": (torch.tensor(0), ones[0])}, (xs, ones), 4, reverse
+        )
+    else:
+        found = loop(body, h0, xs, 4, reverse)
+    floats = [v for v in tree.tensors(found) if v.requires_grad]
+    gradients = (
+        torch.autograd.grad([v.square().sum() for v in floats], [init, xs], allow_unused=True)
+        if floats
+        else None
+    )
+    return found, gradients, BUFFER.clone(), xs.detach().clone(), init.detach().clone()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("carry_kind", ["tensor", "tree"])
+@pytest.mark.parametrize("with_grad", [False, True])
+@pytest.mark.parametrize("body", BODIES)
+def test_results_are_the_reference_s(body, with_grad, carry_kind, reverse, monkeypatch):
+    expected = results(scan_loop, body, carry_kind, with_grad, reverse)
+    monkeypatch.setattr(plain_loop, "scan_loop", None)  # the path under test is taken
+    with torch.set_grad_enabled(with_grad):
+        assert_same(results(run_loop, body, carry_kind, with_grad, reverse), expected)
+
+
+def test_a_body_that_changes_the_xs_it_scans_sees_its_changes():
+    def run(loop):
+        xs = torch.ones(4, 2, dtype=F64)
+
+        def body(h, x):
+            xs[2:] += 1
+            return h + x, x
+
+        return loop(body, torch.zeros(2, dtype=F64), xs, 4, False), xs
+
+    assert_same(run(run_loop), run(scan_loop))
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad])
+def test_contexts_without_autograd(context):
+    with context():
+        xs = torch.randn(4, 3, dtype=F64)
+        assert_same(
+            run_loop(writes_to_its_carry, torch.zeros(3, dtype=F64), xs, 4, False),
+            scan_loop(writes_to_its_carry, torch.zeros(3, dtype=F64), xs, 4, False),
+        )
+
+
+def test_tensors_of_inference_mode_in_a_body():
+    def body(h, x):
+        with torch.inference_mode():
+            return h + x, x * 2
+
+    with torch.no_grad():
+        xs = torch.randn(4, 3, dtype=F64)
+        h = torch.zeros(3, dtype=F64)
+        assert_same(run_loop(body, h, xs, 4, False), scan_loop(body, h, xs, 4, False))
+
+
+def test_only_what_somebody_else_holds_is_copied(monkeypatch):
+    copied = []
+    clone = torch.Tensor.clone
+    monkeypatch.setattr(torch.Tensor, "clone", lambda t: copied.append(1) or clone(t))
+
+    def body(h, x):
+        h = torch.sin(h + x)
+        return h, h.cos()
+
+    run_loop(body, torch.zeros(2), torch.ones(5, 2), 5, False)
+    # init, and what the last step returned, which the loop looks at once more
+    assert len(copied) == 1 + 2
+    copied.clear()
+    run_loop(same_tensor, torch.zeros(2), torch.ones(5, 2), 5, False)
+    assert len(copied) == 1 + 4 + 2  # the y of each step, too
+
+
+def test_wrong_carries_are_named():
+    with pytest.raises(ValueError, match="carry"):
+        run_loop(lambda h, x: (h[:1], None), torch.zeros(2), torch.ones(3, 2), 3, False)
+    with pytest.raises(TypeError, match="pair"):
+        run_loop(lambda h, x: h, torch.zeros(2), torch.ones(3, 2), 3, False)
+    with pytest.raises(TypeError, match=r"carry\['a'\]"):
+        run_loop(lambda h, x: ({"a": 1j}, None), {"a": torch.zeros(())}, torch.ones(3), 3, False)
+
+
+def test_random_programs():
+    found = run_here(range(40, 70), [parse_mode("loop")], DEFAULT)
+    assert not [(f.seed, f.outcome) for f in found if f.outcome.is_failure]

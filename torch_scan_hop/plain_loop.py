@@ -1,0 +1,202 @@
+"""The loop that a body runs in if it cannot be traced: :mod:`reference`, at the cost of a loop.
+
+A person who writes the loop by hand copies nothing and checks nothing. A scan promises more: a body
+may work in place on its carry and on its x, and earlier ys, the caller's tensors and what the body
+closes over stay what they are. The reference copies whatever could be shared, at every step. Here a
+copy is made only where nothing cheaper keeps the promise:
+
+- What the body returns is copied if it is a view, or if somebody holds it beside its place in the
+  result: a module, a cell of the body, a list of the user's, the other half of ``return h, h``.
+  What nobody else holds is nobody else's to write to.
+- Once the body has written to its carry, every carry is copied: autograd may have saved it.
+- Without autograd, xs are copied on write. With it, they are copied at once, which has one backward.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_scan_hop import tree
+from torch_scan_hop._torch.operators import copy_on_write, is_plain_tensor
+from torch_scan_hop._torch.transforms import under_transform
+from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.step import CombineFn, as_output_tensor, device_of, split_result
+
+Leaves = list[torch.Tensor]
+
+
+def run_loop(
+    combine_fn: CombineFn, init: Any, xs: Any, trip_count: int, reverse: bool
+) -> tuple[Any, Any]:
+    """:func:`reference.scan_loop` at a lower cost; arguments and results are the same."""
+    leaves = [*tree.tensors(init), *tree.tensors(xs)]
+    if trip_count == 0 or torch.is_inference_mode_enabled() or under_transform():
+        return scan_loop(combine_fn, init, xs, trip_count, reverse)
+    if not all(map(_is_plain, leaves)):
+        return scan_loop(combine_fn, init, xs, trip_count, reverse)
+    order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+    if isinstance(init, torch.Tensor) and isinstance(xs, torch.Tensor):
+        return _run_tensors(combine_fn, init, xs, order)
+    if type(init) is torch.Tensor and type(xs) is torch.Tensor:
+        return _run_tensors(combine_fn, init, xs, order)
+    return _run(combine_fn, init, xs, order)
+
+
+def _is_plain(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and is_plain_tensor(leaf) and not leaf.is_inference()
+
+
+def _run(combine_fn: CombineFn, init: Any, xs: Any, order: range) -> tuple[Any, Any]:
+    device = device_of(init, xs)
+    x_at, carry_of = _slices(xs, len(order)), _builder(init)
+    carry = [leaf.clone() for leaf in tree.tensors(init)]
+    versions = _versions(carry)
+    is_written = False
+    steps: list[Leaves] = [[] for _ in order]
+    y: Any = None
+    for t in order:
+        y = None
+        following, y = split_result(combine_fn(carry_of(carry), x_at(t)))
+        is_written = is_written or _versions(carry) != versions
+        carry = _carry_leaves(init, following, device)
+        steps[t] = [y] if type(y) is torch.Tensor else _y_leaves(y, device)
+        if t != order[-1]:
+            following = y = None  # they hold what is the body's alone from here on
+        _copy_shared(steps[t])
+        _copy_shared(carry, is_written)
+        versions = _versions(carry)
+    stacked = [torch.stack(leaf) for leaf in zip(*steps, strict=True)]
+    return tree.unflatten(init, carry), tree.unflatten(y, stacked)
+
+
+def _run_tensors(
+    combine_fn: CombineFn, init: torch.Tensor, xs: torch.Tensor, order: range
+) -> tuple[Any, Any]:
+    """:func:`_run` where init and xs are one tensor each: in small cells, every call counts."""
+    rows, xs_version = _rows(xs), xs._version
+    dtype, shape = init.dtype, init.shape
+    carry = [init.clone()]
+    version, is_written = 0, False
+    steps: list[Leaves] = [[] for _ in order]
+    y: Any = None
+    for t in order:
+        y = None
+        x = rows[t] if xs._version == xs_version else xs[t].clone()
+        following, y = split_result(combine_fn(carry[0], x))
+        is_written = is_written or carry[0]._version != version
+        if (
+            type(following) is torch.Tensor
+            and following.dtype is dtype
+            and following.shape == shape
+        ):
+            carry[0] = following
+        else:
+            carry = tree.match_carry(init, following, init.device)
+        steps[t] = leaves = [y] if type(y) is torch.Tensor else _y_leaves(y, init.device)
+        if t != order[-1]:
+            following = y = None
+        if len(leaves) != 1:
+            _copy_shared(leaves)
+        elif _is_shared(leaves, 0):
+            leaves[0] = leaves[0].clone()
+        if is_written or _is_shared(carry, 0):
+            carry[0] = carry[0].clone()
+        version = carry[0]._version
+    stacked = [torch.stack(leaf) for leaf in zip(*steps, strict=True)]
+    return carry[0], tree.unflatten(y, stacked)
+
+
+# --- who else has it ---
+
+
+def _references(leaves: Leaves, k: int) -> int:
+    return sys.getrefcount(leaves[k])
+
+
+#: to a tensor that a list alone holds; how many the counting itself adds depends on Python
+_ALONE = _references([torch.empty(0)], 0)
+
+
+def _is_shared(leaves: Leaves, k: int) -> bool:
+    if _references(leaves, k) > _ALONE:
+        return True
+    # of a tensor that inference mode has made, torch does not count how often it is written to
+    return leaves[k]._is_view() or leaves[k].is_inference()
+
+
+def _copy_shared(leaves: Leaves, all_of_them: bool = False) -> None:
+    for k in range(len(leaves)):
+        if all_of_them or _is_shared(leaves, k):
+            leaves[k] = leaves[k].clone()
+
+
+def _versions(leaves: Leaves) -> list[int]:
+    """How often each was written to."""
+    return [leaf._version for leaf in leaves]
+
+
+# --- pytrees of a step, the common ones without a walk that keeps paths ---
+
+
+def _slices(xs: Any, trip_count: int) -> Callable[[int], Any]:
+    """``xs`` at a step, each leaf the body's to write to."""
+    if xs is None or not (leaves := tree.tensors(xs)):
+        return lambda t: xs
+    rows = list(zip(*map(_rows, leaves), strict=True))
+    x_of, versions = _builder(xs), _versions(leaves)
+
+    def x_at(t: int) -> Any:
+        if _versions(leaves) == versions:
+            return x_of(rows[t])
+        # a body that reaches xs by another name, too, scans what it has made of them
+        return x_of([leaf[t].clone() for leaf in leaves])
+
+    return x_at
+
+
+def _rows(leaf: torch.Tensor) -> Sequence[torch.Tensor]:
+    if torch.is_grad_enabled() or leaf.is_complex():
+        return torch.ops.aten.unbind_copy.int(leaf)
+    return copy_on_write(leaf).unbind(0)
+
+
+def _builder(template: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
+    """From leaves to a pytree like ``template``."""
+    if isinstance(template, torch.Tensor):
+        return lambda leaves: leaves[0]
+    if type(template) is tuple and all(isinstance(part, torch.Tensor) for part in template):
+        return tuple
+    return lambda leaves: tree.unflatten(template, list(leaves))
+
+
+def _carry_leaves(template: Any, value: Any, device: torch.device) -> Leaves:
+    leaves: Leaves = []
+    return (
+        leaves if _matches(template, value, leaves) else tree.match_carry(template, value, device)
+    )
+
+
+def _matches(template: Any, value: Any, leaves: Leaves) -> bool:
+    """Append the leaves of ``value`` in the order of ``template``; False if anything is amiss."""
+    kind = type(template)
+    if type(value) is not kind:
+        return False
+    if kind is torch.Tensor:
+        leaves.append(value)
+        return value.dtype is template.dtype and value.shape == template.shape
+    if kind is tuple or kind is list:
+        pairs = zip(template, value, strict=False)
+        return len(template) == len(value) and all(_matches(a, b, leaves) for a, b in pairs)
+    if kind is dict:
+        return template.keys() == value.keys() and all(
+            _matches(template[key], value[key], leaves) for key in template
+        )
+    return template is None
+
+
+def _y_leaves(y: Any, device: torch.device) -> Leaves:
+    return [as_output_tensor(leaf, device) for leaf in tree.tensors(y)]
