@@ -9,7 +9,7 @@ copy is made only where nothing cheaper keeps the promise:
   result: a module, a cell of the body, a list of the user's, the other half of ``return h, h``.
   What nobody else holds is nobody else's to write to.
 - Once the body has written to its carry, every carry is copied: autograd may have saved it.
-- Without autograd, xs are copied on write. With it, they are copied at once, which has one backward.
+- Without autograd, xs are copied on write. With it, they are copied at once: one backward for all.
 """
 
 from __future__ import annotations
