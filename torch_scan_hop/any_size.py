@@ -15,10 +15,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
 
 from torch_scan_hop._torch.symbols import Number, Symbols, open_number
-from torch_scan_hop._torch.tracing import FakeTensorMode, is_traced
+from torch_scan_hop._torch.tracing import FakeTensorMode, detect_fake_mode, is_traced
 from torch_scan_hop._torch.transforms import under_transform
 from torch_scan_hop.examples import step_examples, symbolic_step_examples
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember

@@ -17,7 +17,6 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +94,9 @@ _PLAIN = (bool, int, str, type(None))
 MAX_SETTINGS = 4
 
 
-@dataclass
-class _Refusals:
-    """Why a function was not traced, by the plain values that it reads."""
-
-    reasons: dict[Any, str] = field(default_factory=dict)
-
-
-_refusals: weakref.WeakKeyDictionary[types.CodeType, _Refusals] = weakref.WeakKeyDictionary()
+# Why a function was not traced, by the plain values that it reads.
+_Reasons = dict[Any, str]
+_refusals: weakref.WeakKeyDictionary[types.CodeType, _Reasons] = weakref.WeakKeyDictionary()
 
 
 def _plain_values(value: Any) -> Any:
@@ -139,16 +133,16 @@ def _setting(fn: Any) -> Any:
 
 def remembered_reason(fn: Any) -> str | None:
     """Why ``fn``, reading what it reads now, was not traced before; None if it may be tried."""
-    refusals = _refusals.get(code_of(fn))
-    if refusals is None:
+    reasons = _refusals.get(code_of(fn))
+    if reasons is None:
         return None
-    if len(refusals.reasons) >= MAX_SETTINGS:
-        return next(reversed(refusals.reasons.values()))
-    return refusals.reasons.get(_setting(fn))
+    if len(reasons) >= MAX_SETTINGS:
+        return next(reversed(reasons.values()))
+    return reasons.get(_setting(fn))
 
 
 def remember_reason(fn: Any, reason: str) -> None:
-    _refusals.setdefault(code_of(fn), _Refusals()).reasons[_setting(fn)] = reason
+    _refusals.setdefault(code_of(fn), {})[_setting(fn)] = reason
 
 
 def forget_reasons() -> None:
@@ -205,27 +199,29 @@ def _stack_level() -> int:
     return level
 
 
+def _named(code: types.CodeType) -> str:
+    return f"torch_scan_hop: {code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+
+
 def announce(combine_fn: Any, reason: str) -> None:
-    """Say that a scan ran as a loop: once for each function, or as an error."""
+    """Say that a scan ran as a loop, once for each function."""
     code = code_of(combine_fn)
-    if _mode == "allow" or (_mode == "warn" and code in _warned):
+    if _mode == "allow" or code in _warned:
         return
-    text = (
-        f"torch_scan_hop: {code.co_name} ({code.co_filename}:{code.co_firstlineno}) could not be "
-        f"traced, so its scan ran as a plain Python loop: {reason}"
-    )
     _warned.add(code)
-    warnings.warn(text, stacklevel=_stack_level())
+    warnings.warn(
+        f"{_named(code)} could not be traced, so its scan ran as a plain Python loop: {reason}",
+        stacklevel=_stack_level(),
+    )
 
 
 def refuse_if_not_allowed(combine_fn: Any, reason: str) -> None:
     """Raise, before the loop runs, where ``fallback("error")`` is in force."""
     if _mode != "error":
         return
-    code = code_of(combine_fn)
     raise NotTraceableError(
-        f"torch_scan_hop: {code.co_name} ({code.co_filename}:{code.co_firstlineno}) cannot be "
-        f"traced, and fallback('error') forbids to run it as a plain Python loop: {reason}"
+        f"{_named(code_of(combine_fn))} cannot be traced, and fallback('error') forbids to run it "
+        f"as a plain Python loop: {reason}"
     )
 
 
@@ -236,8 +232,8 @@ def warn_of_captures(body: Callable[[], types.CodeType | None], count: int, guar
         return
     _warned.add(code)
     warnings.warn(
-        f"torch_scan_hop: {code.co_name} ({code.co_filename}:{code.co_firstlineno}) was captured "
-        f"anew at each of its last {count} calls, which is slow. What was different the last time: "
-        f"{guard}. Make it a tensor, or pass it in xs, init or a closed-over tensor.",
+        f"{_named(code)} was captured anew at each of its last {count} calls, which is slow. "
+        f"What was different the last time: {guard}. Make it a tensor, or pass it "
+        "in xs, init or a closed-over tensor.",
         stacklevel=_stack_level(),
     )

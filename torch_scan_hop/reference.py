@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop.step import CombineFn, as_carry, device_of, step
+from torch_scan_hop.step import CombineFn, as_carry, device_of, split_result, step
 
 
 def _results_of_no_step(
@@ -46,6 +46,19 @@ def _first_step(
         return step(combine_fn, default, x, init, device)
 
 
+def _with_exact_ys(combine_fn: CombineFn, device: torch.device) -> CombineFn:
+    """A y that is a number keeps its digits until the later steps say what dtype it has."""
+
+    def exact(leaf: Any) -> Any:
+        return tree.exact_tensor(leaf, device) if isinstance(leaf, tree.NUMBERS) else leaf
+
+    def run(carry: Any, x: Any) -> tuple[Any, Any]:
+        next_carry, y = split_result(combine_fn(carry, x))
+        return next_carry, tree.map_leaves(exact, y)
+
+    return run
+
+
 def scan_loop(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: int, reverse: bool
 ) -> tuple[Any, Any]:
@@ -66,7 +79,8 @@ def scan_loop(
     for t in order:
         x = tree.slice_at(xs, t)
         if has_numbers and t == order[0]:
-            leaves, y = _first_step(combine_fn, init, carry, x, device)
+            first = _with_exact_ys(combine_fn, device) if trip_count > 1 else combine_fn
+            leaves, y = _first_step(first, init, carry, x, device)
         else:
             leaves, y = step(combine_fn, carry, x, init, device)
         # copied, so that a later in-place change of the carry cannot reach an earlier y

@@ -8,6 +8,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
+from torch_scan_hop._torch.operators import storage_of
+
 Storage = int
 
 
@@ -33,10 +35,3 @@ class Effects(fx.Interpreter):
 
     def _versions(self) -> dict[Storage, int]:
         return {s: sum(t._version for t in tensors) for s, tensors in self._alive.items()}
-
-
-def storage_of(tensor: torch.Tensor) -> Storage:
-    """Equal for tensors that share memory, under functorch's levels, too."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor.untyped_storage()._cdata

@@ -106,7 +106,9 @@ def below_autograd() -> Iterator[None]:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """A number that two tensors have in common if they share memory."""
+    """Equal for tensors that share memory, under functorch's levels, too."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor.untyped_storage()._cdata
 
 

@@ -43,6 +43,7 @@ __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
     "FakeTensorMode",
+    "detect_fake_mode",
     "fake_like_number",
     "fake_mode_of",
     "fake_tensor",

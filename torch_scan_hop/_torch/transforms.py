@@ -37,6 +37,8 @@ from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _is_fwd_grad_enabled, _set_fwd_grad_enabled
 from torch.utils import checkpoint
 
+from torch_scan_hop._torch.functorch_levels import enter_dual_level, exit_dual_level
+
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 
 #: what ``torch.utils.checkpoint`` raises, from a hook, when a recomputation has gone far enough
@@ -159,12 +161,9 @@ def _in_forward_mode() -> bool:
 
     Asking each tensor instead makes a view of it, which costs 10 us on XLA.
     """
-    try:
-        torch._C._enter_dual_level()
-    except RuntimeError:
-        return True
-    torch._C._exit_dual_level(level=0)
-    return False
+    entered = enter_dual_level()
+    exit_dual_level(entered)
+    return not entered
 
 
 def has_tangents(values: Iterable[Any]) -> bool:
@@ -175,15 +174,11 @@ def has_tangents(values: Iterable[Any]) -> bool:
 def dual_level() -> Iterator[None]:
     """A forward-AD level; torch has only one, so one that is active already is shared."""
     with gradients_enabled():
-        try:
-            torch._C._enter_dual_level()
-        except RuntimeError:
-            yield
-            return
+        entered = enter_dual_level()
         try:
             yield
         finally:
-            torch._C._exit_dual_level(level=0)
+            exit_dual_level(entered)
 
 
 def unwrap_if_dead(value: Any) -> Any:

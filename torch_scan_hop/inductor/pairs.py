@@ -283,8 +283,6 @@ RULES: dict[Any, Callable[..., Any]] = {
 
 
 def _is_about_pairs(node: fx.Node, args: Any) -> bool:
-    found = []
-    fx.map_arg(node.args, lambda n: found.append(n))
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else [value]
     return any(map(is_complex, values)) or any(
