@@ -6,12 +6,12 @@ import random
 import re
 from collections.abc import Sequence
 
-from . import rules_math, rules_shape, rules_special, rules_write
+from . import rules_context, rules_math, rules_shape, rules_special, rules_write
 from .builder import RULES, Builder, NoOperandError
 from .program import Carried, Input, Program, Scanned, Shape, Size, Statement, Type, Var, size_text
 from .rules_special import DRAWS, attempt
 
-_REGISTERED = (rules_math, rules_shape, rules_special, rules_write)
+_REGISTERED = (rules_context, rules_math, rules_shape, rules_special, rules_write)
 
 #: what a program may hold unless ``--features`` says otherwise; the rest are switches
 DEFAULT = (
@@ -19,8 +19,12 @@ DEFAULT = (
     "complex", "linalg", "stops", "custom", "nested", "layouts", "trees",
 )  # fmt: skip
 #: ``kernel``: leaves of one shape, as the kernel of a pointwise body wants them; ``rows``: those of
-#: one batch in float32, with weights; ``long``: every program has many steps
-SWITCHES = ("random", "state", "func", "aliases", "numbers", "rows", "kernel", "long", "summed")
+#: one batch in float32, with weights; ``long``: every program has many steps; ``contexts``: the scan
+#: is called a second time, in another context
+SWITCHES = (
+    "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
+    "contexts",
+)  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
 TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
@@ -61,11 +65,16 @@ class _Generator:
         self._statements()
         carry = [self._next(c) for c in carry]
         ys = self._ys()
+        context = rules_context.choose_context(self.rng) if self.has("contexts") else ""
         return Program(
             seed=self.seed,
             sizes=self.sizes,
             base=self.base,
-            helpers=tuple(g.helpers.values()) + self._state_classes(len(carry), len(xs), len(ys)),
+            helpers=(
+                *g.helpers.values(),
+                *self._state_classes(len(carry), len(xs), len(ys)),
+                *([rules_context.HELPERS] if context else []),
+            ),
             inputs=tuple(self.inputs),
             before=tuple(g.before),
             carry=tuple(carry),
@@ -77,6 +86,8 @@ class _Generator:
             ys_kind=self._kind(len(ys)),
             options=self._options(bool(xs)),
             after=self._after(),
+            context=context,
+            context_first=bool(context) and self.rng.random() < 0.5,
             features=self.features,
         )
 

@@ -140,6 +140,19 @@ class Counter:
 """
 
 
+HITS = """\
+HITS = 0.0
+
+def reset():
+    global HITS
+    HITS = 0.0
+
+def hits():
+    return HITS
+
+"""
+
+
 @rule("state")
 def counted(g: Builder) -> None:
     """Python state that a body changes: the loop sees every change."""
@@ -166,6 +179,31 @@ def counted_globally(g: Builder) -> None:
     g.do(g.choose(["G[0] += 1.0", "G[0] = G[0] + 0.5"]))
     if g.chance(0.5):
         g.let(f"torch.tanh({a.name} + 0.1 * G[0])", a.type.shape)
+
+
+@rule("state")
+def assigned_global(g: Builder) -> None:
+    a = g.float()
+    g.helpers["H"] = HITS
+    if "reset()" not in [s.text for s in g.before]:
+        g.before.append(Statement("reset()"))
+        g.extras += ["hits()"]
+    if "global HITS" not in [s.text for s in g.statements]:
+        g.statements.insert(0, Statement("global HITS"))
+    g.do(g.choose(["HITS += 1.0", "HITS = HITS + 0.5", "HITS = HITS * 0.5 + 1.0"]))
+    if g.chance(0.5):
+        g.let(f"torch.tanh({a.name} + 0.1 * HITS)", a.type.shape)
+
+
+@rule("draws")
+def drawn_number(g: Builder) -> None:
+    """Python's own random numbers: one for each step."""
+    a = g.float()
+    g.helpers["random"] = "import random\n\n"
+    if "random.seed(3)" not in [s.text for s in g.before]:
+        g.before.append(Statement("random.seed(3)"))
+    texts = ["{a} * random.random()", "{a} + random.uniform(-1, 1)", "{a} * random.randint(1, 3)"]
+    g.let("torch.tanh(" + g.choose(texts).format(a=a.name) + ")", a.type.shape)
 
 
 @rule("func")
