@@ -41,6 +41,8 @@ class Builder:
         self.helpers: dict[str, str] = {}
         self.before: list[Statement] = []
         self.extras: list[str] = []
+        #: leaves of the carry that are Python numbers at first, or after a step
+        self.numbers: list[str] = []
         self.depth = 0
         self._count = 0
 

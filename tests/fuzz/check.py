@@ -92,7 +92,10 @@ def check_text(text: str, mode: Mode, tolerance: float) -> Outcome:
         return outcome
     reasons = [str(w.message) for w in caught if "plain Python loop" in str(w.message)]
     if reasons:
-        return Outcome("loop", normalized(reasons[0].partition("plain Python loop: ")[2]))
+        reason = normalized(reasons[0].partition("plain Python loop: ")[2])
+        if mode.captured:
+            return Outcome("crash", f"ran as a loop: {reason}", reasons[0])
+        return Outcome("loop", reason)
     return outcome
 
 

@@ -148,6 +148,8 @@ class _Generator:
         leaves = []
         for k in range(self.rng.choice([1, 1, 1, 2, 2, 3])):
             leaves.append(self._carried(k))
+        if self.has("numbers") and len(leaves) == 1:
+            leaves.append(self._number())
         if self.has("indexing") and self.rng.random() < 0.3:
             leaves.append(self._counter())
         return leaves
@@ -158,7 +160,7 @@ class _Generator:
             dtype = "c"
         elif k and self.has("casts") and self.rng.random() < 0.1:
             dtype = "b"
-        elif k and self.has("numbers") and self.rng.random() < 0.5:
+        elif k and self.has("numbers") and not self.g.numbers and self.rng.random() < 0.8:
             return self._number()
         sizes = size_text(shape)
         texts = {
@@ -171,8 +173,18 @@ class _Generator:
         return self._leaf(f"c{k}", Type(shape, dtype, fresh=False), made.name)
 
     def _number(self) -> Carried:
-        type_ = Type((), "f", fresh=False)
-        return self._leaf("c_number", type_, self.rng.choice(["0.1", "0.0", "1.5"]))
+        """A leaf that starts as a Python number, or that a step returns as one."""
+        kind = self.rng.choice(["c_number", "c_number", "n_small", "c_fixed", "c_fixed"])
+        if kind == "n_small":
+            made = Carried(kind, Type((), "i", fresh=False), self.rng.choice(["0", "1"]), kind)
+        elif kind == "c_fixed":
+            init = self._input("h", Type((), "f"), "torch.zeros((), dtype=dtype)").name
+            made = Carried(kind, Type((), "f", fresh=False), init, kind)
+        else:
+            init = self.rng.choice(["0.1", "0.0", "1.5", "0.7", "0"])
+            made = Carried(kind, Type((), "f", fresh=False), init, kind)
+        self.g.numbers.append(kind)
+        return made
 
     def _counter(self) -> Carried:
         """A step counter: the commonest index there is."""
@@ -188,7 +200,14 @@ class _Generator:
         leaves = []
         for k in range(self.rng.choice([0, 1, 1, 1, 2, 2, 3])):
             leaves.append(self._scanned(f"x{k}"))
+        if "n_small" in self.g.numbers:
+            leaves.append(self._small_integers())
         return leaves
+
+    def _small_integers(self) -> Scanned:
+        dtype = self.rng.choice(["int8", "uint8", "int16", "int32"])
+        text = f"torch.randint(0, 4, (T,), generator=g, dtype=torch.{dtype})"
+        return Scanned("x_small", Type((), "i"), self._input("i", Type((), "i"), text).name)
 
     def _scanned(self, name: str) -> Scanned:
         roll = self.rng.random()
@@ -304,6 +323,8 @@ class _Generator:
     def _next(self, c: Carried) -> Carried:
         """What the body returns for this leaf: the old value and something of the body."""
         g = self.g
+        if c.name in g.numbers:
+            return _with_result(c, self._next_number(c))
         if c.type.dtype == "i":
             result = f"{c.name} + 1"
             return _with_result(c, result if g.chance(0.5) else f"({result}) % {c.type.high}")
@@ -316,6 +337,15 @@ class _Generator:
             drawn = g.choose(DRAWS).format(a=c.name)
             return _with_result(c, f"0.5 * {drawn} + 0.5 * ({self._next_float(c)})")
         return _with_result(c, self._next_float(c))
+
+    def _next_number(self, c: Carried) -> str:
+        if c.name == "n_small":
+            return self.g.choose(["n_small + x_small", "x_small - n_small", "n_small * 2 + x_small"])
+        if c.name == "c_fixed":
+            return self.g.choose(["0.1", "0.7", "1"])
+        return self.g.choose(["0.5 * {c} + {v}", "{c} * {v}", "{c} + 0.3 * {v}", "{v} - {c}"]).format(
+            c=c.name, v=f"torch.tanh({self.g.float().name}.mean())"
+        )
 
     def _next_float(self, c: Carried) -> str:
         g = self.g

@@ -206,6 +206,17 @@ def drawn_number(g: Builder) -> None:
     g.let("torch.tanh(" + g.choose(texts).format(a=a.name) + ")", a.type.shape)
 
 
+@rule("numbers")
+def with_number(g: Builder) -> None:
+    """Arithmetic with a carry that is a number: in the first step, or in all but that."""
+    a = g.float()
+    texts = ["{a} * {n}", "{a} + 0.3 * {n}", "({n} - {a}) * 0.5", "{a} / (1 + {n} * {n})"]
+    # a phase shows a number's last digits
+    texts += ["torch.sin({a} + 50.0 * {n})"] * 3
+    text = g.choose(texts).format(a=a.name, n=g.choose(g.numbers))
+    g.let(f"torch.tanh({text})", a.type.shape)
+
+
 @rule("func")
 def transformed(g: Builder) -> None:
     """torch.func inside a body."""

@@ -49,8 +49,12 @@ def tangents_of_gradients_lost() -> Iterator[object]:
             return scan_of_duals(body, init, xs, additional, **options)
         return real(body, init, xs, additional, **options)
 
-    with mock.patch.dict(scan_op.py_kernels, {DispatchKey.Autograd: autograd}):
-        yield None
+    scan_op._dispatch_cache.clear()
+    try:
+        with mock.patch.dict(scan_op.py_kernels, {DispatchKey.Autograd: autograd}):
+            yield None
+    finally:
+        scan_op._dispatch_cache.clear()
 
 
 @mutant("e", "eager,eager+func_grad,eager+jvp,eager+vmap", "pointwise,func")
