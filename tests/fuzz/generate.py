@@ -20,10 +20,10 @@ DEFAULT = (
 )  # fmt: skip
 #: ``kernel``: leaves of one shape, as the kernel of a pointwise body wants them; ``rows``: those of
 #: one batch in float32, with weights; ``long``: every program has many steps; ``contexts``: the scan
-#: is called a second time, in another context
+#: is called a second time, in another context; ``complex_carry``: most carries are complex
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
-    "contexts",
+    "contexts", "complex_carry", "fills",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
@@ -59,13 +59,14 @@ class _Generator:
 
     def program(self) -> Program:
         g = self.g
+        if self.has("contexts"):
+            g.context = rules_context.choose_context(self.rng)
         carry = self._carry()
         xs = self._xs()
         self._closed()
         self._statements()
         carry = [self._next(c) for c in carry]
         ys = self._ys()
-        context = rules_context.choose_context(self.rng) if self.has("contexts") else ""
         return Program(
             seed=self.seed,
             sizes=self.sizes,
@@ -73,7 +74,7 @@ class _Generator:
             helpers=(
                 *g.helpers.values(),
                 *self._state_classes(len(carry), len(xs), len(ys)),
-                *([rules_context.HELPERS] if context else []),
+                *([rules_context.HELPERS] if g.context else []),
             ),
             inputs=tuple(self.inputs),
             before=tuple(g.before),
@@ -86,8 +87,8 @@ class _Generator:
             ys_kind=self._kind(len(ys)),
             options=self._options(bool(xs)),
             after=self._after(),
-            context=context,
-            context_first=bool(context) and self.rng.random() < 0.5,
+            context=g.context,
+            context_first=bool(g.context) and self.rng.random() < 0.5,
             features=self.features,
         )
 
@@ -156,7 +157,9 @@ class _Generator:
 
     def _carried(self, k: int) -> Carried:
         shape, dtype = self._shape(), "f"
-        if k and self.has("complex") and self.rng.random() < 0.15:
+        if self.has("complex_carry") and self.rng.random() < 0.6:
+            dtype = "c"
+        elif k and self.has("complex") and self.rng.random() < 0.15:
             dtype = "c"
         elif k and self.has("casts") and self.rng.random() < 0.1:
             dtype = "b"

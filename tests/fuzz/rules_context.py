@@ -30,41 +30,36 @@ def deterministic(value=True):
 
 """
 
-#: what a second call may find changed, and how a step can tell
-DEVICES = ["cpu", "xpu", "mps"]
-CONTEXTS = [
-    *(f'autocast("{device}")' for device in DEVICES),
-    "default_dtype(torch.float64)",
-    "default_dtype(torch.float64)",
-    "default_dtype(torch.bfloat16)",
-    "deterministic()",
-]
+_DIGITS = ["{a} + torch.full(({n},), 0.1)", "{a} * torch.linspace(0.1, 0.7, {n})", "{a} + torch.tensor(0.3)"]
+_ASKS = "{a} * (0.3 if QUESTION else 0.9)"
+
+
+def _asks(question: str) -> list[str]:
+    return [_ASKS.replace("QUESTION", question)]
+
+
+#: what a second call may find changed, and how a step can tell: it asks, as torch's own layers do
+#: for autocast, or makes a tensor, whose digits are of the default dtype
+CONTEXTS = {
+    **{f'autocast("{d}")': _asks(f'torch.is_autocast_enabled("{d}")') for d in ("cpu", "xpu", "mps")},
+    "default_dtype(torch.float64)": [
+        *_asks("torch.get_default_dtype() == torch.float64"), *_DIGITS
+    ],
+    "default_dtype(torch.bfloat16)": [
+        *_asks("torch.get_default_dtype() == torch.bfloat16"), *_DIGITS
+    ],
+    "deterministic()": _asks("torch.are_deterministic_algorithms_enabled()"),
+}  # fmt: skip
 
 
 def choose_context(rng: random.Random) -> str:
-    return rng.choice(CONTEXTS)
+    return rng.choice(list(CONTEXTS))
 
 
 @rule("contexts")
-def asked(g: Builder) -> None:
-    """A step that asks what the context is, as torch's own layers do for autocast."""
-    a = g.float()
-    questions = [
-        *(f'torch.is_autocast_enabled("{device}")' for device in DEVICES),
-        "torch.get_default_dtype() == torch.float64",
-        "torch.are_deterministic_algorithms_enabled()",
-    ]
-    g.let(f"torch.tanh({a.name} * (0.3 if {g.choose(questions)} else 0.9))", a.type.shape)
-
-
-@rule("contexts")
-def made_without_a_dtype(g: Builder) -> None:
-    """A tensor in the default dtype: the digits of its numbers tell which that was."""
+def told_apart(g: Builder) -> None:
+    """A step that computes something else in another context, mostly in the one that is to come."""
     a = g.float(1, 3)
-    n = a.type.shape[-1]
-    texts = [
-        "{a} + torch.full(({n},), 0.1)",
-        "{a} * torch.linspace(0.1, 0.7, {n})",
-        "{a} + torch.tensor(0.3)",
-    ]
-    g.let(g.choose(texts).format(a=a.name, n=n), a.type.shape)
+    context = g.context if g.chance(0.7) else g.choose(list(CONTEXTS))
+    text = g.choose(CONTEXTS[context]).format(a=a.name, n=a.type.shape[-1])
+    g.let(f"torch.tanh({text})", a.type.shape)

@@ -24,7 +24,7 @@ def bodies_written_in_place() -> Iterator[object]:
         yield None
 
 
-@mutant("b", "inductor+small_blocks", "pointwise,complex")
+@mutant("b", "inductor+small_blocks", "pointwise,products,complex,complex_carry,long")
 def complex_scans_stay_complex() -> Iterator[object]:
     """Inductor lowers complex scans as they are, and not as pairs of reals."""
     from torch_scan_hop.inductor import passes
@@ -33,7 +33,7 @@ def complex_scans_stay_complex() -> Iterator[object]:
         yield None
 
 
-@mutant("h", "eager+only_batch_xs", "pointwise,indexing,buffers")
+@mutant("h", "eager+only_batch_xs", "pointwise,fills")
 def any_operator_is_batched() -> Iterator[object]:
     """Every operator is done for all steps at once by torch's batching rule for it."""
     from torch_scan_hop.rewrites import classify, planner
