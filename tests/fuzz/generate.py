@@ -23,7 +23,7 @@ DEFAULT = (
 #: is called a second time, in another context; ``complex_carry``: most carries are complex
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
-    "contexts", "complex_carry", "fills",
+    "contexts", "complex_carry", "fills", "inner_jvp",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
@@ -177,14 +177,14 @@ class _Generator:
 
     def _number(self) -> Carried:
         """A leaf that starts as a Python number, or that a step returns as one."""
-        kind = self.rng.choice(["c_number", "c_number", "n_small", "c_fixed", "c_fixed"])
+        kind = self.rng.choice(["c_number", "c_number", "n_small", "c_fixed"])
         if kind == "n_small":
             made = Carried(kind, Type((), "i", fresh=False), self.rng.choice(["0", "1"]), kind)
         elif kind == "c_fixed":
             init = self._input("h", Type((), "f"), "torch.zeros((), dtype=dtype)").name
             made = Carried(kind, Type((), "f", fresh=False), init, kind)
         else:
-            init = self.rng.choice(["0.1", "0.0", "1.5", "0.7", "0"])
+            init = self.rng.choice(["0.1", "0.7", "0.3", "1.5", "0"])
             made = Carried(kind, Type((), "f", fresh=False), init, kind)
         self.g.numbers.append(kind)
         return made
@@ -346,7 +346,7 @@ class _Generator:
             return self.g.choose(["n_small + x_small", "x_small - n_small", "n_small * 2 + x_small"])
         if c.name == "c_fixed":
             return self.g.choose(["0.1", "0.7", "1"])
-        return self.g.choose(["0.5 * {c} + {v}", "{c} * {v}", "{c} + 0.3 * {v}", "{v} - {c}"]).format(
+        return self.g.choose(["0.5 * {c} + {v}", "{c} + 0.3 * {v}", "{v} - {c}", "torch.sin({v} + 50.0 * {c})"]).format(
             c=c.name, v=f"torch.tanh({self.g.float().name}.mean())"
         )
 

@@ -232,6 +232,18 @@ def transformed(g: Builder) -> None:
     g.let("torch.tanh(" + g.choose(texts).format(a=a.name, b=b.name) + ")", a.type.shape)
 
 
+@rule("inner_jvp")
+def inner_tangent(g: Builder) -> None:
+    """Forward mode inside a body, without the levels of other transforms around it."""
+    a = g.float()
+    b = g.like(a.type.shape)
+    texts = [
+        "torch.func.jvp(lambda q: torch.sin(q) * q, ({a},), ({b},))[1]",
+        "torch.func.jvp(lambda q: torch.tanh(q) + q * q, ({b},), (torch.ones_like({b}),))[1]",
+    ]
+    g.let("torch.tanh(" + g.choose(texts).format(a=a.name, b=b.name) + ")", a.type.shape)
+
+
 @rule("aliases")
 def buffer_changed(g: Builder) -> None:
     """A closed-over buffer changed in place, and perhaps read through another view of it."""

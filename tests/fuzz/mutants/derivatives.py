@@ -57,21 +57,10 @@ def tangents_of_gradients_lost() -> Iterator[object]:
         scan_op._dispatch_cache.clear()
 
 
-@mutant("e", "eager,eager+func_grad,eager+jvp,eager+vmap", "pointwise,func")
+@mutant("e", "eager+func_grad", "inner_jvp")
 def levels_are_constants() -> Iterator[object]:
     """A body with torch.func in it keeps the numbers of the functorch levels it was traced at."""
     from torch_scan_hop import dynamo
 
     with mock.patch.object(dynamo, "make_levels_relative", lambda graph, outside: None):
-        yield None
-
-
-@mutant("e", "eager+double,eager+func_grad,eager+forward_over_reverse", "pointwise,func")
-def inner_gradients_are_off() -> Iterator[object]:
-    """torch.func.grad in a body does not switch gradients on where a kernel switched them off."""
-    import torch
-
-    from torch_scan_hop._torch import functorch_levels
-
-    with mock.patch.object(functorch_levels, "enable_grad", torch.is_grad_enabled):
         yield None
