@@ -44,7 +44,9 @@ def _loop(
     for t in reversed(range(n)) if reverse else range(n):
         carry, y = combine_fn(carry, tree.map_leaves(lambda x, t=t: x[t].clone(), xs))
         carry = tree.unflatten(init, _as_tensors(init, carry))
-        steps[t] = [v.clone() if isinstance(v, Tensor) else torch.tensor(v) for v in tree.tensors(y)]
+        steps[t] = [
+            v.clone() if isinstance(v, Tensor) else torch.tensor(v) for v in tree.tensors(y)
+        ]
     # a y that is the number itself has the dtype of the later steps
     dtypes = [leaf.dtype for leaf in steps[0 if reverse else -1]]
     rows = zip(*steps, strict=True)

@@ -343,12 +343,14 @@ class _Generator:
 
     def _next_number(self, c: Carried) -> str:
         if c.name == "n_small":
-            return self.g.choose(["n_small + x_small", "x_small - n_small", "n_small * 2 + x_small"])
+            return self.g.choose(
+                ["n_small + x_small", "x_small - n_small", "n_small * 2 + x_small"]
+            )
         if c.name == "c_fixed":
             return self.g.choose(["0.1", "0.7", "1"])
-        return self.g.choose(["0.5 * {c} + {v}", "{c} + 0.3 * {v}", "{v} - {c}", "torch.sin({v} + 50.0 * {c})"]).format(
-            c=c.name, v=f"torch.tanh({self.g.float().name}.mean())"
-        )
+        return self.g.choose(
+            ["0.5 * {c} + {v}", "{c} + 0.3 * {v}", "{v} - {c}", "torch.sin({v} + 50.0 * {c})"]
+        ).format(c=c.name, v=f"torch.tanh({self.g.float().name}.mean())")
 
     def _next_float(self, c: Carried) -> str:
         g = self.g

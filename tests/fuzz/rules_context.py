@@ -30,7 +30,11 @@ def deterministic(value=True):
 
 """
 
-_DIGITS = ["{a} + torch.full(({n},), 0.1)", "{a} * torch.linspace(0.1, 0.7, {n})", "{a} + torch.tensor(0.3)"]
+_DIGITS = [
+    "{a} + torch.full(({n},), 0.1)",
+    "{a} * torch.linspace(0.1, 0.7, {n})",
+    "{a} + torch.tensor(0.3)",
+]
 _ASKS = "{a} * (0.3 if QUESTION else 0.9)"
 
 

@@ -34,13 +34,6 @@ class Mutant:
         is_compiled = any(mode.backend == "inductor" for mode in parse_modes(self.modes))
         return 100 if is_compiled else 200
 
-    @property
-    def command(self) -> str:
-        return (
-            f"python -m tests.fuzz --until-found {self.name} --programs {self.patience} "
-            f"--modes {self.modes} --features {','.join(self.features)}"
-        )
-
 
 MUTANTS: dict[str, Mutant] = {}
 
