@@ -305,6 +305,8 @@ class _Generator:
 
     def _alias(self) -> None:
         """A view of a tensor that is closed over, too."""
+        if not self._has_float():
+            return
         source = self.g.find(lambda t: t.dtype == "f")
         if source.name[0] != "w" or not source.type.shape:
             return
@@ -334,7 +336,8 @@ class _Generator:
         if c.type.dtype == "b":
             return _with_result(c, f"{c.name} ^ {g.like(c.type.shape, 'b').name}")
         if c.type.dtype == "c":
-            other = g.like(c.type.shape, g.choose("cf")).name
+            kind = g.choose("cf")
+            other = g.like(c.type.shape, kind if self._has_float() else "c").name
             return _with_result(c, f"{c.name} * (0.6 + 0.3j) + {other} * 0.3")
         if self.has("random") and c.name == "c0":
             drawn = g.choose(DRAWS).format(a=c.name)
@@ -348,9 +351,14 @@ class _Generator:
             )
         if c.name == "c_fixed":
             return self.g.choose(["0.1", "0.7", "1"])
+        if not self._has_float():
+            return f"0.5 * {c.name}"
         return self.g.choose(
             ["0.5 * {c} + {v}", "{c} + 0.3 * {v}", "{v} - {c}", "torch.sin({v} + 50.0 * {c})"]
         ).format(c=c.name, v=f"torch.tanh({self.g.float().name}.mean())")
+
+    def _has_float(self) -> bool:
+        return any(v.type.dtype == "f" for v in self.g.vars)
 
     def _next_float(self, c: Carried) -> str:
         g = self.g
