@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fuzz import by_hand
 from fuzz.campaign import CHUNK, Found, Tally, run_here, run_isolated, shrunk
 from fuzz.check import Outcome, check, check_text, difference
+from fuzz.direct import operator_scan
 from fuzz.generate import DEFAULT, SWITCHES, generate
 from fuzz.modes import GROUPS, parse_mode, parse_modes
-from fuzz.mutants import MUTANTS, search
+from fuzz.mutants import MUTANTS, record_searches, search
 from fuzz.program import tolerance_of
 from fuzz.record import record
 
@@ -75,7 +77,7 @@ def test_generation_does_not_touch_the_random_stream_of_torch():
 
 
 def test_a_lost_gradient_is_found_and_reduced():
-    with MUTANTS["gradient_of_init_lost"]():
+    with MUTANTS["gradient_of_init_lost"].applied():
         found = next(
             f for f in run_here(range(20), [EAGER], ("pointwise",)) if f.outcome.is_failure
         )
@@ -91,6 +93,27 @@ def test_a_search_counts_the_programs_until_a_mutant_is_found():
     result = search("gradient_of_init_lost", range(20), [EAGER], ("pointwise",))
     assert result.found is not None
     assert result.programs <= 10
+
+
+#: captured once, in eager mode: found in a second or two
+CHEAP = ["shared_memory_is_copied", "assignments_are_lost", "autocast_of_some_devices_is_no_key"]
+
+
+@pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="torch 2.9 refuses some of what the mends refuse"
+)
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_mend_taken_out_is_found(name):
+    assert search(name, range(12)).found is not None
+
+
+@pytest.mark.slow
+def test_every_mend_taken_out_is_found(tmp_path):
+    page = tmp_path / "fuzz.md"
+    results = record_searches(page)
+    assert [m.name for m, result in results if result.found is None] == []
+    assert {m.issue for m, _ in results} >= set("abcdefghi")
+    assert all(m.name in page.read_text() for m in MUTANTS.values())
 
 
 PROGRAM = """\
@@ -140,6 +163,27 @@ def test_a_difference_names_its_place():
     assert difference({"value": nan}, {"value": nan}, 1e-7) is None
 
 
+def test_a_loop_by_hand_starts_with_numbers():
+    xs = torch.tensor([3, 4], dtype=torch.int8)
+    (carry, fixed), _ = by_hand.loop(
+        lambda c, x: ((c[0] + x, 0.1), None), (0, torch.zeros((), dtype=torch.float64)), xs
+    )
+    assert (carry.dtype, carry.item()) == (torch.int8, 7)
+    assert fixed.item() == 0.1
+
+
+def test_the_operator_sees_one_module_for_one_body():
+    scan, seen = operator_scan(), []
+
+    def body(c, x):
+        seen.append(c)
+        return c + x * w, {"y": c}
+
+    w = torch.tensor(2.0)
+    carry, ys = scan(body, torch.zeros(()), torch.ones(4))
+    assert (carry.item(), ys["y"].tolist()) == (8.0, [0.0, 2.0, 4.0, 6.0])
+
+
 # --- campaigns ---
 
 
@@ -187,5 +231,6 @@ def test_modes_have_names():
     mode = parse_mode("inductor+only_batch_xs+small_blocks+double")
     assert (mode.transform, mode.small_blocks) == ("double", True)
     assert mode.options["batch_xs"] and not mode.options["hoist_invariant"]
+    assert parse_mode("eager+operator").operator
     with pytest.raises(ValueError, match="no mode part"):
         parse_mode("eager+sideways")

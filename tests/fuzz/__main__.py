@@ -22,16 +22,16 @@ from .campaign import (
 from .check import show
 from .generate import DEFAULT, SWITCHES, generate
 from .modes import GROUPS, parse_modes
-from .mutants import MUTANTS, search
+from .mutants import MUTANTS, record_searches, search
 from .record import record
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     add = parser.add_argument
-    add("--programs", type=int, default=100, help="how many (100)")
+    add("--programs", type=int, default=0, help="how many (100)")
     add("--seed", type=int, default=0, help="of the first program (0)")
-    add("--modes", default="eager", help=f"comma-separated; groups: {', '.join(GROUPS)}")
+    add("--modes", default="", help=f"comma-separated (eager); groups: {', '.join(GROUPS)}")
     add("--features", default="", help=f"of {','.join(DEFAULT)}; switches: {','.join(SWITCHES)}; "
         "+name adds one to the default, -name takes one away")  # fmt: skip
     add("--isolate", action="store_true", help="run chunks of programs in child processes")
@@ -41,7 +41,9 @@ def _arguments() -> argparse.Namespace:
     add("--record", type=Path, help="append a row to this page")
     add("--print", action="store_true", help="print the programs, run nothing")
     add("--run", type=Path, help="check the program in this file")
-    add("--until-found", choices=sorted(MUTANTS), help="run with a mend taken out")
+    add("--until-found", choices=sorted(MUTANTS), help="run with a mend taken out; --modes and "
+        "--features are the mutant's own unless given")  # fmt: skip
+    add("--mutants", action="store_true", help="do so for every mutant; a table")
     add("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -63,8 +65,12 @@ def chosen_features(text: str) -> tuple[str, ...]:
 def main() -> int:
     args = _arguments()
     torch.set_num_threads(1)
-    features, modes = chosen_features(args.features), parse_modes(args.modes)
-    seeds = range(args.seed, args.seed + args.programs)
+    if args.mutants:
+        return 0 if all(result.found for _, result in record_searches(args.record)) else 1
+    if args.until_found:
+        return _search(args)
+    features, modes = chosen_features(args.features), parse_modes(args.modes or "eager")
+    seeds = range(args.seed, args.seed + (args.programs or 100))
     if args.print:
         print("\n\n".join(generate(seed, features).text() for seed in seeds))
         return 0
@@ -73,17 +79,23 @@ def main() -> int:
     if args.child:
         tell_as_child(seeds, modes, features)
         return 0
-    if args.until_found:
-        result = search(args.until_found, seeds, modes, features)
-        told = f"found: {result.found}" if result.found else "not found"
-        print(f"{args.until_found}: {told}, after {result.programs} programs")
-        return 0 if result.found else 1
     tally = _campaign(args, seeds, modes, features)
     _tell(tally)
     if args.record:
         command = "python -m tests.fuzz " + " ".join(sys.argv[1:])
         record(args.record, tally, [m.name for m in modes], command)
     return 1 if tally.failures else 0
+
+
+def _search(args: argparse.Namespace) -> int:
+    chosen = MUTANTS[args.until_found]
+    modes = parse_modes(args.modes or chosen.modes)
+    features = chosen_features(args.features) if args.features else chosen.features
+    seeds = range(args.seed, args.seed + (args.programs or chosen.patience))
+    result = search(args.until_found, seeds, modes, features)
+    told = f"found: {result.found}" if result.found else "not found"
+    print(f"{args.until_found}: {told}, after {result.programs} programs")
+    return 0 if result.found else 1
 
 
 def _campaign(args: argparse.Namespace, seeds: range, modes: list, features: tuple) -> Tally:

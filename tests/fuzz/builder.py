@@ -41,6 +41,10 @@ class Builder:
         self.helpers: dict[str, str] = {}
         self.before: list[Statement] = []
         self.extras: list[str] = []
+        #: leaves of the carry that are Python numbers at first, or after a step
+        self.numbers: list[str] = []
+        #: what the scan is called again in
+        self.context = ""
         self.depth = 0
         self._count = 0
 

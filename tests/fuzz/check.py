@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from oracle import differentiable, loop
+from oracle import differentiable
 from torch import Tensor
 
 import torch_scan_hop
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS
 
+from .by_hand import loop
+from .direct import operator_scan
 from .modes import Mode, parse_mode
 from .program import Program, tolerance_of
 
@@ -90,7 +92,10 @@ def check_text(text: str, mode: Mode, tolerance: float) -> Outcome:
         return outcome
     reasons = [str(w.message) for w in caught if "plain Python loop" in str(w.message)]
     if reasons:
-        return Outcome("loop", normalized(reasons[0].partition("plain Python loop: ")[2]))
+        reason = normalized(reasons[0].partition("plain Python loop: ")[2])
+        if mode.captured:
+            return Outcome("crash", f"ran as a loop: {reason}", reasons[0])
+        return Outcome("loop", reason)
     return outcome
 
 
@@ -185,6 +190,8 @@ def _evaluated(
     torch.manual_seed(0)
     if mode.checkpoint is not None and not loop_is_wanted:
         scan = _with_checkpoint(scan, namespace, mode.checkpoint)
+    if mode.operator and scan is not loop:
+        scan = operator_scan()
 
     def run(inputs: dict[str, Any]) -> Any:
         return namespace["program"](scan, **inputs)

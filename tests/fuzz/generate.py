@@ -6,12 +6,12 @@ import random
 import re
 from collections.abc import Sequence
 
-from . import rules_math, rules_shape, rules_special, rules_write
+from . import rules_context, rules_math, rules_shape, rules_special, rules_write
 from .builder import RULES, Builder, NoOperandError
 from .program import Carried, Input, Program, Scanned, Shape, Size, Statement, Type, Var, size_text
 from .rules_special import DRAWS, attempt
 
-_REGISTERED = (rules_math, rules_shape, rules_special, rules_write)
+_REGISTERED = (rules_context, rules_math, rules_shape, rules_special, rules_write)
 
 #: what a program may hold unless ``--features`` says otherwise; the rest are switches
 DEFAULT = (
@@ -19,8 +19,12 @@ DEFAULT = (
     "complex", "linalg", "stops", "custom", "nested", "layouts", "trees",
 )  # fmt: skip
 #: ``kernel``: leaves of one shape, as the kernel of a pointwise body wants them; ``rows``: those of
-#: one batch in float32, with weights; ``long``: every program has many steps
-SWITCHES = ("random", "state", "func", "aliases", "numbers", "rows", "kernel", "long", "summed")
+#: one batch in float32, with weights; ``long``: every program has many steps; ``contexts``: the scan
+#: is called a second time, in another context; ``complex_carry``: most carries are complex
+SWITCHES = (
+    "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
+    "contexts", "complex_carry", "fills", "inner_jvp",
+)  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
 TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
@@ -55,6 +59,8 @@ class _Generator:
 
     def program(self) -> Program:
         g = self.g
+        if self.has("contexts"):
+            g.context = rules_context.choose_context(self.rng)
         carry = self._carry()
         xs = self._xs()
         self._closed()
@@ -65,7 +71,11 @@ class _Generator:
             seed=self.seed,
             sizes=self.sizes,
             base=self.base,
-            helpers=tuple(g.helpers.values()) + self._state_classes(len(carry), len(xs), len(ys)),
+            helpers=(
+                *g.helpers.values(),
+                *self._state_classes(len(carry), len(xs), len(ys)),
+                *([rules_context.HELPERS] if g.context else []),
+            ),
             inputs=tuple(self.inputs),
             before=tuple(g.before),
             carry=tuple(carry),
@@ -77,6 +87,8 @@ class _Generator:
             ys_kind=self._kind(len(ys)),
             options=self._options(bool(xs)),
             after=self._after(),
+            context=g.context,
+            context_first=bool(g.context) and self.rng.random() < 0.5,
             features=self.features,
         )
 
@@ -137,17 +149,21 @@ class _Generator:
         leaves = []
         for k in range(self.rng.choice([1, 1, 1, 2, 2, 3])):
             leaves.append(self._carried(k))
+        if self.has("numbers") and len(leaves) == 1:
+            leaves.append(self._number())
         if self.has("indexing") and self.rng.random() < 0.3:
             leaves.append(self._counter())
         return leaves
 
     def _carried(self, k: int) -> Carried:
         shape, dtype = self._shape(), "f"
-        if k and self.has("complex") and self.rng.random() < 0.15:
+        if self.has("complex_carry") and self.rng.random() < 0.6:
+            dtype = "c"
+        elif k and self.has("complex") and self.rng.random() < 0.15:
             dtype = "c"
         elif k and self.has("casts") and self.rng.random() < 0.1:
             dtype = "b"
-        elif k and self.has("numbers") and self.rng.random() < 0.5:
+        elif k and self.has("numbers") and not self.g.numbers and self.rng.random() < 0.8:
             return self._number()
         sizes = size_text(shape)
         texts = {
@@ -160,8 +176,18 @@ class _Generator:
         return self._leaf(f"c{k}", Type(shape, dtype, fresh=False), made.name)
 
     def _number(self) -> Carried:
-        type_ = Type((), "f", fresh=False)
-        return self._leaf("c_number", type_, self.rng.choice(["0.1", "0.0", "1.5"]))
+        """A leaf that starts as a Python number, or that a step returns as one."""
+        kind = self.rng.choice(["c_number", "c_number", "n_small", "c_fixed"])
+        if kind == "n_small":
+            made = Carried(kind, Type((), "i", fresh=False), self.rng.choice(["0", "1"]), kind)
+        elif kind == "c_fixed":
+            init = self._input("h", Type((), "f"), "torch.zeros((), dtype=dtype)").name
+            made = Carried(kind, Type((), "f", fresh=False), init, kind)
+        else:
+            init = self.rng.choice(["0.1", "0.7", "0.3", "1.5", "0"])
+            made = Carried(kind, Type((), "f", fresh=False), init, kind)
+        self.g.numbers.append(kind)
+        return made
 
     def _counter(self) -> Carried:
         """A step counter: the commonest index there is."""
@@ -177,7 +203,14 @@ class _Generator:
         leaves = []
         for k in range(self.rng.choice([0, 1, 1, 1, 2, 2, 3])):
             leaves.append(self._scanned(f"x{k}"))
+        if "n_small" in self.g.numbers:
+            leaves.append(self._small_integers())
         return leaves
+
+    def _small_integers(self) -> Scanned:
+        dtype = self.rng.choice(["int8", "uint8", "int16", "int32"])
+        text = f"torch.randint(0, 4, (T,), generator=g, dtype=torch.{dtype})"
+        return Scanned("x_small", Type((), "i"), self._input("i", Type((), "i"), text).name)
 
     def _scanned(self, name: str) -> Scanned:
         roll = self.rng.random()
@@ -272,6 +305,8 @@ class _Generator:
 
     def _alias(self) -> None:
         """A view of a tensor that is closed over, too."""
+        if not self._has_float():
+            return
         source = self.g.find(lambda t: t.dtype == "f")
         if source.name[0] != "w" or not source.type.shape:
             return
@@ -293,18 +328,37 @@ class _Generator:
     def _next(self, c: Carried) -> Carried:
         """What the body returns for this leaf: the old value and something of the body."""
         g = self.g
+        if c.name in g.numbers:
+            return _with_result(c, self._next_number(c))
         if c.type.dtype == "i":
             result = f"{c.name} + 1"
             return _with_result(c, result if g.chance(0.5) else f"({result}) % {c.type.high}")
         if c.type.dtype == "b":
             return _with_result(c, f"{c.name} ^ {g.like(c.type.shape, 'b').name}")
         if c.type.dtype == "c":
-            other = g.like(c.type.shape, g.choose("cf")).name
+            kind = g.choose("cf")
+            other = g.like(c.type.shape, kind if self._has_float() else "c").name
             return _with_result(c, f"{c.name} * (0.6 + 0.3j) + {other} * 0.3")
         if self.has("random") and c.name == "c0":
             drawn = g.choose(DRAWS).format(a=c.name)
             return _with_result(c, f"0.5 * {drawn} + 0.5 * ({self._next_float(c)})")
         return _with_result(c, self._next_float(c))
+
+    def _next_number(self, c: Carried) -> str:
+        if c.name == "n_small":
+            return self.g.choose(
+                ["n_small + x_small", "x_small - n_small", "n_small * 2 + x_small"]
+            )
+        if c.name == "c_fixed":
+            return self.g.choose(["0.1", "0.7", "1"])
+        if not self._has_float():
+            return f"0.5 * {c.name}"
+        return self.g.choose(
+            ["0.5 * {c} + {v}", "{c} + 0.3 * {v}", "{v} - {c}", "torch.sin({v} + 50.0 * {c})"]
+        ).format(c=c.name, v=f"torch.tanh({self.g.float().name}.mean())")
+
+    def _has_float(self) -> bool:
+        return any(v.type.dtype == "f" for v in self.g.vars)
 
     def _next_float(self, c: Carried) -> str:
         g = self.g

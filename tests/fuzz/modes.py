@@ -44,6 +44,10 @@ class Mode:
     options: dict[str, Any] = field(default_factory=dict)
     checkpoint: str | None = None
     small_blocks: bool = False
+    #: the operator is called itself, with a module for its body
+    operator: bool = False
+    #: a scan that runs as a plain loop is a failure
+    captured: bool = False
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -104,6 +108,8 @@ def _with_part(mode: Mode, part: str) -> Mode:
         return dataclasses.replace(mode, transform=part)
     if part == "small_blocks":
         return dataclasses.replace(mode, small_blocks=True)
+    if part in ("operator", "captured"):
+        return dataclasses.replace(mode, **{part: True})
     word, _, name = part.partition("_")
     if word == "only" and name in REWRITES:
         return dataclasses.replace(mode, options={r: r == name for r in REWRITES})

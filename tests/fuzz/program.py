@@ -133,6 +133,9 @@ class Program:
     ys_kind: str = "tuple"
     options: tuple[tuple[str, str], ...] = ()
     after: str = ""
+    #: what the scan is called again in, and whether that is the first call
+    context: str = ""
+    context_first: bool = False
     features: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -230,8 +233,15 @@ def _call_lines(p: Program) -> Iterator[str]:
     if not p.xs:
         options["length"] = "T"
     arguments = ["body", init, xs, *(f"{k}={v}" for k, v in options.items())]
-    yield f"    result = scan({', '.join(arguments)})"
-    yield f"    return {p.after or 'result'}\n"
+    call = f"scan({', '.join(arguments)})"
+    plain = [f"    result = {call}"]
+    if not p.context:
+        yield from plain
+        yield f"    return {p.after or 'result'}\n"
+        return
+    again = [f"    with {p.context}:", f"        again = {call}"]
+    yield from [*again, *plain] if p.context_first else [*plain, *again]
+    yield f"    return {p.after or 'result'}, again\n"
 
 
 def _argument(name: str, leaves: list[str], kind: str) -> tuple[str, list[str]]:

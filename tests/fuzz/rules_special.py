@@ -140,6 +140,19 @@ class Counter:
 """
 
 
+HITS = """\
+HITS = 0.0
+
+def reset():
+    global HITS
+    HITS = 0.0
+
+def hits():
+    return HITS
+
+"""
+
+
 @rule("state")
 def counted(g: Builder) -> None:
     """Python state that a body changes: the loop sees every change."""
@@ -168,6 +181,42 @@ def counted_globally(g: Builder) -> None:
         g.let(f"torch.tanh({a.name} + 0.1 * G[0])", a.type.shape)
 
 
+@rule("state")
+def assigned_global(g: Builder) -> None:
+    a = g.float()
+    g.helpers["H"] = HITS
+    if "reset()" not in [s.text for s in g.before]:
+        g.before.append(Statement("reset()"))
+        g.extras += ["hits()"]
+    if "global HITS" not in [s.text for s in g.statements]:
+        g.statements.insert(0, Statement("global HITS"))
+    g.do(g.choose(["HITS += 1.0", "HITS = HITS + 0.5", "HITS = HITS * 0.5 + 1.0"]))
+    if g.chance(0.5):
+        g.let(f"torch.tanh({a.name} + 0.1 * HITS)", a.type.shape)
+
+
+@rule("draws")
+def drawn_number(g: Builder) -> None:
+    """Python's own random numbers: one for each step."""
+    a = g.float()
+    g.helpers["random"] = "import random\n\n"
+    if "random.seed(3)" not in [s.text for s in g.before]:
+        g.before.append(Statement("random.seed(3)"))
+    texts = ["{a} * random.random()", "{a} + random.uniform(-1, 1)", "{a} * random.randint(1, 3)"]
+    g.let("torch.tanh(" + g.choose(texts).format(a=a.name) + ")", a.type.shape)
+
+
+@rule("numbers")
+def with_number(g: Builder) -> None:
+    """Arithmetic with a carry that is a number: in the first step, or in all but that."""
+    a = g.float()
+    texts = ["{a} * {n}", "{a} + 0.3 * {n}", "({n} - {a}) * 0.5", "{a} / (1 + {n} * {n})"]
+    # a phase shows a number's last digits
+    texts += ["torch.sin({a} + 50.0 * {n})"] * 3
+    text = g.choose(texts).format(a=a.name, n=g.choose(g.numbers))
+    g.let(f"torch.tanh({text})", a.type.shape)
+
+
 @rule("func")
 def transformed(g: Builder) -> None:
     """torch.func inside a body."""
@@ -181,6 +230,18 @@ def transformed(g: Builder) -> None:
     if a.type.shape:
         texts += ["torch.func.vmap(lambda q: torch.sin(q) * q.mean())({a})"] * 2
     g.let("torch.tanh(" + g.choose(texts).format(a=a.name, b=b.name) + ")", a.type.shape)
+
+
+@rule("inner_jvp")
+def inner_tangent(g: Builder) -> None:
+    """Forward mode inside a body, without the levels of other transforms around it."""
+    a = g.float()
+    b = g.like(a.type.shape)
+    texts = [
+        "torch.func.jvp(lambda q: torch.sin(q) * q, ({a},), ({b},))[1]",
+        "torch.func.jvp(lambda q: torch.tanh(q) + q * q, ({b},), (torch.ones_like({b}),))[1]",
+    ]
+    g.let(g.choose(texts).format(a=a.name, b=b.name), a.type.shape)
 
 
 @rule("aliases")

@@ -302,3 +302,32 @@ def _defining(z: Var, text: str):
     from .program import Statement
 
     return Statement(f"{z.name} = {text}", (z,))
+
+
+@rule("fills")
+def filled_with_a_value(g: Builder) -> None:
+    """A new buffer filled, in part, with one value of this step's x: known before the loop.
+
+    Detached: torch has no derivative of that for fakes.
+    """
+    a = g.find(lambda t: t.dtype == "f" and not t.fresh)
+    if a.name[0] != "x":
+        raise NoOperandError
+    n, m = g.size(), g.size()
+    texts = [
+        ("torch.zeros({n}, dtype=dtype).index_fill(0, torch.arange({n})[::2], {a}.detach().mean())", (n,)),
+        ("torch.zeros({n}, {m}, dtype=dtype).index_fill(1, torch.arange({m})[:1], {a}.detach().mean())",
+         (n, m)),
+        ("torch.ones({n}, dtype=dtype).masked_fill(torch.arange({n}) < 2, {a}.detach().mean())", (n,)),
+        ("torch.full_like({a}, 0.3).index_fill_(-1, torch.zeros(1).long(), {a}.detach().mean())",
+         a.type.shape),
+    ]  # fmt: skip
+    text, shape = g.choose(texts if a.type.shape else texts[:3])
+    g.let(text.format(a=a.name, n=n, m=m), shape)
+
+
+@rule("fills")
+def traced(g: Builder) -> None:
+    """The sum of a diagonal, whose gradient is a write into zeros."""
+    a = g.float(2, 2)
+    g.let(f"torch.tanh(torch.trace({a.name}))", ())

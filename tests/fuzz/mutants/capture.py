@@ -1,0 +1,51 @@
+"""Mends of how a body is captured: what it does to Python objects, and to shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from .registry import mutant
+
+
+@mutant("c", "eager", "pointwise,state")
+def assignments_are_lost() -> Iterator[object]:
+    """A body may assign to attributes, globals and lists: Dynamo traces that, and forgets it."""
+    from torch_scan_hop._torch import dynamo
+
+    with mock.patch.object(
+        dynamo, "lasting_changes_are_refused", lambda tx: contextlib.nullcontext()
+    ):
+        yield None
+
+
+@mutant("c", "eager", "pointwise,draws")
+def one_draw_for_all_steps() -> Iterator[object]:
+    """A body may call random.random(): it is drawn when the body is traced, for all steps."""
+    from torch_scan_hop._torch import dynamo
+
+    refused = dynamo.lasting_changes_are_refused
+
+    @contextlib.contextmanager
+    def but_draws(tx: Any) -> Iterator[None]:
+        calls = tx.output.random_calls
+        drawn: list[Any] = []
+        n = len(calls)
+        with refused(tx):
+            yield
+            drawn[:], calls[n:] = calls[n:], []
+        calls.extend(drawn)
+
+    with mock.patch.object(dynamo, "lasting_changes_are_refused", but_draws):
+        yield None
+
+
+@mutant("f", "eager", "pointwise,aliases")
+def shared_memory_is_copied() -> Iterator[object]:
+    """What a body changes is carried as a copy, even if another tensor has the same memory."""
+    from torch_scan_hop import dynamo
+
+    with mock.patch.object(dynamo, "_refuse_shared_memory", lambda *args: None):
+        yield None

@@ -1,0 +1,66 @@
+"""Mends of derivatives: custom functions, forward over reverse, functorch in a body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from .registry import mutant
+
+
+@mutant("none", "eager", "pointwise")
+def gradient_of_init_lost() -> Iterator[object]:
+    """No mend, but the simplest mutant: what init is made of gets no gradient."""
+    import torch_scan_hop
+    from torch_scan_hop import tree
+
+    real = torch_scan_hop.scan
+
+    def scan(body: Any, init: Any, *args: Any, **kwargs: Any) -> Any:
+        init = tree.map_leaves(lambda v: v.detach() if hasattr(v, "detach") else v, init)
+        return real(body, init, *args, **kwargs)
+
+    with mock.patch.object(torch_scan_hop, "scan", scan):
+        yield None
+
+
+@mutant("d", "eager+double", "pointwise,custom")
+def saved_values_are_disconnected() -> Iterator[object]:
+    """A second derivative runs custom functions as Dynamo wrote them: what they save is cut off."""
+    from torch_scan_hop.autodiff import custom
+
+    with mock.patch.object(custom, "with_connected_functions", lambda body: body):
+        yield None
+
+
+@mutant("e", "eager+forward_over_reverse", "pointwise")
+def tangents_of_gradients_lost() -> Iterator[object]:
+    """Dual tensors that require grad go through a scan of duals, whose gradients have no tangent."""
+    from torch_scan_hop._torch.operators import DispatchKey
+    from torch_scan_hop._torch.transforms import has_tangents
+    from torch_scan_hop.dispatch.jvp import scan_of_duals
+    from torch_scan_hop.op import scan_op
+
+    real = scan_op.py_kernels[DispatchKey.Autograd]
+
+    def autograd(body: Any, init: Any, xs: Any, additional: Any, **options: Any) -> Any:
+        if has_tangents([*init, *xs, *additional]):
+            return scan_of_duals(body, init, xs, additional, **options)
+        return real(body, init, xs, additional, **options)
+
+    scan_op._dispatch_cache.clear()
+    try:
+        with mock.patch.dict(scan_op.py_kernels, {DispatchKey.Autograd: autograd}):
+            yield None
+    finally:
+        scan_op._dispatch_cache.clear()
+
+
+@mutant("e", "eager+func_grad", "inner_jvp")
+def levels_are_constants() -> Iterator[object]:
+    """A body with torch.func in it keeps the numbers of the functorch levels it was traced at."""
+    from torch_scan_hop import dynamo
+
+    with mock.patch.object(dynamo, "make_levels_relative", lambda graph, outside: None):
+        yield None

@@ -1,0 +1,45 @@
+"""Mends of what becomes of a body after its capture: Inductor, and work that leaves the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from unittest import mock
+
+from .registry import mutant
+
+
+@mutant("a", "inductor", "pointwise,indexing,buffers,inplace")
+def bodies_written_in_place() -> Iterator[object]:
+    """Inductor's re-inplacing passes run on scan bodies, too, before their buffers are hoisted."""
+    from torch._inductor.fx_passes import post_grad
+
+    from torch_scan_hop._torch import inductor as ours
+    from torch_scan_hop.inductor import register
+
+    register()
+    with ExitStack() as stack:
+        for name, run_pass in ours._mutating_passes.items():
+            stack.enter_context(mock.patch.object(post_grad, name, run_pass))
+        yield None
+
+
+@mutant("b", "inductor+small_blocks", "pointwise,products,complex,complex_carry,long")
+def complex_scans_stay_complex() -> Iterator[object]:
+    """Inductor lowers complex scans as they are, and not as pairs of reals."""
+    from torch_scan_hop.inductor import passes
+
+    with mock.patch.object(passes._ScanNode, "rewrite_pairs", lambda self: False):
+        yield None
+
+
+@mutant("h", "eager", "pointwise,products,fills")
+def any_operator_is_batched() -> Iterator[object]:
+    """Every operator is done for all steps at once by torch's batching rule for it."""
+    from torch_scan_hop.rewrites import classify, planner
+
+    with (
+        mock.patch.object(classify, "is_batchable", lambda node: True),
+        mock.patch.object(planner, "is_batchable", lambda node: True),
+    ):
+        yield None
