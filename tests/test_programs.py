@@ -23,7 +23,7 @@ from oracle import (
     require_grad,
 )
 
-from torch_scan_hop import scan, tree
+from torch_scan_hop import Binomial, scan, tree
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.rewrites import using_options
 
@@ -558,6 +558,24 @@ def test_numbers_have_all_their_digits_and_no_dtype_of_their_own(body, number):
         # a carry that stays a number has the default dtype, in the loop from the second step on
         assert_same(actual, expected, 0 if body in ("add", "mul", "returned") else 2e-9)
     assert scan(lambda c, x: (c + x.double(), None), 0.1, torch.zeros(3))[0].item() == 0.1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"checkpoint": "sqrt"}, {"checkpoint": Binomial(2)}, {"checkpoint": "full"}, {"unroll": 2}],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_numbers_in_scans_in_parts(options, dtype):
+    xs = torch.linspace(0.1, 0.9, 5, dtype=dtype, requires_grad=True)
+    w = torch.tensor(0.7, dtype=dtype, requires_grad=True)
+
+    def results(scan, **options):
+        carry, _ = scan(lambda c, x: (c + 0.3 * torch.tanh(x * w), None), 0.1, xs, **options)
+        return carry, torch.autograd.grad(carry, [xs, w])
+
+    expected = results(lambda f, init, xs: scan_loop(f, init, xs, 5, False))
+    assert_same(results(scan, **options), expected, 1e-6 if dtype != F64 else 1e-9)
 
 
 # --- differentiation of every kind ---

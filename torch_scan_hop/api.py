@@ -138,9 +138,14 @@ def scan_tree(
     ``template`` is what a step's carry is matched with: None for ``init``, or ``init`` with 0
     for each leaf whose dtype the step decides.
     """
+    check_captured()
+    if template is not None and (options.unroll > 1 or options.checkpoint not in (None, "full")):
+        # the parts begin with tensors: a scan of no steps says in which dtypes
+        no_xs = tree.map_leaves(lambda leaf: leaf[:0], xs)
+        init, _ = scan_flat(combine_fn, template, init, no_xs, 0, Options(False, 1, None))
+        template = None
     if template is None:
         template = init
-    check_captured()
 
     def run_with(policy: Any) -> Callable[..., tuple[Any, Any]]:
         def run(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
