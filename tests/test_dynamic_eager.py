@@ -517,3 +517,25 @@ def test_a_closure_that_is_made_seventy_times_is_not_kept():
         del w, fn
     gc.collect()
     assert sum(r() is not None for r in alive) <= 2
+
+
+SOURCE = "def cell(h, x):\n    h = torch.tanh(h * 0.5 + x)\n    return h, h\n"
+
+
+def executed(source):
+    namespace = {"torch": torch, "__name__": __name__}
+    exec(compile(source, "<cell>", "exec"), namespace)
+    return namespace["cell"]
+
+
+def test_a_cell_that_runs_again_is_not_captured_again_when_the_first_goes(work):
+    first = executed(SOURCE)
+    scan(first, torch.zeros(2), torch.ones(3, 2))
+    second = executed(SOURCE)
+    assert second.__code__ == first.__code__
+    scan(second, torch.zeros(2), torch.ones(3, 2))
+    del first
+    gc.collect()
+    before = work.total()
+    scan(second, torch.zeros(2), torch.ones(3, 2))
+    assert work.total() == before

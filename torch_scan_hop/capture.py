@@ -13,10 +13,11 @@ import sys
 import types
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import prepare_xla_if_loaded, under_users_mode
@@ -29,7 +30,9 @@ from torch_scan_hop.fallback import code_of, reason_of, warn_of_captures
 
 Entry = Callable[..., Any]
 Kind = tuple[bool, bool]
-_entries: weakref.WeakKeyDictionary[types.CodeType, dict[Kind, Entry]] = weakref.WeakKeyDictionary()
+# By identity: code objects that say the same are equal, and the entry would go with the first of
+# them, while the second is in use (a cell of a notebook that runs again).
+_entries: MutableMapping[types.CodeType, dict[Kind, Entry]] = WeakIdKeyDictionary()
 
 
 def explicit(fn: Any) -> Any:

@@ -16,11 +16,12 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop.errors import ScanValueError, hint_about
 
@@ -96,7 +97,7 @@ MAX_SETTINGS = 4
 
 # Why a function was not traced, by the plain values that it reads.
 _Reasons = dict[Any, str]
-_refusals: weakref.WeakKeyDictionary[types.CodeType, _Reasons] = weakref.WeakKeyDictionary()
+_refusals: MutableMapping[types.CodeType, _Reasons] = WeakIdKeyDictionary()
 
 
 def _plain_values(value: Any) -> Any:
