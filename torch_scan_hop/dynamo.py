@@ -31,10 +31,12 @@ from torch_scan_hop._torch.dynamo import (
 from torch_scan_hop._torch.dynamo_indexing import indices_are_captured
 from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
 from torch_scan_hop._torch.operators import prepare_xla_if_loaded
+from torch_scan_hop._torch.symbols import has_unknown_size
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs
 from torch_scan_hop.aliases import REASON, check_memory, share_memory
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.examples import like
+from torch_scan_hop.fallback import users_line
 from torch_scan_hop.index_nodes import write_indices
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
 from torch_scan_hop.stamp import stamp
@@ -86,6 +88,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         levels = open_levels()
         _, spec, graph, lifted = speculate(tx, combine_fn, examples, self.value)
         make_levels_relative(graph, levels)
+        _refuse_unknown_sizes(graph)
         body = CapturedBody(tx, graph, len(init), len(xs))
         inputs = [v.as_proxy() for v in [*init, *xs, *additional]] + list(lifted)
         inputs = body.lift_numbers(inputs)
@@ -190,6 +193,15 @@ def _refuse_shared_memory(tx: Any, inputs: list[Any], mutated: list[int], n_carr
     if share_memory(list(map(example_value, changed)), list(map(example_value, others))):
         raise Unsupported(REASON)
     tx.output.create_proxy("call_function", check_memory, (changed, others), {})
+
+
+def _refuse_unknown_sizes(graph: fx.Graph) -> None:
+    """A step's results have one size: what is read by a mask may have any at each step."""
+    for node in graph.nodes:
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.Tensor) and has_unknown_size(value):
+            where = users_line(node.stack_trace or "")
+            raise Unsupported(f"a result of data-dependent size (a mask, nonzero, unique){where}")
 
 
 def _cloned(tx: Any, proxy: Any) -> Any:

@@ -158,6 +158,10 @@ _warned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
 
 _PREAMBLE = "Got graph break/error:"
 _FIXES = (
+    (
+        "data-dependent size|Dynamic shape operator",
+        "For h[mask] = new[mask] write h = torch.where(mask, new, h).",
+    ),
     (r"print|logging|builtin.*skip", "Print after the scan, from ys, or run it under fallback."),
     (
         r"data.dependent|Could not (guard|extract)|\.item\(\)|unbacked",
@@ -180,13 +184,14 @@ def reason_of(error: BaseException) -> str:
     if explanation and len(explanation[0]) < 200:
         reason = f"{reason} ({explanation[0].removeprefix('Explanation:').strip()})"
     if ", at " not in reason:
-        reason += _where(str(error))
+        reason += users_line(str(error))
     fixes = [fix for pattern, fix in _FIXES if re.search(pattern, reason, re.IGNORECASE)]
-    return " ".join([reason, *fixes[:1], hint_about(error)]).strip()
+    advice = [*fixes[:1], hint_about(error)]
+    return " ".join([reason.rstrip(". ") + "." if any(advice) else reason, *advice]).strip()
 
 
-def _where(text: str) -> str:
-    """The last line of the user's among those that Dynamo names."""
+def users_line(text: str) -> str:
+    """Where and what is the user's last line among those of a traceback, as ``, at ...``."""
     frames = re.findall(r'File "([^"]+)", line (\d+), in \w+\n\s*(.*)', text)
     users = [f for f in frames if not f[0].startswith((_PACKAGE, str(Path(torch.__file__).parent)))]
     return "" if not users else ", at {}:{}: {}".format(*users[-1])

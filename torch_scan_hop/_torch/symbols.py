@@ -7,7 +7,12 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    SYMPY_INTERP,
+    DimDynamic,
+    ShapeEnv,
+    free_unbacked_symbols,
+)
 from torch.utils._sympy.printers import PythonPrinter
 
 from torch_scan_hop._torch.tracing import FakeTensorMode
@@ -35,6 +40,11 @@ def open_number(value: Any) -> str | None:
         return None
     expression = value.node.expr
     return None if expression.is_number else str(expression)
+
+
+def has_unknown_size(value: torch.Tensor) -> bool:
+    """Whether a fake tensor's size depends on the values of another tensor."""
+    return bool(free_unbacked_symbols(value.shape))
 
 
 class Symbols:
