@@ -1,17 +1,44 @@
-"""Every test starts from the same seed, and leaves no compiled code behind."""
+"""Every test starts from the same seed, and leaves no compiled code behind.
+
+What every rewrite makes is checked (``torch_scan_hop.legality``), but where a test breaks parts
+of the package on purpose; with UNCHECKED in the environment nothing is, to see what it costs.
+"""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
 
 from torch_scan_hop import capture
 from torch_scan_hop.fallback import forget_reasons
+from torch_scan_hop.legality.checker import Checker, checking
 
 
 def pytest_configure(config):
     # a scan that ran as a Python loop proves nothing about the operator
     config.addinivalue_line("filterwarnings", "error:torch_scan_hop")
+
+
+@pytest.fixture(scope="session")
+def _checker():
+    """One for all tests: what operators give is asked once."""
+    return Checker()
+
+
+@pytest.fixture(autouse=True)
+def legality_checker(request, _checker):
+    """What a rewrite broke fails the test, whoever caught the error: users' programs run on."""
+    if "faults" in request.keywords or "UNCHECKED" in os.environ:
+        yield None
+        return
+    with checking(_checker):
+        yield _checker
+    violations = list(_checker.violations)
+    _checker.forget()
+    if violations:
+        raise violations[0]
 
 
 @pytest.fixture(autouse=True)

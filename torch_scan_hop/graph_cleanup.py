@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.operators import FakeTensor, HigherOrderOperator, OpOverload
 from torch_scan_hop._torch.tracing import plain_fake, statically_known_true
 from torch_scan_hop.linalg_checks import thread_linalg_checks
+from torch_scan_hop.records import replace_by_source
 from torch_scan_hop.stops import is_stop
 
 aten = torch.ops.aten
@@ -97,7 +99,7 @@ def _returns_views(node: fx.Node) -> bool:
 def drop_identities(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if is_identity(node):
-            node.replace_all_uses_with(node.args[0])
+            replace_by_source(node, node.args[0])
             graph.erase_node(node)
 
 
@@ -131,8 +133,8 @@ def drop_copies(graph: fx.Graph) -> None:
                 value.meta["val"] = new.to(old.dtype)
             if not same_shape:
                 value = graph.call_function(aten.expand.default, (value, list(old.shape)))
-                value.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(value)
+                value.meta["val"] = new.expand(old.shape)
+        replace_by_source(node, value)
         graph.erase_node(node)
 
 
@@ -156,6 +158,8 @@ def trim_scans(module: fx.GraphModule) -> None:
         _trim_scan(module, node)
     module.graph.eliminate_dead_code()
     module.recompile()
+    if legality.check_after_each is not None:
+        legality.check_after_each.graph("trim_scans", module)
 
 
 def _trim_scan(module: fx.GraphModule, node: fx.Node) -> None:
@@ -250,16 +254,23 @@ def own_strided_memory(graph: fx.Graph) -> None:
         node.replace_input_with(source, copy)
 
 
+_CLEAN_UP = (
+    drop_detaches,
+    thread_linalg_checks,
+    drop_copies,
+    drop_lazy_views,
+    drop_identities,
+    own_strided_memory,
+    allow_any_stride,
+)
+
+
 def clean_up(module: fx.GraphModule) -> None:
-    drop_detaches(module.graph)
-    thread_linalg_checks(module.graph)
-    drop_copies(module.graph)
-    drop_lazy_views(module.graph)
-    drop_identities(module.graph)
-    own_strided_memory(module.graph)
-    allow_any_stride(module.graph)
+    legality.run_passes(module, _CLEAN_UP)
     module.graph.eliminate_dead_code()
     module.recompile()
+    if legality.check_after_each is not None:
+        legality.check_after_each.graph("clean_up", module, any_layout=True)
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:

@@ -17,8 +17,10 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.operators import OpOverload, below_autograd
 from torch_scan_hop._torch.transforms import make_dual, unpack_dual
+from torch_scan_hop.records import replace_by_source
 
 _library = torch.library.Library("torch_scan_hop", "DEF")
 _library.define("stop_gradient(Tensor value, bool reverse_only) -> Tensor")
@@ -142,7 +144,9 @@ def drop_stops(module: fx.GraphModule) -> None:
         if isinstance(part, fx.GraphModule):
             found = part.graph.find_nodes(op="call_function", target=stop_gradient)
             for node in found:
-                node.replace_all_uses_with(node.args[0])
+                replace_by_source(node, node.args[0])  # type: ignore[arg-type]
                 part.graph.erase_node(node)
             if found:
                 part.recompile()
+    if legality.check_after_each is not None:
+        legality.check_after_each.graph("drop_stops", module)

@@ -19,6 +19,7 @@ from torch import Tensor
 import torch_scan_hop
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS
+from torch_scan_hop.legality.checker import Checker, checking
 
 from .by_hand import loop
 from .direct import operator_scan
@@ -56,6 +57,8 @@ class _Discarded(Exception):
 
 
 _count = 0
+# what a rewrite broke is a failure, also where the program went on without the rewrite
+_CHECKER = Checker()
 
 
 def load(text: str, base: str | None = None) -> Namespace:
@@ -80,7 +83,7 @@ def check(program: Program, mode: Mode) -> Outcome:
 
 
 def check_text(text: str, mode: Mode, tolerance: float) -> Outcome:
-    with warnings.catch_warnings(record=True) as caught, mode.entered():
+    with warnings.catch_warnings(record=True) as caught, mode.entered(), checking(_CHECKER):
         warnings.simplefilter("always")
         try:
             outcome = _compared(text, mode, tolerance)
@@ -88,6 +91,11 @@ def check_text(text: str, mode: Mode, tolerance: float) -> Outcome:
             outcome = Outcome("discarded", "", str(error))
         finally:
             torch._dynamo.reset()
+            violations = [str(v) for v in _CHECKER.violations]
+            _CHECKER.forget()
+    if violations:
+        where = f"IllegalRewrite in {violations[0].partition(':')[0]}"
+        return Outcome("crash", where, f"IllegalRewrite: {violations[0]}")
     if outcome.is_failure or outcome.status == "discarded":
         return outcome
     reasons = [str(w.message) for w in caught if "plain Python loop" in str(w.message)]

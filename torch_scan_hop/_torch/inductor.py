@@ -153,7 +153,10 @@ def decompose_mutating_operators(gm: fx.GraphModule) -> None:
 
 
 def let_scans_be_empty(op: Any) -> None:
-    """Torch 2.13 takes ``xs[0]`` for an example of a slice, which an empty scan has not got."""
+    """Torch 2.13 takes ``xs[0]`` for an example of a slice, which an empty scan has not got.
+
+    And ``init`` for an example of a carry, which is contiguous in a step, whatever ``init`` is.
+    """
     extract = getattr(fx_utils, "_extract_subgraphs_and_args", None)
     if extract is None:
         return
@@ -164,7 +167,8 @@ def let_scans_be_empty(op: Any) -> None:
             return
         body, init, xs, additional = args
         slices = (x.new_empty_strided(x.shape[1:], x.stride()[1:]) for x in xs)
-        yield body, (*init, *slices, *additional)
+        carry = (c.new_empty(c.shape) for c in init)
+        yield body, (*carry, *slices, *additional)
 
     fx_utils._extract_subgraphs_and_args = with_slices  # type: ignore[attr-defined, assignment]
 

@@ -37,6 +37,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_tru
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.transforms import put_back_on_error
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "likely_value",
     "mutated_inputs",
     "plain_fake",
+    "replaying",
     "run_fake",
     "statically_known_true",
     "trace",
@@ -268,6 +270,8 @@ def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode)
     ):
         graph_module = make_fx(_functionalized(fn), tracing_mode="real")(*examples)
     graph_module.graph.eliminate_dead_code()
+    if legality.check_after_each is not None:
+        legality.check_after_each.graph("trace", graph_module)
     return as_traced(graph_module)
 
 
@@ -311,3 +315,12 @@ def run_fake(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMo
     """``fn`` evaluated for its output metadata only."""
     with isolated(), mode, enable_python_dispatcher():
         return fn(*examples)
+
+
+@contextlib.contextmanager
+def replaying(mode: FakeTensorMode) -> Iterator[None]:
+    """Operators on fakes of ``mode``, for what they give: nothing is traced, no guard is made."""
+    env = mode.shape_env
+    quiet = contextlib.nullcontext() if env is None else env.suppress_guards()
+    with isolated(), mode, enable_python_dispatcher(), torch.no_grad(), quiet:
+        yield

@@ -30,9 +30,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import as_traced
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
+from torch_scan_hop.examples import contiguous_like
 from torch_scan_hop.graph_cleanup import is_random, is_view, same_value, trim_scans
 
 aten = torch.ops.aten
@@ -174,7 +176,7 @@ class Partitioner:
         builder = _BackwardBuilder(self)
         backward = builder.build()
         carry_stack = self._carry_stacks(builder)
-        return Partition(
+        partition = Partition(
             forward=self._forward_module(),
             backward=backward,
             n_residuals=len(self.residuals),
@@ -184,6 +186,9 @@ class Partitioner:
             accumulated=builder.accumulated,
             x_gradients=builder.x_gradients,
         )
+        if legality.check_after_each is not None:
+            legality.check_after_each.partition("partition", self.joint, partition)
+        return partition
 
     def stack_index(self, node: fx.Node) -> int:
         """Where ``node`` stands among the forward's ys; it is appended if it does not yet."""
@@ -274,11 +279,10 @@ class _BackwardBuilder:
 
     def _accumulator(self, k: int) -> fx.Node:
         node = self.graph.placeholder(f"accumulator_{k}")
-        node.meta["val"] = (
-            self.owner.joint.signature.split_inputs(self.owner.joint.primals())
-            .additional[k]
-            .meta["val"]
-        )
+        roles = self.owner.joint.signature.split_inputs(self.owner.joint.primals())
+        value = roles.additional[k].meta["val"]
+        # a carry is contiguous, whatever the strides of what it sums gradients of
+        node.meta["val"] = contiguous_like(value.fake_mode, value)
         return node
 
     def _needed_nodes(self) -> set[fx.Node]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.operators import DispatchKey, storage_of
 from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake, trace
@@ -184,10 +185,13 @@ def _planned(
     length = block_length(plan, xs[0].shape[0], shifted, sized.stacked_bytes)
     run = functools.partial(straight_line_loop, own_xs=plan.own_xs, like=sized.loop_ys)
     if length < xs[0].shape[0]:
-        return tuple(
-            run_in_blocks(plan, run, init, xs, additional, reverse, length, ys_like=sized.ys)
-        )
-    return tuple(plan.run(run, init, joined(xs), additional, reverse=reverse))
+        results = run_in_blocks(plan, run, init, xs, additional, reverse, length, ys_like=sized.ys)
+    else:
+        results = plan.run(run, init, joined(xs), additional, reverse=reverse)
+    if legality.check_after_each is not None:
+        inputs = [*init, *stacks_of(xs), *additional]
+        legality.check_after_each.results("run", inputs, results)
+    return tuple(results)
 
 
 def step_by_step(

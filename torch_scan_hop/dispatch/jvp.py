@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.operators import TransformType
 from torch_scan_hop._torch.tracing import run_fake, trace
 from torch_scan_hop._torch.transforms import (
@@ -31,6 +32,7 @@ from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body, scan_op
+from torch_scan_hop.signature import Signature
 from torch_scan_hop.stops import with_stops
 
 Pair = tuple[Any, Any]  # (primal, tangent or None)
@@ -66,6 +68,11 @@ class _Layout:
     carry: tuple[bool, ...]
     xs: tuple[bool, ...]
     additional: tuple[bool, ...]
+
+    def signature(self) -> Signature:
+        """Of the body whose inputs are these: each, and its tangent if it has one."""
+        sizes = [len(flags) + sum(flags) for flags in (self.carry, self.xs, self.additional)]
+        return Signature(*sizes)
 
     def flags(self) -> tuple[bool, ...]:
         return self.carry + self.xs + self.additional
@@ -132,6 +139,8 @@ def _tangent_body(
             offset += len(flags)
         module = trace(interleaved, ordered, mode)
         clean_up(module)
+        if legality.check_after_each is not None:
+            legality.check_after_each.graph("jvp", module, layout.signature())
         return module, layout, y_flags
 
     key = (

@@ -8,7 +8,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
-from torch_scan_hop import inductor
+from torch_scan_hop import inductor, legality
 from torch_scan_hop._torch.operators import (
     ProxyTorchDispatchMode,
     disable_proxy_modes_tracing,
@@ -20,6 +20,7 @@ from torch_scan_hop._torch.tracing import is_tracing_a_body, needs_no_trace
 from torch_scan_hop.graph_cleanup import copy_of, drop_lazy_views, own_strided_memory
 from torch_scan_hop.linalg_checks import thread_linalg_checks
 from torch_scan_hop.op import Body, scan_op
+from torch_scan_hop.signature import Signature
 from torch_scan_hop.stamp import stamp
 from torch_scan_hop.stops import drop_stops
 
@@ -86,6 +87,9 @@ def proxy(
         if not is_tracing_a_body() and not mode.pre_dispatch:
             drop_stops(body)
         additional_inputs = _drop_unread(body, len(init) + len(xs), additional_inputs)
+        if legality.check_after_each is not None and not mode.pre_dispatch:
+            signature = Signature(len(init), len(xs), len(additional_inputs))
+            legality.check_after_each.graph("capture", body, signature, functional=False)
     stamp(body)
     _, name = unique_graph_id(mode, prefix="scan_body")
     tracer: Any = mode.tracer

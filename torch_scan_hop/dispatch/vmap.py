@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.operators import TransformType
 from torch_scan_hop._torch.tracing import fake_mode_of, fake_tensor, run_fake, trace
 from torch_scan_hop._torch.transforms import restore_vmap, unwrap_batched, wrap_batched
@@ -22,6 +23,7 @@ from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body, scan_op
+from torch_scan_hop.signature import Signature
 from torch_scan_hop.stops import with_stops
 
 
@@ -154,6 +156,10 @@ def _vmapped_body(
         with torch.no_grad():
             module = trace(vmapped, examples, mode)
             clean_up(module)
+            if legality.check_after_each is not None:
+                legality.check_after_each.graph(
+                    "vmap", module, Signature(len(init), len(xs), len(additional))
+                )
         return module, flags, output_flags(flags)[len(init) :]
 
     key = (

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import legality
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.signature import Signature
 
@@ -107,7 +108,11 @@ def destination_passing(
         if place not in written:
             writer.copy(place, value)
     graph.output(())
-    return fx.GraphModule(body, graph, "ScanStep")
+    module = fx.GraphModule(body, graph, "ScanStep")
+    if legality.check_after_each is not None:
+        declared = [*next_carry, *ys]
+        legality.check_after_each.graph("destination_passing", module, declared=declared)
+    return module
 
 
 def _places_of_inner_scans(

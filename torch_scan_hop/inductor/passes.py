@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import logging
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor import trace_decomposed
 from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
-from torch_scan_hop._torch.tracing import likely_value
-from torch_scan_hop.carries_in import CarriesIn, arguments_of, in_graph, joined
+from torch_scan_hop._torch.tracing import likely_value, statically_known_true
+from torch_scan_hop.carries_in import CarriesIn, arguments_of, in_graph, joined, stacks_of
 from torch_scan_hop.inductor.pairs import (
     expanded,
     expanded_step,
@@ -32,7 +34,7 @@ from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
 from torch_scan_hop.rewrites.classify import nbytes
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.signature import Inputs, Signature
 
 aten = torch.ops.aten
 log = logging.getLogger(__name__)
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 def prepare_scans(gm: fx.GraphModule) -> None:
     """Runs after Inductor's own post-grad passes, on every graph; bodies included."""
     report_outside_of_threads()
+    if legality.check_after_each is not None:
+        legality.check_after_each.functional("Inductor's passes", gm)
     for node in gm.graph.find_nodes(op="call_function", target=scan_op):
         mark_as_checked(gm)
         body = getattr(gm, str(node.args[0].target))
@@ -56,6 +60,8 @@ def prepare_scans(gm: fx.GraphModule) -> None:
         _rewrite_or_leave(gm, node, getattr(gm, str(node.args[0].target)))
     gm.graph.eliminate_dead_code()
     gm.recompile()
+    if legality.check_after_each is not None:
+        legality.check_after_each.bodies("prepare_scans", gm)
 
 
 # from one that moves everything it may to one that moves nothing
@@ -88,6 +94,13 @@ def _value(argument: Any) -> Any:
     return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
+def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
+    """Without a guard; None for what is no tensor."""
+    if stride is None:
+        return True
+    return all(statically_known_true(a == b) for a, b in zip(value.stride(), stride, strict=True))
+
+
 class _ScanNode:
     def __init__(self, gm: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> None:
         self.gm = gm
@@ -116,22 +129,20 @@ class _ScanNode:
         options: dict[str, Any] = dict(self.node.kwargs)
 
         def run(*flat: Any) -> list[Any]:
-            groups = self.signature.split_inputs(flat[: self.signature.n_inputs])
-            xs: list[Any] = groups.xs
-            inits = flat[self.signature.n_inputs :]
-            for (k, (_, reverse)), first in zip(self.shifted.items(), inits, strict=True):
-                xs[k] = in_graph(CarriesIn(xs[k], first, reverse))
+            groups = self._groups(flat)
             step = expanded_step(self.body, complex_inputs)
             results = scan_op(
                 step,
                 [c.contiguous() for c in expanded(groups.carry)],
-                expanded(xs),
+                expanded(joined(groups.xs, in_graph)),
                 tuple(expanded(groups.additional)),
                 **options,
             )
             return joined_results(results, complex_results)
 
         traced = trace_decomposed(run, values)
+        if legality.check_after_each is not None:
+            legality.check_after_each.replacement("rewrite_pairs", traced)
         for node in traced.graph.find_nodes(op="call_function", target=scan_op):
             node.meta[PAIRS] = True
         self._inline(traced)
@@ -140,10 +151,11 @@ class _ScanNode:
     def rewrite(self) -> None:
         """Replace the scan by its plan, traced on the operands' fakes; or leave it."""
         if isinstance(self.trip_count, int) and self.trip_count < 2 and self.trip_count != 0:
+            self._retrace_if_unlike()
             return
         options = dict(self.node.kwargs)
         body, signature, sizes = lift_sizes(self.body, self.signature)
-        split_fused_products(body.graph)
+        legality.run_passes(body, [split_fused_products])
         plan = make_plan(
             body,
             signature,
@@ -155,25 +167,51 @@ class _ScanNode:
         if isinstance(self.trip_count, int) and self.trip_count != 0:
             length = whole_block_length(plan, self.trip_count, self._copied_bytes(plan))
         if plan.is_trivial() and not self.shifted and self.trip_count != 0:
+            self._retrace_if_unlike()
             return
 
         def run(*flat: Any) -> list[Any]:
-            groups = self.signature.split_inputs(flat[: self.signature.n_inputs])
+            groups = self._groups(flat)
             if isinstance(self.trip_count, int) and self.trip_count == 0:
                 return self._no_steps(groups.carry)
             additional = [*groups.additional, *(size.of(groups) for size in sizes)]
-            xs: list[Any] = groups.xs
-            inits = flat[self.signature.n_inputs :]
-            for (k, (_, reverse)), first in zip(self.shifted.items(), inits, strict=True):
-                xs[k] = CarriesIn(xs[k], first, reverse)
             if length != self.trip_count:
                 return scan_of_blocks(
-                    plan, scan_op, groups.carry, xs, additional, length, **options
+                    plan, scan_op, groups.carry, groups.xs, additional, length, **options
                 )
-            return plan.run(scan_op, groups.carry, joined(xs, in_graph), additional, **options)
+            xs = joined(groups.xs, in_graph)
+            return plan.run(scan_op, groups.carry, xs, additional, **options)
 
         traced = trace_decomposed(run, [_value(a) for a in self.operands])
+        if legality.check_after_each is not None:
+            legality.check_after_each.replacement("rewrite", traced)
         self._inline(traced)
+
+    def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
+        """The scan's inputs, of the operands; xs that are carries into steps as such."""
+        groups: Inputs[Any] = self.signature.split_inputs(flat[: self.signature.n_inputs])
+        inits = flat[self.signature.n_inputs :]
+        for (k, (_, reverse)), first in zip(self.shifted.items(), inits, strict=True):
+            groups.xs[k] = CarriesIn(groups.xs[k], first, reverse)
+        return groups
+
+    def _retrace_if_unlike(self) -> None:
+        """Inductor's passes may give an operand other strides than the body was traced for."""
+        roles = self.signature.split_inputs(self.body.graph.find_nodes(op="placeholder"))
+        groups = self._groups([_value(a) for a in self.operands])
+        slices = [x.stride()[1:] for x in stacks_of(groups.xs)]
+        whole = [a.stride() if isinstance(a, torch.Tensor) else None for a in groups.additional]
+        pairs = [*zip([*roles.xs, *roles.additional], [*slices, *whole], strict=True)]
+        pairs += [(n, _value(n).new_empty(_value(n).shape).stride()) for n in roles.carry]
+        if all(_has_strides(_value(n), stride) for n, stride in pairs if n.users):
+            return
+
+        def run(*flat: Any) -> Any:
+            groups = self._groups(flat)
+            xs, additional = joined(groups.xs, in_graph), tuple(groups.additional)
+            return scan_op(self.body, groups.carry, xs, additional, **self.node.kwargs)  # type: ignore[arg-type]
+
+        self._inline(trace_decomposed(run, [_value(a) for a in self.operands]))
 
     def _copied_bytes(self, plan: ScanPlan) -> int:
         """Per step, of carries into steps that are not read in place."""

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import legality
+from torch_scan_hop.records import run_node, same_strides
 from torch_scan_hop.rewrites.classify import is_tensor
 
 aten = torch.ops.aten
@@ -23,7 +25,10 @@ def fused(body: fx.GraphModule) -> fx.GraphModule:
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if not node.kwargs:
             _fuse_addition(graph, node)
-    return fx.GraphModule(body, graph, "FusedBody")
+    module = fx.GraphModule(body, graph, "FusedBody")
+    if legality.check_after_each is not None:
+        legality.check_after_each.graph("fused", module)
+    return module
 
 
 def _fuse_addition(graph: fx.Graph, node: fx.Node) -> None:
@@ -40,6 +45,9 @@ def _fuse_addition(graph: fx.Graph, node: fx.Node) -> None:
         with graph.inserting_before(node):
             replacement = graph.call_function(*call)
         replacement.meta = dict(node.meta)
+        if not _keeps_layout(replacement):
+            graph.erase_node(replacement)
+            continue
         node.replace_all_uses_with(replacement)
         graph.erase_node(node)
         graph.erase_node(term)
@@ -57,6 +65,17 @@ def _sum_with(other: fx.Node, term: fx.Node) -> tuple[Any, tuple[Any, ...], dict
     if term.target is aten.mm.default and _value(other).shape == _value(term).shape:
         return aten.addmm.default, (other, *term.args), {}
     return None
+
+
+def _keeps_layout(replacement: fx.Node) -> bool:
+    """Whether it lays out its result as recorded: what reads it was traced for that.
+
+    Each operator has its own way with operands that are not contiguous.
+    """
+    value = _value(replacement)
+    if all(_value(n).is_contiguous() for n in [replacement, *replacement.all_input_nodes]):
+        return True
+    return same_strides(run_node(replacement), value)
 
 
 def _value(node: fx.Node) -> Any:

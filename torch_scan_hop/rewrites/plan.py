@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import likely_value
 from torch_scan_hop.graph_cleanup import is_view, viewed
 from torch_scan_hop.rewrites.accumulate import Accumulator
 from torch_scan_hop.rewrites.classify import ancestors, is_contraction, is_tensor, nbytes
 from torch_scan_hop.rewrites.parts import Part, extract
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.signature import Inputs, Signature
 
 RunScan = Callable[..., Sequence[Any]]
 
@@ -161,6 +162,9 @@ class ScanPlan:
         if n or d.stacked:
             loop_xs = [xs[0]] if self.counts_only else [stacks[n] for n in self.loop_xs]
             fixed = tuple(values[n] for n in self.loop_additional)
+            if legality.check_after_each is not None:
+                operands = Inputs(list(carry[:n]), loop_xs, list(fixed))
+                legality.check_after_each.operands("loop", self.body, operands)
             results = run_scan(self.body, list(carry[:n]), loop_xs, fixed, **options)
         stacks |= dict(zip(d.stacked, results[n:], strict=True))
         stacks |= self.sunk_part.over_steps(stacks, values)
@@ -168,7 +172,12 @@ class ScanPlan:
             before + a.total([stacks[leaf] for leaf in a.leaves], values)
             for a, before in zip(d.accumulators, carry[n:], strict=True)
         ]
-        return [*results[:n], *sums], stacks
+        carried = [*results[:n], *sums]
+        if legality.check_after_each is not None:
+            legality.check_after_each.stacks("stacks", stacks, xs[0].shape[0])
+            roles = [self.roles.carry[k] for k in self.carried]
+            legality.check_after_each.rows("carries", roles, carried)
+        return carried, stacks
 
     def final_carry(self, carry: Sequence[Any], init: Sequence[Any]) -> list[Any]:
         """All carries, from what is ``carried``; a dropped one is None."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import likely_value
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.rewrites.accumulate import Accumulator, find_accumulator, read_stack_instead
@@ -139,9 +140,7 @@ class Planner:
         # what is known before the loop is not returned by it
         emitted = [n for n in emitted if n not in batched and n not in invariants]
         stacked = unique([*emitted, *self._frontier(sunk)])
-        return ScanPlan(
-            self.body,
-            self.signature,
+        return self._checked_plan(
             Decisions(
                 loop_carry=self.loop_carry,
                 constant_carry=self.constant_carry,
@@ -151,8 +150,17 @@ class Planner:
                 stacked=stacked,
                 sunk=sunk,
                 used_outputs=self.used,
-            ),
+            )
         )
+
+    def _checked_plan(self, decisions: Decisions) -> ScanPlan:
+        check = legality.check_after_each
+        if check is not None:
+            check.decisions("decisions", self.body, self.signature, decisions)
+        plan = ScanPlan(self.body, self.signature, decisions)
+        if check is not None:
+            check.plan("plan", plan)
+        return plan
 
     def _is_given(self, node: fx.Node) -> bool:
         """An input that is the same at every step, or a stack already."""

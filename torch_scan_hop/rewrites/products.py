@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop.records import record_again
+
 aten = torch.ops.aten
 
 _PRODUCTS: dict[Any, Any] = {
@@ -31,6 +33,7 @@ def split_fused_products(graph: fx.Graph) -> None:
         total.meta = dict(node.meta)
         node.replace_all_uses_with(total)
         graph.erase_node(node)
+        record_again([total])  # laid out as what was added, not as a product
 
 
 def _is_plain(node: fx.Node) -> bool:

@@ -13,6 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.symbols import is_symbolic
 from torch_scan_hop.signature import Inputs, Signature
 
@@ -62,6 +63,8 @@ def lift_sizes(
         lifted.graph.erase_node(node)
     lifted.recompile()
     grown = Signature(signature.n_carry, signature.n_xs, signature.n_additional + len(sizes))
+    if legality.check_after_each is not None:
+        legality.check_after_each.graph("lift_sizes", lifted, grown)
     return lifted, grown, sizes
 
 
@@ -91,6 +94,8 @@ def lift_integers(
     _check_that_nodes_hold_no_symbols(lifted.graph)
     lifted.recompile()
     grown = Signature(signature.n_carry, signature.n_xs, signature.n_additional + len(known))
+    if legality.check_after_each is not None:
+        legality.check_after_each.graph("lift_integers", lifted, grown)
     return lifted, grown, [n.meta["val"] for n in known.values()]
 
 

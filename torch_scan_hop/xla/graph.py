@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import DATA_DEPENDENT_ERRORS, trace
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.op import Body
+from torch_scan_hop.records import run_node
+from torch_scan_hop.signature import Signature
 from torch_scan_hop.stops import drop_stops
 
 aten = torch.ops.aten
@@ -51,8 +54,13 @@ def trace_step(
             raise reads_data(str(node.target))
     clean_up(module)
     drop_stops(module)
-    _spell_out_dropout(module.graph)
-    return StepGraph(module, tuple(_lift_attributes(module)))
+    legality.run_passes(module, [_spell_out_dropout])
+    attributes = _lift_attributes(module)
+    if legality.check_after_each is not None:
+        n_additional = len(additional) + len(attributes)
+        signature = Signature(len(init), len(xs), n_additional)
+        legality.check_after_each.graph("_lift_attributes", module, signature, any_layout=True)
+    return StepGraph(module, tuple(attributes))
 
 
 def reads_data(what: str) -> RuntimeError:
@@ -96,12 +104,22 @@ def _spell_out_dropout(graph: fx.Graph) -> None:
                 kept = graph.call_function(aten.mul.Tensor, (x, mask))
                 scale = 0.0 if p == 1 else 1 / (1 - p)
                 dropped = graph.call_function(aten.mul.Tensor, (kept, scale))
+        _record_all_before(node)
         for k, value in enumerate((dropped, mask)):
             if k in results:
-                value.meta.setdefault("val", results[k].meta.get("val"))
                 results[k].replace_all_uses_with(value)
                 graph.erase_node(results[k])
         graph.erase_node(node)
+
+
+def _record_all_before(node: fx.Node) -> None:
+    """What nodes that a rewrite made just before ``node`` give."""
+    made: list[fx.Node] = []
+    while node.prev.op == "call_function" and "val" not in node.prev.meta:
+        node = node.prev
+        made.append(node)
+    for new in reversed(made):
+        new.meta["val"] = run_node(new)
 
 
 def _lift_attributes(module: fx.GraphModule) -> list[torch.Tensor]:
