@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop._torch.operators import FakeTensor, FakeTensorMode, OpOverload
-from torch_scan_hop._torch.tracing import replaying, statically_known_true
+from torch_scan_hop._torch.tracing import replaying, statically_known_true, unwrap_functional
 
 
 def replace_by_source(node: fx.Node, source: fx.Node) -> None:
@@ -75,7 +75,7 @@ def _record(node: fx.Node) -> Any:
     value: Any = node.graph.owning_module
     for name in str(node.target).split("."):
         value = getattr(value, name)
-    return value
+    return unwrap_functional(value)  # a constant of a trace under way
 
 
 def _in_one_mode(args: Any, kwargs: Any, recorded: Any) -> tuple[Any, Any, FakeTensorMode]:
@@ -87,7 +87,7 @@ def _in_one_mode(args: Any, kwargs: Any, recorded: Any) -> tuple[Any, Any, FakeT
     def fake(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or getattr(value, "fake_mode", None) is mode:
             return value
-        with mode:
+        with replaying(mode):
             return torch.empty_strided(
                 value.shape, value.stride(), dtype=value.dtype, device=value.device
             )

@@ -180,7 +180,7 @@ def _wrap(tensor: Any) -> Any:
     return FunctionalTensor.to_functional(tensor) if isinstance(tensor, torch.Tensor) else tensor
 
 
-def _unwrap(value: Any) -> Any:
+def unwrap_functional(value: Any) -> Any:
     if not isinstance(value, FunctionalTensor):
         return value
     torch._sync(value)
@@ -200,7 +200,7 @@ def _functionalized(fn: Callable[..., Any], mutated: set[int] | None = None) -> 
                     for k, a in enumerate(functional)
                     if isinstance(a, FunctionalTensor) and has_data_mutation(a)
                 )
-            return pytree.tree_map(_unwrap, out)
+            return pytree.tree_map(unwrap_functional, out)
 
     return wrapper
 
