@@ -20,13 +20,14 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.operators import prepare_xla_if_loaded, under_users_mode
+from torch_scan_hop._torch.operators import under_users_mode
 from torch_scan_hop._torch.transforms import (
     StopRecomputation,
     put_back_on_error,
     under_transform,
 )
 from torch_scan_hop.fallback import code_of, reason_of, warn_of_captures
+from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
 Entry = Callable[..., Any]
 Kind = tuple[bool, bool]

@@ -30,7 +30,6 @@ from torch_scan_hop._torch.dynamo import (
 )
 from torch_scan_hop._torch.dynamo_indexing import indices_are_captured
 from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
-from torch_scan_hop._torch.operators import prepare_xla_if_loaded
 from torch_scan_hop._torch.symbols import has_unknown_size
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs
 from torch_scan_hop.aliases import REASON, check_memory, share_memory
@@ -40,6 +39,7 @@ from torch_scan_hop.fallback import users_line
 from torch_scan_hop.index_nodes import write_indices
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
 from torch_scan_hop.stamp import stamp
+from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
 
 def _a_slice(xs: torch.Tensor) -> torch.Tensor:

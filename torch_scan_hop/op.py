@@ -37,6 +37,12 @@ class ScanOperator(FlatOperator):
 
     def __init__(self) -> None:
         super().__init__("scan", cacheable=True)
+        self.under_users_modes: Callable[..., Any]
+
+    def users_modes_impl(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """As ``py_impl``: what runs where a dispatch mode of the user's wants to see operators."""
+        self.under_users_modes = run
+        return run
 
     def __call__(  # type: ignore[override]
         self,
@@ -72,10 +78,8 @@ class ScanOperator(FlatOperator):
         if dispatch_key == DispatchKey.Python:
             mode = current_dispatch_mode()
             if mode is not None and type(mode) not in self.python_key_table:
-                # a user's mode (a FLOP counter, a logger) sees the body's operators, step by step
-                from torch_scan_hop.dispatch.dense import step_by_step
-
-                return step_by_step(*args, **kwargs)
+                # a FLOP counter, a logger
+                return self.under_users_modes(*args, **kwargs)
         if dispatch_key == DispatchKey.FuncTorchGradWrapper:
             # saved by a functorch level that has ended: vjp's function is called after it
             args, kwargs = pytree.tree_map(unwrap_if_dead, (args, kwargs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,7 +50,6 @@ __all__ = [
     "dispatch_key",
     "from_functional",
     "is_plain_tensor",
-    "prepare_xla_if_loaded",
     "preserving_node_meta",
     "reenter_make_fx",
     "storage_of",
@@ -88,14 +86,6 @@ class FlatOperator(HigherOrderOperator):
         with below_autograd():
             key = key_extractor(tensors, self.non_fallthrough_keys).highestPriorityTypeId()
         return key in (DispatchKey.CPU, DispatchKey.CUDA)
-
-
-def prepare_xla_if_loaded() -> None:
-    """XLA tensors may be about to be traced, if anyone has imported torch_xla."""
-    if "torch_xla" in sys.modules:
-        from torch_scan_hop.xla.prepare import prepare
-
-        prepare()
 
 
 @contextlib.contextmanager

@@ -194,6 +194,7 @@ def _planned(
     return tuple(results)
 
 
+@scan_op.users_modes_impl
 def step_by_step(
     combine_fn: Body, init: Any, xs: Any, additional_inputs: Any, **options: Any
 ) -> tuple[Any, ...]:
