@@ -17,7 +17,8 @@ import torch_scan_hop
 from torch_scan_hop import capture, scan
 from torch_scan_hop._torch import tracing
 from torch_scan_hop.autodiff import joint
-from torch_scan_hop.dispatch import dense, jvp, vmap
+from torch_scan_hop.dispatch import jvp, vmap
+from torch_scan_hop.eager import run as dense
 
 pytestmark = pytest.mark.torch_version
 

@@ -20,7 +20,7 @@ from torch_scan_hop import NotTraceableError, fallback, scan
 from torch_scan_hop._torch import dynamo as capture_of_torch
 from torch_scan_hop._torch import tracing
 from torch_scan_hop.autodiff import derive
-from torch_scan_hop.dispatch import dense
+from torch_scan_hop.eager import run as dense
 from torch_scan_hop.inductor import kernel, passes, rows
 from torch_scan_hop.rewrites import parts, planner
 from torch_scan_hop.rewrites.plan import ScanPlan

@@ -11,13 +11,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop import fallback, inductor, legality, scan
 from torch_scan_hop.autodiff import partition
-from torch_scan_hop.eager import EagerLoop
+from torch_scan_hop.eager import fuse
+from torch_scan_hop.eager.writer import EagerLoop
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.inductor import body as inductor_body
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.checker import Checker, checking
 from torch_scan_hop.op import scan_op
-from torch_scan_hop.rewrites import Options, fuse, make_plan, plan, planner
+from torch_scan_hop.rewrites import Options, make_plan, plan, planner
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.signature import Signature
 from torch_scan_hop.xla import graph as xla_graph

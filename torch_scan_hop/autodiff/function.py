@@ -21,7 +21,7 @@ from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.partition import Handover, Partition, Source
 from torch_scan_hop.carries_in import CarriesIn, in_graph, joined, stacks_of
-from torch_scan_hop.dispatch.dense import dense
+from torch_scan_hop.eager.run import dense
 from torch_scan_hop.op import Body, scan_op, scan_options
 from torch_scan_hop.signature import Signature
 

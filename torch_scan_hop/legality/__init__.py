@@ -12,7 +12,7 @@ graph against them after each rewrite, so that what breaks one is named by the r
 
 Every rewrite calls one of the functions here when it is done. They do nothing in production.
 The last graphs that are checked are those of ``inductor.body.destination_passing`` (its writes are
-declared) and ``rewrites.fuse.fused``. What comes after is text: eager's source, whose ``out=``
+declared) and ``eager.fuse.fused``. What comes after is text: eager's source, whose ``out=``
 write over values that end there, and Inductor's kernels.
 """
 

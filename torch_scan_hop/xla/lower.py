@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch import xla as _xla
-from torch_scan_hop.dispatch.dense import empty_results
+from torch_scan_hop.eager.run import empty_results
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan

@@ -28,10 +28,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop.eager.fuse import fused
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.memo import SYMBOLS
 from torch_scan_hop.rewrites.classify import is_tensor
-from torch_scan_hop.rewrites.fuse import fused
 from torch_scan_hop.signature import Signature
 from torch_scan_hop.step import empty_stack
 

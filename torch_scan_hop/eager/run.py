@@ -1,0 +1,202 @@
+"""The scan on real tensors, below autograd: planned, in blocks, or step by step.
+
+A body that is a graph is optimised first (``rewrites``): work that does not depend on the
+carry is done for all steps at once, and the loop runs what is left. The loop hands carries
+from step to step and writes each y into its place of a stack that is allocated once.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop import legality
+from torch_scan_hop._torch.operators import storage_of
+from torch_scan_hop._torch.symbols import Symbols
+from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake, trace
+from torch_scan_hop.any_size import derived
+from torch_scan_hop.carries_in import CarriesIn, joined, stacks_of
+from torch_scan_hop.eager.sized_plan import PlanForAnySize, SizedPlan
+from torch_scan_hop.eager.writer import EagerLoop, StackLike
+from torch_scan_hop.examples import step_examples
+from torch_scan_hop.graph_cleanup import clean_up
+from torch_scan_hop.memo import remember
+from torch_scan_hop.op import Body
+from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
+from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
+from torch_scan_hop.rewrites.sizes import lift_integers
+from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.step import empty_stack
+from torch_scan_hop.stops import drop_stops
+
+log = logging.getLogger(__name__)
+
+AnyPlan = ScanPlan | PlanForAnySize
+# below this, tracing and batching cost more than they save
+MIN_TRIP_COUNT = 3
+
+
+def unaliased(carry: Sequence[torch.Tensor], others: Sequence[Any]) -> list[torch.Tensor]:
+    """Contiguous carries that share storage neither with ``others`` nor with one another."""
+    taken = {storage_of(t) for t in others if isinstance(t, torch.Tensor)}
+    results = []
+    for leaf in carry:
+        own = leaf.contiguous()
+        if storage_of(own) in taken or own.untyped_storage().nbytes() > own.nbytes:
+            own = own.clone(memory_format=torch.contiguous_format)
+        taken.add(storage_of(own))
+        results.append(own)
+    return results
+
+
+def empty_results(
+    body: Body, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any]
+) -> tuple[Any, ...]:
+    """A trip count of zero: init, copied, and empty stacks of the right shape and dtype."""
+    mode, examples = step_examples(init, xs, additional)
+    with torch.no_grad():
+        out = run_fake(body, examples.flat(), mode)
+    ys = [None if y is None else empty_stack(y, 0) for y in out[len(init) :]]
+    return (*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys)
+
+
+def loop(
+    body: Body,
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    additional: Sequence[Any],
+    reverse: bool = False,
+) -> tuple[Any, ...]:
+    """The scan, step by step. A user's TorchDispatchMode sees this."""
+    n_carry, trip_count = len(init), xs[0].shape[0]
+    slices = list(zip(*(x.unbind(0) for x in xs), strict=True))
+    order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+    # bodies are traced for contiguous carries
+    carry: Sequence[torch.Tensor] = [c.contiguous() for c in init]
+    stacks: list[torch.Tensor] = []
+    ys: Sequence[Any] = ()
+    places: list[Sequence[torch.Tensor]] = []
+    for t in order:
+        out = body(*carry, *slices[t], *additional)
+        carry, ys = [c.contiguous() for c in out[:n_carry]], out[n_carry:]
+        tensors = [y for y in ys if y is not None]
+        if not stacks:
+            stacks = [empty_stack(y, trip_count) for y in tensors]
+            places = [stack.unbind(0) for stack in stacks]
+        for place, y in zip(places, tensors, strict=True):
+            place[t].copy_(y)
+    made = iter(stacks)
+    results = [None if y is None else next(made) for y in ys]
+    return (*unaliased(carry, [*init, *xs, *additional, *stacks]), *results)
+
+
+def straight_line_loop(
+    body: fx.GraphModule,
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    additional: Sequence[Any],
+    reverse: bool = False,
+    into: Sequence[torch.Tensor | None] | None = None,
+    *,
+    own_xs: Sequence[int],
+    like: Sequence[StackLike] | None = None,
+) -> tuple[Any, ...]:
+    """The loop that a plan leaves, run by :class:`~torch_scan_hop.eager.writer.EagerLoop`."""
+    signature = Signature(len(init), len(xs), len(additional))
+    eager = eager_loop(body, signature, own_xs)
+    carry, stacks = eager(init, xs, additional, reverse, into, like)
+    return (*unaliased(carry, [*init, *xs, *additional, *stacks]), *stacks)
+
+
+def eager_loop(body: fx.GraphModule, signature: Signature, own_xs: Sequence[int]) -> EagerLoop:
+    return remember(body, ("eager",), lambda: EagerLoop(body, signature, own_xs))
+
+
+def plan_of(
+    body: fx.GraphModule, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any]
+) -> SizedPlan:
+    """The optimised form of ``body`` for inputs like these, made once."""
+    signature = Signature(len(init), len(xs), len(additional))
+
+    def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> AnyPlan:
+        with torch.no_grad():
+            graph = trace(body, examples.flat(), mode)
+        clean_up(graph)
+        drop_stops(graph)
+        if symbols is None:
+            return make_plan(graph, signature, current_options(), pointwise_pays=True)
+        return _for_any_size(graph, signature, symbols)
+
+    found, numbers = derived(body, ("plan", current_options()), init, xs, additional, make)
+    return SizedPlan(found) if isinstance(found, ScanPlan) else found.at(numbers)
+
+
+def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols) -> PlanForAnySize:
+    graph, signature, sizes = lift_integers(graph, signature)
+    options = current_options()
+    plan = make_plan(graph, signature, options, pointwise_pays=True, guard_sizes=False)
+    n_loop = (len(plan.decisions.loop_carry), max(1, len(plan.loop_xs)), len(plan.loop_additional))
+    # all that may decide anything by a size does it now, while that makes a guard
+    loop = eager_loop(plan.body, Signature(*n_loop), plan.own_xs)
+    return PlanForAnySize(plan, sizes, loop.ys, symbols)
+
+
+def dense(
+    combine_fn: Body,
+    init: list[torch.Tensor],
+    xs: Sequence[torch.Tensor | CarriesIn],
+    additional_inputs: tuple[Any, ...],
+    *,
+    reverse: bool = False,
+    checkpoint: Any = None,
+) -> tuple[torch.Tensor, ...]:
+    trip_count = xs[0].shape[0]
+    stacks = stacks_of(xs)
+    if trip_count == 0:
+        return empty_results(combine_fn, init, stacks, additional_inputs)
+    if trip_count < MIN_TRIP_COUNT or not isinstance(combine_fn, fx.GraphModule):
+        return loop(combine_fn, init, joined(xs), additional_inputs, reverse)
+    try:
+        return _planned(combine_fn, init, xs, additional_inputs, reverse)
+    except Exception as error:
+        # the body's own error, which the loop raises, too, or a rewrite's, which is dropped
+        failed = error
+    results = loop(combine_fn, init, joined(xs), additional_inputs, reverse)
+    log.warning("rewrites of a scan failed, which runs step by step", exc_info=failed)
+    return results
+
+
+def _planned(
+    body: fx.GraphModule,
+    init: list[torch.Tensor],
+    xs: Sequence[torch.Tensor | CarriesIn],
+    additional_inputs: tuple[Any, ...],
+    reverse: bool,
+) -> tuple[torch.Tensor, ...]:
+    sized = plan_of(body, init, stacks_of(xs), additional_inputs)
+    plan, additional = sized.plan, (*additional_inputs, *sized.additional)
+    shifted = sum(x.stack[0].nbytes for x in xs if isinstance(x, CarriesIn))
+    length = block_length(plan, xs[0].shape[0], shifted, sized.stacked_bytes)
+    run = functools.partial(straight_line_loop, own_xs=plan.own_xs, like=sized.loop_ys)
+    if length < xs[0].shape[0]:
+        results = run_in_blocks(plan, run, init, xs, additional, reverse, length, ys_like=sized.ys)
+    else:
+        results = plan.run(run, init, joined(xs), additional, reverse=reverse)
+    if legality.check_after_each is not None:
+        inputs = [*init, *stacks_of(xs), *additional]
+        legality.check_after_each.results("run", inputs, results)
+    return tuple(results)
+
+
+def step_by_step(
+    combine_fn: Body, init: Any, xs: Any, additional_inputs: Any, **options: Any
+) -> tuple[Any, ...]:
+    """What a user's dispatch mode sees: every operator of every step."""
+    if xs[0].shape[0] == 0:
+        return empty_results(combine_fn, init, xs, additional_inputs)
+    return loop(combine_fn, init, xs, additional_inputs, options.get("reverse", False))
