@@ -6,6 +6,7 @@ is captured must not run as a loop (``conftest`` turns that warning into an erro
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping
 
@@ -384,6 +385,34 @@ def test_a_custom_operator_that_mutates_a_buffer_of_the_step(mode):
 
     xs = real(4, 3)
     assert_same(MODES[mode](body, real(3), xs), loop(body, real(3), xs))
+
+
+@pytest.mark.parametrize("mode", ["eager", "aot_eager"])
+@pytest.mark.parametrize("given", ["xs", "closure", "init"])
+def test_what_a_nested_scan_was_given_is_written_afterwards(mode, given):
+    w, constant = real(3).requires_grad_(), real(3, seed=1)
+
+    def body(scan, h, x):
+        v = w + x
+        kept = {"xs": constant, "closure": constant, "init": constant} | {given: v}
+
+        def inner(c, z):
+            # copies: autograd saves nothing that the body is about to write to
+            c, z, k = c.clone(), z.clone(), kept["closure"].clone()
+            return torch.tanh(c + z), torch.sin(k) * torch.cos(c) * z
+
+        c, ys = scan(inner, kept["init"], kept["xs"])
+        v += v
+        v.tanh_()
+        return h * 0.5 + c + v, ys.sum(0)
+
+    xs = real(4, 3).requires_grad_()
+    results = [
+        s(functools.partial(body, i), real(3), xs) for s, i in ((MODES[mode], scan), (loop, loop))
+    ]
+    assert_same(*results)
+    found = [torch.autograd.grad([v.sum() for v in r], [w, xs]) for r in results]
+    assert_same(*found)
 
 
 @pytest.mark.parametrize("mode", ["eager", "inductor"])

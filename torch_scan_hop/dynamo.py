@@ -29,9 +29,10 @@ from torch_scan_hop._torch.dynamo import (
     speculate,
 )
 from torch_scan_hop._torch.dynamo_indexing import indices_are_captured
+from torch_scan_hop._torch.effects import Effects
 from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
 from torch_scan_hop._torch.symbols import has_unknown_size
-from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs
+from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs, run_fake
 from torch_scan_hop.aliases import REASON, check_memory, share_memory
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.examples import like
@@ -260,8 +261,30 @@ class CapturedBody:
         for position, k in enumerate(carried):
             self._move(placeholders[k], self.n_carry + position)
         self._return_as_carries([copies[k] for k in carried])
+        self._copy_for_scans(mode)
         self.graph.lint()
         return carried
+
+    def _copy_for_scans(self, mode: FakeTensorMode) -> None:
+        """A scan in the body gets a copy of what the body writes to after it.
+
+        Its backward may read more of what it was given than the loop's would, and autograd
+        counts writes.
+        """
+        scans = [n for n in self.graph.nodes if isinstance(n.target, ScanOperator)]
+        if not scans:
+            return
+        effects = Effects(self.module())
+        examples = [like(mode, example_value(n)) for n in self.placeholders()]
+        run_fake(effects.run, examples, mode)
+        order = list(effects.written)
+        for scan in scans:
+            later = set().union(*(effects.written[n] for n in order[order.index(scan) + 1 :]))
+            for given in [n for n in scan.all_input_nodes if effects.storages[n] & later]:
+                with self.graph.inserting_before(scan):
+                    copy = self.graph.call_method("clone", (given,))
+                copy.meta = dict(given.meta)
+                scan.replace_input_with(given, copy)
 
     def _copy_at_entry(self, placeholder: fx.Node) -> fx.Node:
         """The body works on a copy: what it is handed is never its own to change."""
