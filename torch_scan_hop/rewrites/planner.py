@@ -135,6 +135,9 @@ class Planner:
         sunk = [n for n in targets if self._sinks(n)]
         emitted = [n for n in targets if n not in sunk]
         self.in_loop |= self._loop_nodes(emitted)
+        # what the loop makes for another result it returns as well
+        sunk = [n for n in sunk if n not in self.in_loop]
+        emitted = [n for n in targets if n not in sunk]
         batched = self._batched([*carry_out, *emitted])
         invariants = self._invariants([*carry_out, *emitted, *sunk, *batched])
         # what is known before the loop is not returned by it
