@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 
 import torch_scan_hop
 from torch_scan_hop import capture, scan
+from torch_scan_hop._torch import dynamo as dynamo_shim
 from torch_scan_hop._torch import tracing
 from torch_scan_hop.autodiff import joint
 from torch_scan_hop.dispatch import jvp, vmap
@@ -479,11 +480,12 @@ def defined_anew(k, w):
 
 @pytest.mark.filterwarnings("error:.*could not be traced")
 @pytest.mark.filterwarnings("error:.*captured anew")
-def test_a_cell_that_is_defined_seventy_times_is_captured_each_time():
+def test_a_cell_that_is_defined_often_is_captured_each_time(monkeypatch):
+    monkeypatch.setattr(dynamo_shim, "CAPTURES_PER_FUNCTION", 8)
     alive = []
     gc.collect()
     entries = len(capture._entries)
-    for k in range(70):
+    for k in range(14):
         w = torch.randn(3, 3, requires_grad=True)
         fn = defined_anew(k, w)
         init, xs = torch.zeros(2, 3), torch.randn(4, 2, 3)
@@ -520,7 +522,7 @@ def test_a_closure_that_is_made_seventy_times_is_not_kept():
     assert sum(r() is not None for r in alive) <= 2
 
 
-SOURCE = "def cell(h, x):\n    h = torch.tanh(h * 0.5 + x)\n    return h, h\n"
+CELL_WITHOUT_CLOSURE = "def cell(h, x):\n    h = torch.tanh(h * 0.5 + x)\n    return h, h\n"
 
 
 def executed(source):
@@ -530,9 +532,9 @@ def executed(source):
 
 
 def test_a_cell_that_runs_again_is_not_captured_again_when_the_first_goes(work):
-    first = executed(SOURCE)
+    first = executed(CELL_WITHOUT_CLOSURE)
     scan(first, torch.zeros(2), torch.ones(3, 2))
-    second = executed(SOURCE)
+    second = executed(CELL_WITHOUT_CLOSURE)
     assert second.__code__ == first.__code__
     scan(second, torch.zeros(2), torch.ones(3, 2))
     del first
