@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from fuzz.campaign import run_here
@@ -16,6 +17,7 @@ from torch_scan_hop.reference import scan_loop
 F64 = torch.float64
 HELD: list[torch.Tensor] = []
 BUFFER = torch.ones(3, dtype=F64)
+ARRAY = np.ones(3)
 
 
 def same_tensor(h, x):
@@ -71,6 +73,28 @@ def writes_at_one_step(h, x):
     return h, h
 
 
+def returns_data(h, x):
+    BUFFER.add_(x.detach())
+    h.add_(x)
+    h = h.sin()
+    return h, (h.data, BUFFER.data)
+
+
+def returns_arrays(h, x):
+    ARRAY[:] += x.detach().numpy()
+    return h + x, torch.from_numpy(ARRAY)
+
+
+def carries_an_array(h, x):
+    ARRAY[:] += x.detach().numpy()
+    return torch.from_numpy(ARRAY), h * 2
+
+
+def stays_sparse(h, x):
+    h = h + x
+    return h, h.to_sparse()
+
+
 def passes_on(h, x):
     return h, x
 
@@ -78,12 +102,14 @@ def passes_on(h, x):
 BODIES = [
     same_tensor, writes_to_its_carry, writes_to_its_x, writes_to_a_buffer, fills_one_buffer_anew,
     returns_what_it_closes_over, returns_views, keeps_its_carry, writes_at_one_step, passes_on,
+    returns_data, returns_arrays, carries_an_array,
 ]  # fmt: skip
 
 
 def results(loop, body, carry_kind, with_grad, reverse=False):
     HELD.clear()
     BUFFER.fill_(1.0)
+    ARRAY.fill(1.0)
     g = torch.Generator().manual_seed(1)
     init, xs = (torch.randn(n, 3, dtype=F64, generator=g).requires_grad_(with_grad) for n in (1, 4))
     h0 = init[0]
@@ -120,6 +146,26 @@ def test_results_are_the_reference_s(body, with_grad, carry_kind, reverse, monke
         assert_same(results(run_loop, body, carry_kind, with_grad, reverse), expected)
 
 
+LAYOUTS = {
+    "expanded": lambda x: x[:1].expand(4, 3),
+    "windows": lambda x: x.flatten().unfold(0, 3, 1)[:4],
+    "transposed": lambda x: x.t().contiguous().t(),
+    "every second": lambda x: x.repeat_interleave(2, 0)[::2],
+    "complex": lambda x: torch.complex(x, x),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("body", [writes_to_its_x, writes_to_its_carry])
+def test_layouts_of_xs(body, layout):
+    def run(loop):
+        xs = LAYOUTS[layout](torch.arange(12.0, dtype=F64).view(4, 3))
+        with torch.no_grad():
+            return loop(body, torch.zeros(3, dtype=xs.dtype), xs, 4, False), xs
+
+    assert_same(run(run_loop), run(scan_loop))
+
+
 def test_a_body_that_changes_the_xs_it_scans_sees_its_changes():
     def run(loop):
         xs = torch.ones(4, 2, dtype=F64)
@@ -141,6 +187,13 @@ def test_contexts_without_autograd(context):
             run_loop(writes_to_its_carry, torch.zeros(3, dtype=F64), xs, 4, False),
             scan_loop(writes_to_its_carry, torch.zeros(3, dtype=F64), xs, 4, False),
         )
+
+
+def test_sparse_ys():
+    xs = torch.ones(4, 3, dtype=F64)
+    h, ys = run_loop(stays_sparse, torch.zeros(3, dtype=F64), xs, 4, False)
+    expected = scan_loop(stays_sparse, torch.zeros(3, dtype=F64), xs, 4, False)
+    assert_same((h, ys.to_dense()), (expected[0], expected[1].to_dense()))
 
 
 def test_tensors_of_inference_mode_in_a_body():

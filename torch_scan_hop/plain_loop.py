@@ -5,9 +5,9 @@ may work in place on its carry and on its x, and earlier ys, the caller's tensor
 closes over stay what they are. The reference copies whatever could be shared, at every step. Here a
 copy is made only where nothing cheaper keeps the promise:
 
-- What the body returns is copied if it is a view, or if somebody holds it beside its place in the
-  result: a module, a cell of the body, a list of the user's, the other half of ``return h, h``.
-  What nobody else holds is nobody else's to write to.
+- What the body returns is copied if it is a view, if its memory is somebody else's, too, or if
+  somebody holds it beside its place in the result: a module, a cell of the body, a list of the
+  user's, the other half of ``return h, h``. What nobody else holds is nobody else's to write to.
 - Once the body has written to its carry, every carry is copied: autograd may have saved it.
 - Without autograd, xs are copied on write. With it, they are copied at once: one backward for all.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.operators import copy_on_write, is_plain_tensor
+from torch_scan_hop._torch.operators import copy_on_write, has_memory_alone, is_plain_tensor
 from torch_scan_hop._torch.transforms import under_transform
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.step import CombineFn, as_output_tensor, device_of, split_result
@@ -124,8 +124,14 @@ _ALONE = _references([torch.empty(0)], 0)
 def _is_shared(leaves: Leaves, k: int) -> bool:
     if _references(leaves, k) > _ALONE:
         return True
+    leaf = leaves[k]
+    if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided:
+        return True
     # of a tensor that inference mode has made, torch does not count how often it is written to
-    return leaves[k]._is_view() or leaves[k].is_inference()
+    if leaf._is_view() or leaf.is_inference():
+        return True
+    # h.data is no view, and does not require grad; what does is an operator's result
+    return not leaf.requires_grad and not has_memory_alone(leaf)
 
 
 def _copy_shared(leaves: Leaves, all_of_them: bool = False) -> None:
@@ -159,7 +165,9 @@ def _slices(xs: Any, trip_count: int) -> Callable[[int], Any]:
 
 
 def _rows(leaf: torch.Tensor) -> Sequence[torch.Tensor]:
-    if torch.is_grad_enabled() or leaf.is_complex():
+    # slices that overlap (an expanded tensor's, windows) must not see each other's writes
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(leaf)
+    if torch.is_grad_enabled() or leaf.is_complex() or not is_dense:
         return torch.ops.aten.unbind_copy.int(leaf)
     return copy_on_write(leaf).unbind(0)
 

@@ -49,6 +49,7 @@ __all__ = [
     "disable_proxy_modes_tracing",
     "dispatch_key",
     "from_functional",
+    "has_memory_alone",
     "is_plain_tensor",
     "preserving_node_meta",
     "reenter_make_fx",
@@ -100,6 +101,20 @@ def storage_of(tensor: torch.Tensor) -> int:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor.untyped_storage()._cdata
+
+
+def _owners_of_memory(tensor: torch.Tensor) -> int:
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+#: of a tensor that nothing shares memory with; how many the counting adds depends on torch
+_ONE_OWNER = _owners_of_memory(torch.empty(1))
+
+
+def has_memory_alone(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor (``.data``, what autograd saves) and no array is in its memory."""
+    is_torchs = tensor.untyped_storage().resizable()  # not so where numpy, for one, allocated it
+    return is_torchs and _owners_of_memory(tensor) == _ONE_OWNER
 
 
 def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
