@@ -3,9 +3,18 @@
 from torch_scan_hop import dispatch as _dispatch  # noqa: F401  (registers the kernels)
 from torch_scan_hop import dynamo as _dynamo  # noqa: F401  (registers the variable tracker)
 from torch_scan_hop.api import scan
+from torch_scan_hop.debugging import NonFiniteError, debug
 from torch_scan_hop.fallback import NotTraceableError, fallback
 from torch_scan_hop.layers import scan_layers
 from torch_scan_hop.segments import Binomial
 
-__all__ = ["Binomial", "NotTraceableError", "fallback", "scan", "scan_layers"]
+__all__ = [
+    "Binomial",
+    "NonFiniteError",
+    "NotTraceableError",
+    "debug",
+    "fallback",
+    "scan",
+    "scan_layers",
+]
 __version__ = "0.1.0"

@@ -10,6 +10,7 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop.capture import NotCaptured, call_captured, check_captured
+from torch_scan_hop.debugging import debugged_loop, is_debugging
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
 from torch_scan_hop.fallback import (
     announce,
@@ -113,6 +114,8 @@ def _run(
         template = tree.map_leaves(lambda leaf: 0 if isinstance(leaf, tree.NUMBERS) else leaf, init)
     if torch.compiler.is_dynamo_compiling():
         return scan_tree(combine_fn, template, carry, xs, trip_count, options)
+    if is_debugging():
+        return debugged_loop(combine_fn, init, xs, trip_count, options.reverse)
     reason = remembered_reason(combine_fn)
     is_lasting = False
     if reason is None:

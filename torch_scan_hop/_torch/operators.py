@@ -26,10 +26,10 @@ from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     track_tensor_tree,
 )
+from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode as current_dispatch_mode,
 )
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 __all__ = [
     "CppFunctionalizeAPI",
@@ -42,6 +42,7 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "ProxyTorchDispatchMode",
+    "TorchDispatchMode",
     "TransformType",
     "below_autograd",
     "copy_on_write",

@@ -1,0 +1,152 @@
+"""``with torch_scan_hop.debug():`` runs scans as the Python loop, where everything can be watched.
+
+Nothing is captured: ``print``, ``pdb`` and ``torch.autograd.detect_anomaly`` see each step, and an
+error of the body says in which step it was raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from torch_scan_hop import tree
+from torch_scan_hop._torch.operators import TorchDispatchMode
+from torch_scan_hop.fallback import code_of
+from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.step import CombineFn, split_result
+
+_NOT_USERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+
+
+class NonFiniteError(ArithmeticError):
+    """A step of a scan gave nan or inf, and ``debug(detect_nonfinite=True)`` is in force."""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    detect_nonfinite: bool
+
+
+_settings: contextvars.ContextVar[_Settings | None] = contextvars.ContextVar(
+    "torch_scan_hop_debug", default=None
+)
+
+
+@contextlib.contextmanager
+def debug(detect_nonfinite: bool = False) -> Iterator[None]:
+    """Run scans as plain Python loops, in this thread, for as long as the context lasts.
+
+    Calls inside ``torch.compile`` and export are not affected.
+
+    Args:
+        detect_nonfinite: raise :class:`NonFiniteError` at the first step whose carry or y holds a
+            nan or an inf that was not in its inputs, and name the operator that gave it. Every
+            operator's result is looked at, which makes a step several times as slow.
+
+    Example:
+        >>> from torch_scan_hop import scan
+        >>> with debug(detect_nonfinite=True):
+        ...     scan(lambda h, x: (torch.log(h - x), None), torch.ones(2), torch.ones(3, 2))
+        Traceback (most recent call last):
+        ...
+        torch_scan_hop.debugging.NonFiniteError: scan: carry holds -inf after step 0 of 3; aten...
+    """
+    token = _settings.set(_Settings(detect_nonfinite))
+    try:
+        yield
+    finally:
+        _settings.reset(token)
+
+
+def is_debugging() -> bool:
+    return _settings.get() is not None
+
+
+def debugged_loop(
+    combine_fn: CombineFn, init: Any, xs: Any, trip_count: int, reverse: bool
+) -> tuple[Any, Any]:
+    """:func:`reference.scan_loop`, watched."""
+    settings = _settings.get()
+    assert settings is not None
+    if trip_count == 0:
+        return scan_loop(combine_fn, init, xs, trip_count, reverse)
+    steps = iter(range(trip_count - 1, -1, -1) if reverse else range(trip_count))
+
+    def step(carry: Any, x: Any) -> Any:
+        where = f"step {next(steps)} of {trip_count}"
+        watch = _Watch() if settings.detect_nonfinite else contextlib.nullcontext()
+        try:
+            with watch:
+                result = combine_fn(carry, x)
+        except Exception as error:
+            _say(error, f"scan: raised in {where} of {_name(combine_fn)}.")
+            raise
+        if isinstance(watch, _Watch):
+            next_carry, y = split_result(result)
+            watch.check(where, {"carry": next_carry, "y": y}, (carry, x))
+        return result
+
+    return scan_loop(step, init, xs, trip_count, reverse)
+
+
+def _name(combine_fn: Any) -> str:
+    code = code_of(combine_fn)
+    return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _say(error: Exception, note: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    elif error.args and isinstance(error.args[0], str):  # Python 3.10
+        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
+
+
+class _Watch(TorchDispatchMode):
+    """Remembers the first operator that makes a nan or an inf of finite numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.origin: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.origin is None and _non_finite(result) and not _non_finite((args, kwargs)):
+            self.origin = f"{func} gave the first{_users_line()}"
+        return result
+
+    def check(self, where: str, results: dict[str, Any], inputs: Any) -> None:
+        if _non_finite(inputs):
+            return  # the caller's, or a masked value that was let pass in an earlier step
+        for root, value in results.items():
+            for path, leaf in tree.leaves_with_paths(value, root):
+                found = _non_finite(leaf)
+                if found:
+                    origin = self.origin or "it came from what the body closes over"
+                    raise NonFiniteError(f"scan: {path} holds {found} after {where}; {origin}.")
+
+
+def _non_finite(values: Any) -> str:
+    """The first nan or inf among them, as it is written; nothing if there is none."""
+    for value in pytree.tree_leaves(values):
+        if isinstance(value, torch.Tensor) and value.is_complex():
+            value = torch.view_as_real(value.detach().resolve_conj())
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            bad = value.detach()[~torch.isfinite(value.detach())]
+            if bad.numel():
+                return str(bad[0].item())
+    return ""
+
+
+def _users_line() -> str:
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith((*_NOT_USERS, "<")):
+            return f", at {frame.filename}:{frame.lineno}: {frame.line}"
+    return ""
