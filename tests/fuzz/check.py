@@ -19,6 +19,7 @@ from torch import Tensor
 import torch_scan_hop
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS
+from torch_scan_hop.fallback import forget_reasons
 from torch_scan_hop.legality.checker import Checker, checking
 
 from .by_hand import loop
@@ -85,6 +86,7 @@ def check(program: Program, mode: Mode) -> Outcome:
 def check_text(text: str, mode: Mode, tolerance: float) -> Outcome:
     with warnings.catch_warnings(record=True) as caught, mode.entered(), checking(_CHECKER):
         warnings.simplefilter("always")
+        forget_reasons()  # a body with the same code ran before, in another mode
         try:
             outcome = _compared(text, mode, tolerance)
         except _Discarded as error:
