@@ -10,7 +10,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.operators import FakeTensor, HigherOrderOperator, OpOverload
-from torch_scan_hop._torch.tracing import plain_fake, statically_known_true
+from torch_scan_hop._torch.tracing import are_known_equal, plain_fake
 from torch_scan_hop.linalg_checks import thread_linalg_checks
 from torch_scan_hop.records import replace_by_source
 from torch_scan_hop.stops import is_stop
@@ -143,7 +143,7 @@ def _have_same_shape(old: Any, new: Any) -> bool:
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return False
     pairs = zip(old.shape, new.shape, strict=False)
-    return old.dim() == new.dim() and all(statically_known_true(a == b) for a, b in pairs)
+    return old.dim() == new.dim() and all(are_known_equal(a, b) for a, b in pairs)
 
 
 def _has_static_shape(value: Any) -> bool:

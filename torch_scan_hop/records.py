@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop._torch.operators import FakeTensor, FakeTensorMode, OpOverload
-from torch_scan_hop._torch.tracing import replaying, statically_known_true, unwrap_functional
+from torch_scan_hop._torch.tracing import are_known_equal, replaying, unwrap_functional
 
 
 def replace_by_source(node: fx.Node, source: fx.Node) -> None:
@@ -31,7 +31,7 @@ def same_strides(value: Any, other: Any) -> bool:
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
         return True
     pairs = zip(value.stride(), other.stride(), strict=False)
-    return value.dim() == other.dim() and all(statically_known_true(a == b) for a, b in pairs)
+    return value.dim() == other.dim() and all(are_known_equal(a, b) for a, b in pairs)
 
 
 def record_again(nodes: Sequence[fx.Node]) -> None:

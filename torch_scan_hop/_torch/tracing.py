@@ -32,7 +32,11 @@ from torch._subclasses.functional_tensor import (
     FunctionalTensorMode,
 )
 from torch.autograd.graph import saved_tensors_hooks
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+)
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._python_dispatch import _disable_current_modes
@@ -44,6 +48,7 @@ __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
     "FakeTensorMode",
+    "are_known_equal",
     "detect_fake_mode",
     "fake_like_number",
     "fake_mode_of",
@@ -74,6 +79,15 @@ def is_traced(tensors: Sequence[Any]) -> bool:
 def is_functionalized(tensors: Sequence[Any]) -> bool:
     """Whether AOTAutograd traces these tensors."""
     return any(isinstance(t, FunctionalTensor) for t in tensors)
+
+
+def are_known_equal(size: Any, other: Any) -> bool:
+    """Whether two sizes are equal as far as that is known: no guard is made, nothing is traced."""
+    if isinstance(size, int) and isinstance(other, int):
+        return size == other
+    # to a trace under way a comparison of symbols is an operator
+    with disable_proxy_modes_tracing():
+        return bool(statically_known_true(size == other))
 
 
 def likely_value(size: Any) -> int:

@@ -26,7 +26,7 @@ from torch_scan_hop._torch.inductor_lanes import (
     emit_kernel,
     merged_dimensions,
 )
-from torch_scan_hop._torch.tracing import statically_known_true
+from torch_scan_hop._torch.tracing import are_known_equal
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.node import ScanCall, ScanNode
@@ -71,7 +71,7 @@ def _has_one_shape(examples: StepExamples) -> bool:
 def _are_equal(shape: Sequence[Any], other: Sequence[Any]) -> bool:
     """Known to be, without a guard: two symbolic sizes may have met by chance."""
     pairs = zip(shape, other, strict=False)
-    return len(shape) == len(other) and all(statically_known_true(a == b) for a, b in pairs)
+    return len(shape) == len(other) and all(are_known_equal(a, b) for a, b in pairs)
 
 
 def _lanes_are_independent(step: PointwiseBody, examples: StepExamples) -> bool:

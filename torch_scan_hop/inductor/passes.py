@@ -18,7 +18,7 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor import trace_decomposed
 from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
-from torch_scan_hop._torch.tracing import likely_value, statically_known_true
+from torch_scan_hop._torch.tracing import are_known_equal, likely_value
 from torch_scan_hop.carries_in import CarriesIn, arguments_of, in_graph, joined, stacks_of
 from torch_scan_hop.inductor.pairs import (
     expanded,
@@ -98,7 +98,7 @@ def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
     """Without a guard; None for what is no tensor."""
     if stride is None:
         return True
-    return all(statically_known_true(a == b) for a, b in zip(value.stride(), stride, strict=True))
+    return all(map(are_known_equal, value.stride(), stride))
 
 
 class _ScanNode:

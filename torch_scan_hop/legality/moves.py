@@ -148,7 +148,7 @@ def check_strides(
     where: str, node: fx.Node, value: torch.Tensor, drop: int, contiguous: bool
 ) -> None:
     """A loop makes its carries contiguous; others have the strides of what they are."""
-    from torch_scan_hop.legality.values import are_equal
+    from torch_scan_hop._torch.tracing import are_known_equal
 
     example = node.meta["val"]
     wanted = (
@@ -157,7 +157,7 @@ def check_strides(
         else tuple(value.stride())[drop:]
     )
     pairs = zip(example.stride(), wanted, example.shape, strict=True)
-    if not all(are_equal(a, b) or are_equal(n, 1) for a, b, n in pairs):
+    if not all(are_known_equal(a, b) or are_known_equal(n, 1) for a, b, n in pairs):
         raise IllegalRewrite(
             f"{where}: {node}: expected an example with the strides of what runs, "
             f"{list(wanted)}, got {list(example.stride())}"

@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
-from torch_scan_hop._torch.tracing import statically_known_true
+from torch_scan_hop._torch.tracing import are_known_equal
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.memo import SYMBOLS
 from torch_scan_hop.records import arguments_of, run_node
@@ -48,12 +48,14 @@ class Layout:
         """Strides count where they say where anything is."""
         if self.dtype != other.dtype or self.device != other.device:
             return False
-        if len(self.shape) != len(other.shape) or not all(map(are_equal, self.shape, other.shape)):
+        if len(self.shape) != len(other.shape) or not all(
+            map(are_known_equal, self.shape, other.shape)
+        ):
             return False
-        if self.device.type == "xla" or any(statically_known_true(n == 0) for n in self.shape):
+        if self.device.type == "xla" or any(are_known_equal(n, 0) for n in self.shape):
             return True
         return all(
-            are_equal(a, b) or statically_known_true(n == 1)
+            are_known_equal(a, b) or are_known_equal(n, 1)
             for a, b, n in zip(self.stride, other.stride, self.shape, strict=True)
         )
 
@@ -146,10 +148,3 @@ def _compare(where: str, node: fx.Node, recorded: Any, expected: Sequence[Any]) 
 
 def _told(layouts: Sequence[Any]) -> str:
     return ", ".join(str(v or "a number") for v in layouts)
-
-
-def are_equal(size: Any, other: Any) -> bool:
-    """Sizes, or symbols for them, that are known to be equal."""
-    if isinstance(size, int) and isinstance(other, int):
-        return size == other
-    return bool(statically_known_true(size == other))
