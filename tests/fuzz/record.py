@@ -43,5 +43,9 @@ def record(path: Path, tally: Tally, modes: list[str], command: str) -> None:
         str(s["wrong"]),
         f"{tally.seconds:.0f}",
     ]
-    with path.open("a") as page:
-        page.write(f"| {' | '.join(cells)} |\n")
+    lines = path.read_text().splitlines()
+    end = lines.index(HEADER.splitlines()[-1]) + 1
+    while end < len(lines) and lines[end].startswith("|"):
+        end += 1  # other sections follow the table
+    lines.insert(end, f"| {' | '.join(cells)} |")
+    path.write_text("\n".join(lines) + "\n")
