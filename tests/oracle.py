@@ -26,28 +26,45 @@ TOLERANCE = {
 }
 
 
-def loop(
-    combine_fn: Any,
-    init: Any,
-    xs: Any = None,
-    length: int | None = None,
-    *,
-    dim: int = 0,
-    reverse: bool = False,
-    **_: Any,
+Steps = Callable[[Any, Any, Any, int, bool], tuple[Any, Any]]
+
+
+def with_signature_of_scan(steps: Steps) -> Callable[..., tuple[Any, Any]]:
+    """``steps(combine_fn, init, xs, trip_count, reverse)`` over dimension 0, as a ``scan``."""
+
+    def loop(
+        combine_fn: Any,
+        init: Any,
+        xs: Any = None,
+        length: int | None = None,
+        *,
+        dim: int = 0,
+        reverse: bool = False,
+        **_: Any,
+    ) -> tuple[Any, Any]:
+        leaves = tree.tensors(xs)
+        trip_count: Any = leaves[0].shape[dim] if leaves else length
+        place = dim if dim >= 0 or not leaves else dim + leaves[0].ndim
+        moved = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
+        carry, ys = steps(combine_fn, init, moved, trip_count, reverse)
+        if place:
+            ys = tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)
+        return carry, ys
+
+    return loop
+
+
+def reference_steps(
+    combine_fn: Any, init: Any, xs: Any, trip_count: int, reverse: bool
 ) -> tuple[Any, Any]:
-    """``scan`` by the reference loop, with its signature. Numbers in init are float64."""
+    """The reference loop. Numbers in init are float64."""
     init = tree.map_leaves(
         lambda v: v if isinstance(v, Tensor) else torch.tensor(v, dtype=_number_dtype(v)), init
     )
-    leaves = tree.tensors(xs)
-    trip_count = leaves[0].shape[dim] if leaves else length
-    place = dim if dim >= 0 or not leaves else dim + leaves[0].ndim
-    moved = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
-    carry, ys = scan_loop(combine_fn, init, moved, trip_count, reverse)
-    if place:
-        ys = tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)
-    return carry, ys
+    return scan_loop(combine_fn, init, xs, trip_count, reverse)
+
+
+loop = with_signature_of_scan(reference_steps)
 
 
 def _number_dtype(value: Any) -> torch.dtype | None:

@@ -11,7 +11,6 @@ import contextvars
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +18,9 @@ import torch.utils._pytree as pytree
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import TorchDispatchMode
-from torch_scan_hop.fallback import code_of
+from torch_scan_hop.fallback import NOT_USERS, code_of, name_of
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.step import CombineFn, split_result
-
-_NOT_USERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 
 class NonFiniteError(ArithmeticError):
@@ -87,7 +84,7 @@ def debugged_loop(
             with watch:
                 result = combine_fn(carry, x)
         except Exception as error:
-            _say(error, f"scan: raised in {where} of {_name(combine_fn)}.")
+            _say(error, f"scan: raised in {where} of {name_of(code_of(combine_fn))}.")
             raise
         if isinstance(watch, _Watch):
             next_carry, y = split_result(result)
@@ -95,11 +92,6 @@ def debugged_loop(
         return result
 
     return scan_loop(step, init, xs, trip_count, reverse)
-
-
-def _name(combine_fn: Any) -> str:
-    code = code_of(combine_fn)
-    return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _say(error: Exception, note: str) -> None:
@@ -147,6 +139,6 @@ def _non_finite(values: Any) -> str:
 
 def _users_line() -> str:
     for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith((*_NOT_USERS, "<")):
+        if not frame.filename.startswith((*NOT_USERS, "<")):
             return f", at {frame.filename}:{frame.lineno}: {frame.line}"
     return ""

@@ -28,6 +28,8 @@ from torch_scan_hop.errors import ScanValueError, hint_about
 MODES = ("error", "warn", "allow")
 _mode = "warn"
 _PACKAGE = str(Path(__file__).parent)
+#: where code is that a user did not write
+NOT_USERS = (_PACKAGE, str(Path(torch.__file__).parent))
 
 
 class NotTraceableError(RuntimeError):
@@ -193,7 +195,7 @@ def reason_of(error: BaseException) -> str:
 def users_line(text: str) -> str:
     """Where and what is the user's last line among those of a traceback, as ``, at ...``."""
     frames = re.findall(r'File "([^"]+)", line (\d+), in \w+\n\s*(.*)', text)
-    users = [f for f in frames if not f[0].startswith((_PACKAGE, str(Path(torch.__file__).parent)))]
+    users = [f for f in frames if not f[0].startswith(NOT_USERS)]
     return "" if not users else ", at {}:{}: {}".format(*users[-1])
 
 
@@ -205,8 +207,8 @@ def _stack_level() -> int:
     return level
 
 
-def _named(code: types.CodeType) -> str:
-    return f"torch_scan_hop: {code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+def name_of(code: types.CodeType) -> str:
+    return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def announce(combine_fn: Any, reason: str) -> None:
@@ -216,7 +218,8 @@ def announce(combine_fn: Any, reason: str) -> None:
         return
     _warned.add(code)
     warnings.warn(
-        f"{_named(code)} could not be traced, so its scan ran as a plain Python loop: {reason}",
+        f"torch_scan_hop: {name_of(code)} could not be traced, "
+        f"so its scan ran as a plain Python loop: {reason}",
         stacklevel=_stack_level(),
     )
 
@@ -226,8 +229,8 @@ def refuse_if_not_allowed(combine_fn: Any, reason: str) -> None:
     if _mode != "error":
         return
     raise NotTraceableError(
-        f"{_named(code_of(combine_fn))} cannot be traced, and fallback('error') forbids to run it "
-        f"as a plain Python loop: {reason}"
+        f"torch_scan_hop: {name_of(code_of(combine_fn))} cannot be traced, "
+        f"and fallback('error') forbids to run it as a plain Python loop: {reason}"
     )
 
 
@@ -238,8 +241,8 @@ def warn_of_captures(body: Callable[[], types.CodeType | None], count: int, guar
         return
     _warned.add(code)
     warnings.warn(
-        f"{_named(code)} was captured anew at each of its last {count} calls, which is slow. "
-        f"What was different the last time: {guard}. Make it a tensor, or pass it "
+        f"torch_scan_hop: {name_of(code)} was captured anew at each of its last {count} calls, "
+        f"which is slow. What was different the last time: {guard}. Make it a tensor, or pass it "
         "in xs, init or a closed-over tensor.",
         stacklevel=_stack_level(),
     )

@@ -10,7 +10,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.operators import FakeTensor, HigherOrderOperator, OpOverload
-from torch_scan_hop._torch.tracing import are_known_equal, plain_fake
+from torch_scan_hop._torch.tracing import are_all_known_equal, plain_fake
 from torch_scan_hop.linalg_checks import thread_linalg_checks
 from torch_scan_hop.records import replace_by_source
 from torch_scan_hop.stops import is_stop
@@ -142,8 +142,7 @@ def _have_same_shape(old: Any, new: Any) -> bool:
     """Whether they do, whatever their symbolic sizes are."""
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return False
-    pairs = zip(old.shape, new.shape, strict=False)
-    return old.dim() == new.dim() and all(are_known_equal(a, b) for a, b in pairs)
+    return are_all_known_equal(old.shape, new.shape)
 
 
 def _has_static_shape(value: Any) -> bool:
@@ -158,8 +157,7 @@ def trim_scans(module: fx.GraphModule) -> None:
         _trim_scan(module, node)
     module.graph.eliminate_dead_code()
     module.recompile()
-    if legality.check_after_each is not None:
-        legality.check_after_each.graph("trim_scans", module)
+    legality.checked("trim_scans", module)
 
 
 def _trim_scan(module: fx.GraphModule, node: fx.Node) -> None:
@@ -269,8 +267,7 @@ def clean_up(module: fx.GraphModule) -> None:
     legality.run_passes(module, _CLEAN_UP)
     module.graph.eliminate_dead_code()
     module.recompile()
-    if legality.check_after_each is not None:
-        legality.check_after_each.graph("clean_up", module, any_layout=True)
+    legality.checked("clean_up", module, any_layout=True)
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:

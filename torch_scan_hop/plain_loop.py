@@ -41,8 +41,6 @@ def run_loop(
     order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
     if isinstance(init, torch.Tensor) and isinstance(xs, torch.Tensor):
         return _run_tensors(combine_fn, init, xs, order)
-    if type(init) is torch.Tensor and type(xs) is torch.Tensor:
-        return _run_tensors(combine_fn, init, xs, order)
     return _run(combine_fn, init, xs, order)
 
 
@@ -52,7 +50,7 @@ def _is_plain(leaf: Any) -> bool:
 
 def _run(combine_fn: CombineFn, init: Any, xs: Any, order: range) -> tuple[Any, Any]:
     device = device_of(init, xs)
-    x_at, carry_of = _slices(xs, len(order)), _builder(init)
+    x_at, carry_of = _slices(xs), _builder(init)
     carry = [leaf.clone() for leaf in tree.tensors(init)]
     versions = _versions(carry)
     is_written = False
@@ -148,7 +146,7 @@ def _versions(leaves: Leaves) -> list[int]:
 # --- pytrees of a step, the common ones without a walk that keeps paths ---
 
 
-def _slices(xs: Any, trip_count: int) -> Callable[[int], Any]:
+def _slices(xs: Any) -> Callable[[int], Any]:
     """``xs`` at a step, each leaf the body's to write to."""
     if xs is None or not (leaves := tree.tensors(xs)):
         return lambda t: xs

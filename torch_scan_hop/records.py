@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop._torch.operators import FakeTensor, FakeTensorMode, OpOverload
-from torch_scan_hop._torch.tracing import are_known_equal, replaying, unwrap_functional
+from torch_scan_hop._torch.tracing import are_all_known_equal, replaying, unwrap_functional
 
 
 def replace_by_source(node: fx.Node, source: fx.Node) -> None:
@@ -30,8 +30,7 @@ def same_strides(value: Any, other: Any) -> bool:
     """As far as that is known without a guard; what is no tensor has none."""
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
         return True
-    pairs = zip(value.stride(), other.stride(), strict=False)
-    return value.dim() == other.dim() and all(are_known_equal(a, b) for a, b in pairs)
+    return are_all_known_equal(value.stride(), other.stride())
 
 
 def record_again(nodes: Sequence[fx.Node]) -> None:
@@ -72,9 +71,7 @@ def arguments_of(node: fx.Node) -> tuple[Any, Any]:
 def _record(node: fx.Node) -> Any:
     if node.op != "get_attr":
         return node.meta["val"]
-    value: Any = node.graph.owning_module
-    for name in str(node.target).split("."):
-        value = getattr(value, name)
+    value = operator.attrgetter(str(node.target))(node.graph.owning_module)
     return unwrap_functional(value)  # a constant of a trace under way
 
 

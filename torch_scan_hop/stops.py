@@ -148,5 +148,4 @@ def drop_stops(module: fx.GraphModule) -> None:
                 part.graph.erase_node(node)
             if found:
                 part.recompile()
-    if legality.check_after_each is not None:
-        legality.check_after_each.graph("drop_stops", module)
+    legality.checked("drop_stops", module)

@@ -48,6 +48,7 @@ __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
     "FakeTensorMode",
+    "are_all_known_equal",
     "are_known_equal",
     "detect_fake_mode",
     "fake_like_number",
@@ -88,6 +89,11 @@ def are_known_equal(size: Any, other: Any) -> bool:
     # to a trace under way a comparison of symbols is an operator
     with disable_proxy_modes_tracing():
         return bool(statically_known_true(size == other))
+
+
+def are_all_known_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
+    """The same of two shapes, or of the strides of two tensors."""
+    return len(sizes) == len(others) and all(map(are_known_equal, sizes, others))
 
 
 def likely_value(size: Any) -> int:
@@ -284,9 +290,7 @@ def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode)
     ):
         graph_module = make_fx(_functionalized(fn), tracing_mode="real")(*examples)
     graph_module.graph.eliminate_dead_code()
-    if legality.check_after_each is not None:
-        legality.check_after_each.graph("trace", graph_module)
-    return as_traced(graph_module)
+    return as_traced(legality.checked("trace", graph_module))
 
 
 _lock = threading.RLock()

@@ -112,7 +112,7 @@ def put_back_on_error() -> Iterator[None]:
         for layer in layers[get_dynamic_layer_stack_depth() :]:
             push_dynamic_layer_stack(layer)  # set aside by what failed
         if _in_forward_mode() and not was_forward_mode:
-            torch._C._exit_dual_level(level=0)
+            exit_dual_level(True)
             forward_ad._current_level = -1
         eager_transforms.JVP_NESTING = nesting
         torch._C._set_grad_enabled(grad)
@@ -201,10 +201,8 @@ def over_grads_batch(
     ``autograd.grad`` batches cotangents by torch's first vmap, whose wrappers no operator in
     Python can take. Here they are unwrapped, and batched by functorch.
     """
-    if (
-        torch.compiler.is_dynamo_compiling()
-    ):  # compiled autograd traces this, and knows no such vmap
-        return None
+    if torch.compiler.is_dynamo_compiling():
+        return None  # compiled autograd traces this, and knows no such vmap
     batched = [isinstance(c, torch.Tensor) and is_legacy_batchedtensor(c) for c in cotangents]
     if not any(batched):
         return None

@@ -139,8 +139,7 @@ def _tangent_body(
             offset += len(flags)
         module = trace(interleaved, ordered, mode)
         clean_up(module)
-        if legality.check_after_each is not None:
-            legality.check_after_each.graph("jvp", module, layout.signature())
+        legality.checked("jvp", module, layout.signature())
         return module, layout, y_flags
 
     key = (

@@ -87,9 +87,9 @@ def proxy(
         if not is_tracing_a_body() and not mode.pre_dispatch:
             drop_stops(body)
         additional_inputs = _drop_unread(body, len(init) + len(xs), additional_inputs)
-        if legality.check_after_each is not None and not mode.pre_dispatch:
+        if not mode.pre_dispatch:
             signature = Signature(len(init), len(xs), len(additional_inputs))
-            legality.check_after_each.graph("capture", body, signature, functional=False)
+            legality.checked("capture", body, signature, functional=False)
     stamp(body)
     _, name = unique_graph_id(mode, prefix="scan_body")
     tracer: Any = mode.tracer

@@ -156,10 +156,7 @@ def _vmapped_body(
         with torch.no_grad():
             module = trace(vmapped, examples, mode)
             clean_up(module)
-            if legality.check_after_each is not None:
-                legality.check_after_each.graph(
-                    "vmap", module, Signature(len(init), len(xs), len(additional))
-                )
+            legality.checked("vmap", module, Signature(len(init), len(xs), len(additional)))
         return module, flags, output_flags(flags)[len(init) :]
 
     key = (

@@ -25,10 +25,7 @@ def fused(body: fx.GraphModule) -> fx.GraphModule:
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if not node.kwargs:
             _fuse_addition(graph, node)
-    module = fx.GraphModule(body, graph, "FusedBody")
-    if legality.check_after_each is not None:
-        legality.check_after_each.graph("fused", module)
-    return module
+    return legality.checked("fused", fx.GraphModule(body, graph, "FusedBody"))
 
 
 def _fuse_addition(graph: fx.Graph, node: fx.Node) -> None:

@@ -244,7 +244,7 @@ class LoopWriter:
     def _write_node(self, node: fx.Node, depth: int) -> None:
         src = self.source
         if node.op == "get_attr":
-            src.names[node.name] = _attribute(self.body, str(node.target))
+            src.names[node.name] = operator.attrgetter(str(node.target))(self.body)
             return
         if node.target is operator.getitem:
             source, index = node.args
@@ -283,12 +283,6 @@ class LoopWriter:
         if node in self.slot_of or node in self.roles.carry:
             return True
         return _meta(node).is_contiguous() and not is_view(node) and node.op == "call_function"
-
-
-def _attribute(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name)
-    return module
 
 
 @dataclass(frozen=True)

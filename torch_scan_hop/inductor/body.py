@@ -109,10 +109,7 @@ def destination_passing(
             writer.copy(place, value)
     graph.output(())
     module = fx.GraphModule(body, graph, "ScanStep")
-    if legality.check_after_each is not None:
-        declared = [*next_carry, *ys]
-        legality.check_after_each.graph("destination_passing", module, declared=declared)
-    return module
+    return legality.checked("destination_passing", module, declared=[*next_carry, *ys])
 
 
 def _places_of_inner_scans(

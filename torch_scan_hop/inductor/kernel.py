@@ -12,7 +12,7 @@ step reads the carry only where it writes it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import sympy
@@ -26,7 +26,7 @@ from torch_scan_hop._torch.inductor_lanes import (
     emit_kernel,
     merged_dimensions,
 )
-from torch_scan_hop._torch.tracing import are_known_equal
+from torch_scan_hop._torch.tracing import are_all_known_equal
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.node import ScanCall, ScanNode
@@ -61,17 +61,12 @@ def _has_one_shape(examples: StepExamples) -> bool:
     inputs = [v for v in (*examples.xs, *examples.additional) if isinstance(v, torch.Tensor)]
     results = [*examples.carry, *examples.ys]
     return (
-        all(_are_equal(c.shape, shape) for c in examples.carry)
-        and all(_are_equal(y.shape[1:], shape) for y in examples.ys)
+        # without a guard: two symbolic sizes may have met by chance
+        all(are_all_known_equal(c.shape, shape) for c in examples.carry)
+        and all(are_all_known_equal(y.shape[1:], shape) for y in examples.ys)
         and all(t.device.type == "cpu" for t in (*results, *inputs))
         and all(t.dtype in DTYPES for t in results)
     )
-
-
-def _are_equal(shape: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Known to be, without a guard: two symbolic sizes may have met by chance."""
-    pairs = zip(shape, other, strict=False)
-    return len(shape) == len(other) and all(are_known_equal(a, b) for a, b in pairs)
 
 
 def _lanes_are_independent(step: PointwiseBody, examples: StepExamples) -> bool:

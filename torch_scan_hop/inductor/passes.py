@@ -18,7 +18,7 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor import trace_decomposed
 from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
-from torch_scan_hop._torch.tracing import are_known_equal, likely_value
+from torch_scan_hop._torch.tracing import are_all_known_equal, likely_value
 from torch_scan_hop.carries_in import CarriesIn, arguments_of, in_graph, joined, stacks_of
 from torch_scan_hop.inductor.pairs import (
     expanded,
@@ -95,10 +95,8 @@ def _value(argument: Any) -> Any:
 
 
 def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
-    """Without a guard; None for what is no tensor."""
-    if stride is None:
-        return True
-    return all(map(are_known_equal, value.stride(), stride))
+    """None for what is no tensor."""
+    return stride is None or are_all_known_equal(value.stride(), stride)
 
 
 class _ScanNode:

@@ -50,9 +50,15 @@ class CheckAfterEach(Protocol):
 check_after_each: CheckAfterEach | None = None
 
 
+def checked(name: str, module: fx.GraphModule, *args: Any, **kwargs: Any) -> fx.GraphModule:
+    """``module``, as the rewrite of this name has made it; see ``Checker.graph``."""
+    if check_after_each is not None:
+        check_after_each.graph(name, module, *args, **kwargs)
+    return module
+
+
 def run_passes(module: fx.GraphModule, passes: Sequence[Callable[[fx.Graph], None]]) -> None:
     """Rewrites of one graph, one after the other; each is checked by its name."""
     for rewrite in passes:
         rewrite(module.graph)
-        if check_after_each is not None:
-            check_after_each.graph(rewrite.__name__, module)
+        checked(rewrite.__name__, module)

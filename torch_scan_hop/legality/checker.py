@@ -22,7 +22,12 @@ from torch_scan_hop.legality.moves import (
     check_stacks,
 )
 from torch_scan_hop.legality.results import check_results_are_own, check_results_of_run
-from torch_scan_hop.legality.structure import check_same_kind, check_structure, value_of
+from torch_scan_hop.legality.structure import (
+    check_same_kind,
+    check_structure,
+    outputs_of,
+    value_of,
+)
 from torch_scan_hop.legality.values import Values
 from torch_scan_hop.legality.writes import check_writes
 from torch_scan_hop.op import scan_op
@@ -203,8 +208,7 @@ def check_scan(where: str, node: fx.Node, body: fx.GraphModule, exact: bool) -> 
     results = node.meta.get("val")
     if results is None:
         return
-    (output,) = body.graph.find_nodes(op="output")
-    outputs = [o for o in output.args[0] if o is not None]
+    outputs = [o for o in outputs_of(body) if o is not None]
     if len(outputs) != len(results):
         raise IllegalRewrite(
             f"{where}: expected {len(outputs)} results of {node}, as its body has, got "

@@ -18,7 +18,14 @@ from torch import fx
 
 from torch_scan_hop.graph_cleanup import is_random
 from torch_scan_hop.legality import IllegalRewrite
-from torch_scan_hop.legality.structure import check_arity, check_same_kind, may_be_same, value_of
+from torch_scan_hop.legality.structure import (
+    check_arity,
+    check_same_kind,
+    may_be_same,
+    outputs_of,
+    strides_agree,
+    value_of,
+)
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.rewrites.classify import ancestors, is_pinned, is_tensor
 from torch_scan_hop.rewrites.plan import Decisions, ScanPlan
@@ -38,8 +45,7 @@ def check_decisions(
     _check_moved(where, "before the loop", d.batched, [*roles.xs, *known], roles.xs)
     stacks = [*roles.xs, *d.batched, *d.stacked]
     _check_moved(where, "after the loop", d.sunk, [*stacks, *known], stacks)
-    (output,) = body.graph.find_nodes(op="output")
-    outputs = signature.split_outputs(list(output.args[0]))
+    outputs = signature.split_outputs(outputs_of(body))
     for k, y in enumerate(outputs.ys):
         if d.used_outputs[signature.n_carry + k]:
             _check_is_made(where, y, {*stacks, *d.sunk, *known})
@@ -148,16 +154,13 @@ def check_strides(
     where: str, node: fx.Node, value: torch.Tensor, drop: int, contiguous: bool
 ) -> None:
     """A loop makes its carries contiguous; others have the strides of what they are."""
-    from torch_scan_hop._torch.tracing import are_known_equal
-
     example = node.meta["val"]
     wanted = (
         torch.empty(example.shape, device="meta").stride()
         if contiguous
         else tuple(value.stride())[drop:]
     )
-    pairs = zip(example.stride(), wanted, example.shape, strict=True)
-    if not all(are_known_equal(a, b) or are_known_equal(n, 1) for a, b, n in pairs):
+    if not strides_agree(example.stride(), wanted, example.shape):
         raise IllegalRewrite(
             f"{where}: {node}: expected an example with the strides of what runs, "
             f"{list(wanted)}, got {list(example.stride())}"

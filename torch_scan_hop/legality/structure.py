@@ -10,6 +10,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
+from torch_scan_hop._torch.tracing import are_known_equal
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.memo import SYMBOLS
 from torch_scan_hop.signature import Signature
@@ -106,6 +107,12 @@ def may_be_same(sizes: Any, others: Any) -> bool:
         for a, b in zip(sizes, others, strict=True)
         if isinstance(a, int) and isinstance(b, int)
     )
+
+
+def strides_agree(strides: Any, others: Any, shape: Any) -> bool:
+    """Where there is more than one element to find."""
+    rows = zip(strides, others, shape, strict=True)
+    return all(are_known_equal(a, b) or are_known_equal(n, 1) for a, b, n in rows)
 
 
 def describe(value: Any) -> str:

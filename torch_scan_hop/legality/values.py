@@ -15,8 +15,9 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
-from torch_scan_hop._torch.tracing import are_known_equal
+from torch_scan_hop._torch.tracing import are_all_known_equal, are_known_equal
 from torch_scan_hop.legality import IllegalRewrite
+from torch_scan_hop.legality.structure import strides_agree
 from torch_scan_hop.memo import SYMBOLS
 from torch_scan_hop.records import arguments_of, run_node
 
@@ -48,16 +49,11 @@ class Layout:
         """Strides count where they say where anything is."""
         if self.dtype != other.dtype or self.device != other.device:
             return False
-        if len(self.shape) != len(other.shape) or not all(
-            map(are_known_equal, self.shape, other.shape)
-        ):
+        if not are_all_known_equal(self.shape, other.shape):
             return False
         if self.device.type == "xla" or any(are_known_equal(n, 0) for n in self.shape):
             return True
-        return all(
-            are_known_equal(a, b) or are_known_equal(n, 1)
-            for a, b, n in zip(self.stride, other.stride, self.shape, strict=True)
-        )
+        return strides_agree(self.stride, other.stride, self.shape)
 
 
 class Values:

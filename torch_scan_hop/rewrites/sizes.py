@@ -63,8 +63,7 @@ def lift_sizes(
         lifted.graph.erase_node(node)
     lifted.recompile()
     grown = Signature(signature.n_carry, signature.n_xs, signature.n_additional + len(sizes))
-    if legality.check_after_each is not None:
-        legality.check_after_each.graph("lift_sizes", lifted, grown)
+    legality.checked("lift_sizes", lifted, grown)
     return lifted, grown, sizes
 
 
@@ -94,8 +93,7 @@ def lift_integers(
     _check_that_nodes_hold_no_symbols(lifted.graph)
     lifted.recompile()
     grown = Signature(signature.n_carry, signature.n_xs, signature.n_additional + len(known))
-    if legality.check_after_each is not None:
-        legality.check_after_each.graph("lift_integers", lifted, grown)
+    legality.checked("lift_integers", lifted, grown)
     return lifted, grown, [n.meta["val"] for n in known.values()]
 
 

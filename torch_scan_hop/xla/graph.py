@@ -6,6 +6,7 @@ data exists: placeholders that escape in a traceback are a segfault later on.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,10 +57,8 @@ def trace_step(
     drop_stops(module)
     legality.run_passes(module, [_spell_out_dropout])
     attributes = _lift_attributes(module)
-    if legality.check_after_each is not None:
-        n_additional = len(additional) + len(attributes)
-        signature = Signature(len(init), len(xs), n_additional)
-        legality.check_after_each.graph("_lift_attributes", module, signature, any_layout=True)
+    signature = Signature(len(init), len(xs), len(additional) + len(attributes))
+    legality.checked("_lift_attributes", module, signature, any_layout=True)
     return StepGraph(module, tuple(attributes))
 
 
@@ -128,7 +127,7 @@ def _lift_attributes(module: fx.GraphModule) -> list[torch.Tensor]:
     lifted: dict[str, fx.Node] = {}
     tensors: list[torch.Tensor] = []
     for node in graph.find_nodes(op="get_attr"):
-        value = _attribute(module, node.target)
+        value = operator.attrgetter(node.target)(module)
         if not isinstance(value, torch.Tensor) or value.device.type != "xla":
             continue
         if node.target not in lifted:
@@ -141,10 +140,3 @@ def _lift_attributes(module: fx.GraphModule) -> list[torch.Tensor]:
         graph.erase_node(node)
     module.recompile()
     return tensors
-
-
-def _attribute(module: fx.GraphModule, target: str) -> Any:
-    value: Any = module
-    for name in target.split("."):
-        value = getattr(value, name)
-    return value
