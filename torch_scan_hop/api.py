@@ -21,6 +21,7 @@ from torch_scan_hop.fallback import (
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.plain_loop import run_loop
 from torch_scan_hop.segments import Binomial, check_policy, segmented, treeverse
+from torch_scan_hop.settings import check_flag, defaults
 from torch_scan_hop.step import CombineFn, as_carry, device_of, step
 from torch_scan_hop.unroll import block_of, unrolled
 
@@ -35,6 +36,7 @@ def scan(
     reverse: bool = False,
     unroll: int = 1,
     checkpoint: Any = None,
+    compile: bool | None = None,
 ) -> tuple[Any, Any]:
     """Carry a state along a dimension: ``jax.lax.scan`` for PyTorch.
 
@@ -65,6 +67,12 @@ def scan(
             int: that many segments, of which the carry into each is saved. A
             :class:`Binomial`: at most that many snapshots. A function: a policy for each
             operator, as for ``torch.utils.checkpoint.create_selective_checkpoint_contexts``.
+        compile: True lets Inductor compile the loop and its backward, in an eager program; what is
+            around the scan stays as it is. The first call takes seconds, a second trip count or
+            batch size once more; results may differ in the last digits, and random numbers from
+            those in eager mode. Without effect under transforms of ``torch.func``, modes and
+            tracers, on XLA, and inside ``torch.compile``. None: what
+            :func:`torch_scan_hop.set_default` says (at first False).
 
     Returns:
         ``(carry, ys)``: the last carry, in the structure of ``init``, and the stacked ``y``:
@@ -84,13 +92,16 @@ def scan(
         (torch.Size([3, 2]), True)
     """
     _check_options(combine_fn, length, dim, reverse, unroll)
+    if compile is None:
+        compile = defaults().compile
+    check_flag("scan", "compile", compile)
     check_policy(checkpoint)
     _check_leaves(init, xs)
     trip_count = _trip_count(xs, length, dim)
     if dim != 0:
         xs = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
     options = Options(reverse, unroll, checkpoint)
-    carry, ys = _run(combine_fn, init, xs, trip_count, options)
+    carry, ys = _run(combine_fn, init, xs, trip_count, options, compile)
     if dim != 0:
         place = _leading_position(xs, dim)
         ys = tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)
@@ -104,7 +115,7 @@ class Options(NamedTuple):
 
 
 def _run(
-    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, options: Options
+    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, options: Options, compiled: bool
 ) -> tuple[Any, Any]:
     carry, template = init, None
     if any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init)):
@@ -120,7 +131,9 @@ def _run(
     is_lasting = False
     if reason is None:
         try:
-            return call_captured(scan_tree, combine_fn, template, carry, xs, trip_count, options)
+            return call_captured(
+                scan_tree, combine_fn, template, carry, xs, trip_count, options, compiled=compiled
+            )
         except NotCaptured as error:
             reason, is_lasting = error.reason, error.is_lasting
     if current_dispatch_mode() is not None:  # it is there to see every operator, of a loop, too
@@ -225,8 +238,7 @@ def _check_options(combine_fn: Any, length: Any, dim: Any, reverse: Any, unroll:
             raise ScanValueError(f"scan: length must not be negative, but got {length}.")
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise ScanTypeError(f"scan: dim must be an int, but got {describe(dim)}.")
-    if not isinstance(reverse, bool):
-        raise ScanTypeError(f"scan: reverse must be True or False, but got {describe(reverse)}.")
+    check_flag("scan", "reverse", reverse)
     if isinstance(unroll, bool) or not isinstance(unroll, int):
         raise ScanTypeError(f"scan: unroll must be an int, but got {describe(unroll)}.")
     if unroll < 1:

@@ -224,6 +224,28 @@ def announce(combine_fn: Any, reason: str) -> None:
     )
 
 
+# Functions that Inductor could not compile: asked again, it would say the same, seconds later.
+_not_compiled: MutableMapping[types.CodeType, bool] = WeakIdKeyDictionary()
+
+
+def may_compile(combine_fn: Any) -> bool:
+    """Whether no compiler has refused ``combine_fn`` so far."""
+    return code_of(combine_fn) not in _not_compiled
+
+
+def announce_not_compiled(combine_fn: Any, reason: str) -> None:
+    """Say that ``compile=True`` had no effect, once for each function, and remember it."""
+    code = code_of(combine_fn)
+    _not_compiled[code] = True
+    if _mode == "allow":
+        return
+    warnings.warn(
+        f"torch_scan_hop: {name_of(code)} could not be compiled, "
+        f"so its scan runs as without compile=True: {reason}",
+        stacklevel=_stack_level(),
+    )
+
+
 def refuse_if_not_allowed(combine_fn: Any, reason: str) -> None:
     """Raise, before the loop runs, where ``fallback("error")`` is in force."""
     if _mode != "error":

@@ -21,6 +21,7 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.debugging import make_eager_backend_with_torch_function_modes
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import (
+    BackendCompilerFailed,
     FailOnRecompileLimitHit,
     TorchDynamoException,
     UncapturedHigherOrderOpError,
@@ -45,6 +46,7 @@ from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import ListVariable
 from torch._dynamo.variables.misc import AutogradFunctionVariable
 from torch._dynamo.variables.tensor import TensorVariable
+from torch._inductor.exc import InductorError
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -69,6 +71,7 @@ __all__ = [
     "call_inlined",
     "capture_graph",
     "compile_for_capture",
+    "compilers_error",
     "create_node",
     "discard_graph_changes",
     "example_value",
@@ -96,6 +99,13 @@ def is_data_dependent(error: BaseException) -> bool:
     first_line = str(error).strip().split("\n", 1)[0].lower()
     words = r"data.dependent|dynamic shape|\.item\(\)|\.tolist\(\)"
     return re.search(words, first_line) is not None
+
+
+def compilers_error(error: BaseException) -> BaseException | None:
+    """What the backend or its toolchain raised, if that is why ``error`` came."""
+    if isinstance(error, (BackendCompilerFailed, InductorError)):
+        return getattr(error, "inner_exception", error)
+    return None
 
 
 def register_variable(name: str, make: Callable[[Any, Any], VariableTracker | None]) -> None:
@@ -276,17 +286,18 @@ def compile_for_capture(
     dynamic: bool | None,
     not_traced: type[Exception],
     report: Callable[[int, str], None],
+    backend: str = "eager",
 ) -> Callable[..., Any]:
-    """``fn`` captured by Dynamo and run as captured: guards, no compiler.
+    """``fn`` captured by Dynamo, and run as captured or compiled by ``backend``.
 
-    The backend must be torch's own "eager": it is the only one that Dynamo accepts under
+    Torch's own "eager" runs it as captured, and is the only one that Dynamo accepts under
     functorch transforms. ``not_traced`` is what ``fn`` raises when it runs without Dynamo.
     ``report(count, guard)`` is called when ``count`` calls in a row needed a capture each.
     """
     misses = 0
     run_known = torch._dynamo.run(fn)  # what is captured already; else it just calls fn
     with _hop_capture():  # or torch.compile would do nothing in an export, now and later
-        compiled = torch.compile(fn, backend="eager", fullgraph=True, dynamic=dynamic)
+        compiled = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
 
     def run(*args: Any) -> Any:
         nonlocal misses
@@ -329,8 +340,8 @@ def compile_for_capture(
             with _without_tracer_modes() as modes:
                 if not modes or peek_interpreter_stack() is not None:
                     return compiled(*args)
-                backend = make_eager_backend_with_torch_function_modes(modes)
-                again = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
+                with_modes = make_eager_backend_with_torch_function_modes(modes)
+                again = torch.compile(fn, backend=with_modes, fullgraph=True, dynamic=dynamic)
                 return again(*args)
 
     return run
