@@ -146,8 +146,14 @@ def speculate(
 
     Returns (flat results, their spec, graph, outer proxy -> placeholder of each closure).
     """
+    config: Any = dynamo_config
     before = tx.output.side_effects.clone()
-    with lasting_changes_are_refused(tx), _custom_functions_are_nodes():
+    with (
+        lasting_changes_are_refused(tx),
+        _custom_functions_are_nodes(),
+        # a body may read the weights of an nn.LSTM; Dynamo breaks the graph at its mention
+        config.patch(allow_rnn=True),
+    ):
         (result, spec), graph, lifted = speculate_subgraph(
             tx,
             fn,
