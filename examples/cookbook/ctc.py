@@ -42,7 +42,7 @@ def with_loop(logits: Tensor, labels: Tensor) -> Tensor:
 
 def inputs() -> tuple[Tensor, ...]:
     torch.manual_seed(0)
-    T, B, V, L = 16, 3, 5, 4
+    T, B, V = 16, 3, 5
     labels = torch.tensor([[1, 2, 2, 3], [4, 4, 1, 2], [3, 1, 3, 1]])
     return torch.randn(T, B, V, dtype=torch.float64, requires_grad=True), labels
 

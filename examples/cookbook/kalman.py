@@ -68,9 +68,9 @@ def with_loop(ys: Tensor, a: Tensor, c: Tensor, q: Tensor, r: Tensor):
 
 def inputs() -> tuple[Tensor, ...]:
     torch.manual_seed(0)
-    T, B, S, O = 12, 2, 3, 2
-    ys = torch.randn(T, B, O, dtype=torch.float64)
-    weights = (torch.randn(S, S) / 3, torch.randn(O, S), torch.randn(S, S), torch.randn(O, O))
+    T, B, S, D = 12, 2, 3, 2
+    ys = torch.randn(T, B, D, dtype=torch.float64)
+    weights = (torch.randn(S, S) / 3, torch.randn(D, S), torch.randn(S, S), torch.randn(D, D))
     return ys.requires_grad_(), *(w.double().requires_grad_() for w in weights)
 
 
