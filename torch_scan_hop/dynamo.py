@@ -29,6 +29,7 @@ from torch_scan_hop._torch.dynamo import (
     register_variable,
     sequence_items,
     speculate,
+    users_error,
 )
 from torch_scan_hop._torch.dynamo_indexing import indices_are_captured
 from torch_scan_hop._torch.effects import Effects
@@ -307,6 +308,21 @@ class CapturedBody:
         (output,) = self.graph.find_nodes(op="output")
         results = list(output.args[0])
         output.args = ((*results[: self.n_carry], *values, *results[self.n_carry :]),)
+
+
+class RefusalVariable(TorchHigherOrderOperatorVariable):
+    """Raises what traced code says is wrong with the caller's arguments or body."""
+
+    _HOP_NAME = "scan_refusal"
+
+    def call_function(
+        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        kind, message = (arg.as_python_constant() for arg in args)
+        raise users_error(kind, message)
+
+
+register_variable("scan_refusal", lambda _value, _upstream: RefusalVariable)
 
 
 def _tracker_of(value: Any, upstream: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch_scan_hop._torch.own_scan import forget_captures
 from torch_scan_hop.errors import ScanTypeError, describe
+from torch_scan_hop.refusals import refused
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,9 @@ class set_default:
         names = [field.name for field in dataclasses.fields(Defaults)]
         for name, value in changes.items():
             if name not in names:
-                raise ScanTypeError(
-                    f"set_default: no default is called {name!r}; there is {', '.join(names)}."
+                raise refused(
+                    ScanTypeError,
+                    f"set_default: no default is called {name!r}; there is {', '.join(names)}.",
                 )
             check_flag("set_default", name, value)
         self.before, _current = _current, dataclasses.replace(_current, **changes)
@@ -111,4 +113,6 @@ def _set_accelerates_torch(on: bool) -> None:
 
 def check_flag(where: str, name: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise ScanTypeError(f"{where}: {name} must be True or False, but got {describe(value)}.")
+        raise refused(
+            ScanTypeError, f"{where}: {name} must be True or False, but got {describe(value)}."
+        )

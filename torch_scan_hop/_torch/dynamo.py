@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from torch._dynamo.exc import (
     TorchDynamoException,
     UncapturedHigherOrderOpError,
     Unsupported,
+    UserError,
+    UserErrorType,
 )
 from torch._dynamo.utils import guard_failures
 from torch._dynamo.variables import higher_order_ops as _hops
@@ -84,6 +87,7 @@ __all__ = [
     "register_variable",
     "sequence_items",
     "speculate",
+    "users_error",
 ]
 
 DYNAMO_ERRORS: tuple[type[BaseException], ...] = (
@@ -108,13 +112,26 @@ def compilers_error(error: BaseException) -> BaseException | None:
     return None
 
 
-def register_variable(name: str, make: Callable[[Any, Any], VariableTracker | None]) -> None:
+@functools.cache
+def _as_users_error(kind: type[Exception]) -> type[UserError]:
+    bases: tuple[Any, ...] = (UserError, kind)
+    made: Any = type(kind.__name__, bases, {"__module__": kind.__module__})
+    return made
+
+
+def users_error(kind: type[Exception], message: str) -> UserError:
+    """A ``kind`` that Dynamo passes on as it is, with the user's lines below its message."""
+    made = _as_users_error(kind)  # type: ignore[arg-type]
+    return made(UserErrorType.INVALID_INPUT, message)
+
+
+def register_variable(name: str, make: Callable[[Any, Any], Any]) -> None:
     """Let ``make(op, upstream_class)`` pick the tracker of operators called ``name``."""
     upstream = _hops._hop_name_to_variable_class.get(name)
 
     def pick(value: Any, source: Any = None, **kwargs: Any) -> Any:
         chosen = make(value, upstream)
-        return chosen(value, source, **kwargs)  # type: ignore[misc,operator]
+        return chosen(value, source, **kwargs)
 
     _hops._hop_name_to_variable_class[name] = pick  # type: ignore[assignment]
 
