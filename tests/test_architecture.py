@@ -57,6 +57,9 @@ def test_no_circle_of_imports():
     assert not left, f"in or above a circle: {sorted(left)}"
 
 
+# what Inductor and Dynamo keep of the graph at hand, which objects that they hand out lead to
+OF_THE_GRAPH_AT_HAND = r"\bV\.[a-z]|\btx\.output\b|\b_cdata\b"
+
 # torch's registry of pytrees is the one that users register theirs with, whatever its name says
 PRIVATE = r"\b(torch|torch_xla)(\.\w+)*\.(?!_pytree\b)_[a-z]|from torch\S* import _(?!pytree\b)"
 
@@ -64,12 +67,14 @@ PRIVATE = r"\b(torch|torch_xla)(\.\w+)*\.(?!_pytree\b)_[a-z]|from torch\S* impor
 @pytest.mark.parametrize("name", sorted(n for n in NAMES if "._torch" not in n))
 def test_private_names_of_torch_are_in_one_package(name):
     code = [line.partition("#")[0].strip() for line in NAMES[name].read_text().splitlines()]
-    assert not [line for line in code if re.search(PRIVATE, line)]
+    assert not [line for line in code if re.search(f"{PRIVATE}|{OF_THE_GRAPH_AT_HAND}", line)]
 
 
 def test_private_names_would_be_found():
     text = NAMES["torch_scan_hop._torch.operators"].read_text()
     assert len(re.findall(PRIVATE, text)) > 10
+    shims = (NAMES[f"torch_scan_hop._torch.{name}"].read_text() for name in ("inductor", "dynamo"))
+    assert all(re.search(OF_THE_GRAPH_AT_HAND, text) for text in shims)
 
 
 EXCEPTIONS = {
@@ -89,6 +94,13 @@ def test_the_shims_know_nothing_of_this_package():
             own = {o for o in others if o.startswith("torch_scan_hop._torch")}
             known = {"torch_scan_hop.errors"} | EXCEPTIONS.get(name, set())
             assert others - own <= known, name
+
+
+def test_what_is_of_one_device_is_reached_through_the_tuple_of_kernels():
+    for name, others in IMPORTS.items():
+        if not name.startswith("torch_scan_hop.inductor.cpu"):
+            used = {o for o in others if o.startswith("torch_scan_hop.inductor.cpu")}
+            assert not used or name == "torch_scan_hop.inductor.kernels", name
 
 
 def test_nobody_imports_the_kernels_but_the_face_of_the_package():

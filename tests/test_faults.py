@@ -21,7 +21,8 @@ from torch_scan_hop._torch import dynamo as capture_of_torch
 from torch_scan_hop._torch import tracing
 from torch_scan_hop.autodiff import derive
 from torch_scan_hop.eager import run as dense
-from torch_scan_hop.inductor import kernel, passes, rows
+from torch_scan_hop.inductor import passes
+from torch_scan_hop.inductor.cpu import PointwiseKernel, RowsKernel
 from torch_scan_hop.rewrites import parts, planner
 from torch_scan_hop.rewrites.plan import ScanPlan
 
@@ -51,8 +52,8 @@ REWRITES = {
     "gather": (ScanPlan, "gather"),
 }
 LOWERING = {
-    "pointwise": (kernel.PointwiseKernel, "lowered"),
-    "rows": (rows.RowsKernel, "lowered"),
+    "pointwise": (PointwiseKernel, "lower"),
+    "rows": (RowsKernel, "lower"),
     "blocks": (passes, "scan_of_blocks"),
     "pairs": (passes, "make_plan"),
 }
@@ -83,8 +84,8 @@ def patched_by_us():
     )
 
 
-def cell_problem():
-    p = CELLS["lstm"].problem(torch.float64, T=5, B=2)
+def cell_problem(cell="lstm"):
+    p = CELLS[cell].problem(torch.float64, T=5, B=2)
     return p, list(p.params.values())
 
 
@@ -103,7 +104,7 @@ def test_in_eager_mode(name, monkeypatch):
 @pytest.mark.parametrize("name", [*REWRITES, *LOWERING])
 def test_under_inductor(name, monkeypatch):
     owner, attribute = {**REWRITES, **LOWERING}[name]
-    p, params = cell_problem()
+    p, params = cell_problem("linear_recurrence" if name == "pointwise" else "lstm")
     calls = []
 
     def counted_fault(*args, **kwargs):

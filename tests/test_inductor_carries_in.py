@@ -7,7 +7,7 @@ import torch
 from cells import Draw
 from oracle import assert_same, gradients, loop
 from torch._inductor.utils import run_and_get_code
-from wrappers import loops
+from wrappers import loops, run_and_count_loops
 
 from torch_scan_hop import scan
 
@@ -52,10 +52,17 @@ def test_gradients(kind, reverse, dynamic):
     run = torch.compile(
         lambda init, xs: scan(step, init, xs, reverse=reverse), fullgraph=True, dynamic=dynamic
     )
-    for T in (1, 2, 6):
-        _, init, xs = inputs(kind, T)
-        expected = trained(lambda init, xs: loop(step, init, xs, reverse=reverse), init, xs)
-        assert_same(trained(run, init, xs), expected, 1e-4)
+
+    def train_all():
+        for T in (1, 2, 6):
+            _, init, xs = inputs(kind, T)
+            expected = trained(lambda init, xs: loop(step, init, xs, reverse=reverse), init, xs)
+            assert_same(trained(run, init, xs), expected, 1e-4)
+
+    _, n_loops = run_and_count_loops(train_all)
+    # a weight of a size that is open is no kernel's
+    is_kernel = kind == "lanes" or (kind == "rows" and not dynamic)
+    assert set(n_loops) == {0 if is_kernel else 1}
 
 
 @pytest.mark.parametrize("kind", ["lanes", "rows"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracle import assert_same, gradients, loop
 from torch._inductor.utils import run_and_get_code
-from wrappers import loops
+from wrappers import loops, run_and_count_loops
 
 from torch_scan_hop import scan
 from torch_scan_hop.rewrites import using_options
@@ -112,14 +112,21 @@ def test_the_cpp_wrapper(case):
     run = torch.compile(
         lambda init, xs: scan(step, init, xs), fullgraph=True, options={"cpp_wrapper": True}
     )
-    assert_same(run(init, xs), loop(step, init, xs), 1e-5)
+    got, n_loops = run_and_count_loops(run, init, xs)
+    assert_same(got, loop(step, init, xs), 1e-5)
+    assert n_loops[-1] == 0
 
 
 def test_any_trip_count_and_width():
     run = torch.compile(lambda h, xs: scan(lambda h, x: (h * x, h + x), h, xs), dynamic=True)
-    for steps, width in ((4, 5), (9, 64), (2, 33)):
-        h, xs = randn(width), randn(steps, width)
-        assert_same(run(h, xs), loop(lambda h, x: (h * x, h + x), h, xs), 1e-5)
+
+    def run_all():
+        for steps, width in ((4, 5), (9, 64), (2, 33)):
+            h, xs = randn(width), randn(steps, width)
+            assert_same(run(h, xs), loop(lambda h, x: (h * x, h + x), h, xs), 1e-5)
+
+    _, n_loops = run_and_count_loops(run_all)
+    assert set(n_loops) == {0}
 
 
 def test_training_is_a_kernel_each_way():

@@ -7,6 +7,7 @@ import torch
 from cells import Draw
 from oracle import assert_same, gradients, loop
 from torch._inductor.utils import run_and_get_code
+from wrappers import run_and_count_loops
 
 from torch_scan_hop import scan
 from torch_scan_hop.rewrites import using_options
@@ -59,18 +60,27 @@ def test_values_and_gradients(step, one_kernel, cpp_wrapper):
 
     with using_options(one_kernel=one_kernel):
         compiled = torch.compile(fn, fullgraph=True, options={"cpp_wrapper": cpp_wrapper})
-        got = compiled(h, xs)
+        got, forward_loops = run_and_count_loops(compiled, h, xs)
         expected = run(loop, step, h, xs)
         assert_same(got, expected, 1e-4)
-        assert_same(gradients(got, given), gradients(expected, given), 1e-4)
+        actual, backward_loops = run_and_count_loops(gradients, got, given)
+        assert_same(actual, gradients(expected, given), 1e-4)
+    # the outer loop, and those of the two inner scans where they are no kernels
+    assert forward_loops == backward_loops == [1 if one_kernel else 3]
 
 
 @pytest.mark.parametrize("step", [lanes, rows])
 def test_any_trip_count(step):
-    compiled = torch.compile(lambda h, xs: run(scan, step, h, xs), fullgraph=True, dynamic=True)
-    for T in (4, 2, 5):
-        h, xs = inputs(T)
-        assert_same(compiled(h, xs), run(loop, step, h, xs), 1e-4)
+    compiled = torch.compile(lambda h, xs: run(scan, step, h, xs), fullgraph=True)
+
+    def run_all():
+        for T in (4, 2, 5):
+            h, xs = inputs(T)
+            torch._dynamo.mark_dynamic(xs, 0)
+            assert_same(compiled(h, xs), run(loop, step, h, xs), 1e-4)
+
+    _, n_loops = run_and_count_loops(run_all)
+    assert n_loops == [1]
 
 
 def test_a_kernel_writes_its_last_carry_where_the_outer_loop_reads_it():

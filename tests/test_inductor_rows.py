@@ -6,8 +6,8 @@ import pytest
 import torch
 from cells import GRU
 from oracle import assert_same, gradients, loop
-from torch._inductor.utils import run_and_get_code
-from wrappers import loops
+from torch._inductor.utils import run_and_get_code, run_and_get_cpp_code
+from wrappers import loops, run_and_count_loops
 
 from torch_scan_hop import scan
 from torch_scan_hop.rewrites import using_options
@@ -119,8 +119,8 @@ CELLS = list(cells(1))
 def compiled(step, init, xs, **options):
     """Results, and the loops that its wrappers have."""
     run = torch.compile(lambda init, xs: scan(step, init, xs, **options), fullgraph=True)
-    got, codes = run_and_get_code(run, init, xs)
-    return got, sum(loops(codes))
+    got, n_loops = run_and_count_loops(run, init, xs)
+    return got, sum(n_loops)
 
 
 @pytest.mark.parametrize("batch", [2, 5, 16, 33, 70])
@@ -170,8 +170,11 @@ def test_gradients(cell):
         finally:
             globals().update(zip(names, before, strict=True))
 
-    got = train(torch.compile(lambda init, xs: scan(step, init, xs), fullgraph=True))
+    run = torch.compile(lambda init, xs: scan(step, init, xs), fullgraph=True)
+    got, n_loops = run_and_count_loops(train, run)
     assert_same(got, train(lambda init, xs: loop(step, init, xs)), 1e-3)
+    # the gradient of a weight of two products is summed step by step
+    assert n_loops == [0, 1 if cell == "gru" else 0]
 
 
 def test_training_is_a_kernel_each_way():
@@ -221,7 +224,9 @@ def test_the_cpp_wrapper(cell):
     run = torch.compile(
         lambda init, xs: scan(step, init, xs), fullgraph=True, options={"cpp_wrapper": True}
     )
-    assert_same(run(init, xs), loop(step, init, xs), 1e-4)
+    got, n_loops = run_and_count_loops(run, init, xs)
+    assert_same(got, loop(step, init, xs), 1e-4)
+    assert n_loops[-1] == 0
 
 
 def test_ahead_of_time():
@@ -232,16 +237,24 @@ def test_ahead_of_time():
     h, xs = randn(5, H), randn(6, 5, H)
     with torch.no_grad():
         program = torch.export.export(Net(), (h, xs))
-        package = torch._inductor.aoti_compile_and_package(program)
+        package, code = run_and_get_cpp_code(torch._inductor.aoti_compile_and_package, program)
         run = torch._inductor.aoti_load_package(package)
         assert_same(run(h, xs), loop(rnn, h, xs), 1e-4)
+    assert "scan_buf_product" in code and loops([code]) == [0]
 
 
 def test_any_trip_count_and_batch():
-    run = torch.compile(lambda h, xs: scan(rnn, h, xs), dynamic=True, fullgraph=True)
-    for steps, batch in ((4, 5), (9, 64), (2, 33)):
-        h, xs = randn(batch, H), randn(steps, batch, H)
-        assert_same(run(h, xs), loop(rnn, h, xs), 1e-4)
+    run = torch.compile(lambda h, xs: scan(rnn, h, xs), fullgraph=True)
+
+    def run_all():
+        for steps, batch in ((4, 5), (9, 64), (2, 33)):
+            h, xs = randn(batch, H), randn(steps, batch, H)
+            torch._dynamo.mark_dynamic(h, 0)
+            torch._dynamo.mark_dynamic(xs, (0, 1))
+            assert_same(run(h, xs), loop(rnn, h, xs), 1e-4)
+
+    _, n_loops = run_and_count_loops(run_all)
+    assert n_loops == [0]
 
 
 def test_a_scan_in_blocks():

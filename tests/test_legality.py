@@ -98,7 +98,7 @@ def test_a_view_of_an_input_is_not_written(checker):
 
 def test_bodies_that_inductor_made_write_in_place(checker, monkeypatch):
     """As it was before Inductor was told to leave bodies functional."""
-    from torch_scan_hop._torch import inductor as private
+    from torch_scan_hop._torch import inductor_passes as private
 
     inductor.register()
     for name, run_pass in private._mutating_passes.items():

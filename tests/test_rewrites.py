@@ -250,7 +250,7 @@ def scan_bodies(graph: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_the_compiled_lstm_has_one_product_forward_and_no_weight_gradient_backward(dynamic):
     """All rewrites together, in the graphs that Inductor lowers."""
-    from torch_scan_hop._torch.inductor import post_grad
+    from torch_scan_hop._torch.inductor_passes import post_grad
 
     seen: list[torch.fx.GraphModule] = []
     torch._dynamo.reset()

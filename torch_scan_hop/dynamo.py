@@ -21,8 +21,11 @@ from torch_scan_hop._torch.dynamo import (
     VariableTracker,
     call_inlined,
     create_node,
+    create_proxy,
     discard_graph_changes,
     example_value,
+    install_body,
+    known_modules,
     make_attr,
     make_traceable,
     reconstruct_outputs,
@@ -71,7 +74,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     def _call_function(
         self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
-        with indices_are_captured(tx.output):
+        with indices_are_captured(tx):
             return self._capture(tx, args, kwargs)
 
     def _capture(self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]) -> VariableTracker:
@@ -107,7 +110,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         if callable(options.get("checkpoint")):
             # a function is no argument of a graph node; it stays with the body
             module.meta[POLICY] = options.pop("checkpoint")
-        name = tx.output.install_subgraph("scan_body", module)
+        name = install_body(tx, "scan_body", module)
         arguments = (
             make_attr(tx, name),
             # copies: what autograd saves of them must not change when they are written back
@@ -198,7 +201,7 @@ def _refuse_shared_memory(tx: Any, inputs: list[Any], mutated: list[int], n_carr
     others = [v for v in others if isinstance(example_value(v), torch.Tensor)]
     if share_memory(list(map(example_value, changed)), list(map(example_value, others))):
         raise Unsupported(REASON)
-    tx.output.create_proxy("call_function", check_memory, (changed, others), {})
+    create_proxy(tx, "call_function", check_memory, (changed, others))
 
 
 def _refuse_unknown_sizes(graph: fx.Graph) -> None:
@@ -232,7 +235,7 @@ class CapturedBody:
         write_indices(self.module())
 
     def module(self) -> fx.GraphModule:
-        return fx.GraphModule(dict(self.tx.output.nn_modules), self.graph, "ScanBody")
+        return fx.GraphModule(known_modules(self.tx), self.graph, "ScanBody")
 
     def placeholders(self) -> list[fx.Node]:
         return self.graph.find_nodes(op="placeholder")
@@ -245,7 +248,7 @@ class CapturedBody:
             if k < self.n_carry + self.n_xs or not reads or len(reads) < len(placeholder.users):
                 continue
             number = reads[0].meta["example_value"]
-            inputs[k] = self.tx.output.create_proxy("call_method", "item", (inputs[k],), {})
+            inputs[k] = create_proxy(self.tx, "call_method", "item", (inputs[k],))
             inputs[k].node.meta["example_value"] = number
             placeholder.meta["example_value"] = number
             placeholder.type = None

@@ -6,7 +6,8 @@ Checked on torch 2.9.1, 2.13.0 and 2.15.0. One module per concern:
 ``tracing``     isolated FX traces on fake tensors, functionalized
 ``transforms``  functorch interpreters, forward-mode AD levels
 ``dynamo``      variable trackers, eager capture
-``inductor``    IR nodes, lowerings, generated wrappers
+``inductor``    IR nodes, lowerings, generated wrappers; ``inductor_values`` has values as functions
+                of an index, ``inductor_cpp`` C++ kernels, ``inductor_passes`` graph passes
 
 Modules outside this package import private torch names from here only, so that
 a new torch release is a matter of one folder.

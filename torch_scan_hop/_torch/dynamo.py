@@ -76,10 +76,13 @@ __all__ = [
     "compile_for_capture",
     "compilers_error",
     "create_node",
+    "create_proxy",
     "discard_graph_changes",
     "example_value",
+    "install_body",
     "is_data_dependent",
     "is_limit_hit",
+    "known_modules",
     "make_attr",
     "make_traceable",
     "not_fx_tracing",
@@ -260,6 +263,21 @@ def create_node(
 ) -> VariableTracker:
     """Emit a node into the graph being captured and track its result."""
     return wrap_fx_proxy(tx=tx, proxy=tx.output.create_proxy(kind, target, args, kwargs))
+
+
+def create_proxy(tx: Any, kind: str, target: Any, args: tuple[Any, ...]) -> fx.Proxy:
+    """A node of the graph at hand, of whose result nothing is known yet."""
+    return tx.output.create_proxy(kind, target, args, {})
+
+
+def install_body(tx: Any, name: str, module: fx.GraphModule) -> str:
+    """The name, like ``name``, that ``module`` has among the modules of the graph at hand."""
+    return str(tx.output.install_subgraph(name, module))
+
+
+def known_modules(tx: Any) -> dict[str, Any]:
+    """What graphs of this capture may refer to by name."""
+    return dict(tx.output.nn_modules)
 
 
 def reconstruct_outputs(tx: Any, items: list[VariableTracker], spec: Any) -> VariableTracker:

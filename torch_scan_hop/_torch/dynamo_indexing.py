@@ -44,9 +44,12 @@ _VERSIONS = "torch_scan_hop.versions"
 
 
 @contextlib.contextmanager
-def indices_are_captured(output: Any) -> Iterator[None]:
-    """Capture what is indexed by 0-d tensors. ``output`` is the graph of one capture, and of one
-    thread; it alone is changed."""
+def indices_are_captured(tx: Any) -> Iterator[None]:
+    """Capture what is indexed by 0-d tensors.
+
+    Only the graph that ``tx`` writes is changed: that of one capture, and of one thread.
+    """
+    output = tx.output
     if "create_proxy" in vars(output):  # a scan in the body of a scan
         yield
         return

@@ -3,9 +3,9 @@
 ``passes``  what runs on the graph before it is lowered
 ``loop``    the lowering; the IR node of a counted loop, and its code in Python and C++
 ``body``    the step in destination-passing style: it writes its results in place
-``kernel``  one kernel for a pointwise body: lanes run by themselves
-``rows``    one kernel for a body with products: rows of the batch run by themselves
-``node``    what these IR nodes have in common
+``kernels`` which scans are one kernel, and whose; ``cpu/`` has those of the CPU
+``node``    what the IR nodes of a scan have in common
+``pairs``   complex scans as scans of real and imaginary parts
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import functools
 @functools.cache
 def register() -> None:
     """Teach Inductor about scan. Called when a graph that holds one is first traced."""
-    from torch_scan_hop._torch.inductor import (
+    from torch_scan_hop._torch.inductor import register_own_lowering
+    from torch_scan_hop._torch.inductor_passes import (
         keep_functional,
         let_scans_be_empty,
-        register_own_lowering,
         replace_scan_pass,
     )
     from torch_scan_hop.carries_in import carries_in_op
-    from torch_scan_hop.inductor.loop import lower_carries_in, lower_scan
+    from torch_scan_hop.inductor.loop import lower_carries_in, lower_to_loop_or_kernel
     from torch_scan_hop.inductor.passes import prepare_scans
     from torch_scan_hop.op import scan_op
     from torch_scan_hop.stamp import is_stamped
 
-    register_own_lowering(scan_op, lower_scan)
+    register_own_lowering(scan_op, lower_to_loop_or_kernel)
     register_own_lowering(carries_in_op, lower_carries_in)
     keep_functional(is_stamped)
     let_scans_be_empty(scan_op)

@@ -10,7 +10,6 @@ longer to compile than it could ever save.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,29 +18,25 @@ import torch
 from torch_scan_hop._torch.inductor import (
     AllocateLine,
     DeclaredOutput,
-    V,
     codegen_subgraph_inline,
     current_node,
     declare_loop_index,
-    decompose_mutating_operators,
     fake_mode,
     fresh_loop_index,
     is_tensor_ir,
-    is_unrealized,
     lower_subgraph,
-    shifted_by_one,
     size_expression,
     trip_count_code,
+    uses_cpp_wrapper,
     with_exact_strides,
 )
+from torch_scan_hop._torch.inductor_passes import decompose_mutating_operators
+from torch_scan_hop._torch.inductor_values import is_unrealized, shifted_by_one
 from torch_scan_hop.carries_in import is_in_graph
 from torch_scan_hop.inductor.body import StepExamples, destination_passing
-from torch_scan_hop.inductor.kernel import LoopKernelNode, PointwiseKernel
+from torch_scan_hop.inductor.kernels import kernel_of
 from torch_scan_hop.inductor.node import ScanCall, ScanNode
-from torch_scan_hop.inductor.rows import RowsKernel
 from torch_scan_hop.signature import Signature
-
-log = logging.getLogger(__name__)
 
 
 def _value(argument: Any) -> Any:
@@ -69,7 +64,7 @@ def lower_carries_in(stack: Any, init: Any, _after: Any, reverse: bool) -> Any:
     return shifted_by_one(stack, init, reverse)
 
 
-def lower_scan(
+def lower_to_loop_or_kernel(
     combine_fn: Any,
     init: Sequence[Any],
     xs: Sequence[Any],
@@ -78,7 +73,7 @@ def lower_scan(
     checkpoint: Any = None,
     into: Sequence[Any] = (),
 ) -> list[Any]:
-    """The lowering of ``scan``: one loop node and its outputs.
+    """The lowering of ``scan``: one node, and its outputs.
 
     ``into``, within the step of another scan, is where results are to be written.
     """
@@ -105,10 +100,9 @@ def lower_scan(
     ]
     into = into or [None] * len(results)
     call = ScanCall(combine_fn.graph_module, signature, operands, examples, reverse, into)
-    for kernel in (PointwiseKernel, RowsKernel):
-        node = _kernel_or_none(kernel, call)
-        if node is not None:
-            return node.results()
+    node = kernel_of(call)
+    if node is not None:
+        return node.results()
     operands = [
         _realized(value, like) if is_unrealized(value) else value
         for value, like in zip(operands, likes, strict=True)
@@ -117,15 +111,6 @@ def lower_scan(
     decompose_mutating_operators(step_module)
     step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
     return ScanLoop(dataclasses.replace(call, operands=operands), step).results()
-
-
-def _kernel_or_none(kernel: type[LoopKernelNode], call: ScanCall) -> LoopKernelNode | None:
-    """The counted loop runs every body: whatever is wrong with a kernel, it is not an error."""
-    try:
-        return kernel.of(call)
-    except Exception:
-        log.warning("no %s for a scan, which is a counted loop", kernel.__name__, exc_info=True)
-        return None
 
 
 class ScanLoop(ScanNode):
@@ -138,7 +123,7 @@ class ScanLoop(ScanNode):
         return [self.step]
 
     def codegen(self, wrapper: Any) -> None:
-        emitter = CppLoop if V.graph.cpp_wrapper else PythonLoop
+        emitter = CppLoop if uses_cpp_wrapper() else PythonLoop
         emitter(self, wrapper).emit()
 
 

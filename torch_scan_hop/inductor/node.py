@@ -1,4 +1,4 @@
-"""What both IR nodes of a scan are to Inductor: operands in, final carries and ys out."""
+"""What the IR nodes of a scan are to Inductor: operands in, final carries and ys out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from torch_scan_hop._torch.inductor import (
     ExternKernel,
     MultiOutputLayout,
     TensorBox,
-    V,
     buffers_of,
     declared_output,
     is_tensor_ir,
+    keep_buffers,
+    register_node,
     size_expression,
+    uses_cpp_wrapper,
     written_output,
 )
 from torch_scan_hop.inductor.body import StepExamples
@@ -26,7 +28,7 @@ from torch_scan_hop.signature import Inputs, Signature
 
 
 @dataclass(frozen=True)
-class Store:
+class Destination:
     """A buffer that a kernel writes, and where in it."""
 
     name: str
@@ -71,8 +73,7 @@ class ScanNode(ExternKernel):
             inputs=[buffer for a in (*call.operands, *call.into) for buffer in buffers_of(a)],
             constant_args=[self.trip_count, *(a for a in call.operands if not is_tensor_ir(a))],
         )
-        self.name = V.graph.register_buffer(self)
-        V.graph.register_operation(self)
+        self.name = register_node(self)
         #: where each result ends: an output of this node, or a given place
         self.outputs: list[Any] = [
             declared_output(self, k, like) if place is None else place.data
@@ -81,8 +82,8 @@ class ScanNode(ExternKernel):
         written = {k: written_output(self, p) for k, p in enumerate(call.into) if p is not None}
         self.mutation_outputs = list(written.values())
         #: as a kernel stores to them
-        self.stores = [
-            Store(written[k].get_name() if k in written else output.get_name(), output.layout)
+        self.destinations = [
+            Destination(written[k].get_name() if k in written else output.get_name(), output.layout)
             for k, output in enumerate(self.outputs)
         ]
 
@@ -93,3 +94,38 @@ class ScanNode(ExternKernel):
         for output in outputs:
             if isinstance(output, DeclaredOutput):
                 wrapper.writeline(AllocateLine(wrapper, output.get_name(), output.layout))
+
+
+class KernelNode(ScanNode):
+    """A scan that is one call of a kernel; each subclass is a kind of kernel, for some bodies.
+
+    Attributes:
+        step: what :meth:`call_kernel` generates code of.
+    """
+
+    def __init__(self, call: ScanCall, step: Any) -> None:
+        super().__init__(call)
+        self.step = step
+
+    @staticmethod
+    def may_qualify(body: fx.GraphModule) -> bool:
+        """As far as the operators of ``body`` can tell, before they are lowered."""
+        raise NotImplementedError
+
+    @classmethod
+    def lower(cls, call: ScanCall) -> KernelNode | None:
+        """The node, for a body that may qualify; None, or NotPointwise, if it does not."""
+        raise NotImplementedError
+
+    def call_kernel(self, wrapper: Any) -> None:
+        """Define the kernel and call it at this place of the wrapper."""
+        raise NotImplementedError
+
+    def codegen(self, wrapper: Any) -> None:
+        self.allocate(wrapper, self.outputs)
+        n = len(self.operands.carry)
+        # a carry that nothing reads after the loop lives somewhere, too
+        keep_buffers(destination.name for destination in self.destinations[:n])
+        self.call_kernel(wrapper)
+        if not uses_cpp_wrapper():
+            wrapper.writeline(f"{self.get_name()} = None")

@@ -16,10 +16,11 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.inductor import trace_decomposed
 from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
+from torch_scan_hop._torch.inductor_passes import trace_decomposed
 from torch_scan_hop._torch.tracing import are_all_known_equal, likely_value
 from torch_scan_hop.carries_in import CarriesIn, arguments_of, in_graph, joined, stacks_of
+from torch_scan_hop.inductor.kernels import may_be_one_kernel
 from torch_scan_hop.inductor.pairs import (
     expanded,
     expanded_step,
@@ -27,7 +28,6 @@ from torch_scan_hop.inductor.pairs import (
     joined_results,
     needs_pairs,
 )
-from torch_scan_hop.inductor.rows import may_be_one_kernel
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
 from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
@@ -49,7 +49,7 @@ def prepare_scans(gm: fx.GraphModule) -> None:
         mark_as_checked(gm)
         body = getattr(gm, str(node.args[0].target))
         prepare_scans(body)
-        if not _ScanNode(gm, node, body).rewrite_pairs():
+        if not _ScanRewriter(gm, node, body).rewrite_pairs():
             _rewrite_or_leave(gm, node, body)
     made_of_pairs = [
         n
@@ -80,7 +80,7 @@ def _rewrite_or_leave(gm: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -
     for changes in _CAREFUL:
         try:
             with using_options(**changes):
-                _ScanNode(gm, node, body).rewrite()
+                _ScanRewriter(gm, node, body).rewrite()
             return
         except Exception:
             log.warning("a rewrite of %s failed and is left out", node, exc_info=True)
@@ -99,7 +99,7 @@ def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
     return stride is None or are_all_known_equal(value.stride(), stride)
 
 
-class _ScanNode:
+class _ScanRewriter:
     def __init__(self, gm: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> None:
         self.gm = gm
         self.node = node

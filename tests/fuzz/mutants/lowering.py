@@ -14,7 +14,7 @@ def bodies_written_in_place() -> Iterator[object]:
     """Inductor's re-inplacing passes run on scan bodies, too, before their buffers are hoisted."""
     from torch._inductor.fx_passes import post_grad
 
-    from torch_scan_hop._torch import inductor as ours
+    from torch_scan_hop._torch import inductor_passes as ours
     from torch_scan_hop.inductor import register
 
     register()
@@ -29,7 +29,7 @@ def complex_scans_stay_complex() -> Iterator[object]:
     """Inductor lowers complex scans as they are, and not as pairs of reals."""
     from torch_scan_hop.inductor import passes
 
-    with mock.patch.object(passes._ScanNode, "rewrite_pairs", lambda self: False):
+    with mock.patch.object(passes._ScanRewriter, "rewrite_pairs", lambda self: False):
         yield None
 
 

@@ -1,0 +1,125 @@
+"""Inductor's graph passes: what they do to a scan and its bodies (checked on torch 2.9.1, 2.13.0,
+2.15.0).
+
+Import it only once Inductor is needed: it takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
+from torch._inductor import fx_utils
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes import post_grad
+from torch._inductor.virtualized import V
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_scan_hop._torch.own_scan import torchs_operator, under_its_own_name
+
+__all__ = [
+    "decompose_mutating_operators",
+    "keep_functional",
+    "let_scans_be_empty",
+    "replace_scan_pass",
+    "trace_decomposed",
+]
+
+
+def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> None:
+    """Run ``transform`` where Inductor would turn scans into while loops.
+
+    Inductor looks that pass up as a module global, and asserts that no scan node remains.
+    torch's own operator, where a graph holds it, is a while loop as ever.
+    """
+    into_while_loops = post_grad.decompose_scan_to_while_loop
+
+    def run(gm: fx.GraphModule) -> None:
+        transform(gm)
+        if gm.graph.find_nodes(op="call_function", target=torchs_operator()):
+            under_its_own_name(into_while_loops, gm)
+
+    post_grad.decompose_scan_to_while_loop = run
+
+
+# What Inductor does last to a graph, and to the graphs in it: from then on values are written
+# in place. Operators that mutate (custom ones, Triton kernels) get their copies in the last two.
+_REINPLACE = "reinplace_inplaceable_ops"
+_DECOMPOSE = ("decompose_triton_kernel_wrapper_functional", "decompose_auto_functionalized")
+# Where the first of them tells the last which tensors an operator may not write into.
+_COPIED = "only_clone_these_tensors"
+_mutating_passes = {name: getattr(post_grad, name) for name in (_REINPLACE, *_DECOMPOSE)}
+
+
+def keep_functional(is_kept: Callable[[fx.GraphModule], bool]) -> None:
+    """Leave those graphs out of the passes that make operators write in place.
+
+    A buffer that a step makes and writes (``z = zeros(3); z[i] = h``) may be the same value at
+    every step, and so leave the loop. Written in place, it would keep what earlier steps wrote.
+    """
+    for name, run_pass in _mutating_passes.items():
+        setattr(post_grad, name, _unless_kept(run_pass, is_kept))
+
+
+def _unless_kept(
+    run_pass: Callable[..., Any], is_kept: Callable[[fx.GraphModule], bool]
+) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        module = args[-1].owning_module  # the graph comes last, behind what the pass is bound to
+        return None if module is not None and is_kept(module) else run_pass(*args)
+
+    return run
+
+
+def decompose_mutating_operators(gm: fx.GraphModule) -> None:
+    """What :func:`keep_functional` put off, for a graph that no rewrite will see."""
+    for node in gm.graph.nodes:
+        # Torch 2.9 takes a node that the re-inplacing pass has not seen for one that may write
+        # into all its arguments; here none was proven to be its own.
+        if node.target is torch.ops.higher_order.auto_functionalized_v2:
+            node.meta[_COPIED] = list(range(len(node.kwargs["_all_bases"])))
+        elif node.target is torch.ops.higher_order.auto_functionalized:
+            written = [a for a in node.args[0]._schema.arguments if a.is_write]
+            node.meta[_COPIED] = [argument.name for argument in written]
+    for name in _DECOMPOSE:
+        _mutating_passes[name](gm.graph)
+    gm.recompile()
+
+
+def let_scans_be_empty(op: Any) -> None:
+    """Torch 2.13 takes ``xs[0]`` for an example of a slice, which an empty scan has not got.
+
+    And ``init`` for an example of a carry, which is contiguous in a step, whatever ``init`` is.
+    """
+    extract = getattr(fx_utils, "_extract_subgraphs_and_args", None)
+    if extract is None:
+        return
+
+    def with_slices(node: fx.Node, valid: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        if node.target is not op:
+            yield from extract(node, valid, *args, **kwargs)
+            return
+        body, init, xs, additional = args
+        slices = (x.new_empty_strided(x.shape[1:], x.stride()[1:]) for x in xs)
+        carry = (c.new_empty(c.shape) for c in init)
+        yield body, (*carry, *slices, *additional)
+
+    fx_utils._extract_subgraphs_and_args = with_slices  # type: ignore[attr-defined, assignment]
+
+
+def trace_decomposed(fn: Callable[..., Any], examples: Sequence[Any]) -> fx.GraphModule:
+    """``fn`` traced to the operators that Inductor's lowerings expect at this stage.
+
+    ``examples`` are the fakes of the graph being compiled; symbols among them stay symbols.
+    """
+    mode = detect_fake_mode(examples) or V.fake_mode
+    with mode, enable_python_dispatcher(), torch.no_grad():
+        traced = make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="real")(
+            *examples
+        )
+    traced.graph.eliminate_dead_code()
+    return traced

@@ -1,0 +1,162 @@
+"""The code of a pointwise body's kernel.
+
+Lanes are independent of one another, so they are the outer loop: split among threads, and
+vectorised. A tile of them takes all steps before the next one: its carries stay in the nearest
+cache, and xs are read and ys written once, in long enough pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.inductor_cpp import (
+    KernelFunction,
+    address_of,
+    after_stores,
+    is_removed,
+    keep_stores_to,
+    no_interpreter,
+    parallel_num_threads,
+    written_pointer,
+)
+from torch_scan_hop._torch.inductor_values import (
+    InlineLowering,
+    Reads,
+    handled_by,
+    handler_at_hand,
+    is_tensor,
+    likely_size,
+    merged_sizes,
+    ops,
+)
+from torch_scan_hop.inductor.cpu.step import STEP, TILE, StepOps, lane_symbols, step_inputs
+from torch_scan_hop.signature import Inputs
+
+
+class PointwiseBody:
+    """Step ``index`` as functions of a lane; NotPointwise if it needs a buffer."""
+
+    def __init__(self, gm: fx.GraphModule, roles: Inputs[Any], index: Any) -> None:
+        self.index = index
+        self.lowering = InlineLowering(gm)
+        self.results = self.lowering.lower(step_inputs(roles, index))
+
+    def values(self, lane: Sequence[Any], dtypes: Sequence[torch.dtype]) -> list[Any]:
+        with self.lowering.fresh_values():
+            return [
+                result.make_loader()(lane) if is_tensor(result) else ops.constant(result, dtype)
+                for result, dtype in zip(self.results, dtypes, strict=True)
+            ]
+
+    def reads(self, lane: Sequence[Any]) -> Reads:
+        """What a step reads for ``lane``."""
+        reads = Reads()
+        with handled_by(reads):
+            self.values(lane, [torch.float32] * len(self.results))
+        return reads
+
+
+def merged_dimensions(
+    body: PointwiseBody, sizes: Sequence[Any], layouts: Sequence[Any]
+) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """``sizes`` with dimensions merged where every access allows it, and indices for them."""
+    index = lane_symbols(len(sizes))
+    accesses = body.reads(index).indices
+    accesses += [
+        layout.make_indexer()(index) for layout in layouts if len(layout.size) == len(index)
+    ]
+    merged, reindex = merged_sizes(index, sizes, accesses)
+    # a scalar carry is one lane
+    return merged or [sympy.Integer(1)], lambda lanes: reindex(lanes[: len(merged)])
+
+
+class TimeLoop:
+    """What a kernel does with one lane; called once for each kind of code (scalar, vector).
+
+    Carries live in the buffers where they end, of which a tile stays in the cache.
+    """
+
+    def __init__(self, body: PointwiseBody, init: Any, carry: Any, ys: Any) -> None:
+        self.body = body
+        self.init = init
+        self.carry = carry
+        self.ys = ys
+
+    def seed(self, lane: Sequence[Any]) -> None:
+        for value, buffer in zip(self.init, self.carry, strict=True):
+            keep_stores_to(buffer.name)
+            _store(buffer, lane, value.make_loader()(lane))
+
+    def step(self, lane: Sequence[Any]) -> None:
+        dtypes = [buffer.layout.dtype for buffer in (*self.carry, *self.ys)]
+        for buffer in self.carry:
+            written_pointer(buffer.name)
+            keep_stores_to(buffer.name)
+        handler = handler_at_hand()
+        carry = [handler.load(b.name, b.layout.make_indexer()(lane)) for b in self.carry]
+        with handled_by(StepOps(handler, self.body.lowering, lambda k, _: carry[k])):
+            values = self.body.values(lane, dtypes)
+        n, next_index = len(carry), self.body.index.subs(STEP, STEP + 1)
+        for buffer, value in zip(self.ys, values[n:], strict=True):
+            _store(buffer, [self.body.index, *lane], value)
+            _prefetch_to_write(buffer, [next_index, *lane])
+        for buffer, value in zip(self.carry, values[:n], strict=True):
+            _store(buffer, lane, value)
+
+
+def _store(buffer: Any, index: Sequence[Any], value: Any) -> None:
+    ops.store(buffer.name, buffer.layout.make_indexer()(index), value)
+
+
+PREFETCH_SOURCE = """
+#if defined(__GNUC__)
+#define SCAN_PREFETCH_TO_WRITE(address) __builtin_prefetch(address, 1)
+#else
+#define SCAN_PREFETCH_TO_WRITE(address)
+#endif
+"""
+
+
+def _prefetch_to_write(buffer: Any, index: Sequence[Any]) -> None:
+    """No prefetcher of hardware foresees the page that the next step writes to."""
+    if not is_removed(buffer.name):
+        address = address_of(buffer.name, buffer.layout.make_indexer()(index))
+        after_stores(f"SCAN_PREFETCH_TO_WRITE({address});")
+
+
+# What the carries of a tile may take of the nearest cache: the longer the pieces of the rows
+# of xs and ys that a tile touches, the more of them the prefetcher has ready.
+TILE_BYTES = 2**14
+VECTOR_LANES = 32  # a tile is a whole number of vectors
+
+
+def tile_lanes(sizes: Sequence[Any], bytes_per_lane: int) -> int:
+    """Lanes of a tile: fewer where a thread would not get one otherwise."""
+    *outer, lanes = (likely_size(size, fallback=TILE_BYTES) for size in sizes)
+    share = lanes * max(1, math.prod(outer)) // parallel_num_threads()
+    tile = min(TILE_BYTES // bytes_per_lane, lanes, share)
+    return max(1, -(-tile // VECTOR_LANES)) * VECTOR_LANES
+
+
+def emit_kernel(
+    wrapper: Any, node: Any, loop: TimeLoop, index_of: Any, sizes: Sequence[Any], trip_count: Any
+) -> None:
+    """Define a kernel that runs ``loop`` for each lane of ``sizes``, and call it here."""
+    bytes_per_lane = sum(2 * store.layout.dtype.itemsize for store in loop.carry)
+    tile = tile_lanes(sizes, bytes_per_lane)
+    function = KernelFunction(node)
+    with no_interpreter():
+        seed = function.nest(lambda lane: loop.seed(index_of(lane)), sizes)
+        step = function.nest(lambda lane: loop.step(index_of(lane)), sizes)
+    for nest in (seed, step):
+        nest.for_threads()
+    step.repeat(STEP, trip_count, TILE, tile)
+    for nest in (seed, step):
+        function.add(nest)
+    function.define_and_call(wrapper, PREFETCH_SOURCE)

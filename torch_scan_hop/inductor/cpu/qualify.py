@@ -1,0 +1,41 @@
+"""What the kernels ask of a body before they lower it: lowering a product may tune one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.graph_cleanup import is_view
+
+_MAKE_OR_CONVERT = {
+    "_to_copy", "clone", "constant_pad_nd", "convert_element_type", "copy", "empty", "fill", "full",
+    "full_like", "iota", "ones_like", "scalar_tensor", "zeros_like",
+}  # fmt: skip
+
+_DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
+
+
+def is_pointwise(body: fx.GraphModule, besides: Collection[Any] = ()) -> bool:
+    """Whether all operators are, but for those in ``besides``."""
+    return all(
+        node.op != "call_function"
+        or node.target is operator.getitem
+        or isinstance(node.meta.get("val"), (int, torch.SymInt))
+        or node.target in besides
+        or is_view(node)
+        or torch.Tag.pointwise in getattr(node.target, "tags", ())
+        or getattr(node.target, "_opname", "") in _MAKE_OR_CONVERT
+        for node in body.graph.nodes
+    )
+
+
+def are_on_cpu(values: Iterable[Any]) -> bool:
+    return all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
+
+
+def are_stored_in_vectors(results: Iterable[torch.Tensor]) -> bool:
+    return all(t.dtype in _DTYPES for t in results)

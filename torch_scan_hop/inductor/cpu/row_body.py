@@ -1,0 +1,138 @@
+"""A step with matrix products, as nests of loops and products.
+
+A value that a product reads or makes lives in scratch memory of the kernel; everything else is
+computed where it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from torch_scan_hop._torch.inductor_values import (
+    NotPointwise,
+    Reads,
+    handled_by,
+    handler_at_hand,
+    is_tensor,
+    storage_of,
+    tensor_of,
+)
+from torch_scan_hop.inductor.cpu.places import (
+    NEXT,
+    OPERAND,
+    PRODUCT,
+    STACK,
+    Matrix,
+    Place,
+    Store,
+    buffer_like,
+    float_buffer,
+)
+from torch_scan_hop.inductor.cpu.row_lowering import RowLowering
+from torch_scan_hop.inductor.cpu.row_order import (
+    assign_stages,
+    nests_of_stages,
+    overwritten_carry,
+)
+from torch_scan_hop.inductor.cpu.step import CARRY, StepOps, lane_symbols, step_inputs
+from torch_scan_hop.signature import Inputs
+
+
+class RowBody:
+    """A step as nests and products; NotPointwise if it is anything else.
+
+    ``layouts``: of the buffers that its results are written to.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, roles: Inputs[Any], layouts: Sequence[Any], index: Any
+    ) -> None:
+        n = len(roles.carry)
+        self.carry = [Place(f"{CARRY}{k}", layout) for k, layout in enumerate(layouts[:n])]
+        self.ys = [Place(f"{STACK}{k}", layout, (index,)) for k, layout in enumerate(layouts[n:])]
+        self._lowering = RowLowering(gm)
+        results = self._lowering.lower(step_inputs(roles, index))
+        self.products = self._lowering.products
+        if not all(map(is_tensor, results)):
+            raise NotPointwise("a result that is no tensor")
+        self.rows = results[0].get_size()[0]
+        self.stores: list[Store] = []
+        for k, (place, value) in enumerate(zip(self.carry, results[:n], strict=True)):
+            self._store(place, value, carry=k)
+        for place, value in zip(self.ys, results[n:], strict=True):
+            self._store(place, value)
+        stored = {id(value): place for place, value in zip(self.ys, results[n:], strict=True)}
+        #: the matrices that products read their rows from
+        self.operands = [
+            self._operand(j, product.left, stored.get(id(product.left)))
+            for j, product in enumerate(self.products)
+        ]
+        for store in self.stores:
+            self._find_reads(store)
+        assign_stages(self.stores, self.operands)
+        self.delayed: list[int] = []
+        while (carry := overwritten_carry(self.carry, self.nests(), self.delayed)) is not None:
+            self._delay(carry)
+
+    def _store(self, place: Place, value: Any, carry: int | None = None) -> None:
+        for store in self._lowering.stores(place, value):
+            store.carry = carry
+            self.stores.append(store)
+
+    def _operand(self, position: int, left: Any, stack: Place | None) -> Matrix:
+        """The matrix that ``left`` is in already, or is to be stored to."""
+        found = storage_of(left)
+        if found is not None:
+            name, layout = found
+            if layout.stride[-1] == 1 and not name.startswith(PRODUCT):
+                return Matrix(name, layout.offset, layout.stride[0])
+        matrix = None if stack is None else stack.matrix()
+        if matrix is not None:
+            return matrix
+        name, (k, _) = f"{OPERAND}{position}", self.products[position].sizes
+        place = Place(name, float_buffer(name, [self.rows, k], k).layout)
+        self._store(place, left)
+        matrix = place.matrix()
+        assert matrix is not None
+        return matrix
+
+    def _find_reads(self, store: Store) -> None:
+        store.ranges = self._lowering.ranges = dict(zip(store.lanes, store.shape, strict=True))
+        try:
+            store.reads = self.reads(store.value)
+        finally:
+            self._lowering.ranges = None
+
+    def reads(self, value: Any) -> list[tuple[str, Any]]:
+        """(buffer, index) of all that an element of ``value`` is computed from."""
+        found = Reads()
+        with handled_by(found), self._lowering.fresh_values():
+            value.make_loader()(lane_symbols(len(value.get_size())))
+        return found.found
+
+    def values(self, values: Sequence[Any], lanes: Sequence[Any], read_carry: Any) -> list[Any]:
+        """The elements of ``values`` at ``lanes``, in terms of the ops handler at hand."""
+        handler = StepOps(handler_at_hand(), self._lowering, read_carry)
+        with self._lowering.fresh_values(), handled_by(handler):
+            return [value.make_loader()(lanes) for value in values]
+
+    def nests(self) -> list[list[list[Store]]]:
+        """The nests of each stage, in order: the last one comes after all products."""
+        return nests_of_stages(self.stores, len(self.products) + 2)
+
+    def _delay(self, carry: int) -> None:
+        """Write a carry to scratch memory, and copy it at the end of the step."""
+        layout = self.carry[carry].layout
+        name = f"{NEXT}{carry}"
+        self.delayed.append(carry)
+        for store in self.stores:
+            if store.carry == carry:
+                store.carry = None
+                store.place = Place(name, layout, shift=store.place.shift)
+        copy = Store(self.carry[carry], tensor_of(buffer_like(name, layout)), carry=carry)
+        self._find_reads(copy)
+        copy.stage = len(self.products) + 1
+        self.stores.append(copy)

@@ -1,0 +1,203 @@
+"""The code of the kernel of a loop with matrix products.
+
+::
+
+    pack the weights
+    for each tile of rows, shared by threads:
+        copy init to the carries
+        for each step:
+            nests of stage 0; product 0; nests of stage 1; ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+
+from torch_scan_hop._torch.inductor_cpp import (
+    DTYPE_TO_CPP,
+    CeilDiv,
+    KernelFunction,
+    keep_stores_to,
+    no_interpreter,
+    parallel_num_threads,
+    plain_symbol,
+    written_pointer,
+)
+from torch_scan_hop._torch.inductor_values import handler_at_hand, likely_size, ops
+from torch_scan_hop.inductor.cpu.places import (
+    NEXT,
+    OPERAND,
+    PRODUCT,
+    Place,
+    Product,
+    Store,
+    buffer_like,
+    float_buffer,
+)
+from torch_scan_hop.inductor.cpu.product import packed, register_block, source_of_product
+from torch_scan_hop.inductor.cpu.row_body import RowBody
+from torch_scan_hop.inductor.cpu.step import CARRY, STEP, TILE
+
+WEIGHT = "scan_buf_weight_"
+FIRST_ROW = plain_symbol(997)
+END_ROW = plain_symbol(996)
+
+# of a tile: a panel of a weight is read from the nearest cache once for so many of them
+MAX_ROWS = 32
+
+CACHE_LINE = 64  # bytes
+
+
+def emit_rows(
+    wrapper: Any,
+    node: Any,
+    body: RowBody,
+    init: Sequence[Any],
+    names: Sequence[str],
+    trip_count: Any,
+) -> None:
+    """Define a kernel that runs all steps of ``body``, and call it here.
+
+    ``names`` of the buffers that final carries and ys are written to.
+    """
+    _RowCode(body, init, names, trip_count, node).emit(wrapper)
+
+
+class _RowCode:
+    def __init__(
+        self, body: RowBody, init: Sequence[Any], names: Sequence[str], trip_count: Any, node: Any
+    ) -> None:
+        self.body = body
+        self.init = init
+        places = [*body.carry, *body.ys]
+        #: the buffers that results are written to
+        self.names = {place.name: name for place, name in zip(places, names, strict=True)}
+        self.trip_count = trip_count
+        self.function = KernelFunction(node)
+        self.code = self.function.code
+        self.product = f"{self.function.name}_product"
+        self.threads = parallel_num_threads()
+        share = -(-likely_size(body.rows, fallback=MAX_ROWS) // self.threads)
+        self.tile = max(1, min(MAX_ROWS, share))
+
+    def emit(self, wrapper: Any) -> None:
+        scratch = self._scratch()
+        with no_interpreter(), self.function.local_buffers(scratch):
+            for buffer in scratch:
+                self._allocate(buffer)
+            for j, product in enumerate(self.body.products):
+                self._pack(j, product)
+            if self.threads > 1:
+                self.function.share_loop(self.threads)
+            tiles = self.function.text(CeilDiv(self.body.rows, self.tile))
+            self.code.writeline(f"for (int64_t {TILE} = 0; {TILE} < {tiles}; ++{TILE})")
+            with self.code.indent():
+                rows = self.function.text(self.body.rows)
+                self.code.writeline(f"const int64_t {FIRST_ROW} = {TILE} * {self.tile};")
+                end = f"std::min<int64_t>({rows}, {FIRST_ROW} + {self.tile})"
+                self.code.writeline(f"const int64_t {END_ROW} = {end};")
+                self._seed()
+                steps = self.function.text(self.trip_count)
+                self.code.writeline(f"for (int64_t {STEP} = 0; {STEP} < {steps}; ++{STEP})")
+                with self.code.indent():
+                    self._step()
+        self.function.define_and_call(wrapper, source_of_product(self.product))
+
+    # --- scratch memory ---
+
+    def _scratch(self) -> list[Any]:
+        buffers = []
+        for j, product in enumerate(self.body.products):
+            k, n = product.sizes
+            if self.body.operands[j].name == f"{OPERAND}{j}":
+                buffers.append(float_buffer(f"{OPERAND}{j}", [self.body.rows, k], k))
+            buffers.append(float_buffer(f"{PRODUCT}{j}", [self.body.rows, n], product.padded))
+            buffers.append(float_buffer(f"{WEIGHT}{j}", [product.padded, k], k))
+        for k in self.body.delayed:
+            buffers.append(buffer_like(f"{NEXT}{k}", self.body.carry[k].layout))
+        return buffers
+
+    def _allocate(self, buffer: Any) -> None:
+        """Aligned, so that no vector straddles two cache lines."""
+        name, kind = buffer.get_name(), DTYPE_TO_CPP[buffer.get_dtype()]
+        line = CACHE_LINE
+        rows, *_ = buffer.layout.size
+        row, *_ = buffer.layout.stride
+        size = self.function.text(rows * row)
+        self.code.writeline(f"std::unique_ptr<{kind}[]> {name}_owner(new {kind}[{size} + {line}]);")
+        at = f"reinterpret_cast<uintptr_t>({name}_owner.get())"
+        aligned = f"({at} + {line - 1}) & ~uintptr_t({line - 1})"
+        self.code.writeline(f"{kind}* {name} = reinterpret_cast<{kind}*>({aligned});")
+
+    def _pack(self, position: int, product: Product) -> None:
+        store, sizes = packed(product, self.tile, f"{WEIGHT}{position}")
+        nest = self.function.nest(store, sizes)
+        nest.for_threads()
+        self.function.add(nest)
+
+    # --- loops ---
+
+    def _nest(self, emit: Any, shape: Sequence[Any]) -> None:
+        """``emit`` for each element of these rows; one element is a row of one."""
+        sizes = tuple(shape) if len(shape) > 1 else (*shape, sympy.Integer(1))
+        nest = self.function.nest(lambda index: emit(index[: len(shape)]), sizes)
+        nest.between(FIRST_ROW, END_ROW)
+        self.function.add(nest, in_one_thread=True)
+
+    def _seed(self) -> None:
+        for value, place in zip(self.init, self.body.carry, strict=True):
+
+            def emit(lanes: list[Any], value: Any = value, place: Place = place) -> None:
+                self._store(place, lanes, value.make_loader()(lanes))
+
+            self._nest(emit, value.get_size())
+
+    def _step(self) -> None:
+        for j, nests in enumerate(self.body.nests()):
+            for stores in nests:
+                self._nest(functools.partial(self._store_all, stores), stores[0].shape)
+            if j < len(self.body.products):
+                self._multiply(j, self.body.products[j])
+
+    def _store(self, place: Place, lanes: Sequence[Any], value: Any) -> None:
+        name = self.names.get(place.name, place.name)
+        keep_stores_to(name)
+        ops.store(name, place.index(lanes), value)
+
+    def _store_all(self, stores: list[Store], lanes: list[Any]) -> None:
+        handler = handler_at_hand()
+
+        def read(carry: int, index: Any) -> Any:
+            name = self.names[f"{CARRY}{carry}"]
+            written_pointer(name)
+            return handler.load(name, index)
+
+        values = self.body.values([store.value for store in stores], lanes, read)
+        for store, value in zip(stores, values, strict=True):
+            self._store(store.place, lanes, value)
+
+    def _multiply(self, position: int, product: Product) -> None:
+        matrix, (k, n) = self.body.operands[position], product.sizes
+        written = self.names.get(matrix.name)
+        function = self.function
+        left = (
+            function.read_pointer(matrix.name)
+            if written is None
+            else function.written_pointer(written)
+        )
+        arguments = [
+            f"{left} + {function.text(matrix.offset + FIRST_ROW * matrix.row_stride)}",
+            f"{WEIGHT}{position}",
+            f"{PRODUCT}{position} + {FIRST_ROW} * {product.padded}",
+            f"{END_ROW} - {FIRST_ROW}",
+            k,
+            product.padded,
+            function.text(matrix.row_stride),
+        ]
+        most, vectors = register_block(self.tile, n)
+        call = f"{self.product}<{most}, {vectors}>({', '.join(map(str, arguments))});"
+        self.code.writeline(call)

@@ -1,0 +1,78 @@
+"""The kernel of a body with products with weights: each row of the batch runs by itself.
+
+The rows of a product are independent of one another, so each thread takes some of them through
+all steps: no thread waits for another one within the loop, a step is a few calls into code that is
+inlined, and the weights, packed once per loop, stay in a core's cache.
+
+A body qualifies if it is pointwise on the CPU but for float32 products of a row with
+loop-invariant matrices, which fit a core's cache, and if a row reads no other row of the carry.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.inductor import layout_like
+from torch_scan_hop._torch.inductor_cpp import vector_lanes
+from torch_scan_hop.inductor.body import StepExamples
+from torch_scan_hop.inductor.cpu.qualify import are_on_cpu, are_stored_in_vectors, is_pointwise
+from torch_scan_hop.inductor.cpu.row_body import RowBody
+from torch_scan_hop.inductor.cpu.row_code import emit_rows
+from torch_scan_hop.inductor.cpu.row_independence import rows_are_independent
+from torch_scan_hop.inductor.cpu.step import step_index
+from torch_scan_hop.inductor.node import KernelNode, ScanCall
+
+aten = torch.ops.aten
+
+_PRODUCTS = {aten.mm.default, aten.addmm.default}
+
+# What the weights may take of a core's cache: from there on a step waits for memory, and
+# threads that share the columns of a product read less of it.
+WEIGHT_BYTES = 2**20
+
+
+def _has_small_products(body: fx.GraphModule) -> bool:
+    if not all(map(_is_plain, body.graph.nodes)):
+        return False
+    weights = [n.args[-1].meta["val"] for n in body.graph.nodes if n.target in _PRODUCTS]
+    if not all(isinstance(n, int) for w in weights for n in w.shape):
+        return False
+    return 0 < sum(w.numel() * w.element_size() for w in weights) <= WEIGHT_BYTES
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """``addmm`` may scale what it adds."""
+    return node.target not in _PRODUCTS or not node.kwargs
+
+
+def _fits_vectors_of_the_cpu(examples: StepExamples) -> bool:
+    return (
+        bool(examples.carry)
+        and are_on_cpu(examples.flat())
+        and are_stored_in_vectors([*examples.carry, *examples.ys])
+        and vector_lanes() > 0
+    )
+
+
+class RowsKernel(KernelNode):
+    @staticmethod
+    def may_qualify(body: fx.GraphModule) -> bool:
+        return _has_small_products(body) and is_pointwise(body, {*_PRODUCTS, aten.cat.default})
+
+    @classmethod
+    def lower(cls, call: ScanCall) -> RowsKernel | None:
+        if not _fits_vectors_of_the_cpu(call.examples):
+            return None
+        layouts = [
+            layout_like(like) if place is None else place.data.layout
+            for like, place in zip(call.results_like, call.into, strict=True)
+        ]
+        step = RowBody(call.body, call.roles, layouts, step_index(call.trip_count, call.reverse))
+        return cls(call, step) if rows_are_independent(step) else None
+
+    def call_kernel(self, wrapper: Any) -> None:
+        names = [destination.name for destination in self.destinations]
+        emit_rows(wrapper, self, self.step, self.operands.carry, names, self.trip_count)

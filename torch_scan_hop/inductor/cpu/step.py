@@ -1,0 +1,78 @@
+"""A step in a kernel with a loop over time: what its values are called, and how it reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_scan_hop._torch.inductor_cpp import plain_symbol
+from torch_scan_hop._torch.inductor_values import (
+    InlineLowering,
+    OpsHandler,
+    masked,
+    named_input,
+    slice_at,
+)
+from torch_scan_hop.inductor.cpu.tanh import tanh
+from torch_scan_hop.signature import Inputs
+
+STEP = plain_symbol(999)  # in the order that steps run
+TILE = plain_symbol(998)
+CARRY = "scan_carry_"
+
+
+def lane_symbols(rank: int) -> list[Any]:
+    return [plain_symbol(k) for k in range(rank)]
+
+
+def carry_position(name: str) -> int | None:
+    """Of the carry that a buffer's name stands for, if it does."""
+    return int(name.removeprefix(CARRY)) if name.startswith(CARRY) else None
+
+
+def step_index(trip_count: Any, reverse: bool) -> Any:
+    """The index of the step that the loop is at."""
+    return trip_count - 1 - STEP if reverse else STEP
+
+
+def step_inputs(roles: Inputs[Any], index: Any) -> list[Any]:
+    """What a body is lowered with: carries by name, xs at ``index``, additional inputs."""
+    return [
+        *(named_input(f"{CARRY}{k}", c) for k, c in enumerate(roles.carry)),
+        *(slice_at(index, x) for x in roles.xs),
+        *roles.additional,
+    ]
+
+
+class StepOps(OpsHandler):
+    """Reads of carry ``k`` at an index become ``read(k, index)``.
+
+    What is computed behind a mask is local to it.
+    """
+
+    def __init__(
+        self, inner: Any, lowering: InlineLowering, read: Callable[[int, Any], Any]
+    ) -> None:
+        super().__init__(inner)
+        self.lowering = lowering
+        self.read = read
+
+    def load(self, name: str, index: Any) -> Any:
+        position = carry_position(name)
+        if position is not None:
+            return self.read(position, index)
+        return self._inner.load(name, index)
+
+    def tanh(self, x: Any) -> Any:
+        if getattr(x, "dtype", None) is torch.float32:
+            return tanh(self._inner, x)
+        return self._inner.tanh(x)
+
+    def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Any:
+        def scoped() -> Any:
+            with self.lowering.scope_of_values():
+                return body()
+
+        return masked(self._inner, mask, scoped, other)
