@@ -281,9 +281,11 @@ def compile_for_capture(
 
     The backend must be torch's own "eager": it is the only one that Dynamo accepts under
     functorch transforms. ``not_traced`` is what ``fn`` raises when it runs without Dynamo.
-    ``report(count, guard)`` is called when ``count`` calls in a row needed a capture each.
+    ``report(count, guard)`` is called when ``count`` calls in a row needed a capture each. The
+    result's ``history`` has for each capture the guard that called for it.
     """
     misses = 0
+    history: list[str] = []
     run_known = torch._dynamo.run(fn)  # what is captured already; else it just calls fn
     with _hop_capture():  # or torch.compile would do nothing in an export, now and later
         compiled = torch.compile(fn, backend="eager", fullgraph=True, dynamic=dynamic)
@@ -307,7 +309,11 @@ def compile_for_capture(
             if waited and known:
                 with contextlib.suppress(not_traced):
                     return run_known(*args)  # another thread has captured it
+            n_failures = len(guard_failures.get(fn.__code__, ()))
             result = capture(*args)
+            guard = _guard_that_failed(fn, n_failures)
+            if guard or not history:
+                history.append(guard)
         finally:
             compile_lock.release()
         misses += 1
@@ -333,6 +339,7 @@ def compile_for_capture(
                 again = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
                 return again(*args)
 
+    run.history = history  # type: ignore[attr-defined]
     return run
 
 
@@ -353,6 +360,12 @@ def _no_code_is_kept() -> Iterator[None]:
 def _last_guard_that_failed(fn: types.FunctionType) -> str:
     failures = guard_failures.get(fn.__code__) or ["an unknown guard"]
     return str(failures[-1]).strip().splitlines()[-1]
+
+
+def _guard_that_failed(fn: types.FunctionType, position: int) -> str:
+    """The first that failed since there were ``position`` of them: that of the last capture."""
+    failures = guard_failures.get(fn.__code__, [])[position:]
+    return str(failures[0]).strip() if failures else ""
 
 
 @contextlib.contextmanager
@@ -460,12 +473,13 @@ def _hop_capture() -> Iterator[None]:
 
 
 def capture_graph(
-    fn: Callable[..., Any], args: Any
+    fn: Callable[..., Any], args: Any, closure: tuple[str, ...] | None = None
 ) -> tuple[fx.GraphModule, list[Any], list[str], list[Any], Any]:
     """The torch-level graph of ``fn(*args)``; nothing of it is run.
 
     Returns (graph, the value that stands for each placeholder, its name, for each leaf of the
     result its position among the graph's outputs or the input that it is, the result's spec).
+    ``closure``: the names of the variables in cells, if not those of ``fn``.
     """
     found: list[Any] = []
 
@@ -481,10 +495,12 @@ def capture_graph(
 
         return stand_in
 
-    with fresh_code(fn) as copy, _without_dispatch_modes():
+    with fresh_code(fn) as copy, _without_dispatch_modes(), _no_code_is_kept():
         result = torch.compile(copy, backend=backend, fullgraph=True, dynamic=False)(*args)
     gm, values, outputs = found[0]
-    names = [_source_name(fn, n) for n in gm.graph.find_nodes(op="placeholder")]
+    if closure is None:
+        closure = getattr(getattr(fn, "__code__", None), "co_freevars", ())
+    names = [_source_name(closure, n) for n in gm.graph.find_nodes(op="placeholder")]
     leaves, spec = pytree.tree_flatten(result)
     position = {id(v): k for k, v in enumerate(outputs)}
     return gm, values, names, [position.get(id(leaf), leaf) for leaf in leaves], spec
@@ -525,7 +541,7 @@ def fresh_code(fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         yield lambda *args: fn(*args)
 
 
-def _source_name(fn: Any, placeholder: fx.Node) -> str:
+def _source_name(names: tuple[str, ...], placeholder: fx.Node) -> str:
     """The name of a captured variable in the user's code."""
     source = getattr(placeholder, "_dynamo_source", None)
     if source is None:
@@ -533,7 +549,6 @@ def _source_name(fn: Any, placeholder: fx.Node) -> str:
     if source is None:
         return placeholder.name
     name = source.name() if callable(source.name) else source.name
-    names = getattr(getattr(fn, "__code__", None), "co_freevars", ())
     cells = re.search(r"__closure__\[(\d+)\]\.cell_contents(.*)$", name)
     if cells:
         return (names[int(cells[1])] if int(cells[1]) < len(names) else "closure") + cells[2]

@@ -35,6 +35,7 @@ from torch_scan_hop._torch.inductor import (
     with_exact_strides,
 )
 from torch_scan_hop.carries_in import is_in_graph
+from torch_scan_hop.inductor import watch
 from torch_scan_hop.inductor.body import StepExamples, destination_passing
 from torch_scan_hop.inductor.kernel import LoopKernelNode, PointwiseKernel
 from torch_scan_hop.inductor.node import ScanCall, ScanNode
@@ -108,7 +109,9 @@ def lower_scan(
     for kernel in (PointwiseKernel, RowsKernel):
         node = _kernel_or_none(kernel, call)
         if node is not None:
+            watch.tell(call, kernel)
             return node.results()
+    watch.tell(call, None)
     operands = [
         _realized(value, like) if is_unrealized(value) else value
         for value, like in zip(operands, likes, strict=True)

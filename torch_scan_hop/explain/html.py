@@ -1,0 +1,2 @@
+def page(e): return ""
+def fragment(e): return ""

@@ -1,0 +1,154 @@
+"""The scans of a graph, with what each is given and what users call that."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.tracing import likely_value
+from torch_scan_hop.op import ScanOperator
+from torch_scan_hop.signature import Inputs, Signature
+
+NameOf = Callable[[fx.Node], str]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One scan: its body, fakes of what it is given, and names of all that."""
+
+    name: str
+    body: fx.GraphModule
+    operands: Inputs[Any]
+    names: Inputs[str]
+    ys: tuple[str, ...]
+    reverse: bool = False
+    checkpoint: Any = None
+
+    @property
+    def signature(self) -> Signature:
+        o = self.operands
+        return Signature(len(o.carry), len(o.xs), len(o.additional))
+
+    @property
+    def trip_count(self) -> Any:
+        return self.operands.xs[0].shape[0]
+
+    @property
+    def n_steps(self) -> int:
+        """The trip count, or what it was when it was traced."""
+        return likely_value(self.trip_count)
+
+
+def recorded(node: Any) -> Any:
+    """The fake that stands for a node's value; a number is itself."""
+    if not isinstance(node, fx.Node):
+        return node
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def graphs_in(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """``gm`` and the graphs in it (of cond, of checkpoint), but not the bodies of its scans."""
+    yield gm
+    bodies = {node.args[0] for node in scan_nodes(gm)}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        child = attribute(gm, str(node.target))
+        if isinstance(child, fx.GraphModule) and node not in bodies:
+            yield from graphs_in(child)
+
+
+def scan_nodes(gm: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in gm.graph.nodes if isinstance(n.target, ScanOperator)]
+
+
+def attribute(gm: fx.GraphModule, path: str) -> Any:
+    return operator.attrgetter(path)(gm)
+
+
+def site_of(gm: fx.GraphModule, node: fx.Node, name_of: NameOf, name: str) -> Site:
+    """The scan at ``node``, with names as the graph has them."""
+    body_node, *groups = node.args
+    body = attribute(gm, str(body_node.target))  # type: ignore[union-attr]
+    carry, xs, additional = (list(group) for group in groups)  # type: ignore[arg-type]
+    operands = Inputs(*([recorded(n) for n in group] for group in (carry, xs, additional)))
+    n_ys = len(recorded(node)) - len(carry)
+    names = Inputs(
+        [f"carry[{k}]" for k in range(len(carry))],
+        [f"x[{k}]" for k in range(len(xs))],
+        [name_of(n) if isinstance(n, fx.Node) else str(n) for n in additional],
+    )
+    options: dict[str, Any] = dict(node.kwargs)
+    return Site(
+        name,
+        body,
+        operands,
+        names,
+        tuple(f"y[{k}]" for k in range(n_ys)),
+        options.get("reverse", False),
+        options.get("checkpoint"),
+    )
+
+
+def namer(names: dict[str, str]) -> NameOf:
+    """Names of the values of a graph: of what they are a copy or another shape of, if that has one.
+
+    ``names``: by the names of placeholders.
+    """
+
+    def name_of(node: fx.Node) -> str:
+        seen = node
+        while seen.op != "placeholder":
+            given = seen.all_input_nodes
+            if len(given) != 1 or isinstance(seen.target, ScanOperator):
+                return node.name
+            seen = given[0]
+        return names.get(seen.name, seen.name)
+
+    return name_of
+
+
+def readable(source: str) -> str:
+    """What Dynamo calls a captured value, as a user would write it.
+
+    >>> readable("__import___main__.weights['in']")
+    "weights['in']"
+    >>> readable("combine_fn.args[0]._modules['cell']._parameters['weight']")
+    'self.cell.weight'
+    """
+    source = re.sub(r"^__import_\w+?\.", "", source)
+    source = re.sub(r"^combine_fn\.args\[0\]", "self", source)
+    source = re.sub(r"^combine_fn\.keywords\['(\w+)'\]", r"\1", source)
+    source = re.sub(r"^combine_fn\.", "", source)
+    source = re.sub(r"\.?_(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", source)
+    source = re.sub(r"\.__closure__\[\d+\]\.cell_contents", "", source)
+    return source.removeprefix(".")
+
+
+def renamed(site: Site, carry: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> Site:
+    """``site`` with the pytree paths of its leaves, as far as there are such; what comes after
+    them among the carries is a closed-over tensor that the body changes."""
+    names = Inputs(
+        [*carry, *site.names.carry[len(carry) :]],
+        [*xs, *site.names.xs[len(xs) :]],
+        site.names.additional,
+    )
+    return Site(
+        site.name,
+        site.body,
+        site.operands,
+        names,
+        (*ys, *site.ys[len(ys) :]),
+        site.reverse,
+        site.checkpoint,
+    )
+
+
+def nbytes_of(value: Any) -> int:
+    if not isinstance(value, torch.Tensor):
+        return 0
+    return likely_value(value.numel()) * value.element_size()
