@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config
-from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
 
 __all__ = ["compiled_graphs", "lower"]
 
@@ -28,19 +29,23 @@ def compiled_graphs(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[str, fx
     found: dict[str, fx.GraphModule] = {}
 
     def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-        joint_graph_passes(joint)
+        _recursive_joint_graph_passes(joint)
         options["compiler"] = "inductor"
         parts = min_cut_rematerialization_partition(joint, inputs, **options)
         found["forward"], found["backward"] = parts
         return parts
 
     def compile_nothing(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        found.setdefault("forward", graph)
+        if not found:  # in inference
+            _recursive_joint_graph_passes(graph)
+            found["forward"] = graph
         never_called = lambda _: None  # noqa: E731
         never_called._boxed_call = True  # type: ignore[attr-defined]
         return never_called
 
-    with tracing(TracingContext(detect_fake_mode(examples))):
+    mode = detect_fake_mode(examples)
+    tokens = functorch_config.patch(unlift_effect_tokens=True)
+    with V.set_fake_mode(mode), tracing(TracingContext(mode)), tokens:
         aot_module_simplified(
             gm,
             list(examples),

@@ -37,6 +37,7 @@ from torch_scan_hop.explain.training import (
     forward_site,
     is_trained,
     memory_of,
+    nbytes_of_segment,
     shifted_bytes,
 )
 from torch_scan_hop.fallback import GENERAL_FIX, code_of, fix_in, name_of, remembered_reason
@@ -182,12 +183,13 @@ def _checkpoint(
     plain = call._replace(options=call.options._replace(checkpoint=None))
     without = _kept(_sites_of_call(combine_fn, init, plain))
     cost = "what it does not save is computed once more" if callable(policy) else _cost_of(policy)
-    return Checkpoint(describe_policy(policy), _kept(sites), without, cost)
+    segment = max(nbytes_of_segment(derivative_at(s)) for s in sites if is_trained(s))
+    return Checkpoint(describe_policy(policy), _kept(sites), without, segment, cost)
 
 
 def _cost_of(policy: Any) -> str:
     sweeps = getattr(policy, "sweeps", 1)
-    return f"a step's forward runs at most {sweeps} more time{'s' if sweeps > 1 else ''}"
+    return f"each step's forward runs {'once' if sweeps == 1 else f'at most {sweeps} times'} more"
 
 
 def _kept(sites: Sequence[Site]) -> int:

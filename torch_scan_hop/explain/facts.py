@@ -109,9 +109,6 @@ class Memory:
     residuals: tuple[Residual, ...]
     nbytes_per_step: int
     nbytes: int
-    checkpoint: str
-    nbytes_without_checkpoint: int | None = None
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,9 +146,11 @@ class Captures:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The bytes that are saved with the policy and without one."""
+    """The bytes that are saved with the policy and without one; and while a segment of steps that
+    is run again is differentiated."""
 
     policy: str
     nbytes: int
     nbytes_without: int
+    nbytes_of_segment: int
     cost: str

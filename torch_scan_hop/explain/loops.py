@@ -80,7 +80,7 @@ class _Describer:
     def _arguments(self, node: fx.Node) -> str:
         if node in scan_nodes(self.plan.original):
             steps = recorded(node.args[2][0]).shape[0]  # type: ignore[index]
-            return f"{steps} steps"
+            return "1 step" if str(steps) == "1" else f"{steps} steps"
         positional = [self._text(a) for a in node.args]
         return ", ".join([*positional, *(f"{k}={self._text(v)}" for k, v in node.kwargs.items())])
 
@@ -92,10 +92,8 @@ class _Describer:
         return str(value).removeprefix("torch.")
 
     def text_of(self, node: fx.Node) -> str:
-        """What a value is called: its path, ``split[1]``, or the name of its node."""
-        if node.target is operator.getitem:
-            return f"{self._text(node.args[0])}[{node.args[1]}]"
-        return self.names.get(node, node.name)
+        """What a value is called: its path, or as :func:`value_name` says."""
+        return self.names.get(node) or value_name(node)
 
     def _input(self, node: fx.Node) -> Value:
         return Value(self.names[node], node.name, type_of(node), self.places.depends_on(node))
@@ -129,6 +127,13 @@ def _producer(node: fx.Node) -> str:
     """The node that computes it, for an element of a tuple that of the tuple."""
     while node.target is operator.getitem:
         node = node.args[0]  # type: ignore[assignment]
+    return node.name
+
+
+def value_name(node: fx.Node) -> str:
+    """``split[1]`` for an element of what ``split`` gives, else the name of the node."""
+    if node.target is operator.getitem:
+        return f"{_producer(node)}[{node.args[1]}]"
     return node.name
 
 

@@ -26,7 +26,7 @@ DEPENDENCE = {Dependence.INVARIANT: INVARIANT, Dependence.XS: XS, Dependence.LOO
 _WHY_THERE = {
     ONCE: "the same at every step",
     ALL_STEPS: "needs xs only",
-    AFTER: "needed by ys only",
+    AFTER: "the next step does not need it",
     DROPPED: "nothing reads it",
 }
 _SWITCHES = {INVARIANT: "hoist_invariant", XS: "batch_xs", CARRY: "sink_outputs"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ class Site:
     ys: tuple[str, ...]
     reverse: bool = False
     checkpoint: Any = None
+    #: what init is called in the graph around the scan
+    init: tuple[str, ...] = ()
 
     @property
     def signature(self) -> Signature:
@@ -78,9 +80,9 @@ def site_of(gm: fx.GraphModule, node: fx.Node, name_of: NameOf, name: str) -> Si
     operands = Inputs(*([recorded(n) for n in group] for group in (carry, xs, additional)))
     n_ys = len(recorded(node)) - len(carry)
     names = Inputs(
-        [f"carry[{k}]" for k in range(len(carry))],
-        [f"x[{k}]" for k in range(len(xs))],
-        [name_of(n) if isinstance(n, fx.Node) else str(n) for n in additional],
+        _indexed("carry", len(carry)),
+        _indexed("x", len(xs)),
+        [_name(n, name_of) for n in additional],
     )
     options: dict[str, Any] = dict(node.kwargs)
     return Site(
@@ -88,10 +90,23 @@ def site_of(gm: fx.GraphModule, node: fx.Node, name_of: NameOf, name: str) -> Si
         body,
         operands,
         names,
-        tuple(f"y[{k}]" for k in range(n_ys)),
+        tuple(_indexed("y", n_ys)),
         options.get("reverse", False),
         options.get("checkpoint"),
+        tuple(_name(n, name_of) for n in carry),
     )
+
+
+def _indexed(root: str, count: int) -> list[str]:
+    """
+    >>> _indexed("x", 1), _indexed("x", 2)
+    (['x'], ['x[0]', 'x[1]'])
+    """
+    return [root] if count == 1 else [f"{root}[{k}]" for k in range(count)]
+
+
+def _name(value: Any, name_of: NameOf) -> str:
+    return name_of(value) if isinstance(value, fx.Node) else str(value)
 
 
 def namer(names: dict[str, str]) -> NameOf:
@@ -130,22 +145,11 @@ def readable(source: str) -> str:
 
 
 def renamed(site: Site, carry: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> Site:
-    """``site`` with the pytree paths of its leaves, as far as there are such; what comes after
-    them among the carries is a closed-over tensor that the body changes."""
-    names = Inputs(
-        [*carry, *site.names.carry[len(carry) :]],
-        [*xs, *site.names.xs[len(xs) :]],
-        site.names.additional,
-    )
-    return Site(
-        site.name,
-        site.body,
-        site.operands,
-        names,
-        (*ys, *site.ys[len(ys) :]),
-        site.reverse,
-        site.checkpoint,
-    )
+    """``site`` with the pytree paths of its leaves. Carries beyond those are closed-over tensors
+    that the body writes to."""
+    written = [f"{name} (written)" for name in site.init[len(carry) :]]
+    names = Inputs([*carry, *written], [*xs], site.names.additional)
+    return replace(site, names=names, ys=tuple(ys))
 
 
 def nbytes_of(value: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from torch_scan_hop.explain.facts import (
     Scan,
     Work,
 )
+from torch_scan_hop.explain.words import flops, merged, nbytes, seconds, shortened, steps, where
 
 if TYPE_CHECKING:
     from torch_scan_hop.explain.explanation import Explanation
@@ -37,64 +37,6 @@ def _ansi(text: str, colour: str) -> str:
 
 def _plain(text: str, _: str) -> str:
     return text
-
-
-# --- numbers, as they are read ---
-
-
-def nbytes(count: int | None) -> str:
-    """
-    >>> nbytes(512), nbytes(2048), nbytes(3 * 2**20 // 2)
-    ('512 B', '2.0 KiB', '1.5 MiB')
-    """
-    size = float(count or 0)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
-def flops(count: int) -> str:
-    """
-    >>> flops(512), flops(393216)
-    ('512 FLOPs', '393.2 kFLOPs')
-    """
-    size = float(count)
-    for unit in ("", "k", "M", "G"):
-        if size < 1000:
-            return f"{size:.0f} FLOPs" if not unit else f"{size:.1f} {unit}FLOPs"
-        size /= 1000
-    return f"{size:.1f} TFLOPs"
-
-
-def seconds(time: float) -> str:
-    """
-    >>> seconds(0.00025)
-    '250.0 us'
-    """
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if time >= size:
-            return f"{time / size:.2f} {unit}"
-    return f"{time * 1e6:.1f} us"
-
-
-def where(line: str) -> str:
-    """``file:line`` without the folders.
-
-    >>> where("/home/me/cell.py:12: h = torch.tanh(h)")
-    'cell.py:12'
-    """
-    found = re.match(r"(.*?:\d+): ", line)
-    return found[1].rpartition("/")[2] if found else ""
-
-
-def shortened(call: str, width: int = 60) -> str:
-    return call if len(call) <= width else call[: width - 4] + "...)"
-
-
-def steps(count: str) -> str:
-    return "1 step" if count == "1" else f"{count} steps"
 
 
 # --- lines ---
@@ -133,6 +75,8 @@ class _Writer:
             yield ""
             yield self.heading(f"checkpoint={c.policy}")
             yield f"  saves {nbytes(c.nbytes)} instead of {nbytes(c.nbytes_without)}; {c.cost}"
+            if c.nbytes_of_segment:
+                yield f"  and {nbytes(c.nbytes_of_segment)} while a segment is differentiated"
 
     def capture(self, e: Explanation) -> Iterable[str]:
         if not e.captured:
@@ -185,7 +129,7 @@ class _Writer:
                 yield f"{indent}  {place}" + ("" if chosen else ": nothing")
                 yield from (f"{indent}    {row}" for row in chosen)
         yield from (f"{indent}  {line}" for line in self.work(loop.work))
-        for nested in loop.nested:
+        for nested in merged(loop.nested):
             yield from self.loop(nested, indent + "    ")
 
     def operator_rows(self, loop: Loop) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,9 @@ from torch_scan_hop.autodiff.differentiability import needs_grad
 from torch_scan_hop.autodiff.function import Derivative
 from torch_scan_hop.autodiff.partition import Handover, Partition, Source
 from torch_scan_hop.explain.facts import Memory, Residual
-from torch_scan_hop.explain.loops import line_of, type_of
+from torch_scan_hop.explain.loops import line_of, type_of, value_name
 from torch_scan_hop.explain.places import operator_name
-from torch_scan_hop.explain.sites import Site, nbytes_of, recorded
+from torch_scan_hop.explain.sites import Site, nbytes_of, recorded, scan_nodes
 from torch_scan_hop.signature import Inputs
 
 
@@ -100,7 +101,7 @@ def _name(site: Site, derivative: Derivative, handover: Handover) -> str:
 def _kept_name(site: Site, derivative: Derivative, k: int) -> str:
     node = _stacks(derivative)[k]
     if node.op != "placeholder":
-        return f"saved {node.name}"
+        return f"saved {value_name(node)}"
     placeholders = derivative.first.forward.graph.find_nodes(op="placeholder")
     return f"saved {site.names.flat()[placeholders.index(node)]}"
 
@@ -115,6 +116,15 @@ def shifted_bytes(derivative: Derivative) -> int:
     return sum(nbytes_of(recorded(carries[k])) for k in shifted)
 
 
+def nbytes_of_segment(derivative: Derivative) -> int:
+    """What scans in the backward's step stack: a segment that is run again, and kept till its end."""
+    found = 0
+    for node in scan_nodes(derivative.first.backward):
+        n_carry = len(node.args[1])  # type: ignore[arg-type]
+        found += sum(map(nbytes_of, recorded(node)[n_carry:]))
+    return found
+
+
 # --- what is kept ---
 
 
@@ -126,7 +136,11 @@ def memory_of(site: Site, derivative: Derivative) -> Memory:
         if slot.source is not Source.SIZE
     ]
     kept = sum(r.nbytes for r in residuals if r.kept)
-    return Memory(tuple(residuals), kept, kept * site.n_steps, describe_policy(site.checkpoint))
+    return Memory(tuple(residuals), kept, kept * site.n_steps)
+
+
+def _producer(node: fx.Node) -> str:
+    return operator_name(node.args[0] if node.target is operator.getitem else node)  # type: ignore[arg-type]
 
 
 def _readers(partition: Partition) -> dict[Handover, str]:
@@ -167,7 +181,7 @@ def _residual(site: Site, derivative: Derivative, slot: Handover, readers: str) 
     source = _THERE_ANYWAY[slot.source]
     if kept:
         is_carry = node in roles.carry
-        source = "carry into the step" if is_carry else f"result of {operator_name(node)}"
+        source = "carry into the step" if is_carry else f"result of {_producer(node)}"
     return Residual(
         name=_name(site, derivative, slot).removeprefix("saved "),
         type=type_of(node),
