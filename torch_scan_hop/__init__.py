@@ -4,15 +4,18 @@ from torch_scan_hop import dispatch as _dispatch  # noqa: F401  (registers the k
 from torch_scan_hop import dynamo as _dynamo  # noqa: F401  (registers the variable tracker)
 from torch_scan_hop.api import scan
 from torch_scan_hop.debugging import NonFiniteError, debug
+from torch_scan_hop.explain import Explanation, explain
 from torch_scan_hop.fallback import NotTraceableError, fallback
 from torch_scan_hop.layers import scan_layers
 from torch_scan_hop.segments import Binomial
 
 __all__ = [
     "Binomial",
+    "Explanation",
     "NonFiniteError",
     "NotTraceableError",
     "debug",
+    "explain",
     "fallback",
     "scan",
     "scan_layers",

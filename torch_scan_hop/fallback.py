@@ -202,8 +202,12 @@ def fix_in(reason: str) -> str:
 
 
 def users_line(text: str) -> str:
-    """Where and what is the user's last line among those of a traceback, as ``, at ...``."""
-    frames = re.findall(r'File "([^"]+)", line (\d+), in \w+\n\s*(.*)', text)
+    """Where and what is the user's last line among those of a traceback, as ``, at ...``.
+
+    >>> users_line('  File "cell.py", line 3, in <lambda>\\n    return h + x\\n')
+    ', at cell.py:3: return h + x'
+    """
+    frames = re.findall(r'File "([^"]+)", line (\d+), in \S+\n(?: {4,}(.*))?', text)
     users = [f for f in frames if not f[0].startswith(NOT_USERS)]
     return "" if not users else ", at {}:{}: {}".format(*users[-1])
 

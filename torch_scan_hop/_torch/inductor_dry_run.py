@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import fx
@@ -35,7 +35,7 @@ def compiled_graphs(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[str, fx
         found["forward"], found["backward"] = parts
         return parts
 
-    def compile_nothing(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+    def compile_nothing(graph: fx.GraphModule, _: Any) -> Any:
         if not found:  # in inference
             _recursive_joint_graph_passes(graph)
             found["forward"] = graph
@@ -43,15 +43,16 @@ def compiled_graphs(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[str, fx
         never_called._boxed_call = True  # type: ignore[attr-defined]
         return never_called
 
+    compiler: Any = compile_nothing
     mode = detect_fake_mode(examples)
     tokens = functorch_config.patch(unlift_effect_tokens=True)
     with V.set_fake_mode(mode), tracing(TracingContext(mode)), tokens:
         aot_module_simplified(
             gm,
             list(examples),
-            fw_compiler=compile_nothing,
-            bw_compiler=compile_nothing,
-            inference_compiler=compile_nothing,
+            fw_compiler=compiler,
+            bw_compiler=compiler,
+            inference_compiler=compiler,
             partition_fn=partition,
             decompositions=select_decomp_table(),
             keep_inference_input_mutations=True,

@@ -17,7 +17,6 @@ from torch import fx
 
 from torch_scan_hop.api import Options, checked_call
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
-from torch_scan_hop.explain.collect import explain_call, explain_compiled, explain_program
 from torch_scan_hop.explain.explanation import Explanation
 
 __all__ = ["Explanation", "explain"]
@@ -83,7 +82,11 @@ def explain(
             raise ScanTypeError("explain: xs and length are for a body; a program has its own.")
         return program(limits, kernels)
     if init is _NOT_GIVEN:
-        raise ScanTypeError("explain: init is missing. Pass what scan is given: explain(fn, init, xs).")
+        raise ScanTypeError(
+            "explain: init is missing. Pass what scan is given: explain(fn, init, xs)."
+        )
+    from torch_scan_hop.explain.collect import explain_call
+
     call = checked_call(combine_fn, init, xs, length, dim, Options(reverse, unroll, checkpoint))
     return explain_call(combine_fn, init, call, limits, kernels)
 
@@ -101,6 +104,8 @@ def _check_limits(limits: Any) -> None:
 
 def _program_of(fn: Any, init: Any) -> Any:
     """A function ``(limits, kernels) -> Explanation`` for a program; None for a body."""
+    from torch_scan_hop.explain.collect import explain_compiled, explain_program
+
     if isinstance(fn, torch.export.ExportedProgram):
         _refuse_init(init, "an exported program")
         gm = fn.graph_module

@@ -78,7 +78,8 @@ def _signature(site: Site) -> list[Leaf]:
     found = [_leaf("carry", n, v, v) for n, v in zip(names.carry, o.carry, strict=True)]
     found += [_leaf("x", n, x[:1].squeeze(0), x) for n, x in zip(names.xs, o.xs, strict=True)]
     found += [
-        Leaf("y", name, describe(y), nbytes_of(y)) for name, y in zip(site.ys, _ys(site), strict=True)
+        Leaf("y", name, describe(y), nbytes_of(y))
+        for name, y in zip(site.ys, _ys(site), strict=True)
     ]
     closures = zip(names.additional, o.additional, strict=True)
     return found + [_leaf("closure", name, value, value) for name, value in closures]
@@ -104,7 +105,7 @@ def explain_call(
     combine_fn: Any, init: Any, call: Call, limits: Limits, kernels: bool
 ) -> Explanation:
     title = f"scan of {name_of(code_of(combine_fn))}"
-    shown = {"reverse": call.options.reverse, "unroll": call.options.unroll}
+    shown: dict[str, Any] = {"reverse": call.options.reverse, "unroll": call.options.unroll}
     shown["checkpoint"] = describe_policy(call.options.checkpoint)
     options = ", ".join(f"{name}={value}" for name, value in shown.items())
     history = history_of(combine_fn)
@@ -174,9 +175,7 @@ def _as_loop(title: str, reason: str, captures: Captures | None, options: str) -
     )
 
 
-def _checkpoint(
-    combine_fn: Any, init: Any, call: Call, sites: Sequence[Site]
-) -> Checkpoint | None:
+def _checkpoint(combine_fn: Any, init: Any, call: Call, sites: Sequence[Site]) -> Checkpoint | None:
     policy = call.options.checkpoint
     if policy is None or not any(map(is_trained, sites)):
         return None

@@ -83,9 +83,7 @@ def times_run(place: str, n_steps: int) -> tuple[int, int]:
     return n_steps, n_steps if place == LOOP else 1
 
 
-def work_of(
-    pairs: Sequence[tuple[Operator, Cost]], site: Site, returned: int, limits: Any
-) -> Work:
+def work_of(pairs: Sequence[tuple[Operator, Cost]], site: Site, returned: int, limits: Any) -> Work:
     """All steps of a loop, which returns so many bytes."""
     n, seconds, flops, nbytes = site.n_steps, 0.0, 0, 0
     for op, cost in pairs:
@@ -119,5 +117,3 @@ def with_limits(work: Work, seconds: float, limits: Limits) -> Work:
         limit="arithmetic" if by_flops > by_bytes else "memory",
         fraction_of_limit=least / seconds if seconds else None,
     )
-
-

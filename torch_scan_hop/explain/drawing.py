@@ -6,6 +6,7 @@ goes back up, from the end of a step to its beginning. Columns are placed side b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -25,8 +26,10 @@ from torch_scan_hop.explain.words import flops, nbytes, steps, where
 
 COLUMNS = {ONCE: 0, ALL_STEPS: 0, LOOP: 1, AFTER: 2, CONTRACTED: 2}
 _BADGES = {ONCE: "once", ALL_STEPS: "all at once", AFTER: "all at once", CONTRACTED: "one sum"}
-_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 168, 40, 18, 30, 26
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 168, 40, 18, 34, 26
 _MAX_TEXT = 24
+# boxes side by side outside of the loop, where there is room above
+_SLOTS = 2
 
 
 @dataclass
@@ -105,10 +108,30 @@ class Drawing:
         for box in self.boxes.values():  # in the order of the graph
             above = [self.boxes[k].rank for k in box.inputs if k in self.boxes]
             box.rank = 1 + max(above) if above else 0
-        last = max((b.rank for b in self.boxes.values() if b.kind == "operator"), default=0)
+        in_step = [b for b in self.boxes.values() if b.kind == "operator" and b.column == 1]
+        last = max((b.rank for b in in_step), default=0)
         for box in self.boxes.values():
             if box.kind == "result" and box.column == 1:
                 box.rank = last + 1
+        self._sink_towards_readers()
+
+    def _sink_towards_readers(self) -> None:
+        """Outside of the loop, a value stands just above what reads it, as far as there is room."""
+        readers: dict[str, list[Box]] = {}
+        for box in self.boxes.values():
+            for key in box.inputs:
+                readers.setdefault(key, []).append(box)
+        taken: Counter[tuple[int, int]] = Counter()
+        for box in reversed(self.boxes.values()):
+            if box.column != 1 and box.key in readers:
+                latest = min(b.rank for b in readers[box.key]) - 1
+                rows = range(latest, box.rank - 1, -1)
+                free = [r for r in rows if taken[box.column, r] < _SLOTS]
+                box.rank = free[0] if free else min((taken[box.column, r], r) for r in rows)[1]
+            elif box.column == 2 and box.kind == "result":
+                while taken[box.column, box.rank] >= _SLOTS:
+                    box.rank += 1
+            taken[box.column, box.rank] += 1
 
     def _place(self) -> list[tuple[float, float]]:
         """Give each box its place; the columns' left and right ends."""
@@ -143,7 +166,9 @@ class Drawing:
         count = steps(self.loop.steps)
         titles = ("before the loop", f"the loop: {count}", "after the loop")
         frames = []
-        for name, title, (left, right) in zip(("before", "loop", "after"), titles, spans, strict=True):
+        for name, title, (left, right) in zip(
+            ("before", "loop", "after"), titles, spans, strict=True
+        ):
             frames.append(
                 f'<rect class="frame {name}" x="{left:.0f}" y="8" width="{right - left:.0f}" '
                 f'height="{height - 16:.0f}" rx="10"/>'
@@ -161,18 +186,20 @@ class Drawing:
         return found
 
     def _back_edges(self, spans: Sequence[tuple[float, float]]) -> list[str]:
-        """From each next carry back to the carry, at the loop's left border."""
-        found = []
-        by_name = {b.title: b for b in self.boxes.values() if b.kind == "input"}
-        for k, box in enumerate(b for b in self.boxes.values() if b.kind == "result"):
-            target = by_name.get(box.title.removeprefix("next "))
-            if box.column == 1 and target is not None and target.column == 1:
-                x = spans[1][0] + 5 + 3 * (k % 3)
-                y, top = box.y + _HEIGHT / 2, target.y + _HEIGHT / 2
-                found.append(
-                    f'<path class="edge back" d="M{box.x:.0f},{y:.0f} H{x:.0f} V{top:.0f} '
-                    f'H{target.x:.0f}"/>'
-                )
+        """From each next carry around the step to the carry, at the loop's left border."""
+        found: list[str] = []
+        carries = {b.title: b for b in self.boxes.values() if b.kind == "input" and b.column == 1}
+        for box in self.boxes.values():
+            target = carries.get(box.title.removeprefix("next "))
+            if box.kind != "result" or box.column != 1 or target is None:
+                continue
+            offset = 6 + 4 * (len(found) % 3)
+            left, middle = spans[1][0] + offset, _WIDTH / 2
+            found.append(
+                f'<path class="edge back" d="M{box.x + middle:.0f},{box.y + _HEIGHT:.0f} '
+                f"v{offset} H{left:.0f} V{target.y - offset:.0f} "
+                f'H{target.x + middle:.0f} v{offset}"/>'
+            )
         return found
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from torch_scan_hop.explain import html, text
 from torch_scan_hop.explain.facts import Captures, Checkpoint, Scan
 
 
@@ -45,14 +44,19 @@ class Explanation:
     limits: tuple[float, float] | None = None
 
     def __str__(self) -> str:
-        return text.of(self, colours=False)
+        return self._text(colours=False)
 
     __repr__ = __str__
 
     def show(self, file: TextIO | None = None) -> None:
         """Print the text, in colours if ``file`` (standard output) is a terminal."""
         file = sys.stdout if file is None else file
-        print(text.of(self, colours=file.isatty()), file=file)
+        print(self._text(colours=file.isatty()), file=file)
+
+    def _text(self, colours: bool) -> str:
+        from torch_scan_hop.explain import text
+
+        return text.of(self, colours)
 
     def to_dict(self) -> dict[str, Any]:
         """All facts, as dicts, lists, strings, numbers and None."""
@@ -60,12 +64,16 @@ class Explanation:
 
     def to_html(self, path: str | Path | None = None) -> str:
         """A page that needs nothing else, with each loop drawn; also written to ``path``."""
+        from torch_scan_hop.explain import html
+
         page = html.page(self)
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
         return page
 
     def _repr_html_(self) -> str:
+        from torch_scan_hop.explain import html
+
         return html.fragment(self)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch_scan_hop.explain.drawing import Drawing
 from torch_scan_hop.explain.facts import CARRY, INVARIANT, XS, Kernel, Loop, Memory, Scan, Work
 from torch_scan_hop.explain.style import CSS, SCRIPT
-from torch_scan_hop.explain.words import flops, merged, nbytes, seconds, steps, where
+from torch_scan_hop.explain.words import captured, flops, merged, nbytes, seconds, steps, where
 
 if TYPE_CHECKING:
     from torch_scan_hop.explain.explanation import Explanation
@@ -33,10 +33,7 @@ def page(explanation: Explanation) -> str:
 def fragment(explanation: Explanation) -> str:
     """What a notebook shows."""
     body = "\n".join(_explanation(explanation))
-    return (
-        f"<style>{CSS}</style>\n"
-        f'<div class="tsh">\n{body}\n</div>\n<script>{SCRIPT}</script>'
-    )
+    return f'<style>{CSS}</style>\n<div class="tsh">\n{body}\n</div>\n<script>{SCRIPT}</script>'
 
 
 def _explanation(e: Explanation) -> Iterable[str]:
@@ -46,8 +43,7 @@ def _explanation(e: Explanation) -> Iterable[str]:
     if not e.captured:
         yield _as_loop(e)
     if e.captures is not None and e.captured:
-        count = e.captures.count
-        yield f"<p>Captured as one operator; {count} captures by calls so far.</p>"
+        yield f"<p>{captured(e.captures.count).capitalize()}.</p>"
     if e.captures is not None and e.captures.guards:
         items = "".join(f"<li><code>{escape(g)}</code></li>" for g in e.captures.guards)
         yield f"<p>Captured anew since this no longer held:</p><ul>{items}</ul>"
@@ -119,9 +115,7 @@ def _loop(loop: Loop) -> Iterable[str]:
         for o in loop.operators
     ]
     head = ("operator", "type", "place", "why", "line", "a step")
-    yield (
-        f"<details><summary>{len(rows)} operators</summary>{_table(head, rows, (5,))}</details>"
-    )
+    yield (f"<details><summary>{len(rows)} operators</summary>{_table(head, rows, (5,))}</details>")
     for nested in merged(loop.nested):
         yield '<div class="loop-panel">'
         yield from _loop(nested)

@@ -34,7 +34,7 @@ def kernels_of(site: Site) -> tuple[Kernel, ...]:
     try:
         inductor.register()
         graphs = compiled_graphs(_alone(site), site.operands.flat())
-        for name, graph in graphs.items():  # noqa: B007  (take reads it)
+        for name, graph in graphs.items():
             with watching(take):
                 lower(graph, name == "backward", len(graphs) == 1)
     except Exception as error:  # a compiler has many reasons, and none is one to fail for

@@ -17,7 +17,16 @@ from torch_scan_hop.explain.facts import (
     Scan,
     Work,
 )
-from torch_scan_hop.explain.words import flops, merged, nbytes, seconds, shortened, steps, where
+from torch_scan_hop.explain.words import (
+    captured,
+    flops,
+    merged,
+    nbytes,
+    seconds,
+    shortened,
+    steps,
+    where,
+)
 
 if TYPE_CHECKING:
     from torch_scan_hop.explain.explanation import Explanation
@@ -85,14 +94,9 @@ class _Writer:
                 [("why", e.reason), *([("at", e.line)] if e.line else []), ("fix", e.fix)], "    "
             )
         elif e.captures is not None:
-            yield f"  captured as one operator{self.times(e.captures.count)}"
+            yield f"  {captured(e.captures.count)}"
         for guard in e.captures.guards if e.captures else ():
             yield f"    captured anew since this no longer held: {guard}"
-
-    def times(self, count: int) -> str:
-        if not count:
-            return "; no call so far"
-        return f"; {count} capture{'s' if count > 1 else ''} by calls so far"
 
     def scan(self, scan: Scan) -> Iterable[str]:
         order = ", backwards" if scan.reverse else ""
@@ -124,7 +128,9 @@ class _Writer:
             yield f"{indent}  {loop.note}"
         rows = self.operator_rows(loop)
         for place in PLACES:
-            chosen = [row for row, op in zip(rows, loop.operators, strict=True) if op.place == place]
+            chosen = [
+                row for row, op in zip(rows, loop.operators, strict=True) if op.place == place
+            ]
             if chosen or place == LOOP:
                 yield f"{indent}  {place}" + ("" if chosen else ": nothing")
                 yield from (f"{indent}    {row}" for row in chosen)
@@ -185,5 +191,3 @@ class _Writer:
 
 def _least(work: Work) -> str:
     return f"(at least {nbytes(work.least_nbytes)}: inputs and results once)"
-
-

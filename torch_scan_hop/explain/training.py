@@ -117,7 +117,7 @@ def shifted_bytes(derivative: Derivative) -> int:
 
 
 def nbytes_of_segment(derivative: Derivative) -> int:
-    """What scans in the backward's step stack: a segment that is run again, and kept till its end."""
+    """What scans in a step of the backward stack: of a segment that is run again."""
     found = 0
     for node in scan_nodes(derivative.first.backward):
         n_carry = len(node.args[1])  # type: ignore[arg-type]

@@ -70,3 +70,12 @@ def merged(loops: Sequence[Loop]) -> list[Loop]:
     for loop in loops:
         names.setdefault(replace(loop, name=""), []).append(loop.name)
     return [replace(loop, name=", ".join(found)) for loop, found in names.items()]
+
+
+def captured(count: int) -> str:
+    """
+    >>> captured(2)
+    'captured as one operator; 2 captures by calls so far'
+    """
+    calls = f"{count} capture{'s' if count > 1 else ''} by calls" if count else "no call"
+    return f"captured as one operator; {calls} so far"

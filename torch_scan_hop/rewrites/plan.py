@@ -78,7 +78,9 @@ class ScanPlan:
         )
         carry = [self.roles.carry[k] for k in d.loop_carry]
         results = [*(self.outputs.carry[k] for k in d.loop_carry), *d.stacked]
-        self.step = Part(original, [*carry, *self.roles.xs, *d.batched, *known], results, "ScanStep")
+        self.step = Part(
+            original, [*carry, *self.roles.xs, *d.batched, *known], results, "ScanStep"
+        )
         read = set(self.step.inputs)
         self.loop_xs = [n for n in [*self.roles.xs, *d.batched] if n in read]
         self.loop_additional = [n for n in known if n in read]
