@@ -11,7 +11,6 @@ import warnings
 from collections import Counter
 from html.parser import HTMLParser
 
-
 import pytest
 import torch
 from cells import CELLS
@@ -57,7 +56,7 @@ def lstm_cell():
 
 def told(explanation: object) -> str:
     """The text without what depends on where this file is and on its lines."""
-    return re.sub(r"\S*?(test_explain\.py):\d+", r"\1:N", str(explanation))
+    return re.sub(r"[^\s(]*(test_explain\.py):\d+", r"\1:N", str(explanation))
 
 
 def rnn(**options: object):
@@ -68,13 +67,145 @@ def rnn(**options: object):
 
 
 def test_an_rnn_in_training_with_limits():
-    assert_expected_inline(told(rnn(limits=(1e9, 1e9))), """""")
+    assert_expected_inline(
+        told(rnn(limits=(1e9, 1e9))),
+        """\
+scan of rnn (test_explain.py:N)
+  reverse=False, unroll=1, checkpoint=None
+  captured as one operator; no call so far
+
+rnn: 20 steps
+  carry    carry  float32[2, 4]  32 B
+  x        x      float32[2, 3]  24 B
+  y        y      float32[2, 4]  32 B
+  closure  w      float32[3, 4]  48 B  grad
+  closure  u      float32[4, 4]  64 B  grad
+
+forward: 20 steps
+  before the loop, for all steps at once
+    mm = mm(x, w)        float32[2, 4]  needs xs only     test_explain.py:N
+  in the loop
+    mm_1 = mm(carry, u)  float32[2, 4]  depends on carry  test_explain.py:N
+    add = add(mm, mm_1)  float32[2, 4]  depends on carry  test_explain.py:N
+    tanh = tanh(add)     float32[2, 4]  depends on carry  test_explain.py:N
+  a step  112 FLOPs   392 B
+  in all  2.2 kFLOPs  6.8 KiB  (at least 1.3 KiB: inputs and results once)
+  6.9 us if every operator meets its limit; at least 2.2 us, bound by arithmetic (32%)
+
+backward: 20 steps, backwards
+  before the loop, once
+    t_1 = t(u)                             float32[4, 4]  the same at every step
+  in the loop
+    add = add(grad carry, grad y)          float32[2, 4]  depends on grad carry
+    tanh_backward = tanh_backward(add, y)  float32[2, 4]  depends on grad carry
+    mm_1 = mm(tanh_backward, t_1)          float32[2, 4]  depends on grad carry
+  after the loop, as one sum over all steps
+    t = t(carry)                           float32[4, 2]  added up in grad u
+    mm = mm(t, tanh_backward)              float32[4, 4]  added up in grad u
+    t_2 = t(x)                             float32[3, 2]  added up in grad w
+    mm_2 = mm(t_2, tanh_backward)          float32[3, 4]  added up in grad w
+    add_1 = add(grad w, mm_2)              float32[3, 4]  added up in grad w
+    add_2 = add(grad u, mm)                float32[4, 4]  added up in grad u
+  a step  176 FLOPs   888 B
+  in all  3.5 kFLOPs  8.0 KiB  (at least 2.7 KiB: inputs and results once)
+  9.0 us if every operator meets its limit; at least 3.5 us, bound by arithmetic (39%)
+
+kept for the backward: 0 B a step
+  0 B for 20 steps
+  there anyway
+    y      float32[2, 4]  32 B  returned as y  read by t, tanh_backward  test_explain.py:N
+    carry  float32[2, 4]  32 B  init           read by t
+    x      float32[2, 3]  24 B  xs             read by t
+    u      float32[4, 4]  64 B  closed over    read by t""",
+    )
 
 
 def test_an_lstm_in_training():
     init = {"h": torch.zeros(B, H), "c": torch.zeros(B, H)}
     found = explain(lstm_cell(), init, torch.randn(T, B, D), kernels=False)
-    assert_expected_inline(told(found), """""")
+    assert_expected_inline(
+        told(found),
+        """\
+scan of lstm (test_explain.py:N)
+  reverse=False, unroll=1, checkpoint=None
+  captured as one operator; no call so far
+
+lstm: 20 steps
+  carry    carry['h']  float32[2, 4]   32 B
+  carry    carry['c']  float32[2, 4]   32 B
+  x        x           float32[2, 3]   24 B
+  y        y           float32[2, 4]   32 B
+  closure  w           float32[3, 16]  192 B  grad
+  closure  u           float32[4, 16]  256 B  grad
+  closure  b           float32[16]     64 B   grad
+
+forward: 20 steps
+  before the loop, for all steps at once
+    mm = mm(x, w)                   float32[2, 16]     needs xs only                         test_explain.py:N
+  in the loop
+    mm_1 = mm(carry['h'], u)        float32[2, 16]     depends on carry['h']                 test_explain.py:N
+    add = add(mm, mm_1)             float32[2, 16]     depends on carry['h']                 test_explain.py:N
+    add_1 = add(add, b)             float32[2, 16]     depends on carry['h']                 test_explain.py:N
+    split = split(add_1, 4, -1)     4 x float32[2, 4]  depends on carry['h']                 test_explain.py:N
+    sigmoid = sigmoid(split[1])     float32[2, 4]      depends on carry['h']                 test_explain.py:N
+    mul = mul(sigmoid, carry['c'])  float32[2, 4]      depends on carry['h'] and carry['c']  test_explain.py:N
+    sigmoid_1 = sigmoid(split[0])   float32[2, 4]      depends on carry['h']                 test_explain.py:N
+    tanh = tanh(split[2])           float32[2, 4]      depends on carry['h']                 test_explain.py:N
+    mul_1 = mul(sigmoid_1, tanh)    float32[2, 4]      depends on carry['h']                 test_explain.py:N
+    add_2 = add(mul, mul_1)         float32[2, 4]      depends on carry['h'] and carry['c']  test_explain.py:N
+    sigmoid_2 = sigmoid(split[3])   float32[2, 4]      depends on carry['h']                 test_explain.py:N
+    tanh_1 = tanh(add_2)            float32[2, 4]      depends on carry['h'] and carry['c']  test_explain.py:N
+    mul_2 = mul(sigmoid_2, tanh_1)  float32[2, 4]      depends on carry['h'] and carry['c']  test_explain.py:N
+  a step  448 FLOPs   2.1 KiB
+  in all  9.0 kFLOPs  38.8 KiB  (at least 5.5 KiB: inputs and results once)
+
+backward: 20 steps, backwards
+  before the loop, once
+    t_1 = t(u)                                                    float32[16, 4]  the same at every step
+  in the loop
+    add = add(grad carry['h'], grad y)                            float32[2, 4]   depends on grad carry['h']
+    mul = mul(add, saved sigmoid_2)                               float32[2, 4]   depends on grad carry['h']
+    mul_1 = mul(add, saved tanh_1)                                float32[2, 4]   depends on grad carry['h']
+    tanh_backward = tanh_backward(mul, saved tanh_1)              float32[2, 4]   depends on grad carry['h']
+    add_1 = add(grad carry['c'], tanh_backward)                   float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+    sigmoid_backward = sigmoid_backward(mul_1, saved sigmoid_2)   float32[2, 4]   depends on grad carry['h']
+    mul_2 = mul(add_1, saved sigmoid_1)                           float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+    mul_3 = mul(add_1, saved tanh)                                float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+    tanh_backward_1 = tanh_backward(mul_2, saved tanh)            float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+    sigmoid_backward_1 = sigmoid_backward(mul_3, saved sigmo...)  float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+    mul_4 = mul(add_1, saved sigmoid)                             float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+    mul_5 = mul(add_1, carry['c'])                                float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+    sigmoid_backward_2 = sigmoid_backward(mul_5, saved sigmoid)   float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+    cat = cat([sigmoid_backward_1, sigmoid_backward_2, tanh_...)  float32[2, 16]  depends on grad carry['h'] and grad carry['c']
+    mm_1 = mm(cat, t_1)                                           float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+  after the loop, as one sum over all steps
+    sum_1 = sum(cat, [0], True)                                   float32[1, 16]  added up in grad b
+    view = reshape(sum_1, [16])                                   float32[16]     added up in grad b
+    t = t(carry['h'])                                             float32[4, 2]   added up in grad u
+    mm = mm(t, cat)                                               float32[4, 16]  added up in grad u
+    t_2 = t(x)                                                    float32[3, 2]   added up in grad w
+    mm_2 = mm(t_2, cat)                                           float32[3, 16]  added up in grad w
+    add_2 = add(grad w, mm_2)                                     float32[3, 16]  added up in grad w
+    add_3 = add(grad u, mm)                                       float32[4, 16]  added up in grad u
+    add_4 = add(grad b, view)                                     float32[16]     added up in grad b
+  a step  704 FLOPs    4.3 KiB
+  in all  14.1 kFLOPs  47.1 KiB  (at least 6.8 KiB: inputs and results once)
+
+kept for the backward: 192 B a step
+  3.8 KiB for 20 steps
+  kept for it
+    carry['c']  float32[2, 4]  32 B  carry into the step  read by mul
+    sigmoid     float32[2, 4]  32 B  result of sigmoid    read by mul, sigmoid_backward  test_explain.py:N
+    sigmoid_1   float32[2, 4]  32 B  result of sigmoid    read by mul, sigmoid_backward  test_explain.py:N
+    tanh        float32[2, 4]  32 B  result of tanh       read by mul, tanh_backward     test_explain.py:N
+    sigmoid_2   float32[2, 4]  32 B  result of sigmoid    read by mul, sigmoid_backward  test_explain.py:N
+    tanh_1      float32[2, 4]  32 B  result of tanh       read by mul, tanh_backward     test_explain.py:N
+  there anyway
+    y           float32[2, 4]   32 B   returned as y  read by t  test_explain.py:N
+    carry['h']  float32[2, 4]   32 B   init           read by t
+    x           float32[2, 3]   24 B   xs             read by t
+    u           float32[4, 16]  256 B  closed over    read by t""",
+    )
 
 
 def test_a_linear_recurrence():
@@ -85,7 +216,26 @@ def test_a_linear_recurrence():
         return h, h
 
     found = explain(decay, torch.zeros(H), torch.randn(T, H), kernels=False)
-    assert_expected_inline(told(found), """""")
+    assert_expected_inline(
+        told(found),
+        """\
+scan of decay (test_explain.py:N)
+  reverse=False, unroll=1, checkpoint=None
+  captured as one operator; no call so far
+
+decay: 20 steps
+  carry    carry  float32[4]  16 B
+  x        x      float32[4]  16 B
+  y        y      float32[4]  16 B
+  closure  a      float32[4]  16 B
+
+forward: 20 steps
+  in the loop
+    mul = mul(a, carry)  float32[4]  depends on carry  test_explain.py:N
+    add = add(mul, x)    float32[4]  depends on carry  test_explain.py:N
+  a step  0 FLOPs  96 B
+  in all  0 FLOPs  1.9 KiB  (at least 688 B: inputs and results once)""",
+    )
 
 
 def test_a_nested_scan():
@@ -97,11 +247,123 @@ def test_a_nested_scan():
 
     with torch.no_grad():
         found = explain(outer, torch.zeros(B, H), torch.randn(5, T, B, D), kernels=False)
-    assert_expected_inline(told(found), """""")
+    assert_expected_inline(
+        told(found),
+        """\
+scan of outer (test_explain.py:N)
+  reverse=False, unroll=1, checkpoint=None
+  captured as one operator; no call so far
+
+outer: 5 steps
+  carry    carry    float32[2, 4]      32 B
+  x        x        float32[20, 2, 3]  480 B
+  y        y        float32[2, 4]      32 B
+  closure  inner.w  float32[3, 4]      48 B   grad
+  closure  inner.u  float32[4, 4]      64 B   grad
+
+forward: 5 steps
+  in the loop
+    scan = scan(20 steps)      float32[2, 4], float32[20, 2, 4]  a scan of its own               test_explain.py:N
+  after the loop, for all steps at once
+    sum_1 = sum(scan[1], [0])  float32[2, 4]                     the next step does not need it  test_explain.py:N
+  a step  2.2 kFLOPs   8.3 KiB
+  in all  11.2 kFLOPs  41.6 KiB  (at least 2.7 KiB: inputs and results once)
+    scan: 20 steps
+      before the loop, for all steps at once
+        mm = mm(x, inner.w)        float32[2, 4]  needs xs only     test_explain.py:N
+      in the loop
+        mm_1 = mm(carry, inner.u)  float32[2, 4]  depends on carry  test_explain.py:N
+        add = add(mm, mm_1)        float32[2, 4]  depends on carry  test_explain.py:N
+        tanh = tanh(add)           float32[2, 4]  depends on carry  test_explain.py:N
+      a step  112 FLOPs   392 B
+      in all  2.2 kFLOPs  6.8 KiB  (at least 1.3 KiB: inputs and results once)""",
+    )
 
 
 def test_a_checkpoint_in_segments():
-    assert_expected_inline(told(rnn(checkpoint="sqrt")), """""")
+    assert_expected_inline(
+        told(rnn(checkpoint="sqrt")),
+        """\
+scan of rnn (test_explain.py:N)
+  reverse=False, unroll=1, checkpoint='sqrt'
+  captured as one operator; no call so far
+
+rnn: 5 steps
+  carry    carry  float32[2, 4]     32 B
+  x        x      float32[4, 2, 3]  96 B
+  y        y      float32[4, 2, 4]  128 B
+  closure  w      float32[3, 4]     48 B   grad
+  closure  u      float32[4, 4]     64 B   grad
+
+forward: 5 steps
+  in the loop
+    scan = scan(4 steps)  float32[2, 4], float32[4, 2, 4]  a scan of its own
+  a step  448 FLOPs   1.5 KiB
+  in all  2.2 kFLOPs  7.7 KiB  (at least 1.4 KiB: inputs and results once)
+    scan: 4 steps
+      before the loop, for all steps at once
+        mm = mm(x, w)        float32[2, 4]  needs xs only     test_explain.py:N
+      in the loop
+        mm_1 = mm(carry, u)  float32[2, 4]  depends on carry  test_explain.py:N
+        add = add(mm, mm_1)  float32[2, 4]  depends on carry  test_explain.py:N
+        tanh = tanh(add)     float32[2, 4]  depends on carry  test_explain.py:N
+      a step  112 FLOPs  392 B
+      in all  448 FLOPs  1.4 KiB  (at least 400 B: inputs and results once)
+
+backward: 5 steps, backwards
+  before the loop, once
+    zeros = zeros([3, 4], dtype=float32, device=cpu, pin_mem...)  float32[3, 4]                                the same at every step
+    zeros_1 = zeros([4, 4], dtype=float32, device=cpu, pin_m...)  float32[4, 4]                                the same at every step
+  in the loop
+    scan = scan(4 steps)                                          float32[2, 4], float32[4, 2, 4]              a scan of its own
+    unsqueeze = unsqueeze(carry, 0)                               float32[1, 2, 4]                             too cheap to be worth a stack
+    cat = cat([unsqueeze, scan[1]])                               float32[5, 2, 4]                             reads scan: a scan of its own
+    slice_1 = slice(cat, 0, 0, 4)                                 float32[4, 2, 4]                             reads scan: a scan of its own
+    scan_1 = scan(4 steps)                                        float32[2, 4], float32[3, 4], float32[4, 4]  a scan of its own
+  after the loop, as one sum over all steps
+    add = add(grad w, scan_1[1])                                  float32[3, 4]                                added up in grad w
+    add_1 = add(grad u, scan_1[2])                                float32[4, 4]                                added up in grad u
+  a step  1.2 kFLOPs  5.6 KiB
+  in all  5.8 kFLOPs  27.4 KiB  (at least 1.6 KiB: inputs and results once)
+    scan: 4 steps
+      before the loop, for all steps at once
+        mm = mm(x, w)        float32[2, 4]  needs xs only     test_explain.py:N
+      in the loop
+        mm_1 = mm(carry, u)  float32[2, 4]  depends on carry  test_explain.py:N
+        add = add(mm, mm_1)  float32[2, 4]  depends on carry  test_explain.py:N
+        tanh = tanh(add)     float32[2, 4]  depends on carry  test_explain.py:N
+      a step  112 FLOPs  392 B
+      in all  448 FLOPs  1.4 KiB  (at least 400 B: inputs and results once)
+    scan_1: 4 steps, backwards
+      before the loop, once
+        t_1 = t(u)                                float32[4, 4]  the same at every step
+      in the loop
+        add = add(carry[0], x[0])                 float32[2, 4]  depends on carry[0]
+        tanh_backward = tanh_backward(add, x[3])  float32[2, 4]  depends on carry[0]
+        mm_1 = mm(tanh_backward, t_1)             float32[2, 4]  depends on carry[0]
+      after the loop, as one sum over all steps
+        t = t(x[1])                               float32[4, 2]  added up in carry[2]
+        mm = mm(t, tanh_backward)                 float32[4, 4]  added up in carry[2]
+        t_2 = t(x[2])                             float32[3, 2]  added up in carry[1]
+        mm_2 = mm(t_2, tanh_backward)             float32[3, 4]  added up in carry[1]
+        add_1 = add(carry[1], mm_2)               float32[3, 4]  added up in carry[1]
+        add_2 = add(carry[2], mm)                 float32[4, 4]  added up in carry[2]
+      a step  176 FLOPs  888 B
+      in all  704 FLOPs  2.0 KiB  (at least 832 B: inputs and results once)
+
+kept for the backward: 32 B a step
+  160 B for 5 steps
+  kept for it
+    carry  float32[2, 4]  32 B  carry into the step  read by scan, unsqueeze
+  there anyway
+    x  float32[4, 2, 3]  96 B  xs           read by scan
+    w  float32[3, 4]     48 B  closed over  read by scan
+    u  float32[4, 4]     64 B  closed over  read by scan
+
+checkpoint='sqrt'
+  saves 160 B instead of 0 B; each step's forward runs once more
+  and 128 B while a segment is differentiated""",
+    )
 
 
 def printing(h, x):
@@ -149,18 +411,18 @@ def test_debug_is_a_reason():
 
 
 def test_what_was_captured_anew():
-    factor = [1]
+    kind = ["add"]
 
     def body(h, x):
-        return h * factor[0] + x, None
+        return (h + x, None) if kind[0] == "add" else (h * x, None)
 
-    for factor[0] in (1, 2, 3):
+    for kind[0] in ("add", "multiply", "times"):
         scan(body, torch.zeros(3), torch.ones(4, 3))
     found = explain(body, torch.zeros(3), torch.ones(4, 3), kernels=False)
     assert found.captures is not None and found.captures.count == 3
     first, second = found.captures.guards
-    assert re.match(r".*factor.*== 1|.*\[0\] == 1", first), first
-    assert "== 2" in second and "test_explain.py" in second
+    assert re.fullmatch(r"kind\[0\] == 'add', at test_explain.py:\d+ in body", first), first
+    assert re.fullmatch(r"kind\[0\] == 'multiply', at test_explain.py:\d+ in body", second)
     assert "captured anew" in str(found) and "3 captures" in str(found)
 
 
@@ -287,6 +549,8 @@ def test_flops_of_products():
 @pytest.mark.parametrize("name", ["lstm", "transformer", "stacked_layers"])
 def test_flops_are_those_that_torch_counts(name):
     problem = CELLS[name].problem(torch.float32, T=5, B=2)
+    # a loop does without the gradient of the first carry, where nobody wants it
+    problem.init = torch.utils._pytree.tree_map(lambda c: c.requires_grad_(), problem.init)
     found = explain(problem.combine_fn, problem.init, problem.xs, kernels=False)
     with FlopCounterMode(display=False) as counter:
         carry, ys = scan(problem.combine_fn, problem.init, problem.xs)
@@ -365,7 +629,7 @@ def test_a_body_that_is_no_kernel_says_why():
     assert why_not["one kernel, row by row"] == "no product"
     w = torch.randn(H, H)
     ((_, why_not),) = kernels(lambda h, x: (h @ w + x, h))
-    assert why_not["one kernel, lane by lane"] == "not pointwise: mm"
+    assert why_not["one kernel, lane by lane"] == "not pointwise: addmm"
 
 
 def test_kernels_are_those_that_inductor_takes():
@@ -374,13 +638,17 @@ def test_kernels_are_those_that_inductor_takes():
     body, init, xs = rnn_cell(), torch.zeros(B, H), torch.randn(T, B, D)
     said = [k.kind for k in explain(body, init, xs).scans[0].kernels]
     taken = []
-    with watching(lambda call, kernel: taken.append(kernel)):
-        torch.compile(lambda init, xs: scan(body, init, xs), fullgraph=True)(init, xs)[1].sum().backward()
+    compiled = torch.compile(lambda init, xs: scan(body, init, xs), fullgraph=True)
+    no_caches = torch._inductor.config.patch(force_disable_caches=True)
+    with watching(lambda call, kernel: taken.append(kernel)), no_caches:
+        compiled(init, xs)[1].sum().backward()
     assert [kind != "a counted loop" for kind in said] == [k is not None for k in taken]
 
 
 def test_a_random_body_is_lowered():
-    found = explain(lambda h, x: (h + torch.rand_like(h) * x, None), torch.zeros(3), torch.ones(T, 3))
+    found = explain(
+        lambda h, x: (h + torch.rand_like(h) * x, None), torch.zeros(3), torch.ones(T, 3)
+    )
     assert [k.kind for k in found.scans[0].kernels] == ["a counted loop"]
 
 
@@ -451,7 +719,9 @@ def test_the_page(tmp_path):
 
 
 def test_names_are_escaped():
-    found = explain(lambda c, x: ({"<b>&": c["<b>&"] + x}, None), {"<b>&": torch.zeros(2)}, torch.ones(4, 2))
+    found = explain(
+        lambda c, x: ({"<b>&": c["<b>&"] + x}, None), {"<b>&": torch.zeros(2)}, torch.ones(4, 2)
+    )
     assert "carry['<b>&']" in Page(found.to_html()).text
 
 
@@ -459,7 +729,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 CHECK = """
 <script>
   var svg = document.querySelector('svg'), boxes = [...svg.querySelectorAll('.box')];
-  var name = key => boxes.find(b => b.dataset.key === key);
+  var named = key => boxes.find(b => b.dataset.key === key);
   var apart = boxes.every(a => boxes.every(b => {
     if (a === b) return true;
     var p = a.getBoundingClientRect(), q = b.getBoundingClientRect();
@@ -470,11 +740,11 @@ CHECK = """
     return p.left >= q.left && p.right <= q.right && p.bottom <= q.bottom;
   });
   var down = [...svg.querySelectorAll('.edge[data-from]')].every(e =>
-    name(e.dataset.from).getBoundingClientRect().bottom
-      <= name(e.dataset.to).getBoundingClientRect().top);
-  name('mm').dispatchEvent(new Event('mouseenter'));
+    named(e.dataset.from).getBoundingClientRect().bottom
+      <= named(e.dataset.to).getBoundingClientRect().top);
+  named('mm').dispatchEvent(new Event('mouseenter'));
   var near = boxes.filter(b => b.classList.contains('near')).map(b => b.dataset.key).sort();
-  var inSum = getComputedStyle(name('add').querySelector('rect')).stroke;
+  var inSum = getComputedStyle(named('add').querySelector('rect')).stroke;
   document.title = JSON.stringify({apart, within, down, near, color: inSum});
 </script>
 """
@@ -525,19 +795,17 @@ def test_nothing_is_run_and_nothing_is_left():
 
     init, xs = torch.zeros(B, H), torch.randn(T, B, H)
     scan(body, init, xs)
+    sizes = [(torch.zeros(n, H), torch.randn(T, n, H)) for n in (1, 2, 3)]
     before, state, captures = seen.clone(), torch.get_rng_state(), history_of(body)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for n in (1, 2, 3):
-            found = explain(body, torch.zeros(n, H), torch.randn(T, n, H))
+        for inputs in sizes:
+            found = explain(body, *inputs)
     assert found.captured and found.scans[0].signature[1].path == "seen (written)"
     assert torch.equal(seen, before) and torch.equal(torch.get_rng_state(), state)
     assert w.grad is None and history_of(body) == captures
-    captured = []
-    original = torch._dynamo.convert_frame.compile_frame if False else None
-    del original
     scan(body, init, xs)
-    assert history_of(body) == captures and not captured
+    assert history_of(body) == captures
 
 
 def test_a_first_call_after_it_is_captured_as_ever():
@@ -573,7 +841,9 @@ def test_an_exported_program():
     found = explain(program)
     (only,) = found.scans
     closures = [v.path for v in only.signature if v.role == "closure"]
-    assert sorted(closures) == [f"cell.{n}" for n in ("bias_hh", "bias_ih", "weight_hh", "weight_ih")]
+    assert sorted(closures) == [
+        f"cell.{n}" for n in ("bias_hh", "bias_ih", "weight_hh", "weight_ih")
+    ]
     assert not only.steps.isdigit() and only.loops[0].work.flops == 2 * B * (D + H) * H * T
     json.dumps(found.to_dict())
     check_page(found)
@@ -586,7 +856,7 @@ def test_a_compiled_module():
     found = explain(compiled, (torch.randn(T, B, D),), kernels=False)
     (only,) = found.scans
     assert [loop.name for loop in only.loops] == ["forward", "backward"]
-    assert "self.cell.weight_ih" in [v.path for v in only.signature]
+    assert "cell.weight_ih" in [v.path for v in only.signature]
     function = torch.compile(lambda xs: model(xs) + 1, backend="eager")
     assert len(explain(function, (torch.randn(T, B, D),), kernels=False).scans) == 1
 
@@ -648,5 +918,3 @@ def test_errors_name_the_argument():
         explain(body, "h", xs)
     with pytest.raises(ValueError, match="length=3 disagrees"):
         explain(body, init, xs, 3)
-
-

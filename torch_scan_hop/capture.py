@@ -179,6 +179,15 @@ def names_of(fn: Any) -> tuple[str, ...]:
     return getattr(code_of(fn), "co_freevars", ())
 
 
+def closure_of(fn: Any) -> dict[str, Any]:
+    """What ``fn`` closes over, by name."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    cells = getattr(getattr(fn, "__func__", fn), "__closure__", None) or ()
+    pairs = zip(names_of(fn), cells, strict=False)
+    return {name: cell.cell_contents for name, cell in pairs if cell != types.CellType()}
+
+
 def history_of(combine_fn: Any) -> list[str]:
     """For each capture of ``combine_fn`` that is kept, the guard that called for it; "" at first.
 

@@ -80,7 +80,8 @@ def explain(
     if program is not None:
         if xs is not None or length is not None:
             raise ScanTypeError("explain: xs and length are for a body; a program has its own.")
-        return program(limits, kernels)
+        with _random_state_kept():
+            return program(limits, kernels)
     if init is _NOT_GIVEN:
         raise ScanTypeError(
             "explain: init is missing. Pass what scan is given: explain(fn, init, xs)."
@@ -88,7 +89,14 @@ def explain(
     from torch_scan_hop.explain.collect import explain_call
 
     call = checked_call(combine_fn, init, xs, length, dim, Options(reverse, unroll, checkpoint))
-    return explain_call(combine_fn, init, call, limits, kernels)
+    with _random_state_kept():
+        return explain_call(combine_fn, init, call, limits, kernels)
+
+
+def _random_state_kept() -> Any:
+    """Modules of torch draw when they are imported; some compilers' passes do, too."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    return torch.random.fork_rng(devices)
 
 
 def _check_limits(limits: Any) -> None:
@@ -114,7 +122,7 @@ def _program_of(fn: Any, init: Any) -> Any:
     if isinstance(fn, fx.GraphModule) and init is _NOT_GIVEN:
         names = [n.name for n in fn.graph.find_nodes(op="placeholder")]
         return lambda *how: explain_program(fn, names, type(fn).__name__, *how)
-    original = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", None)
+    original = getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None)
     if original is None:
         return None
     if not isinstance(init, tuple):

@@ -109,7 +109,7 @@ def explain_call(
     shown["checkpoint"] = describe_policy(call.options.checkpoint)
     options = ", ".join(f"{name}={value}" for name, value in shown.items())
     history = history_of(combine_fn)
-    captures = Captures(len(history), tuple(map(readable_guard, filter(None, history))))
+    captures = Captures(len(history), tuple(readable_guard(g, combine_fn) for g in history if g))
     try:
         sites = _sites_of_call(combine_fn, init, call)
     except NotCaptured as error:
@@ -140,7 +140,7 @@ def _sites_of_call(combine_fn: Any, init: Any, call: Call) -> list[Site]:
     paths = (_paths(init, "carry"), _paths(call.xs, "x"), _paths(ys, "y"))
     # what counts the steps where there are no xs
     paths = paths if paths[1] else (paths[0], ["(step)"], paths[2])
-    sites = _sites(graph, [readable(name) for name in names], combine_fn)
+    sites = _sites(graph, [readable(name, combine_fn) for name in names], combine_fn)
     return [renamed(site, *paths) for site in sites]
 
 
@@ -195,17 +195,14 @@ def _kept(sites: Sequence[Site]) -> int:
     return sum(memory_of(s, derivative_at(s)).nbytes for s in sites if is_trained(s))
 
 
-def readable_guard(guard: str) -> str:
+def readable_guard(guard: str, fn: Any = None) -> str:
     """
-    >>> readable_guard("0/1: G['__import___main__'].k == 2   # return h * k  # cell.py:3 in cell")
+    >>> readable_guard("0/1: G['__import___main__'].k == 2   # return h * k  # a/cell.py:3 in cell")
     'k == 2, at cell.py:3 in cell'
     """
-    first = guard.splitlines()[0]
-    condition, *comments = [part.strip() for part in first.split("  # ")]
-    condition = re.sub(r"^\d+/\d+: ", "", condition)
-    condition = re.sub(r"[GL]\['__import_(\w+?)'\]\.", "", condition)
-    condition = re.sub(r"L\['(\w+)'\]", r"\1", condition)
-    where = comments[-1] if comments else ""
+    condition, *comments = [part.strip() for part in guard.splitlines()[0].split("  # ")]
+    condition = readable(re.sub(r"^\d+/\d+: ", "", condition), fn)
+    where = comments[-1].partition(" (HINT")[0].rpartition("/")[2] if comments else ""
     return f"{condition}, at {where}" if where else condition
 
 

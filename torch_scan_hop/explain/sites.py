@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.tracing import likely_value
+from torch_scan_hop.capture import closure_of, names_of
 from torch_scan_hop.op import ScanOperator
 from torch_scan_hop.signature import Inputs, Signature
 
@@ -127,21 +128,45 @@ def namer(names: dict[str, str]) -> NameOf:
     return name_of
 
 
-def readable(source: str) -> str:
-    """What Dynamo calls a captured value, as a user would write it.
+def readable(source: str, fn: Any = None) -> str:
+    """What Dynamo calls a captured value, as a user would write it in ``fn``.
 
     >>> readable("__import___main__.weights['in']")
     "weights['in']"
     >>> readable("combine_fn.args[0]._modules['cell']._parameters['weight']")
     'self.cell.weight'
     """
-    source = re.sub(r"^__import_\w+?\.", "", source)
-    source = re.sub(r"^combine_fn\.args\[0\]", "self", source)
-    source = re.sub(r"^combine_fn\.keywords\['(\w+)'\]", r"\1", source)
-    source = re.sub(r"^combine_fn\.", "", source)
-    source = re.sub(r"\.?_(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", source)
-    source = re.sub(r"\.__closure__\[\d+\]\.cell_contents", "", source)
-    return source.removeprefix(".")
+    source = re.sub(r"[GL]\['__import_\w+?'\]\.|__import_\w+?\.", "", source)
+    source = re.sub(r"L\['(\w+)'\]", r"\1", source)
+    own = r"\bcombine_fn(?:\.func)?\.__closure__\[(\d+)\]\.cell_contents"
+    source = re.sub(own, _cell_of(fn), source)
+    source = _with_cells_named(source, fn)
+    source = re.sub(r"\bcombine_fn\.args\[0\]", "self", source)
+    source = re.sub(r"\bcombine_fn\.keywords\['(\w+)'\]", r"\1", source)
+    source = re.sub(r"\b(?:combine_fn|fn\.__self__|fn)\.", "", source)
+    return re.sub(r"\.?_(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", source).lstrip(".")
+
+
+def _cell_of(fn: Any) -> Callable[[re.Match[str]], str]:
+    names = names_of(fn)
+    return lambda found: names[int(found[1])] if int(found[1]) < len(names) else found[0]
+
+
+_CELL = re.compile(r"\b(\w+)\.__closure__\[(\d+)\]\.cell_contents")
+
+
+def _with_cells_named(source: str, fn: Any) -> str:
+    """Variables of functions that ``fn`` closes over: ``inner.__closure__[0]`` is ``inner.w``."""
+    known = closure_of(fn)
+    found = _CELL.search(source)
+    while found is not None:
+        inner = known.get(found[1])
+        names, k = names_of(inner), int(found[2])
+        name = names[k] if k < len(names) else f"<{k}>"
+        known = {**known, **closure_of(inner)}
+        source = f"{source[: found.start()]}{found[1]}.{name}{source[found.end() :]}"
+        found = _CELL.search(source)
+    return source
 
 
 def renamed(site: Site, carry: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> Site:
