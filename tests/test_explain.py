@@ -404,6 +404,20 @@ def test_a_loop_that_is_remembered():
     assert explain(body, torch.zeros(3), torch.ones(4, 3)).line.endswith("print(h)")
 
 
+def test_a_body_without_a_derivative_is_a_loop():
+    """As in a call: the loop runs, and its backward raises."""
+    w = leaf(3)
+
+    def body(h, x):
+        squared = torch.exp(h * w)
+        y = squared.clone()
+        squared.mul_(x)
+        return squared, y
+
+    found = explain(body, torch.zeros(3), torch.ones(4, 3), kernels=False)
+    assert not found.captured and "modified by an inplace operation" in found.reason
+
+
 def test_debug_is_a_reason():
     with debug():
         found = rnn()

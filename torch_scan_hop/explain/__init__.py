@@ -62,15 +62,14 @@ def explain(
             missing for a body or given for a program; ``limits`` that are no two positive numbers.
 
     Example:
-        >>> w = torch.ones(3, 2)
         >>> def cell(h, x):
-        ...     h = torch.tanh(x @ w + h)
+        ...     h = torch.tanh(torch.exp(x) + h)
         ...     return h, h
-        >>> found = explain(cell, torch.zeros(1, 2), torch.ones(4, 1, 3), kernels=False)
+        >>> found = explain(cell, torch.zeros(2), torch.ones(4, 2), kernels=False)
         >>> for op in found.scans[0].loops[0].operators:
         ...     print(f"{op.call}: {op.place}")
-        mm(x, w): before the loop, for all steps at once
-        add(mm, carry): in the loop
+        exp(x): before the loop, for all steps at once
+        add(exp, carry): in the loop
         tanh(add): in the loop
     """
     _check_limits(limits)

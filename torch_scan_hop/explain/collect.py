@@ -112,17 +112,17 @@ def explain_call(
     captures = Captures(len(history), tuple(readable_guard(g, combine_fn) for g in history if g))
     try:
         sites = _sites_of_call(combine_fn, init, call)
+        return Explanation(
+            title,
+            captured=True,
+            captures=captures,
+            options=options,
+            scans=tuple(scan_facts(site, limits, kernels) for site in sites),
+            checkpoint=_checkpoint(combine_fn, init, call, sites),
+            limits=limits,
+        )
     except NotCaptured as error:
         return _as_loop(title, error.reason, captures, options)
-    return Explanation(
-        title,
-        captured=True,
-        captures=captures,
-        options=options,
-        scans=tuple(scan_facts(site, limits, kernels) for site in sites),
-        checkpoint=_checkpoint(combine_fn, init, call, sites),
-        limits=limits,
-    )
 
 
 def _sites_of_call(combine_fn: Any, init: Any, call: Call) -> list[Site]:
@@ -212,8 +212,10 @@ def readable_guard(guard: str, fn: Any = None) -> str:
 def explain_program(
     gm: fx.GraphModule, names: Sequence[str], title: str, limits: Limits, kernels: bool
 ) -> Explanation:
-    sites = _sites(gm, names)
-    scans = tuple(scan_facts(site, limits, kernels) for site in sites)
+    try:
+        scans = tuple(scan_facts(site, limits, kernels) for site in _sites(gm, names))
+    except NotCaptured as error:
+        return _as_loop(title, error.reason, None, "")
     return Explanation(title, captured=True, scans=scans, limits=limits)
 
 

@@ -112,7 +112,7 @@ class Drawing:
         last = max((b.rank for b in in_step), default=0)
         for box in self.boxes.values():
             if box.kind == "result" and box.column == 1:
-                box.rank = last + 1
+                box.rank = max(box.rank, last + 1)
         self._sink_towards_readers()
 
     def _sink_towards_readers(self) -> None:

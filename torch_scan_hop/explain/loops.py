@@ -12,7 +12,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch_scan_hop.eager.run import is_planned, plan_of
 from torch_scan_hop.errors import describe
 from torch_scan_hop.explain.costs import Cost, Limits, cost_of, work_of
-from torch_scan_hop.explain.facts import LOOP, Loop, Operator, Value
+from torch_scan_hop.explain.facts import LOOP, Loop, Operator, Value, Work
 from torch_scan_hop.explain.places import Places, operator_name
 from torch_scan_hop.explain.sites import Site, nbytes_of, recorded, scan_nodes, site_of
 from torch_scan_hop.fallback import users_line
@@ -22,9 +22,20 @@ from torch_scan_hop.rewrites.blocks import block_length
 
 def loop_of(site: Site, name: str, limits: Limits | None, shifted: int = 0) -> Loop:
     """How ``site`` runs in eager mode. ``shifted``: bytes per step of carries that it reads."""
-    with preserve_node_meta():  # of which the lines of nodes are
-        plan = plan_of(site.body, *_groups(site)).plan
+    try:
+        with preserve_node_meta():  # of which the lines of nodes are
+            plan = plan_of(site.body, *_groups(site)).plan
+    except Exception as error:
+        return _without_plan(site, name, error)
     return _Describer(site, plan, name, limits).loop(shifted)
+
+
+def _without_plan(site: Site, name: str, error: Exception) -> Loop:
+    first = (str(error).splitlines() or [""])[0]
+    note = f"rewrites fail, and it runs step by step: {type(error).__name__}: {first}"
+    return Loop(
+        name, str(site.trip_count), site.reverse, (), (), (), Work(0, 0, 0, 0, 0), note=note
+    )
 
 
 def _groups(site: Site) -> tuple[list[Any], list[Any], list[Any]]:

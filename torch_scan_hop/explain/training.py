@@ -15,10 +15,12 @@ from torch_scan_hop.autodiff.derive import derivative_of
 from torch_scan_hop.autodiff.differentiability import needs_grad
 from torch_scan_hop.autodiff.function import Derivative
 from torch_scan_hop.autodiff.partition import Handover, Partition, Source
+from torch_scan_hop.capture import NotCaptured
 from torch_scan_hop.explain.facts import Memory, Residual
 from torch_scan_hop.explain.loops import line_of, type_of, value_name
 from torch_scan_hop.explain.places import operator_name
 from torch_scan_hop.explain.sites import Site, nbytes_of, recorded, scan_nodes
+from torch_scan_hop.fallback import reason_of
 from torch_scan_hop.signature import Inputs
 
 
@@ -27,11 +29,15 @@ def is_trained(site: Site) -> bool:
 
 
 def derivative_at(site: Site) -> Derivative:
+    """NotCaptured where there is none: the call would run as a loop, and raise in its backward."""
     o = site.operands
     groups = o.carry, o.xs, o.additional
     wanted: Inputs[bool] = Inputs(*([needs_grad(v) for v in group] for group in groups))
-    with preserve_node_meta():  # of which the lines of nodes are
-        return derivative_of(site.body, *groups, wanted, site.checkpoint)[0]
+    try:
+        with preserve_node_meta():  # of which the lines of nodes are
+            return derivative_of(site.body, *groups, wanted, site.checkpoint)[0]
+    except Exception as error:
+        raise NotCaptured(f"its derivative cannot be traced: {reason_of(error)}") from error
 
 
 def forward_site(site: Site, derivative: Derivative) -> Site:
@@ -148,7 +154,8 @@ def _readers(partition: Partition) -> dict[Handover, str]:
     placeholders = partition.backward.graph.find_nodes(op="placeholder")
     handovers = [*partition.per_step, *partition.invariant]
     found: dict[Handover, list[str]] = {}
-    for handover, node in zip(handovers, placeholders[-len(handovers) :], strict=True):
+    received = placeholders[len(placeholders) - len(handovers) :]
+    for handover, node in zip(handovers, received, strict=True):
         slots = [handover]
         if handover.source is Source.CARRY_IN:
             index, shifted = partition.carry_stack[handover.index]
