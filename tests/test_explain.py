@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import re
 import shutil
 import subprocess
 import warnings
+import weakref
 from collections import Counter
 from html.parser import HTMLParser
 
@@ -829,6 +831,26 @@ def test_a_first_call_after_it_is_captured_as_ever():
     for n in (2, 3, 4):  # the second size makes the batch symbolic, as it does without explain
         scan(body, torch.zeros(n, H), torch.randn(T, n, D))
     assert len(history_of(body)) == 2
+
+
+def test_nothing_is_kept():
+    def once() -> tuple[weakref.ref[object], weakref.ref[object]]:
+        body = rnn_cell()
+        weight = body.__closure__[0].cell_contents
+        explain(body, torch.zeros(B, H), torch.randn(T, B, D), kernels=False)
+        return weakref.ref(body), weakref.ref(weight)
+
+    def graphs() -> int:
+        gc.collect()
+        return sum(
+            type(o) is not type and isinstance(o, torch.fx.GraphModule) for o in gc.get_objects()
+        )
+
+    once()
+    before = graphs()
+    found = [once() for _ in range(3)]
+    assert graphs() == before
+    assert all(ref() is None for refs in found for ref in refs)
 
 
 # --- programs ---

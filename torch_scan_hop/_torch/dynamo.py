@@ -481,23 +481,24 @@ def capture_graph(
     result its position among the graph's outputs or the input that it is, the result's spec).
     ``closure``: the names of the variables in cells, if not those of ``fn``.
     """
-    found: list[Any] = []
+    found: list[Any] = []  # Dynamo keeps backends, and what they return: it is emptied
 
     def backend(gm: fx.GraphModule, examples: Any) -> Callable[..., Any]:
-        (output,) = gm.graph.find_nodes(op="output")
-        likes = [example_value(n) for n in output.args[0]]
-
-        def stand_in(*values: Any) -> Any:
-            # never the function's results: Dynamo only rebuilds their structure
-            outputs = [torch.empty(v.shape, dtype=v.dtype, device="meta") for v in likes]
-            found.append((gm, list(values), outputs))
-            return outputs
-
+        found.append(gm)
         return stand_in
 
-    with fresh_code(fn) as copy, _without_dispatch_modes(), _no_code_is_kept():
+    def stand_in(*values: Any) -> Any:
+        # never the function's results: Dynamo only rebuilds their structure
+        (output,) = found[0].graph.find_nodes(op="output")
+        likes = [example_value(n) for n in output.args[0]]
+        outputs = [torch.empty(v.shape, dtype=v.dtype, device="meta") for v in likes]
+        found.extend([list(values), outputs])
+        return outputs
+
+    with compile_lock, fresh_code(fn) as copy, _without_dispatch_modes(), _no_code_is_kept():
         result = torch.compile(copy, backend=backend, fullgraph=True, dynamic=False)(*args)
-    gm, values, outputs = found[0]
+    gm, values, outputs = found
+    found.clear()
     if closure is None:
         closure = getattr(getattr(fn, "__code__", None), "co_freevars", ())
     names = [_source_name(closure, n) for n in gm.graph.find_nodes(op="placeholder")]
