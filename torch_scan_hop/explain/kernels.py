@@ -35,7 +35,7 @@ def kernels_of(site: Site) -> tuple[Kernel, ...]:
 
     try:
         inductor.register()
-        graphs = compiled_graphs(_alone(site), site.operands.flat())
+        graphs = compiled_graphs(*_alone(site))
         for name, graph in graphs.items():
             with watching(take):
                 lower(graph, name == "backward", len(graphs) == 1)
@@ -46,13 +46,20 @@ def kernels_of(site: Site) -> tuple[Kernel, ...]:
     return tuple(found)
 
 
-def _alone(site: Site) -> fx.GraphModule:
-    """A graph of that scan and nothing else."""
+def _alone(site: Site) -> tuple[fx.GraphModule, list[Any]]:
+    """A graph of that scan and nothing else, and its inputs. Floats are as they were traced."""
     graph = fx.Graph()
-    flat = [graph.placeholder(f"operand_{k}") for k in range(site.signature.n_inputs)]
-    for node, value in zip(flat, site.operands.flat(), strict=True):
+    inputs: list[Any] = []
+
+    def operand(value: Any) -> Any:
+        if isinstance(value, torch.SymFloat):
+            return value.node.hint if value.node.hint is not None else 1.0
+        node = graph.placeholder(f"operand_{len(inputs)}")
         node.meta["val"] = value
-    groups = site.signature.split_inputs(flat)
+        inputs.append(value)
+        return node
+
+    groups = site.signature.split_inputs(list(map(operand, site.operands.flat())))
     arguments = (graph.get_attr("body"), groups.carry, groups.xs, tuple(groups.additional))
     options = scan_options(site.reverse, site.checkpoint)
     results = graph.call_function(scan_op, arguments, options)
@@ -60,7 +67,7 @@ def _alone(site: Site) -> fx.GraphModule:
     graph.output(
         tuple(graph.call_function(operator.getitem, (results, k)) for k in range(n_results))
     )
-    return fx.GraphModule({"body": site.body}, graph)
+    return fx.GraphModule({"body": site.body}, graph), inputs
 
 
 # --- the choice, and the reasons against the better ones ---
