@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import fx
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import TensorifyState
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -45,18 +47,28 @@ def compiled_graphs(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[str, fx
 
     compiler: Any = compile_nothing
     mode = detect_fake_mode(examples)
-    tokens = functorch_config.patch(unlift_effect_tokens=True)
-    with V.set_fake_mode(mode), tracing(TracingContext(mode)), tokens:
-        aot_module_simplified(
-            gm,
-            list(examples),
-            fw_compiler=compiler,
-            bw_compiler=compiler,
-            inference_compiler=compiler,
-            partition_fn=partition,
-            decompositions=select_decomp_table(),
-            keep_inference_input_mutations=True,
-        )
+
+    def trace() -> None:
+        tokens = functorch_config.patch(unlift_effect_tokens=True)
+        with V.set_fake_mode(mode), tracing(TracingContext(mode)), tokens:
+            aot_module_simplified(
+                gm,
+                list(examples),
+                fw_compiler=compiler,
+                bw_compiler=compiler,
+                inference_compiler=compiler,
+                partition_fn=partition,
+                decompositions=select_decomp_table(),
+                keep_inference_input_mutations=True,
+            )
+
+    try:
+        trace()
+    except TensorifyScalarRestartAnalysis:  # it has noted which floats are to be constants
+        found.clear()
+        trace()
+    finally:
+        TensorifyState.clear()
     return found
 
 
