@@ -4,6 +4,7 @@ from torch_scan_hop import dispatch as _dispatch  # noqa: F401  (registers the k
 from torch_scan_hop import dynamo as _dynamo  # noqa: F401  (registers the variable tracker)
 from torch_scan_hop.api import scan
 from torch_scan_hop.debugging import NonFiniteError, debug
+from torch_scan_hop.explain import Explanation, explain
 from torch_scan_hop.fallback import NotTraceableError, fallback
 from torch_scan_hop.layers import scan_layers
 from torch_scan_hop.segments import Binomial
@@ -12,10 +13,12 @@ from torch_scan_hop.versions import show_versions, warn_of_unknown_torch
 
 __all__ = [
     "Binomial",
+    "Explanation",
     "NonFiniteError",
     "NotTraceableError",
     "accelerate_torch",
     "debug",
+    "explain",
     "fallback",
     "scan",
     "scan_layers",

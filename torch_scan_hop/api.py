@@ -98,19 +98,13 @@ def scan(
         >>> hs.shape, bool((h == hs[-1]).all())
         (torch.Size([3, 2]), True)
     """
-    _check_options(combine_fn, length, dim, reverse, unroll)
     if compile is None:
         compile = defaults().compile
     check_flag("scan", "compile", compile)
-    check_policy(checkpoint)
-    _check_leaves(init, xs)
-    trip_count = _trip_count(xs, length, dim)
+    call = checked_call(combine_fn, init, xs, length, dim, Options(reverse, unroll, checkpoint))
+    carry, ys = _run(combine_fn, init, call.xs, call.trip_count, call.options, compile)
     if dim != 0:
-        xs = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
-    options = Options(reverse, unroll, checkpoint)
-    carry, ys = _run(combine_fn, init, xs, trip_count, options, compile)
-    if dim != 0:
-        place = _leading_position(xs, dim)
+        place = _leading_position(call.xs, dim)
         ys = tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)
     return carry, ys
 
@@ -121,15 +115,41 @@ class Options(NamedTuple):
     checkpoint: Any
 
 
+class Call(NamedTuple):
+    """A call whose arguments are right: xs with the scanned dimension first, and its length."""
+
+    xs: Any
+    trip_count: Any
+    options: Options
+
+
+def checked_call(
+    combine_fn: Any, init: Any, xs: Any, length: Any, dim: Any, options: Options
+) -> Call:
+    """Raises for arguments that do not fit."""
+    _check_options(combine_fn, length, dim, options.reverse, options.unroll)
+    check_policy(options.checkpoint)
+    _check_leaves(init, xs)
+    trip_count = _trip_count(xs, length, dim)
+    if dim != 0:
+        xs = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
+    return Call(xs, trip_count, options)
+
+
+def start_of(init: Any, xs: Any) -> tuple[Any, Any]:
+    """What a step's carry is matched with (see :func:`scan_tree`), and the first carry."""
+    if not any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init)):
+        return None, init
+    device = device_of(init, xs)
+    carry = tree.map_leaves(lambda leaf: as_carry(leaf, device), init)
+    # a capture is guarded on numbers: it sees where they stand, and tensors with their values
+    return tree.map_leaves(lambda leaf: 0 if isinstance(leaf, tree.NUMBERS) else leaf, init), carry
+
+
 def _run(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, options: Options, compiled: bool
 ) -> tuple[Any, Any]:
-    carry, template = init, None
-    if any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init)):
-        device = device_of(init, xs)
-        carry = tree.map_leaves(lambda leaf: as_carry(leaf, device), init)
-        # a capture is guarded on numbers: it sees where they stand, and tensors with their values
-        template = tree.map_leaves(lambda leaf: 0 if isinstance(leaf, tree.NUMBERS) else leaf, init)
+    template, carry = start_of(init, xs)
     if torch.compiler.is_dynamo_compiling():
         return scan_tree(combine_fn, template, carry, xs, trip_count, options)
     if is_debugging():

@@ -82,14 +82,16 @@ def _defaults(function: types.FunctionType, n_given: int) -> dict[str, Any]:
     return {**found, **(function.__kwdefaults__ or {})}
 
 
-def own_copy(fn: types.FunctionType, body: types.CodeType) -> types.FunctionType:
+def own_copy(
+    fn: types.FunctionType, body: types.CodeType, name: str | None = None
+) -> types.FunctionType:
     """``fn`` with a code object of its own: Dynamo keeps its cache on the code object.
 
     And with a name of its own: by name and line Dynamo remembers which sizes have varied, and those
     of one body say nothing about another.
     """
     where = f"{body.co_name}_{body.co_firstlineno}_{zlib.crc32(body.co_filename.encode()):x}"
-    name = re.sub(r"\W", "_", f"{fn.__name__}_of_{where}")
+    name = re.sub(r"\W", "_", f"{name or fn.__name__}_of_{where}")
     copy = types.FunctionType(
         fn.__code__.replace(co_name=name),
         fn.__globals__,
@@ -169,6 +171,47 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
 
             raise reads_data(reason) from error
         raise NotCaptured(reason) from error
+
+
+def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
+    """What ``capture_graph`` finds of ``entry(combine_fn, *args)``; NotCaptured if it cannot be.
+
+    For one who wants to know: nothing is run, and what is captured for calls stays as it is.
+    """
+    from torch_scan_hop._torch.dynamo import capture_graph
+
+    looked_at = own_copy(entry, code_of(combine_fn), "look_at")
+    try:
+        with put_back_on_error():
+            return capture_graph(looked_at, (explicit(combine_fn), *args), names_of(combine_fn))
+    except _Unseen:
+        raise NotCaptured("Dynamo is disabled", is_lasting=False) from None
+    except Exception as error:
+        raise NotCaptured(reason_of(error)) from error
+
+
+def names_of(fn: Any) -> tuple[str, ...]:
+    """The variables that ``fn`` closes over, in the order of its cells."""
+    return getattr(code_of(fn), "co_freevars", ())
+
+
+def closure_of(fn: Any) -> dict[str, Any]:
+    """What ``fn`` closes over, by name."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    cells = getattr(getattr(fn, "__func__", fn), "__closure__", None) or ()
+    pairs = zip(names_of(fn), cells, strict=False)
+    return {name: cell.cell_contents for name, cell in pairs if cell != types.CellType()}
+
+
+def history_of(combine_fn: Any) -> list[str]:
+    """For each capture of ``combine_fn`` that is kept, the guard that called for it; "" at first.
+
+    >>> history_of(lambda c, x: (c, x))
+    []
+    """
+    entries = _entries.get(code_of(combine_fn), {})
+    return [guard for entry in entries.values() for guard in getattr(entry, "history", ())]
 
 
 def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entry:

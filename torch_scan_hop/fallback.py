@@ -192,9 +192,22 @@ def reason_of(error: BaseException) -> str:
     return " ".join([reason.rstrip(". ") + "." if any(advice) else reason, *advice]).strip()
 
 
+#: where nothing better is known
+GENERAL_FIX = "Move what cannot be traced out of the body, or write it with tensor operators."
+
+
+def fix_in(reason: str) -> str:
+    """What :func:`reason_of` advises at the end of a reason; "" if it advises nothing."""
+    return next((fix for _, fix in _FIXES if reason.endswith(fix)), "")
+
+
 def users_line(text: str) -> str:
-    """Where and what is the user's last line among those of a traceback, as ``, at ...``."""
-    frames = re.findall(r'File "([^"]+)", line (\d+), in \w+\n\s*(.*)', text)
+    """Where and what is the user's last line among those of a traceback, as ``, at ...``.
+
+    >>> users_line('  File "cell.py", line 3, in <lambda>\\n    return h + x\\n')
+    ', at cell.py:3: return h + x'
+    """
+    frames = re.findall(r'File "([^"]+)", line (\d+), in \S+\n(?: {4,}(.*))?', text)
     users = [f for f in frames if not f[0].startswith(NOT_USERS)]
     return "" if not users else ", at {}:{}: {}".format(*users[-1])
 

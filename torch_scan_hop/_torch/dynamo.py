@@ -79,6 +79,7 @@ __all__ = [
     "create_proxy",
     "discard_graph_changes",
     "example_value",
+    "graph_at_hand",
     "install_body",
     "is_data_dependent",
     "is_limit_hit",
@@ -275,6 +276,12 @@ def install_body(tx: Any, name: str, module: fx.GraphModule) -> str:
     return str(tx.output.install_subgraph(name, module))
 
 
+def graph_at_hand(tx: Any) -> fx.Graph:
+    """The graph that is being written: a body's, while that is traced."""
+    graph: fx.Graph = tx.output.current_tracer.graph
+    return graph
+
+
 def known_modules(tx: Any) -> dict[str, Any]:
     """What graphs of this capture may refer to by name."""
     return dict(tx.output.nn_modules)
@@ -333,9 +340,11 @@ def compile_for_capture(
 
     Torch's own "eager" runs it as captured, and is the only one that Dynamo accepts under
     functorch transforms. ``not_traced`` is what ``fn`` raises when it runs without Dynamo.
-    ``report(count, guard)`` is called when ``count`` calls in a row needed a capture each.
+    ``report(count, guard)`` is called when ``count`` calls in a row needed a capture each. The
+    result's ``history`` has for each capture the guard that called for it.
     """
     misses = 0
+    history: list[str] = []
     run_known = torch._dynamo.run(fn)  # what is captured already; else it just calls fn
     with _hop_capture():  # or torch.compile would do nothing in an export, now and later
         compiled = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
@@ -359,7 +368,11 @@ def compile_for_capture(
             if waited and known:
                 with contextlib.suppress(not_traced):
                     return run_known(*args)  # another thread has captured it
+            n_failures = len(guard_failures.get(fn.__code__, ()))
             result = capture(*args)
+            guard = _guard_that_failed(fn, n_failures)
+            if guard or not history:
+                history.append(guard)
         finally:
             compile_lock.release()
         misses += 1
@@ -385,6 +398,7 @@ def compile_for_capture(
                 again = torch.compile(fn, backend=with_modes, fullgraph=True, dynamic=dynamic)
                 return again(*args)
 
+    run.history = history  # type: ignore[attr-defined]
     return run
 
 
@@ -405,6 +419,12 @@ def _no_code_is_kept() -> Iterator[None]:
 def _last_guard_that_failed(fn: types.FunctionType) -> str:
     failures = guard_failures.get(fn.__code__) or ["an unknown guard"]
     return str(failures[-1]).strip().splitlines()[-1]
+
+
+def _guard_that_failed(fn: types.FunctionType, position: int) -> str:
+    """The first that failed since there were ``position`` of them: that of the last capture."""
+    failures = guard_failures.get(fn.__code__, [])[position:]
+    return str(failures[0]).strip() if failures else ""
 
 
 @contextlib.contextmanager
@@ -512,31 +532,35 @@ def _hop_capture() -> Iterator[None]:
 
 
 def capture_graph(
-    fn: Callable[..., Any], args: Any
+    fn: Callable[..., Any], args: Any, closure: tuple[str, ...] | None = None
 ) -> tuple[fx.GraphModule, list[Any], list[str], list[Any], Any]:
     """The torch-level graph of ``fn(*args)``; nothing of it is run.
 
     Returns (graph, the value that stands for each placeholder, its name, for each leaf of the
     result its position among the graph's outputs or the input that it is, the result's spec).
+    ``closure``: the names of the variables in cells, if not those of ``fn``.
     """
-    found: list[Any] = []
+    found: list[Any] = []  # Dynamo keeps backends, and what they return: it is emptied
 
     def backend(gm: fx.GraphModule, examples: Any) -> Callable[..., Any]:
-        (output,) = gm.graph.find_nodes(op="output")
-        likes = [example_value(n) for n in output.args[0]]
-
-        def stand_in(*values: Any) -> Any:
-            # never the function's results: Dynamo only rebuilds their structure
-            outputs = [torch.empty(v.shape, dtype=v.dtype, device="meta") for v in likes]
-            found.append((gm, list(values), outputs))
-            return outputs
-
+        found.append(gm)
         return stand_in
 
-    with fresh_code(fn) as copy, _without_dispatch_modes():
+    def stand_in(*values: Any) -> Any:
+        # never the function's results: Dynamo only rebuilds their structure
+        (output,) = found[0].graph.find_nodes(op="output")
+        likes = [example_value(n) for n in output.args[0]]
+        outputs = [torch.empty(v.shape, dtype=v.dtype, device="meta") for v in likes]
+        found.extend([list(values), outputs])
+        return outputs
+
+    with compile_lock, fresh_code(fn) as copy, _without_dispatch_modes(), _no_code_is_kept():
         result = torch.compile(copy, backend=backend, fullgraph=True, dynamic=False)(*args)
-    gm, values, outputs = found[0]
-    names = [_source_name(fn, n) for n in gm.graph.find_nodes(op="placeholder")]
+    gm, values, outputs = found
+    found.clear()
+    if closure is None:
+        closure = getattr(getattr(fn, "__code__", None), "co_freevars", ())
+    names = [_source_name(closure, n) for n in gm.graph.find_nodes(op="placeholder")]
     leaves, spec = pytree.tree_flatten(result)
     position = {id(v): k for k, v in enumerate(outputs)}
     return gm, values, names, [position.get(id(leaf), leaf) for leaf in leaves], spec
@@ -577,7 +601,7 @@ def fresh_code(fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         yield lambda *args: fn(*args)
 
 
-def _source_name(fn: Any, placeholder: fx.Node) -> str:
+def _source_name(names: tuple[str, ...], placeholder: fx.Node) -> str:
     """The name of a captured variable in the user's code."""
     source = getattr(placeholder, "_dynamo_source", None)
     if source is None:
@@ -585,7 +609,6 @@ def _source_name(fn: Any, placeholder: fx.Node) -> str:
     if source is None:
         return placeholder.name
     name = source.name() if callable(source.name) else source.name
-    names = getattr(getattr(fn, "__code__", None), "co_freevars", ())
     cells = re.search(r"__closure__\[(\d+)\]\.cell_contents(.*)$", name)
     if cells:
         return (names[int(cells[1])] if int(cells[1]) < len(names) else "closure") + cells[2]

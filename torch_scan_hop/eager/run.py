@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.operators import storage_of
+from torch_scan_hop._torch.operators import preserving_node_meta, storage_of
 from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake, trace
 from torch_scan_hop.any_size import derived
@@ -145,7 +145,8 @@ def plan_of(
 
     def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> AnyPlan:
         with torch.no_grad():
-            graph = trace(body, examples.flat(), mode)
+            # one who wants to know which lines nodes are of asks torch to preserve that
+            graph = trace(preserving_node_meta(body), examples.flat(), mode)
         clean_up(graph)
         drop_stops(graph)
         if symbols is None:
@@ -179,9 +180,10 @@ def dense(
     stacks = stacks_of(xs)
     if trip_count == 0:
         return empty_results(combine_fn, init, stacks, additional_inputs)
-    if trip_count < MIN_TRIP_COUNT or not isinstance(combine_fn, fx.GraphModule):
+    if not is_planned(combine_fn, trip_count):
         return loop(combine_fn, init, joined(xs), additional_inputs, reverse)
     try:
+        assert isinstance(combine_fn, fx.GraphModule)
         return _planned(combine_fn, init, xs, additional_inputs, reverse)
     except Exception as error:
         # the body's own error, which the loop raises, too, or a rewrite's, which is dropped
@@ -189,6 +191,11 @@ def dense(
     results = loop(combine_fn, init, joined(xs), additional_inputs, reverse)
     log.warning("rewrites of a scan failed, which runs step by step", exc_info=failed)
     return results
+
+
+def is_planned(body: Body, trip_count: int) -> bool:
+    """Whether rewrites are tried."""
+    return trip_count >= MIN_TRIP_COUNT and isinstance(body, fx.GraphModule)
 
 
 def _planned(

@@ -33,6 +33,7 @@ from torch_scan_hop._torch.inductor import (
 from torch_scan_hop._torch.inductor_passes import decompose_mutating_operators
 from torch_scan_hop._torch.inductor_values import is_unrealized, shifted_by_one
 from torch_scan_hop.carries_in import is_in_graph
+from torch_scan_hop.inductor import watch
 from torch_scan_hop.inductor.body import StepExamples, destination_passing
 from torch_scan_hop.inductor.kernels import kernel_of
 from torch_scan_hop.inductor.node import ScanCall, ScanNode
@@ -101,6 +102,7 @@ def lower_to_loop_or_kernel(
     into = into or [None] * len(results)
     call = ScanCall(combine_fn.graph_module, signature, operands, examples, reverse, into)
     node = kernel_of(call)
+    watch.tell(call, None if node is None else type(node))
     if node is not None:
         return node.results()
     operands = [

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 import torch
@@ -26,6 +26,15 @@ class Dependence(IntEnum):
     INVARIANT = 0
     XS = 1
     LOOP = 2
+
+
+class Stays(Enum):
+    """Why work that does not depend on the carry, or that the carry does not need, stays."""
+
+    NO_RULE = "no trusted batching rule for it"
+    MEMORY = "memory gate"
+    CHEAP = "too cheap to be worth a stack"
+    SWITCHED_OFF = "switched off"
 
 
 # the operators whose batching over steps pays for the memory of its operands

@@ -40,6 +40,10 @@ class Part:
         results = self.module(*(values[n] for n in self.inputs))
         return dict(zip(self.outputs, results, strict=True))
 
+    def nodes(self) -> set[fx.Node]:
+        """The nodes of the owner's graph that this part computes."""
+        return ancestors(self.outputs, stop=set(self.inputs)) - set(self.inputs)
+
     def over_steps(
         self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any]
     ) -> dict[fx.Node, Any]:

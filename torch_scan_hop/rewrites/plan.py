@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +14,14 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import likely_value
 from torch_scan_hop.graph_cleanup import is_view, viewed
 from torch_scan_hop.rewrites.accumulate import Accumulator
-from torch_scan_hop.rewrites.classify import ancestors, is_contraction, is_tensor, nbytes
+from torch_scan_hop.rewrites.classify import (
+    Dependence,
+    Stays,
+    ancestors,
+    is_contraction,
+    is_tensor,
+    nbytes,
+)
 from torch_scan_hop.rewrites.parts import Part, extract
 from torch_scan_hop.signature import Inputs, Signature
 
@@ -33,6 +40,10 @@ class Decisions:
     stacked: list[fx.Node]  # returned by the loop, stacked
     sunk: list[fx.Node]  # computed for all steps after the loop
     used_outputs: list[bool]
+    #: of every node of the body
+    dependence: dict[fx.Node, Dependence] = field(default_factory=dict, repr=False)
+    #: why what might have left the loop did not, where it was asked
+    stays: dict[fx.Node, Stays] = field(default_factory=dict, repr=False)
 
 
 def _contiguous_matrix(value: Any) -> Any:
@@ -50,6 +61,7 @@ class ScanPlan:
     def __init__(
         self, original: fx.GraphModule, signature: Signature, decisions: Decisions
     ) -> None:
+        self.original = original
         self.signature = signature
         self.decisions = decisions
         self.roles = signature.split_inputs(original.graph.find_nodes(op="placeholder"))
@@ -66,8 +78,10 @@ class ScanPlan:
         )
         carry = [self.roles.carry[k] for k in d.loop_carry]
         results = [*(self.outputs.carry[k] for k in d.loop_carry), *d.stacked]
-        step = Part(original, [*carry, *self.roles.xs, *d.batched, *known], results, "ScanStep")
-        read = set(step.inputs)
+        self.step = Part(
+            original, [*carry, *self.roles.xs, *d.batched, *known], results, "ScanStep"
+        )
+        read = set(self.step.inputs)
         self.loop_xs = [n for n in [*self.roles.xs, *d.batched] if n in read]
         self.loop_additional = [n for n in known if n in read]
         self.counts_only = not self.loop_xs  # the loop reads no xs, but needs one to count

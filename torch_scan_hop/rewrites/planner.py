@@ -15,6 +15,7 @@ from torch_scan_hop.rewrites.accumulate import Accumulator, find_accumulator, re
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.rewrites.classify import (
     Dependence,
+    Stays,
     ancestors,
     classify,
     is_contraction,
@@ -62,6 +63,7 @@ class Planner:
         self.budget = options.memory_gate * self.step_bytes
         self.accumulators = self._accumulators() if options.contract_accumulators else []
         self.loop_carry = self._live_carry()
+        self.stays: dict[fx.Node, Stays] = {}
 
     def _constant_carry(self) -> list[int]:
         pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
@@ -133,6 +135,8 @@ class Planner:
         targets = unique([*self.ys, *(leaf for a in self.accumulators for leaf in a.leaves)])
         targets = [n for n in targets if not self._is_given(n)]
         sunk = [n for n in targets if self._sinks(n)]
+        not_sunk = [n for n in targets if n not in self.in_loop and n not in sunk]
+        self.stays |= {n: why for n in not_sunk if (why := self._why_not_sunk(n)) is not None}
         emitted = [n for n in targets if n not in sunk]
         self.in_loop |= self._loop_nodes(emitted)
         # what the loop makes for another result it returns as well
@@ -153,6 +157,8 @@ class Planner:
                 stacked=stacked,
                 sunk=sunk,
                 used_outputs=self.used,
+                dependence=self.dependence,
+                stays=self.stays,
             )
         )
 
@@ -179,22 +185,26 @@ class Planner:
         return found
 
     def _sinks(self, node: fx.Node) -> bool:
-        if node in self.in_loop or not self.options.sink_outputs:
+        if node in self.in_loop or self.dependence[node] is Dependence.INVARIANT:
             return False
-        dependence = self.dependence[node]
-        if dependence is Dependence.INVARIANT:
+        if self.dependence[node] is Dependence.XS and not self.options.batch_xs:
             return False
-        if dependence is Dependence.XS and not self.options.batch_xs:
-            return False
+        return self._why_not_sunk(node) is None
+
+    def _why_not_sunk(self, node: fx.Node) -> Stays | None:
+        if not self.options.sink_outputs:
+            return Stays.SWITCHED_OFF
         chain = ancestors([node], stop=self.in_loop) - self.in_loop
         varying = [n for n in chain if self.dependence[n] is not Dependence.INVARIANT]
         if not all(map(is_batchable, varying)):
-            return False
+            return Stays.NO_RULE
         added = [n for n in self._frontier([node]) if n not in self.ys]
         if not self.pointwise_pays and not any(is_contraction(n) for n in varying):
             # a reduction keeps the loop from being one kernel; of stacks it costs a pass over them
-            return any(is_reduction(n) for n in varying) and not added
-        return bool(sum(self._nbytes(n) for n in added) <= self.budget)
+            pays = any(is_reduction(n) for n in varying) and not added
+            return None if pays else Stays.CHEAP
+        fits = bool(sum(self._nbytes(n) for n in added) <= self.budget)
+        return None if fits else Stays.MEMORY
 
     def _frontier(self, sunk: Sequence[fx.Node]) -> list[fx.Node]:
         """Per-step values of the loop that work after it reads."""
@@ -208,18 +218,27 @@ class Planner:
 
     def _batched(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
         """xs-only values that the loop reads or returns."""
-        if not self.options.batch_xs:
-            return []
         found, spent = [], 0
         for node in self.body.graph.nodes:
             if self.dependence.get(node) is not Dependence.XS or node.op != "call_function":
                 continue
             if not is_tensor(node) or not self._is_read(node, roots, self.in_loop):
                 continue
-            if self._batching_pays(node) and spent + self._nbytes(node) <= self.budget:
+            why = self._why_not_batched(node, spent)
+            if why is None:
                 spent += self._nbytes(node)
                 found.append(node)
+            else:
+                self.stays[node] = why
         return found
+
+    def _why_not_batched(self, node: fx.Node, spent: Any) -> Stays | None:
+        if not self.options.batch_xs:
+            return Stays.SWITCHED_OFF
+        if not self._batching_pays(node):
+            return Stays.CHEAP
+        fits = bool(spent + self._nbytes(node) <= self.budget)
+        return None if fits else Stays.MEMORY
 
     def _batching_pays(self, node: fx.Node) -> bool:
         work = [
@@ -232,18 +251,20 @@ class Planner:
         return self.pointwise_pays and not all(is_view(n) for n in work)
 
     def _invariants(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
-        if not self.options.hoist_invariant:
-            return []
         varying = {n for n, d in self.dependence.items() if d is not Dependence.INVARIANT}
-        return [
-            node
-            for node in self.body.graph.nodes
-            if self.dependence.get(node) is Dependence.INVARIANT
-            and node.op == "call_function"
-            and is_tensor(node)
-            and self._is_read(node, roots, varying)
-            and self._invariant_is_small(node)
-        ]
+        found = []
+        for node in self.body.graph.nodes:
+            if self.dependence.get(node) is not Dependence.INVARIANT or node.op != "call_function":
+                continue
+            if not is_tensor(node) or not self._is_read(node, roots, varying):
+                continue
+            if not self.options.hoist_invariant:
+                self.stays[node] = Stays.SWITCHED_OFF
+            elif not self._invariant_is_small(node):
+                self.stays[node] = Stays.MEMORY
+            else:
+                found.append(node)
+        return found
 
     def _invariant_is_small(self, node: fx.Node) -> bool:
         sources = [n for n in ancestors([node]) if n.op == "placeholder" and is_tensor(n)]

@@ -25,7 +25,7 @@ from torch_scan_hop.inductor.cpu.step import CARRY, lane_symbols, step_index
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 
 
-def _has_one_shape(examples: StepExamples) -> bool:
+def has_one_shape(examples: StepExamples) -> bool:
     if not examples.carry:
         return False
     shape = examples.carry[0].shape
@@ -58,7 +58,7 @@ class PointwiseKernel(KernelNode):
 
     @classmethod
     def lower(cls, call: ScanCall) -> PointwiseKernel | None:
-        if not _has_one_shape(call.examples):
+        if not has_one_shape(call.examples):
             return None
         step = PointwiseBody(call.body, call.roles, step_index(call.trip_count, call.reverse))
         return cls(call, step) if _lanes_are_independent(step, call.examples) else None

@@ -16,7 +16,7 @@ _MAKE_OR_CONVERT = {
     "full_like", "iota", "ones_like", "scalar_tensor", "zeros_like",
 }  # fmt: skip
 
-_DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
+DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
 
 
 def is_pointwise(body: fx.GraphModule, besides: Collection[Any] = ()) -> bool:
@@ -38,4 +38,4 @@ def are_on_cpu(values: Iterable[Any]) -> bool:
 
 
 def are_stored_in_vectors(results: Iterable[torch.Tensor]) -> bool:
-    return all(t.dtype in _DTYPES for t in results)
+    return all(t.dtype in DTYPES for t in results)

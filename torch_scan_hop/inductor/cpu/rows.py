@@ -27,17 +27,17 @@ from torch_scan_hop.inductor.node import KernelNode, ScanCall
 
 aten = torch.ops.aten
 
-_PRODUCTS = {aten.mm.default, aten.addmm.default}
+PRODUCTS = {aten.mm.default, aten.addmm.default}
 
 # What the weights may take of a core's cache: from there on a step waits for memory, and
 # threads that share the columns of a product read less of it.
 WEIGHT_BYTES = 2**20
 
 
-def _has_small_products(body: fx.GraphModule) -> bool:
+def has_small_products(body: fx.GraphModule) -> bool:
     if not all(map(_is_plain, body.graph.nodes)):
         return False
-    weights = [n.args[-1].meta["val"] for n in body.graph.nodes if n.target in _PRODUCTS]
+    weights = [n.args[-1].meta["val"] for n in body.graph.nodes if n.target in PRODUCTS]
     if not all(isinstance(n, int) for w in weights for n in w.shape):
         return False
     return 0 < sum(w.numel() * w.element_size() for w in weights) <= WEIGHT_BYTES
@@ -45,10 +45,10 @@ def _has_small_products(body: fx.GraphModule) -> bool:
 
 def _is_plain(node: fx.Node) -> bool:
     """``addmm`` may scale what it adds."""
-    return node.target not in _PRODUCTS or not node.kwargs
+    return node.target not in PRODUCTS or not node.kwargs
 
 
-def _fits_vectors_of_the_cpu(examples: StepExamples) -> bool:
+def fits_vectors_of_the_cpu(examples: StepExamples) -> bool:
     return (
         bool(examples.carry)
         and are_on_cpu(examples.flat())
@@ -60,11 +60,11 @@ def _fits_vectors_of_the_cpu(examples: StepExamples) -> bool:
 class RowsKernel(KernelNode):
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:
-        return _has_small_products(body) and is_pointwise(body, {*_PRODUCTS, aten.cat.default})
+        return has_small_products(body) and is_pointwise(body, {*PRODUCTS, aten.cat.default})
 
     @classmethod
     def lower(cls, call: ScanCall) -> RowsKernel | None:
-        if not _fits_vectors_of_the_cpu(call.examples):
+        if not fits_vectors_of_the_cpu(call.examples):
             return None
         layouts = [
             layout_like(like) if place is None else place.data.layout

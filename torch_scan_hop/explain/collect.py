@@ -1,0 +1,233 @@
+"""From a call or a program to the facts. Everything is traced on fakes; nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+
+from torch_scan_hop import tree
+from torch_scan_hop.api import Call, scan_tree, start_of
+from torch_scan_hop.capture import NotCaptured, history_of, look_at_call
+from torch_scan_hop.debugging import is_debugging
+from torch_scan_hop.errors import describe
+from torch_scan_hop.explain.explanation import Explanation
+from torch_scan_hop.explain.facts import Captures, Checkpoint, Leaf, Scan
+from torch_scan_hop.explain.kernels import kernels_of
+from torch_scan_hop.explain.loops import loop_of
+from torch_scan_hop.explain.sites import (
+    Site,
+    graphs_in,
+    namer,
+    nbytes_of,
+    readable,
+    recorded,
+    renamed,
+    scan_nodes,
+    site_of,
+)
+from torch_scan_hop.explain.training import (
+    backward_site,
+    derivative_at,
+    describe_policy,
+    forward_site,
+    is_trained,
+    memory_of,
+    nbytes_of_segment,
+    shifted_bytes,
+)
+from torch_scan_hop.fallback import GENERAL_FIX, code_of, fix_in, name_of, remembered_reason
+
+Limits = tuple[float, float] | None
+
+
+# --- one scan ---
+
+
+def scan_facts(site: Site, limits: Limits, kernels: bool) -> Scan:
+    loops, memory, note = [], None, ""
+    if is_trained(site):
+        derivative = derivative_at(site)
+        memory = memory_of(site, derivative)
+        loops.append(loop_of(forward_site(site, derivative), "forward", limits))
+        backward = backward_site(site, derivative)
+        if backward is None:
+            note = "nothing in the backward varies from step to step: it runs step by step"
+        else:
+            loops.append(loop_of(backward, "backward", limits, shifted_bytes(derivative)))
+    else:
+        loops.append(loop_of(site, "forward", limits))
+    return Scan(
+        name=site.name,
+        steps=str(site.trip_count),
+        reverse=site.reverse,
+        signature=tuple(_signature(site)),
+        loops=tuple(loops),
+        memory=memory,
+        kernels=kernels_of(site) if kernels else (),
+        note=note,
+    )
+
+
+def _signature(site: Site) -> list[Leaf]:
+    o, names = site.operands, site.names
+    found = [_leaf("carry", n, v, v) for n, v in zip(names.carry, o.carry, strict=True)]
+    found += [_leaf("x", n, x[:1].squeeze(0), x) for n, x in zip(names.xs, o.xs, strict=True)]
+    found += [
+        Leaf("y", name, describe(y), nbytes_of(y))
+        for name, y in zip(site.ys, _ys(site), strict=True)
+    ]
+    closures = zip(names.additional, o.additional, strict=True)
+    return found + [_leaf("closure", name, value, value) for name, value in closures]
+
+
+def _ys(site: Site) -> list[Any]:
+    """One step's, as fakes."""
+    (output,) = site.body.graph.find_nodes(op="output")
+    results = list(output.args[0])[len(site.operands.carry) :]
+    return [recorded(y) for y in results]
+
+
+def _leaf(role: str, path: str, value: Any, owner: Any) -> Leaf:
+    if not isinstance(value, torch.Tensor):
+        return Leaf(role, path, str(value), 0)
+    return Leaf(role, path, describe(value), nbytes_of(value), owner.requires_grad)
+
+
+# --- a call of scan ---
+
+
+def explain_call(
+    combine_fn: Any, init: Any, call: Call, limits: Limits, kernels: bool
+) -> Explanation:
+    title = f"scan of {name_of(code_of(combine_fn))}"
+    shown: dict[str, Any] = {"reverse": call.options.reverse, "unroll": call.options.unroll}
+    shown["checkpoint"] = describe_policy(call.options.checkpoint)
+    options = ", ".join(f"{name}={value}" for name, value in shown.items())
+    history = history_of(combine_fn)
+    captures = Captures(len(history), tuple(readable_guard(g, combine_fn) for g in history if g))
+    try:
+        sites = _sites_of_call(combine_fn, init, call)
+        return Explanation(
+            title,
+            captured=True,
+            captures=captures,
+            options=options,
+            scans=tuple(scan_facts(site, limits, kernels) for site in sites),
+            checkpoint=_checkpoint(combine_fn, init, call, sites),
+            limits=limits,
+        )
+    except NotCaptured as error:
+        return _as_loop(title, error.reason, captures, options)
+
+
+def _sites_of_call(combine_fn: Any, init: Any, call: Call) -> list[Site]:
+    """The scans that ``scan`` would run; NotCaptured where it would run a loop."""
+    if is_debugging():
+        raise NotCaptured("debug() is in force")
+    reason = remembered_reason(combine_fn)
+    if reason is not None:
+        raise NotCaptured(reason)
+    template, carry = start_of(init, call.xs)
+    graph, _, names, results, spec = look_at_call(
+        scan_tree, combine_fn, template, carry, call.xs, call.trip_count, call.options
+    )
+    _, ys = pytree.tree_unflatten(results, spec)
+    paths = (_paths(init, "carry"), _paths(call.xs, "x"), _paths(ys, "y"))
+    # what counts the steps where there are no xs
+    paths = paths if paths[1] else (paths[0], ["(step)"], paths[2])
+    sites = _sites(graph, [readable(name, combine_fn) for name in names], combine_fn)
+    return [renamed(site, *paths) for site in sites]
+
+
+def _paths(value: Any, root: str) -> list[str]:
+    return [path for path, leaf in tree.leaves_with_paths(value, root) if leaf is not None]
+
+
+def _sites(gm: fx.GraphModule, names: Sequence[str], fn: Any = None) -> list[Site]:
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    known = {n.name: name for n, name in zip(placeholders, names, strict=True)}
+    name = None if fn is None else code_of(fn).co_name
+    found = [(g, node) for g in graphs_in(gm) for node in scan_nodes(g)]
+    return [
+        site_of(g, node, namer(known), _numbered(name, k, len(found)) or node.name)
+        for k, (g, node) in enumerate(found)
+    ]
+
+
+def _numbered(name: str | None, k: int, count: int) -> str:
+    if name is None or count == 1:
+        return name or ""
+    return f"{name}, part {k + 1} of {count}"
+
+
+def _as_loop(title: str, reason: str, captures: Captures | None, options: str) -> Explanation:
+    line = re.search(r", at (\S+:\d+: .*)", reason)
+    fix = fix_in(reason)
+    where = line[1].removesuffix(fix).rstrip(". ") if line else ""
+    why = reason[: line.start()] if line else reason.removesuffix(fix).strip()
+    return Explanation(
+        title, False, why, where, fix or GENERAL_FIX, captures=captures, options=options
+    )
+
+
+def _checkpoint(combine_fn: Any, init: Any, call: Call, sites: Sequence[Site]) -> Checkpoint | None:
+    policy = call.options.checkpoint
+    if policy is None or not any(map(is_trained, sites)):
+        return None
+    plain = call._replace(options=call.options._replace(checkpoint=None))
+    without = _kept(_sites_of_call(combine_fn, init, plain))
+    cost = "what it does not save is computed once more" if callable(policy) else _cost_of(policy)
+    segment = max(nbytes_of_segment(derivative_at(s)) for s in sites if is_trained(s))
+    return Checkpoint(describe_policy(policy), _kept(sites), without, segment, cost)
+
+
+def _cost_of(policy: Any) -> str:
+    sweeps = getattr(policy, "sweeps", 1)
+    return f"each step's forward runs {'once' if sweeps == 1 else f'at most {sweeps} times'} more"
+
+
+def _kept(sites: Sequence[Site]) -> int:
+    return sum(memory_of(s, derivative_at(s)).nbytes for s in sites if is_trained(s))
+
+
+def readable_guard(guard: str, fn: Any = None) -> str:
+    """
+    >>> readable_guard("0/1: G['__import___main__'].k == 2   # return h * k  # a/cell.py:3 in cell")
+    'k == 2, at cell.py:3 in cell'
+    """
+    condition, *comments = [part.strip() for part in guard.splitlines()[0].split("  # ")]
+    condition = readable(re.sub(r"^\d+/\d+: ", "", condition), fn)
+    where = comments[-1].partition(" (HINT")[0].rpartition("/")[2] if comments else ""
+    return f"{condition}, at {where}" if where else condition
+
+
+# --- a program ---
+
+
+def explain_program(
+    gm: fx.GraphModule, names: Sequence[str], title: str, limits: Limits, kernels: bool
+) -> Explanation:
+    try:
+        scans = tuple(scan_facts(site, limits, kernels) for site in _sites(gm, names))
+    except NotCaptured as error:
+        return _as_loop(title, error.reason, None, "")
+    return Explanation(title, captured=True, scans=scans, limits=limits)
+
+
+def explain_compiled(
+    fn: Callable[..., Any], args: Sequence[Any], title: str, limits: Limits, kernels: bool
+) -> Explanation:
+    """A function or module that ``torch.compile`` was given, as it is captured with ``args``."""
+    from torch_scan_hop._torch.dynamo import capture_graph
+    from torch_scan_hop.fallback import reason_of
+
+    try:
+        graph, _, names, _, _ = capture_graph(fn, tuple(args))
+    except Exception as error:
+        return _as_loop(title, reason_of(error), None, "")
+    return explain_program(graph, [readable(n) for n in names], title, limits, kernels)

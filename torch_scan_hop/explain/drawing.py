@@ -1,0 +1,271 @@
+"""A loop as an inline SVG: what is before it, in it and after it, and what flows between.
+
+Each value is one rank below all that it is computed from, so every edge goes down; only the carry
+goes back up, from the end of a step to its beginning. Columns are placed side by side.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from torch_scan_hop.explain.facts import (
+    AFTER,
+    ALL_STEPS,
+    CONTRACTED,
+    DROPPED,
+    LOOP,
+    ONCE,
+    Loop,
+    Operator,
+    Value,
+)
+from torch_scan_hop.explain.words import flops, nbytes, steps, where
+
+COLUMNS = {ONCE: 0, ALL_STEPS: 0, LOOP: 1, AFTER: 2, CONTRACTED: 2}
+_BADGES = {ONCE: "once", ALL_STEPS: "all at once", AFTER: "all at once", CONTRACTED: "one sum"}
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 168, 40, 18, 34, 26
+_MAX_TEXT = 24
+# boxes side by side outside of the loop, where there is room above
+_SLOTS = 2
+
+
+@dataclass
+class Box:
+    key: str
+    title: str
+    subtitle: str
+    kind: str  # operator, input or result
+    depends_on: str
+    column: int
+    tooltip: str
+    badge: str = ""
+    inputs: tuple[str, ...] = ()
+    rank: int = 0
+    x: float = 0.0
+    y: float = 0.0
+
+
+@dataclass
+class Drawing:
+    loop: Loop
+    boxes: dict[str, Box] = field(default_factory=dict)
+
+    def svg(self) -> str:
+        self._collect()
+        self._rank()
+        spans = self._place()
+        height = max((b.y for b in self.boxes.values()), default=0) + _HEIGHT + _MARGIN
+        width = spans[-1][1] + _MARGIN
+        parts = [
+            f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+            f'height="{height:.0f}" role="img" aria-label="{escape(self.loop.name)}">',
+            *self._frames(spans, height),
+            *self._edges(),
+            *self._back_edges(spans),
+            *map(_box, self.boxes.values()),
+            "</svg>",
+        ]
+        return "\n".join(parts)
+
+    # --- what is drawn ---
+
+    def _collect(self) -> None:
+        operators = [o for o in self.loop.operators if o.place != DROPPED]
+        read = {name for o in operators for name in o.inputs}
+        read |= {r.node for r in self.loop.results}
+        self.next_carries = _next_carries(self.loop)
+        for value in self.loop.inputs:
+            if value.node in read:
+                self._add(_input_box(value, self._column_of_input(value, operators)))
+        for op in operators:
+            self._add(_operator_box(op))
+        for k, value in enumerate(self.loop.results):
+            self._add(_result_box(value, k, self._column_of_result(value, k)))
+
+    def _add(self, box: Box) -> None:
+        self.boxes[box.key] = box
+
+    def _column_of_input(self, value: Value, operators: Sequence[Operator]) -> int:
+        if not self._is_carry(value):
+            return 0
+        places = {o.place for o in operators if value.node in o.inputs}
+        return 2 if places == {CONTRACTED} else 1
+
+    def _is_carry(self, value: Value) -> bool:
+        return any(r.name == f"next {value.name}" for r in self.loop.results)
+
+    def _column_of_result(self, value: Value, k: int) -> int:
+        producer = self.boxes.get(value.node)
+        is_carry = k in self.next_carries
+        return 1 if is_carry and (producer is None or producer.column < 2) else 2
+
+    # --- where ---
+
+    def _rank(self) -> None:
+        for box in self.boxes.values():  # in the order of the graph
+            above = [self.boxes[k].rank for k in box.inputs if k in self.boxes]
+            box.rank = 1 + max(above) if above else 0
+        in_step = [b for b in self.boxes.values() if b.kind == "operator" and b.column == 1]
+        last = max((b.rank for b in in_step), default=0)
+        for box in self.boxes.values():
+            if box.kind == "result" and box.column == 1:
+                box.rank = max(box.rank, last + 1)
+        self._sink_towards_readers()
+
+    def _sink_towards_readers(self) -> None:
+        """Outside of the loop, a value stands just above what reads it, as far as there is room."""
+        readers: dict[str, list[Box]] = {}
+        for box in self.boxes.values():
+            for key in box.inputs:
+                readers.setdefault(key, []).append(box)
+        taken: Counter[tuple[int, int]] = Counter()
+        for box in reversed(self.boxes.values()):
+            if box.column != 1 and box.key in readers:
+                latest = min(b.rank for b in readers[box.key]) - 1
+                rows = range(latest, box.rank - 1, -1)
+                free = [r for r in rows if taken[box.column, r] < _SLOTS]
+                box.rank = free[0] if free else min((taken[box.column, r], r) for r in rows)[1]
+            elif box.column == 2 and box.kind == "result":
+                while taken[box.column, box.rank] >= _SLOTS:
+                    box.rank += 1
+            taken[box.column, box.rank] += 1
+
+    def _place(self) -> list[tuple[float, float]]:
+        """Give each box its place; the columns' left and right ends."""
+        spans, left = [], float(_MARGIN)
+        for column in range(3):
+            rows: dict[int, list[Box]] = {}
+            for box in self.boxes.values():
+                if box.column == column:
+                    rows.setdefault(box.rank, []).append(box)
+            slots = max(map(len, rows.values()), default=1)
+            width = slots * (_WIDTH + _GAP_X) + _GAP_X
+            for rank in sorted(rows):
+                self._place_row(rows[rank], left, width)
+            spans.append((left, left + width))
+            left += width + 2 * _GAP_X
+        return spans
+
+    def _place_row(self, row: list[Box], left: float, width: float) -> None:
+        row.sort(key=self._middle_of_inputs)
+        step = width / len(row)
+        for k, box in enumerate(row):
+            box.x = left + (k + 0.5) * step - _WIDTH / 2
+            box.y = 2 * _MARGIN + box.rank * (_HEIGHT + _GAP_Y)
+
+    def _middle_of_inputs(self, box: Box) -> float:
+        found = [self.boxes[k].x for k in box.inputs if k in self.boxes]
+        return sum(found) / len(found) if found else 0.0
+
+    # --- how ---
+
+    def _frames(self, spans: Sequence[tuple[float, float]], height: float) -> list[str]:
+        count = steps(self.loop.steps)
+        titles = ("before the loop", f"the loop: {count}", "after the loop")
+        frames = []
+        for name, title, (left, right) in zip(
+            ("before", "loop", "after"), titles, spans, strict=True
+        ):
+            frames.append(
+                f'<rect class="frame {name}" x="{left:.0f}" y="8" width="{right - left:.0f}" '
+                f'height="{height - 16:.0f}" rx="10"/>'
+                f'<text class="frame-title" x="{left + 12:.0f}" y="28">{escape(title)}</text>'
+            )
+        return frames
+
+    def _edges(self) -> list[str]:
+        found = []
+        for box in self.boxes.values():
+            for key in dict.fromkeys(box.inputs):
+                source = self.boxes.get(key)
+                if source is not None:
+                    found.append(_edge(source, box))
+        return found
+
+    def _back_edges(self, spans: Sequence[tuple[float, float]]) -> list[str]:
+        """From each next carry around the step to the carry, at the loop's left border."""
+        found: list[str] = []
+        carries = {b.title: b for b in self.boxes.values() if b.kind == "input" and b.column == 1}
+        for box in self.boxes.values():
+            target = carries.get(box.title.removeprefix("next "))
+            if box.kind != "result" or box.column != 1 or target is None:
+                continue
+            offset = 6 + 4 * (len(found) % 3)
+            left, middle = spans[1][0] + offset, _WIDTH / 2
+            found.append(
+                f'<path class="edge back" d="M{box.x + middle:.0f},{box.y + _HEIGHT:.0f} '
+                f"v{offset} H{left:.0f} V{target.y - offset:.0f} "
+                f'H{target.x + middle:.0f} v{offset}"/>'
+            )
+        return found
+
+
+def _next_carries(loop: Loop) -> set[int]:
+    names = {f"next {v.name}" for v in loop.inputs}
+    return {k for k, r in enumerate(loop.results) if r.name in names}
+
+
+def _input_box(value: Value, column: int) -> Box:
+    return Box(value.node, value.name, value.type, "input", value.depends_on, column, value.name)
+
+
+def _result_box(value: Value, k: int, column: int) -> Box:
+    return Box(
+        f"result:{k}",
+        value.name,
+        value.type,
+        "result",
+        value.depends_on,
+        column,
+        value.name,
+        inputs=(value.node,),
+    )
+
+
+def _operator_box(op: Operator) -> Box:
+    tooltip = [op.call, f"{op.place}: {op.why}", where(op.line), nbytes(op.nbytes)]
+    if op.flops:
+        tooltip.append(f"{flops(op.flops)} a step")
+    return Box(
+        op.name,
+        op.name,
+        op.type,
+        "operator",
+        op.depends_on,
+        COLUMNS[op.place],
+        "\n".join(filter(None, tooltip)),
+        _BADGES.get(op.place, ""),
+        op.inputs,
+    )
+
+
+def _cut(text: str) -> str:
+    return escape(text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…")
+
+
+def _box(box: Box) -> str:
+    badge = ""
+    if box.badge:
+        badge = f'<text class="badge" x="{_WIDTH - 6}" y="13">{escape(box.badge)}</text>'
+    return (
+        f'<g class="box {box.kind} {box.depends_on}" data-key="{escape(box.key)}" '
+        f'transform="translate({box.x:.0f},{box.y:.0f})">'
+        f"<title>{escape(box.tooltip)}</title>"
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="{6 if box.kind == "operator" else 19}"/>'
+        f'<text class="name" x="10" y="17">{_cut(box.title)}</text>'
+        f'<text class="type" x="10" y="32">{_cut(box.subtitle)}</text>{badge}</g>'
+    )
+
+
+def _edge(source: Box, target: Box) -> str:
+    x0, y0 = source.x + _WIDTH / 2, source.y + _HEIGHT
+    x1, y1 = target.x + _WIDTH / 2, target.y
+    bend = max(16.0, (y1 - y0) / 2)
+    return (
+        f'<path class="edge {source.depends_on}" data-from="{escape(source.key)}" '
+        f'data-to="{escape(target.key)}" d="M{x0:.0f},{y0:.0f} C{x0:.0f},{y0 + bend:.0f} '
+        f'{x1:.0f},{y1 - bend:.0f} {x1:.0f},{y1:.0f}"/>'
+    )

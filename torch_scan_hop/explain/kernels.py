@@ -1,0 +1,173 @@
+"""Which kernel Inductor would choose for each loop: it is asked, up to its lowerings."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.explain.facts import Kernel
+from torch_scan_hop.explain.places import operator_name
+from torch_scan_hop.explain.sites import Site
+from torch_scan_hop.op import scan_op, scan_options
+from torch_scan_hop.rewrites import current_options
+
+log = logging.getLogger(__name__)
+
+
+def kernels_of(site: Site) -> tuple[Kernel, ...]:
+    """What each loop becomes; one entry that says why where that is not known."""
+    if site.operands.xs[0].device.type == "xla":
+        return ()  # a While, in every case
+    from torch_scan_hop import inductor
+    from torch_scan_hop._torch.inductor_dry_run import compiled_graphs, lower
+    from torch_scan_hop.inductor.watch import watching
+
+    found: list[Kernel] = []
+    name = "forward"
+
+    def take(call: Any, chosen: Any) -> None:
+        found.append(_kernel(name, call, chosen))
+
+    try:
+        inductor.register()
+        graphs = compiled_graphs(*_alone(site))
+        for name, graph in graphs.items():
+            with watching(take):
+                lower(graph, name == "backward", len(graphs) == 1)
+    except Exception as error:  # a compiler has many reasons, and none is one to fail for
+        log.debug("Inductor was asked about a scan, and failed", exc_info=True)
+        first = (str(error).strip().splitlines() or [""])[0]
+        found.append(Kernel(name, f"unknown: {type(error).__name__}: {first}", "", ""))
+    return tuple(found)
+
+
+def _alone(site: Site) -> tuple[fx.GraphModule, list[Any]]:
+    """A graph of that scan and nothing else, and its inputs. Floats are as they were traced."""
+    graph = fx.Graph()
+    inputs: list[Any] = []
+
+    def operand(value: Any) -> Any:
+        if isinstance(value, torch.SymFloat):
+            return value.node.hint if value.node.hint is not None else 1.0
+        node = graph.placeholder(f"operand_{len(inputs)}")
+        node.meta["val"] = value
+        inputs.append(value)
+        return node
+
+    groups = site.signature.split_inputs(list(map(operand, site.operands.flat())))
+    arguments = (graph.get_attr("body"), groups.carry, groups.xs, tuple(groups.additional))
+    options = scan_options(site.reverse, site.checkpoint)
+    results = graph.call_function(scan_op, arguments, options)
+    n_results = site.signature.n_carry + len(site.ys)
+    graph.output(
+        tuple(graph.call_function(operator.getitem, (results, k)) for k in range(n_results))
+    )
+    return fx.GraphModule({"body": site.body}, graph), inputs
+
+
+# --- the choice, and the reasons against the better ones ---
+# All that is known here of the kernels and of their predicates:
+
+
+def _kernel(loop: str, call: Any, chosen: Any) -> Kernel:
+    from torch_scan_hop.inductor.cpu import PointwiseKernel, RowsKernel
+
+    kinds = {
+        PointwiseKernel: ("one kernel, lane by lane", _why_not_pointwise),
+        RowsKernel: ("one kernel, row by row", _why_not_rows),
+    }
+    why_not: dict[str, str] = {}
+    for kernel, (kind, reason) in kinds.items():
+        if kernel is chosen:
+            break
+        why_not[kind] = _off() or reason(call) or _by_lowering(kernel, call)
+    operators = [operator_name(n) for n in call.body.graph.nodes if n.op == "call_function"]
+    counts = Counter(name for name in operators if name != "getitem")
+    return Kernel(
+        loop=loop,
+        kind=kinds[chosen][0] if chosen in kinds else "a counted loop",
+        steps=str(call.trip_count),
+        operators=", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items()),
+        why_not=why_not,
+    )
+
+
+def _off() -> str:
+    return "" if current_options().one_kernel else "one_kernel is switched off"
+
+
+def _by_lowering(kernel: Any, call: Any) -> str:
+    from torch_scan_hop._torch.inductor_values import NotPointwise
+
+    try:
+        node = kernel.lower(call)
+    except NotPointwise as error:
+        return f"it needs a buffer within a step ({error})"
+    return "" if node is not None else "a step reads the carry elsewhere than where it writes it"
+
+
+def _why_not_pointwise(call: Any) -> str:
+    from torch_scan_hop.inductor.cpu import pointwise, qualify
+
+    others = _operators_that_fail(call.body, qualify.is_pointwise, set())
+    if others:
+        return f"not pointwise: {others}"
+    if not pointwise.has_one_shape(call.examples):
+        return _unfit_tensors(call) or "its carries and ys have not one shape"
+    return ""
+
+
+def _why_not_rows(call: Any) -> str:
+    from torch_scan_hop.inductor.cpu import qualify, rows
+
+    products = {n for n in call.body.graph.nodes if n.target in rows.PRODUCTS}
+    if not products:
+        return "no product"
+    known = {*rows.PRODUCTS, torch.ops.aten.cat.default}
+    others = _operators_that_fail(call.body, qualify.is_pointwise, known)
+    if others:
+        return f"neither pointwise nor a product with a weight: {others}"
+    if not rows.has_small_products(call.body):
+        total = sum(_weight_bytes(n) for n in products)
+        if total > rows.WEIGHT_BYTES:
+            limit = rows.WEIGHT_BYTES
+            return f"its weights take {total:,} bytes, more than {limit:,}: not a core's cache"
+        return "a product with sizes or scales that it does not know"
+    if not call.examples.carry:
+        return "it has no carry"
+    if rows.fits_vectors_of_the_cpu(call.examples):
+        return ""
+    return _unfit_tensors(call) or "no vector instructions that it knows"
+
+
+def _weight_bytes(product: fx.Node) -> int:
+    weight = product.args[-1].meta["val"]  # type: ignore[union-attr]
+    return int(weight.numel()) * weight.element_size()
+
+
+def _operators_that_fail(body: fx.GraphModule, passes: Any, known: set[Any]) -> str:
+    """The operators for which alone ``passes(body, besides)`` is false."""
+    targets = {n.target: operator_name(n) for n in body.graph.nodes if n.op == "call_function"}
+    failing = [
+        name
+        for target, name in targets.items()
+        if not passes(body, known | (targets.keys() - {target}))
+    ]
+    return ", ".join(dict.fromkeys(failing))
+
+
+def _unfit_tensors(call: Any) -> str:
+    from torch_scan_hop.inductor.cpu.qualify import DTYPES
+
+    tensors = [v for v in call.examples.flat() if isinstance(v, torch.Tensor)]
+    results = [*call.examples.carry, *call.examples.ys]
+    devices = {t.device.type for t in tensors} - {"cpu"}
+    dtypes = {str(t.dtype).removeprefix("torch.") for t in results if t.dtype not in DTYPES}
+    if devices:
+        return f"it is for the CPU, and this is on {', '.join(sorted(devices))}"
+    return f"not for carries or ys of {', '.join(sorted(dtypes))}" if dtypes else ""

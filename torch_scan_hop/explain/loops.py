@@ -1,0 +1,165 @@
+"""A loop as it runs: the operators of its step, where they are done, and what they cost."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.traceback import preserve_node_meta
+
+from torch_scan_hop.eager.run import is_planned, plan_of
+from torch_scan_hop.errors import describe
+from torch_scan_hop.explain.costs import Cost, Limits, cost_of, work_of
+from torch_scan_hop.explain.facts import LOOP, Loop, Operator, Value, Work
+from torch_scan_hop.explain.places import Places, operator_name
+from torch_scan_hop.explain.sites import Site, nbytes_of, recorded, scan_nodes, site_of
+from torch_scan_hop.fallback import users_line
+from torch_scan_hop.rewrites import ScanPlan
+from torch_scan_hop.rewrites.blocks import block_length
+
+
+def loop_of(site: Site, name: str, limits: Limits | None, shifted: int = 0) -> Loop:
+    """How ``site`` runs in eager mode. ``shifted``: bytes per step of carries that it reads."""
+    try:
+        with preserve_node_meta():  # of which the lines of nodes are
+            plan = plan_of(site.body, *_groups(site)).plan
+    except Exception as error:
+        return _without_plan(site, name, error)
+    return _Describer(site, plan, name, limits).loop(shifted)
+
+
+def _without_plan(site: Site, name: str, error: Exception) -> Loop:
+    first = (str(error).splitlines() or [""])[0]
+    note = f"rewrites fail, and it runs step by step: {type(error).__name__}: {first}"
+    return Loop(
+        name, str(site.trip_count), site.reverse, (), (), (), Work(0, 0, 0, 0, 0), note=note
+    )
+
+
+def _groups(site: Site) -> tuple[list[Any], list[Any], list[Any]]:
+    o = site.operands
+    return o.carry, o.xs, o.additional
+
+
+class _Describer:
+    def __init__(self, site: Site, plan: ScanPlan, name: str, limits: Limits | None) -> None:
+        self.site = site
+        self.plan = plan
+        self.name = name
+        self.limits = limits
+        self.planned = is_planned(site.body, site.n_steps)
+        self.graph = plan.original.graph
+        inputs, names = plan.roles.flat(), site.names.flat()
+        self.names = dict(zip(inputs, names, strict=True))
+        self.places = Places(plan, self.names)
+
+    def loop(self, shifted: int) -> Loop:
+        site, n = self.site, self.site.n_steps
+        nodes = [n for n in self.graph.nodes if _is_operator(n)]
+        pairs = [(self._operator(n, c := cost_of(n, self.places.single())), c) for n in nodes]
+        length = block_length(self.plan, n, shifted) if self.planned else n
+        return Loop(
+            name=self.name,
+            steps=str(site.trip_count),
+            reverse=site.reverse,
+            inputs=tuple(self._input(n) for n in self.plan.roles.flat()),
+            results=self._results(),
+            operators=tuple(op for op, _ in pairs),
+            work=work_of(pairs, site, self._returned(), self.limits),
+            block=length if length < n else None,
+            note="" if self.planned else "no rewrites: they would cost more than so few steps",
+            nested=self._nested(),
+        )
+
+    def _operator(self, node: fx.Node, cost: Cost) -> Operator:
+        return Operator(
+            name=node.name,
+            call=f"{operator_name(node)}({self._arguments(node)})",
+            type=type_of(node),
+            nbytes=sum(map(nbytes_of, _leaves(recorded(node)))),
+            place=self.places.place_of(node) if self.planned else LOOP,
+            depends_on=self.places.depends_on(node),
+            why=self.places.why(node) if self.planned else "it runs step by step",
+            line=line_of(node),
+            inputs=tuple(dict.fromkeys(map(_producer, node.all_input_nodes))),
+            flops=cost.flops,
+            nbytes_moved=cost.nbytes,
+        )
+
+    def _arguments(self, node: fx.Node) -> str:
+        if node in scan_nodes(self.plan.original):
+            steps = recorded(node.args[2][0]).shape[0]  # type: ignore[index]
+            return "1 step" if str(steps) == "1" else f"{steps} steps"
+        positional = [self._text(a) for a in node.args]
+        return ", ".join([*positional, *(f"{k}={self._text(v)}" for k, v in node.kwargs.items())])
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return self.text_of(value)
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(self._text, value))}]"
+        return str(value).removeprefix("torch.")
+
+    def text_of(self, node: fx.Node) -> str:
+        """What a value is called: its path, or as :func:`value_name` says."""
+        return self.names.get(node) or value_name(node)
+
+    def _input(self, node: fx.Node) -> Value:
+        return Value(self.names[node], node.name, type_of(node), self.places.depends_on(node))
+
+    def _results(self) -> tuple[Value, ...]:
+        outputs = self.plan.outputs
+        names = [*(f"next {n}" for n in self.site.names.carry), *self.site.ys]
+        return tuple(
+            Value(name, _producer(node), type_of(node), self.places.depends_on(node))
+            for name, node in zip(names, outputs.flat(), strict=True)
+        )
+
+    def _returned(self) -> int:
+        """How many bytes the loop returns."""
+        ys = sum(nbytes_of(recorded(y)) for y in self.plan.outputs.ys)
+        return sum(map(nbytes_of, self.site.operands.carry)) + self.site.n_steps * ys
+
+    def _nested(self) -> tuple[Loop, ...]:
+        module = self.plan.original
+        return tuple(
+            loop_of(site_of(module, node, self.text_of, node.name), node.name, self.limits)
+            for node in scan_nodes(module)
+        )
+
+
+def _is_operator(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is not operator.getitem
+
+
+def _producer(node: fx.Node) -> str:
+    """The node that computes it, for an element of a tuple that of the tuple."""
+    while node.target is operator.getitem:
+        node = node.args[0]  # type: ignore[assignment]
+    return node.name
+
+
+def value_name(node: fx.Node) -> str:
+    """``split[1]`` for an element of what ``split`` gives, else the name of the node."""
+    if node.target is operator.getitem:
+        return f"{_producer(node)}[{node.args[1]}]"
+    return node.name
+
+
+def _leaves(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def type_of(node: fx.Node) -> str:
+    value = recorded(node)
+    if isinstance(value, (list, tuple)):
+        types = [describe(v) for v in value]
+        return f"{len(types)} x {types[0]}" if len(set(types)) == 1 else ", ".join(types)
+    return describe(value) if isinstance(value, torch.Tensor) else str(value)
+
+
+def line_of(node: fx.Node) -> str:
+    """The user's, as ``file:line: code``."""
+    return users_line(node.meta.get("stack_trace") or "").removeprefix(", at ")

@@ -1,0 +1,155 @@
+"""Where the plan of a scan puts each operator of its body, and why: as the planner says."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from torch_scan_hop.explain.facts import (
+    AFTER,
+    ALL_STEPS,
+    CARRY,
+    CONTRACTED,
+    DROPPED,
+    INVARIANT,
+    LOOP,
+    ONCE,
+    XS,
+)
+from torch_scan_hop.graph_cleanup import is_random
+from torch_scan_hop.op import ScanOperator
+from torch_scan_hop.rewrites import ScanPlan
+from torch_scan_hop.rewrites.accumulate import Accumulator
+from torch_scan_hop.rewrites.batchable import is_batchable
+from torch_scan_hop.rewrites.classify import Dependence, Stays, ancestors, is_pinned
+
+DEPENDENCE = {Dependence.INVARIANT: INVARIANT, Dependence.XS: XS, Dependence.LOOP: CARRY}
+_WHY_THERE = {
+    ONCE: "the same at every step",
+    ALL_STEPS: "needs xs only",
+    AFTER: "the next step does not need it",
+    DROPPED: "nothing reads it",
+}
+_SWITCHES = {INVARIANT: "hoist_invariant", XS: "batch_xs", CARRY: "sink_outputs"}
+# how many names a reason lists
+_MAX_NAMES = 3
+
+
+class Places:
+    """``names``: what the inputs of the step are called."""
+
+    def __init__(self, plan: ScanPlan, names: dict[fx.Node, str]) -> None:
+        self.plan = plan
+        self.names = names
+        self.graph = plan.original.graph
+        self.dependence = plan.decisions.dependence
+        parts = {
+            LOOP: plan.step.nodes(),
+            ONCE: plan.invariant_part.nodes(),
+            ALL_STEPS: plan.batched_part.nodes(),
+            AFTER: plan.sunk_part.nodes(),
+            CONTRACTED: self._contracted(),
+        }
+        #: the first part that computes a node is where it costs most
+        self.place = {n: place for place in reversed(parts) for n in parts[place]}
+        self.of_next_carry = ancestors([plan.outputs.carry[k] for k in plan.decisions.loop_carry])
+
+    def _work_of_sum(self, accumulator: Accumulator) -> set[fx.Node]:
+        leaves = set(accumulator.leaves)
+        found = ancestors([self.plan.outputs.carry[accumulator.index]], stop=leaves) - leaves
+        return {n for n in found if n.op == "call_function"}
+
+    def _contracted(self) -> set[fx.Node]:
+        return set().union(*map(self._work_of_sum, self.plan.decisions.accumulators))
+
+    def _sums_of(self, node: fx.Node) -> list[str]:
+        sums = [a for a in self.plan.decisions.accumulators if node in self._work_of_sum(a)]
+        return [self.names[self.plan.roles.carry[a.index]] for a in sums]
+
+    def single(self) -> set[fx.Node]:
+        """The values that there is one of for all steps: invariants, and sums over steps."""
+        found = {n for n, d in self.dependence.items() if d is Dependence.INVARIANT}
+        sums = [self.plan.roles.carry[a.index] for a in self.plan.decisions.accumulators]
+        return {*found, *sums, *(n for n, place in self.place.items() if place == CONTRACTED)}
+
+    def place_of(self, node: fx.Node) -> str:
+        return self.place.get(node, DROPPED)
+
+    def depends_on(self, node: fx.Node) -> str:
+        return DEPENDENCE[self.dependence[node]]
+
+    def why(self, node: fx.Node) -> str:
+        place = self.place_of(node)
+        if place == CONTRACTED:
+            return f"added up in {_listed(self._sums_of(node))}"
+        if place != LOOP:
+            return _WHY_THERE[place]
+        if is_pinned(node):
+            return _why_pinned(node)
+        if node not in self.of_next_carry or self.dependence[node] is not Dependence.LOOP:
+            stays = self._decision_about(node)
+            if stays is not None:
+                return self._why_it_stays(node, *stays)
+        return self._cause(node)
+
+    def _decision_about(self, node: fx.Node) -> tuple[fx.Node, Stays] | None:
+        """The planner decides about what is read across the border of the loop: the next such."""
+        pending, seen = [node], {node}
+        while pending:
+            current = pending.pop(0)
+            if current in self.plan.decisions.stays:
+                return current, self.plan.decisions.stays[current]
+            users = [u for u in current.users if self.place_of(u) == LOOP and u not in seen]
+            seen.update(users)
+            pending += users
+        return None
+
+    def _why_it_stays(self, node: fx.Node, about: fx.Node, stays: Stays) -> str:
+        if stays is Stays.SWITCHED_OFF:
+            switch = _SWITCHES[self.depends_on(about)]
+            return f"{switch} is switched off"
+        if stays is Stays.NO_RULE:
+            chain = sorted(ancestors([about]), key=list(self.graph.nodes).index)
+            without = [n for n in chain if not is_batchable(n) and self.place_of(n) == LOOP]
+            return f"no trusted batching rule for {operator_name((without or [about])[0])}"
+        if stays is Stays.MEMORY:
+            return f"memory gate: a stack of {about.name} is larger than memory_gate allows"
+        return f"{stays.value}"
+
+    def _cause(self, node: fx.Node) -> str:
+        """What makes it known step by step only."""
+        loop = {n for n in ancestors([node]) if self.dependence.get(n) is Dependence.LOOP}
+        roots = [n for n in loop if not any(a in loop for a in n.all_input_nodes)]
+        carries = [c for c in self.plan.roles.carry if c in roots]
+        if carries:
+            return f"depends on {_listed([self.names[c] for c in carries])}"
+        if not roots:
+            return "the loop returns it at every step"
+        for root in sorted(roots, key=list(self.graph.nodes).index):
+            if is_pinned(root):
+                return f"reads {root.name}: {_why_pinned(root)}"
+        if node in roots:
+            return f"no trusted batching rule for {operator_name(node)}"
+        return f"reads {roots[0].name}: no trusted batching rule for {operator_name(roots[0])}"
+
+
+def _listed(names: list[str]) -> str:
+    shown = names if len(names) <= _MAX_NAMES else [*names[: _MAX_NAMES - 1], "other carries"]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def _why_pinned(node: fx.Node) -> str:
+    if isinstance(node.target, ScanOperator):
+        return "a scan of its own"
+    if is_random(node):
+        return "random: drawn step by step"
+    return "has an effect or a body of its own"
+
+
+def operator_name(node: fx.Node) -> str:
+    """
+    >>> import torch
+    >>> operator_name(fx.Graph().call_function(torch.ops.aten.add.Tensor))
+    'add'
+    """
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", packet))

@@ -1,0 +1,183 @@
+"""The scans of a graph, with what each is given and what users call that."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.tracing import likely_value
+from torch_scan_hop.capture import closure_of, names_of
+from torch_scan_hop.op import ScanOperator
+from torch_scan_hop.signature import Inputs, Signature
+
+NameOf = Callable[[fx.Node], str]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One scan: its body, fakes of what it is given, and names of all that."""
+
+    name: str
+    body: fx.GraphModule
+    operands: Inputs[Any]
+    names: Inputs[str]
+    ys: tuple[str, ...]
+    reverse: bool = False
+    checkpoint: Any = None
+    #: what init is called in the graph around the scan
+    init: tuple[str, ...] = ()
+
+    @property
+    def signature(self) -> Signature:
+        o = self.operands
+        return Signature(len(o.carry), len(o.xs), len(o.additional))
+
+    @property
+    def trip_count(self) -> Any:
+        return self.operands.xs[0].shape[0]
+
+    @property
+    def n_steps(self) -> int:
+        """The trip count, or what it was when it was traced."""
+        return likely_value(self.trip_count)
+
+
+def recorded(node: Any) -> Any:
+    """The fake that stands for a node's value; a number is itself."""
+    if not isinstance(node, fx.Node):
+        return node
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def graphs_in(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """``gm`` and the graphs in it (of cond, of checkpoint), but not the bodies of its scans."""
+    yield gm
+    bodies = {node.args[0] for node in scan_nodes(gm)}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        child = attribute(gm, str(node.target))
+        if isinstance(child, fx.GraphModule) and node not in bodies:
+            yield from graphs_in(child)
+
+
+def scan_nodes(gm: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in gm.graph.nodes if isinstance(n.target, ScanOperator)]
+
+
+def attribute(gm: fx.GraphModule, path: str) -> Any:
+    return operator.attrgetter(path)(gm)
+
+
+def site_of(gm: fx.GraphModule, node: fx.Node, name_of: NameOf, name: str) -> Site:
+    """The scan at ``node``, with names as the graph has them."""
+    body_node, *groups = node.args
+    body = attribute(gm, str(body_node.target))  # type: ignore[union-attr]
+    carry, xs, additional = (list(group) for group in groups)  # type: ignore[arg-type]
+    operands = Inputs(*([recorded(n) for n in group] for group in (carry, xs, additional)))
+    n_ys = len(recorded(node)) - len(carry)
+    names = Inputs(
+        _indexed("carry", len(carry)),
+        _indexed("x", len(xs)),
+        [_name(n, name_of) for n in additional],
+    )
+    options: dict[str, Any] = dict(node.kwargs)
+    return Site(
+        name,
+        body,
+        operands,
+        names,
+        tuple(_indexed("y", n_ys)),
+        options.get("reverse", False),
+        options.get("checkpoint"),
+        tuple(_name(n, name_of) for n in carry),
+    )
+
+
+def _indexed(root: str, count: int) -> list[str]:
+    """
+    >>> _indexed("x", 1), _indexed("x", 2)
+    (['x'], ['x[0]', 'x[1]'])
+    """
+    return [root] if count == 1 else [f"{root}[{k}]" for k in range(count)]
+
+
+def _name(value: Any, name_of: NameOf) -> str:
+    return name_of(value) if isinstance(value, fx.Node) else str(value)
+
+
+def namer(names: dict[str, str]) -> NameOf:
+    """Names of the values of a graph: of what they are a copy or another shape of, if that has one.
+
+    ``names``: by the names of placeholders.
+    """
+
+    def name_of(node: fx.Node) -> str:
+        seen = node
+        while seen.op != "placeholder":
+            given = seen.all_input_nodes
+            if len(given) != 1 or isinstance(seen.target, ScanOperator):
+                return node.name
+            seen = given[0]
+        return names.get(seen.name, seen.name)
+
+    return name_of
+
+
+def readable(source: str, fn: Any = None) -> str:
+    """What Dynamo calls a captured value, as a user would write it in ``fn``.
+
+    >>> readable("__import___main__.weights['in']")
+    "weights['in']"
+    >>> readable("combine_fn.args[0]._modules['cell']._parameters['weight']")
+    'self.cell.weight'
+    """
+    source = re.sub(r"[GL]\['__import_\w+?'\]\.|__import_\w+?\.", "", source)
+    source = re.sub(r"L\['(\w+)'\]", r"\1", source)
+    own = r"\bcombine_fn(?:\.func)?\.__closure__\[(\d+)\]\.cell_contents"
+    source = re.sub(own, _cell_of(fn), source)
+    source = _with_cells_named(source, fn)
+    source = re.sub(r"\bcombine_fn\.args\[0\]", "self", source)
+    source = re.sub(r"\bcombine_fn\.keywords\['(\w+)'\]", r"\1", source)
+    source = re.sub(r"\b(?:combine_fn|fn\.__self__|fn)\.", "", source)
+    return re.sub(r"\.?_(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", source).lstrip(".")
+
+
+def _cell_of(fn: Any) -> Callable[[re.Match[str]], str]:
+    names = names_of(fn)
+    return lambda found: names[int(found[1])] if int(found[1]) < len(names) else found[0]
+
+
+_CELL = re.compile(r"\b(\w+)\.__closure__\[(\d+)\]\.cell_contents")
+
+
+def _with_cells_named(source: str, fn: Any) -> str:
+    """Variables of functions that ``fn`` closes over: ``inner.__closure__[0]`` is ``inner.w``."""
+    known = closure_of(fn)
+    found = _CELL.search(source)
+    while found is not None:
+        inner = known.get(found[1])
+        names, k = names_of(inner), int(found[2])
+        name = names[k] if k < len(names) else f"<{k}>"
+        known = {**known, **closure_of(inner)}
+        source = f"{source[: found.start()]}{found[1]}.{name}{source[found.end() :]}"
+        found = _CELL.search(source)
+    return source
+
+
+def renamed(site: Site, carry: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> Site:
+    """``site`` with the pytree paths of its leaves. Carries beyond those are closed-over tensors
+    that the body writes to."""
+    written = [f"{name} (written)" for name in site.init[len(carry) :]]
+    names = Inputs([*carry, *written], [*xs], site.names.additional)
+    return replace(site, names=names, ys=tuple(ys))
+
+
+def nbytes_of(value: Any) -> int:
+    if not isinstance(value, torch.Tensor):
+        return 0
+    return likely_value(value.numel()) * value.element_size()

@@ -1,0 +1,209 @@
+"""The two loops of reverse mode, and what the first keeps for the second."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.traceback import preserve_node_meta
+
+from torch_scan_hop._torch.tracing import fake_mode_of, fake_tensor
+from torch_scan_hop.autodiff.derive import derivative_of
+from torch_scan_hop.autodiff.differentiability import needs_grad
+from torch_scan_hop.autodiff.function import Derivative
+from torch_scan_hop.autodiff.partition import Handover, Partition, Source
+from torch_scan_hop.capture import NotCaptured
+from torch_scan_hop.explain.facts import Memory, Residual
+from torch_scan_hop.explain.loops import line_of, type_of, value_name
+from torch_scan_hop.explain.places import operator_name
+from torch_scan_hop.explain.sites import Site, nbytes_of, recorded, scan_nodes
+from torch_scan_hop.fallback import reason_of
+from torch_scan_hop.signature import Inputs
+
+
+def is_trained(site: Site) -> bool:
+    return torch.is_grad_enabled() and any(map(needs_grad, site.operands.flat()))
+
+
+def derivative_at(site: Site) -> Derivative:
+    """NotCaptured where there is none: the call would run as a loop, and raise in its backward."""
+    o = site.operands
+    groups = o.carry, o.xs, o.additional
+    wanted: Inputs[bool] = Inputs(*([needs_grad(v) for v in group] for group in groups))
+    try:
+        with preserve_node_meta():  # of which the lines of nodes are
+            return derivative_of(site.body, *groups, wanted, site.checkpoint)[0]
+    except Exception as error:
+        raise NotCaptured(f"its derivative cannot be traced: {reason_of(error)}") from error
+
+
+def forward_site(site: Site, derivative: Derivative) -> Site:
+    """The scan that runs in the forward: it returns what is kept, too."""
+    kept = range(len(site.ys), len(_stacks(derivative)))
+    residuals = (_kept_name(site, derivative, k) for k in kept)
+    return replace(site, body=derivative.first.forward, ys=(*site.ys, *residuals))
+
+
+def _stacks(derivative: Derivative) -> list[fx.Node]:
+    (output,) = derivative.first.forward.graph.find_nodes(op="output")
+    return list(output.args[0])[derivative.signature.n_carry :]  # type: ignore[arg-type]
+
+
+# --- the backward ---
+
+
+def backward_site(site: Site, derivative: Derivative) -> Site | None:
+    """The scan that runs in the backward; None if nothing in it varies from step to step."""
+    partition, flow = derivative.first, derivative.flow
+    placeholders = partition.backward.graph.find_nodes(op="placeholder")
+    carries = [k for k, flag in enumerate(flow.carry) if flag]
+    ys = [k for k, flag in enumerate(flow.ys) if flag]
+    n_carry = len(carries) + len(partition.accumulated)
+    n_xs = len(ys) + len(partition.per_step)
+    if not n_xs:
+        return None
+    names = site.names
+    carry_names = [f"grad {names.carry[k]}" for k in carries]
+    carry_names += [f"grad {names.additional[k]}" for k in partition.accumulated]
+    x_names = [f"grad {site.ys[k]}" for k in ys]
+    x_names += [_name(site, derivative, h) for h in partition.per_step]
+    fakes = [recorded(n) for n in placeholders]
+    return Site(
+        f"{site.name}, backward",
+        partition.backward,
+        Inputs(
+            fakes[:n_carry],
+            [_stack(site, f) for f in fakes[n_carry : n_carry + n_xs]],
+            fakes[n_carry + n_xs :],
+        ),
+        Inputs(carry_names, x_names, [_name(site, derivative, h) for h in partition.invariant]),
+        tuple(f"grad {names.xs[k]}" for k in partition.x_gradients),
+        not site.reverse,
+    )
+
+
+def _stack(site: Site, step: Any) -> Any:
+    """A fake of all steps' values, of which ``step`` is one."""
+    shape = (site.trip_count, *step.shape)
+    return fake_tensor(fake_mode_of([step]), shape, None, step.dtype, step.device)
+
+
+def _name(site: Site, derivative: Derivative, handover: Handover) -> str:
+    k, names = handover.index, site.names
+    if handover.source is Source.CARRY_IN:
+        return names.carry[k]
+    if handover.source is Source.X:
+        return names.xs[k]
+    if handover.source is Source.ADDITIONAL:
+        return names.additional[k]
+    if handover.source is Source.SIZE:
+        return str(handover.size)
+    return site.ys[k] if k < len(site.ys) else _kept_name(site, derivative, k)
+
+
+def _kept_name(site: Site, derivative: Derivative, k: int) -> str:
+    node = _stacks(derivative)[k]
+    if node.op != "placeholder":
+        return f"saved {value_name(node)}"
+    placeholders = derivative.first.forward.graph.find_nodes(op="placeholder")
+    return f"saved {site.names.flat()[placeholders.index(node)]}"
+
+
+def shifted_bytes(derivative: Derivative) -> int:
+    """Per step, of carries that the backward reads from the stack of those after the step."""
+    partition = derivative.first
+    carries = derivative.signature.split_inputs(
+        partition.forward.graph.find_nodes(op="placeholder")
+    ).carry
+    shifted = [k for k, (_, is_shifted) in partition.carry_stack.items() if is_shifted]
+    return sum(nbytes_of(recorded(carries[k])) for k in shifted)
+
+
+def nbytes_of_segment(derivative: Derivative) -> int:
+    """What scans in a step of the backward stack: of a segment that is run again."""
+    found = 0
+    for node in scan_nodes(derivative.first.backward):
+        n_carry = len(node.args[1])  # type: ignore[arg-type]
+        found += sum(map(nbytes_of, recorded(node)[n_carry:]))
+    return found
+
+
+# --- what is kept ---
+
+
+def memory_of(site: Site, derivative: Derivative) -> Memory:
+    readers = _readers(derivative.first)
+    residuals = [
+        _residual(site, derivative, slot, readers.get(slot, "the second derivative"))
+        for slot in derivative.saved
+        if slot.source is not Source.SIZE
+    ]
+    kept = sum(r.nbytes for r in residuals if r.kept)
+    return Memory(tuple(residuals), kept, kept * site.n_steps)
+
+
+def _producer(node: fx.Node) -> str:
+    return operator_name(node.args[0] if node.target is operator.getitem else node)  # type: ignore[arg-type]
+
+
+def _readers(partition: Partition) -> dict[Handover, str]:
+    """By what is kept, the operators of the backward that read it."""
+    placeholders = partition.backward.graph.find_nodes(op="placeholder")
+    handovers = [*partition.per_step, *partition.invariant]
+    found: dict[Handover, list[str]] = {}
+    received = placeholders[len(placeholders) - len(handovers) :]
+    for handover, node in zip(handovers, received, strict=True):
+        slots = [handover]
+        if handover.source is Source.CARRY_IN:
+            index, shifted = partition.carry_stack[handover.index]
+            slots = [Handover(Source.Y, index), *([handover] if shifted else [])]
+        for slot in slots:
+            found.setdefault(slot, []).extend(operator_name(u) for u in node.users)
+    return {slot: ", ".join(dict.fromkeys(names)) for slot, names in found.items()}
+
+
+_THERE_ANYWAY = {
+    Source.CARRY_IN: "init",
+    Source.X: "xs",
+    Source.ADDITIONAL: "closed over",
+    Source.Y: "returned as y",
+}
+
+
+def _residual(site: Site, derivative: Derivative, slot: Handover, readers: str) -> Residual:
+    roles = derivative.signature.split_inputs(
+        derivative.first.forward.graph.find_nodes(op="placeholder")
+    )
+    of_source = {
+        Source.CARRY_IN: roles.carry,
+        Source.X: roles.xs,
+        Source.ADDITIONAL: roles.additional,
+        Source.Y: _stacks(derivative),
+    }
+    node = of_source[slot.source][slot.index]
+    kept = slot.source is Source.Y and slot.index >= len(site.ys)
+    source = _THERE_ANYWAY[slot.source]
+    if kept:
+        is_carry = node in roles.carry
+        source = "carry into the step" if is_carry else f"result of {_producer(node)}"
+    return Residual(
+        name=_name(site, derivative, slot).removeprefix("saved "),
+        type=type_of(node),
+        nbytes=nbytes_of(recorded(node)),
+        kept=kept,
+        per_step=slot.source in (Source.X, Source.Y),
+        source=source,
+        read_by=readers,
+        line=line_of(node),
+    )
+
+
+def describe_policy(checkpoint: Any) -> str:
+    """
+    >>> describe_policy(len), describe_policy("full")
+    ('len', "'full'")
+    """
+    return getattr(checkpoint, "__name__", None) or repr(checkpoint)

@@ -1,0 +1,81 @@
+"""Numbers and places as they are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch_scan_hop.explain.facts import Loop
+
+
+def nbytes(count: int | None) -> str:
+    """
+    >>> nbytes(512), nbytes(2048), nbytes(3 * 2**20 // 2)
+    ('512 B', '2.0 KiB', '1.5 MiB')
+    """
+    size = float(count or 0)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def flops(count: int) -> str:
+    """
+    >>> flops(512), flops(393216)
+    ('512 FLOPs', '393.2 kFLOPs')
+    """
+    size = float(count)
+    for unit in ("", "k", "M", "G"):
+        if size < 1000:
+            return f"{size:.0f} FLOPs" if not unit else f"{size:.1f} {unit}FLOPs"
+        size /= 1000
+    return f"{size:.1f} TFLOPs"
+
+
+def seconds(time: float) -> str:
+    """
+    >>> seconds(0.00025)
+    '250.0 us'
+    """
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if time >= size:
+            return f"{time / size:.2f} {unit}"
+    return f"{time * 1e6:.1f} us"
+
+
+def where(line: str) -> str:
+    """``file:line`` without the folders.
+
+    >>> where("/home/me/cell.py:12: h = torch.tanh(h)")
+    'cell.py:12'
+    """
+    found = re.match(r"(.*?:\d+): ", line)
+    return found[1].rpartition("/")[2] if found else ""
+
+
+def shortened(call: str, width: int = 60) -> str:
+    return call if len(call) <= width else call[: width - 4] + "...)"
+
+
+def steps(count: str) -> str:
+    return "1 step" if count == "1" else f"{count} steps"
+
+
+def merged(loops: Sequence[Loop]) -> list[Loop]:
+    """Loops that differ in nothing but their names, as one that has them all."""
+    names: dict[Loop, list[str]] = {}
+    for loop in loops:
+        names.setdefault(replace(loop, name=""), []).append(loop.name)
+    return [replace(loop, name=", ".join(found)) for loop, found in names.items()]
+
+
+def captured(count: int) -> str:
+    """
+    >>> captured(2)
+    'captured as one operator; 2 captures by calls so far'
+    """
+    calls = f"{count} capture{'s' if count > 1 else ''} by calls" if count else "no call"
+    return f"captured as one operator; {calls} so far"
