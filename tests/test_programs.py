@@ -965,3 +965,108 @@ def test_second_derivatives_of_operators_of_memory(body, is_expanded):
         return torch.autograd.grad(sum((g**3).sum() for g in first), leaves)
 
     assert_same(second(scan), second(loop))
+
+
+W2 = torch.tensor([0.3, 0.5], dtype=F64, requires_grad=True)
+
+
+def writes_an_element_of_a_constant(h, x):
+    with torch.no_grad():
+        z = torch.clamp(torch.sin(W2) * h, -2.0, 2.0)
+    z[0] = torch.cos(W2[0])
+    return torch.sigmoid(z) * h + x, z * 2
+
+
+def adds_to_a_constant(h, x):
+    with torch.no_grad():
+        z = h * 2
+    z.add_(h * x)
+    return torch.tanh(z + h), z
+
+
+def writes_to_a_view_of_a_constant(h, x):
+    with torch.no_grad():
+        z = torch.outer(h, h)
+    z[0].mul_(W2)
+    return torch.tanh(z.sum(0) + h), z
+
+
+def writes_to_the_base_of_a_view(h, x):
+    with torch.no_grad():
+        z = h * 2
+    row = z[:1]
+    z.mul_(W2)
+    return torch.tanh(row + h), z
+
+
+def writes_twice(h, x):
+    with torch.no_grad():
+        z = h * 2
+        z.mul_(W2)
+    z.mul_(3.0)
+    y = z + 1
+    z.mul_(W2)
+    return torch.tanh(z + h), y
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return a * a
+
+    @staticmethod
+    def backward(ctx, grad):
+        (a,) = ctx.saved_tensors
+        return 2 * a * grad
+
+
+def writes_beside_a_custom_function(h, x):
+    z = torch.zeros(2, dtype=F64)
+    z.add_(2.0)
+    return torch.sigmoid(z.mean()) * h + Squared.apply(W2) * x, z
+
+
+def solves(h, x):
+    a = torch.outer(h, x) + 3 * torch.eye(2, dtype=F64)
+    return torch.tanh(torch.linalg.solve(a, W2)), h * x
+
+
+def takes_determinants(h, x):
+    a = torch.outer(h, x) + 3 * torch.eye(2, dtype=F64) + torch.diag(W2)
+    return torch.tanh(h * torch.slogdet(a)[1] + torch.det(a) / 9), h * x
+
+
+def inverts(h, x):
+    a = torch.outer(h, x) + 3 * torch.eye(2, dtype=F64) + torch.diag(W2)
+    return torch.tanh(torch.linalg.inv(a) @ h), h * x
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize(
+    "body",
+    [
+        writes_an_element_of_a_constant,
+        adds_to_a_constant,
+        writes_to_a_view_of_a_constant,
+        writes_to_the_base_of_a_view,
+        writes_twice,
+        writes_beside_a_custom_function,
+        solves,
+        takes_determinants,
+        inverts,
+    ],
+)
+def test_first_and_second_derivatives(body):
+    """Of what eager+double programs of the fuzzer found, and its kind."""
+    init, xs = torch.ones(2, dtype=F64), torch.randn(4, 2, dtype=F64)
+
+    def derivatives(run):
+        leaves = [init.clone().requires_grad_(), xs.clone().requires_grad_(), W2]
+        zeros = {"allow_unused": True, "materialize_grads": True}
+        total = scalar(run(body, *leaves[:2]))
+        first = torch.autograd.grad(total, leaves, create_graph=True, **zeros)
+        return first, torch.autograd.grad(sum((g**3).sum() for g in first), leaves, **zeros)
+
+    assert_same(derivatives(scan), derivatives(loop))
+    check(body, init, xs, params=[W2])

@@ -110,6 +110,19 @@ class _MarkStops(TorchFunctionMode):
             if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
                 self.stopped[id(value)] = (value, reverse_only)
 
+    def _write_to(self, target: Any) -> None:
+        """Gradients pass to what is written to a stopped value, and still not to what it was."""
+        root = _root(target)
+        aliases = [known for known in self.stopped.values() if _root(known[0]) is root]
+        for value, reverse_only in aliases:
+            if not reverse_only:  # the memory is that of a value whose gradients do not stop
+                raise RuntimeError(
+                    "a detached tensor is written to in place, with a value that requires grad"
+                )
+            with torch.no_grad():
+                value.copy_(stop_gradient(value, reverse_only))
+            del self.stopped[id(value)]
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = _name_of(func)
@@ -118,7 +131,10 @@ class _MarkStops(TorchFunctionMode):
             self._stop(result, reverse_only=False)
         elif name in _WRITES or (name.endswith("_") and not name.endswith("__")):
             target, *sources = args
-            result = func(target, *pytree.tree_map(self.used, sources), **kwargs)
+            sources = pytree.tree_map(self.used, sources)
+            if torch.is_grad_enabled() and _any_requires_grad((sources, kwargs)):
+                self._write_to(target)
+            result = func(target, *sources, **kwargs)
         elif name in _VIEWS:
             known = [self.stopped[id(a)] for a in pytree.tree_leaves(args) if id(a) in self.stopped]
             result = func(*args, **kwargs)
@@ -130,6 +146,14 @@ class _MarkStops(TorchFunctionMode):
             if not torch.is_grad_enabled():
                 self._stop(result, reverse_only=True, args=(args, kwargs))
         return result
+
+
+def _root(value: Any) -> Any:
+    return value._base if isinstance(value, Tensor) and value._is_view() else value
+
+
+def _any_requires_grad(values: Any) -> bool:
+    return any(isinstance(v, Tensor) and v.requires_grad for v in pytree.tree_leaves(values))
 
 
 def _name_of(func: Any) -> str:

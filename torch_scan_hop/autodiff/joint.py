@@ -54,7 +54,24 @@ class JointGraph:
         return output.args[0]
 
 
-def _vjp_of_step(body: Body, signature: Signature, flow: GradientFlow) -> Any:
+# Their derivatives read factors that autograd takes for constants, but for one that is to be
+# differentiated again: then torch writes another formula (linalg_solve_backward and its kind).
+_DIFFERENTIATED_ONCE = {
+    aten._linalg_solve_ex.default,
+    aten._linalg_det.default,
+    aten._linalg_slogdet.default,
+    aten.linalg_lstsq.default,
+}
+
+
+def _is_differentiated_once(module: fx.GraphModule) -> bool:
+    graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
+    return any(node.target in _DIFFERENTIATED_ONCE for graph in graphs for node in graph.nodes)
+
+
+def _vjp_of_step(
+    body: Body, signature: Signature, flow: GradientFlow, create_graph: bool = False
+) -> Any:
     # node by node: tags that checkpoints left on the body's nodes reach the joint graph
     step = preserving_node_meta(body)
     if not has_custom_function(body):  # its forward is no_grad's, too
@@ -76,7 +93,11 @@ def _vjp_of_step(body: Body, signature: Signature, flow: GradientFlow) -> Any:
             gradients: tuple[Any, ...] = (None,) * len(wanted)
             if pairs:
                 gradients = torch.autograd.grad(
-                    [o for o, _ in pairs], wanted, [c for _, c in pairs], allow_unused=True
+                    [o for o, _ in pairs],
+                    wanted,
+                    [c for _, c in pairs],
+                    allow_unused=True,
+                    create_graph=create_graph,
                 )
         with torch.no_grad():
             return tuple(map(aten.alias, outputs)), gradients
@@ -94,6 +115,9 @@ def trace_joint(
 ) -> JointGraph:
     """``output_examples``: fresh fakes like the step's outputs, for the cotangents."""
     cotangents = [o for o, flag in zip(output_examples, flow.outputs(), strict=True) if flag]
-    module = trace(_vjp_of_step(body, signature, flow), [*examples.flat(), *cotangents], mode)
+    inputs = [*examples.flat(), *cotangents]
+    module = trace(_vjp_of_step(body, signature, flow), inputs, mode)
+    if _is_differentiated_once(module):
+        module = trace(_vjp_of_step(body, signature, flow, create_graph=True), inputs, mode)
     clean_up(module)
     return JointGraph(module, signature, flow)
