@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +24,11 @@ from torch_scan_hop.signature import Inputs, Signature
 
 
 def derivative_of(
-    body: Body,
-    init: Sequence[Any],
-    xs: Sequence[Any],
-    additional: Sequence[Any],
-    wanted: Inputs[bool],
-    checkpoint: Any,
+    body: Body, inputs: Inputs[Any], wanted: Inputs[bool], checkpoint: Any
 ) -> tuple[Derivative, dict[Handover, Any]]:
     """The derivative, and the sizes that it hands over where it is for any size."""
     checkpoint = policy_of(body, checkpoint)
-    traced = is_traced([*init, *xs, *additional])
+    traced = is_traced(inputs.flat())
 
     def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> _ForAnySize:
         derivative = _derive(body, mode, examples, wanted, checkpoint, traced)
@@ -43,7 +38,7 @@ def derivative_of(
         return _ForAnySize(derivative, sizes, symbols.function([s.size for s in sizes]))
 
     key = ("derivative", tuple(wanted.flat()), checkpoint, traced)
-    found, numbers = derived(body, key, init, xs, additional, make)
+    found, numbers = derived(body, key, inputs, make)
     return found.derivative, dict(zip(found.sizes, found.evaluate(*numbers), strict=True))
 
 
@@ -64,7 +59,7 @@ def _derive(
     checkpoint: Any,
     traced: bool,
 ) -> Derivative:
-    signature = Signature(len(examples.carry), len(examples.xs), len(examples.additional))
+    signature = examples.signature
     flow = gradient_flow(body, examples, wanted, mode)
     first = _partition(body, signature, examples, flow, mode, checkpoint)
     if traced:

@@ -9,7 +9,7 @@ so that double backward, transforms and traces of it come by composition.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,10 @@ from torch_scan_hop._torch.transforms import has_tangents, over_grads_batch
 from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.partition import Handover, Partition, Source
-from torch_scan_hop.carries_in import CarriesIn, in_graph, joined, stacks_of
+from torch_scan_hop.carries_in import CarriesIn, in_graph, with_joined, with_stacks
 from torch_scan_hop.eager.run import dense
-from torch_scan_hop.op import Body, scan_op, scan_options
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.op import FORWARD, REVERSE, Body, RunScan, ScanOptions, call_scan, scan_op
+from torch_scan_hop.signature import Inputs, Signature
 
 
 @dataclass(frozen=True)
@@ -68,35 +68,35 @@ class ScanCall:
     derivative: Derivative
     additional: tuple[Any, ...]  # with None where a tensor stands
     reverse: bool
-    checkpoint: Any
-    run_forward: Callable[..., Sequence[Any]]
+    run_forward: RunScan
     #: what the sizes that are handed over are in this call, where the derivative is for any size
     sizes: Mapping[Handover, Any]
     #: a scan of (primal, tangent) pairs, where inputs have tangents
-    tangents_of: Callable[..., Sequence[tuple[Any, Any]]] | None = None
+    tangents_of: RunScan | None = None
     trip_count: Any = None
     output_like: tuple[tuple[Any, ...], ...] = ()
 
-    def fill(self, tensors: Sequence[Any]) -> list[Any]:
-        """All flat inputs, from the tensors among them."""
+    @property
+    def options(self) -> ScanOptions:
+        """Of the forward: what is saved is decided already."""
+        return REVERSE if self.reverse else FORWARD
+
+    def inputs(self, tensors: Sequence[Any], numbers: Sequence[Any] | None = None) -> Inputs[Any]:
+        """All inputs, from the tensors among them; ``numbers`` stand for the others."""
+        numbers = self.additional if numbers is None else numbers
         n = self.derivative.signature.n_carry + self.derivative.signature.n_xs
         rest = iter(tensors[n:])
-        return [*tensors[:n], *(next(rest) if a is None else a for a in self.additional)]
+        additional = [
+            next(rest) if a is None else number
+            for a, number in zip(self.additional, numbers, strict=True)
+        ]
+        return self.derivative.signature.split_inputs([*tensors[:n], *additional])
 
 
 def run(call: ScanCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    derivative = call.derivative
-    inputs = derivative.signature.split_inputs(call.fill(tensors))
-    outputs = tuple(
-        call.run_forward(
-            derivative.first.forward,
-            inputs.carry,
-            inputs.xs,
-            tuple(inputs.additional),
-            **scan_options(call.reverse, None),
-        )
+    return tuple(
+        call.run_forward(call.derivative.first.forward, call.inputs(tensors), call.options)
     )
-    return outputs
 
 
 def _differentiable_outputs(call: ScanCall, outputs: Sequence[Any]) -> list[bool]:
@@ -111,9 +111,9 @@ def _differentiable_outputs(call: ScanCall, outputs: Sequence[Any]) -> list[bool
 def save(ctx: Any, call: ScanCall, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
     """What backward reads, and nothing else."""
     derivative = call.derivative
-    inputs = derivative.signature.split_inputs(call.fill(tensors))
+    inputs = call.inputs(tensors)
     ys = outputs[derivative.signature.n_carry :]
-    call.trip_count = inputs.xs[0].shape[0]
+    call.trip_count = inputs.trip_count
     call.output_like = tuple((o.shape, o.dtype, o.device) for o in outputs)
     ctx.set_materialize_grads(False)
     flags = _differentiable_outputs(call, outputs)
@@ -241,29 +241,27 @@ class _BackwardPass:
         ]
         if not xs:
             xs = [torch.empty((self.call.trip_count, 0))]
-        additional = tuple(self._invariant(h) for h in partition.invariant)
-        body = self._body(len(init), len(xs))
-        return self._gather(self._scan(body, init, xs, additional), carry)
+        additional = [self._invariant(h) for h in partition.invariant]
+        results = self._scan(self._body(len(init)), Inputs(init, xs, additional))
+        return self._gather(results, carry)
 
-    def _scan(
-        self, body: Any, init: Any, xs: Sequence[torch.Tensor | CarriesIn], additional: Any
-    ) -> Sequence[Any]:
+    def _scan(self, body: Body, inputs: Inputs[Any]) -> Sequence[Any]:
         """The backward's scan; where no derivative of it is taken, carries stay in place."""
-        reverse = not self.call.reverse
-        flat = (*init, *stacks_of(xs), *additional)
+        options = FORWARD if self.call.reverse else REVERSE
+        flat = tuple(with_stacks(inputs).flat())
         join = CarriesIn.whole
         # compiled autograd has Dynamo trace this very function
         traced = torch.compiler.is_dynamo_compiling()
         if not traced and not torch.is_grad_enabled() and not has_tangents(flat):
             if scan_op.goes_to_kernel(flat):
-                return dense(body, init, xs, additional, reverse=reverse)
+                return dense(body, inputs, options)
             # a body's derivative is differentiated again, where its scan is
             if is_functionalized(flat) and not is_tracing_a_body():
                 cotangent = next(c for c in self.cotangents if c is not None)
                 join = functools.partial(in_graph, after=cotangent)
-        return scan_op(body, init, joined(xs, join), additional, reverse=reverse)
+        return call_scan(body, with_joined(inputs, join), options)
 
-    def _body(self, n_carry: int, n_xs: int) -> Any:
+    def _body(self, n_carry: int) -> Body:
         partition = self.partition
         if partition.per_step or any(self.flow.ys):
             return partition.backward
@@ -296,9 +294,7 @@ def _gradients_of_loop(ctx: Any, body: Body, cotangents: Sequence[Any]) -> list[
     ]
     roles = call.derivative.signature.split_inputs(inputs)
     cotangents = cotangents[: len(call.derivative.flow.outputs())]
-    return gradients_of_loop(
-        body, roles.carry, roles.xs, roles.additional, call.reverse, cotangents
-    )
+    return gradients_of_loop(body, roles, call.reverse, cotangents)
 
 
 def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
@@ -337,18 +333,8 @@ class ScanFunction(torch.autograd.Function):
         call: ScanCall = ctx.call
         assert call.tangents_of is not None
         pairs = list(zip(ctx.saved_tensors, tangents, strict=True))
-        numbers = [(a, None) for a in call.additional if a is not None]
-        n = call.derivative.signature.n_carry + call.derivative.signature.n_xs
-        rest, given = iter(pairs[n:]), iter(numbers)
-        additional = [next(rest) if a is None else next(given) for a in call.additional]
-        groups = call.derivative.signature.split_inputs([*pairs[:n], *additional])
-        results = call.tangents_of(
-            call.derivative.first.forward,
-            groups.carry,
-            groups.xs,
-            groups.additional,
-            **scan_options(call.reverse, None),
-        )
+        inputs = call.inputs(pairs, [(a, None) for a in call.additional])
+        results = call.tangents_of(call.derivative.first.forward, inputs, call.options)
         return tuple(tangent for _, tangent in results)
 
     @staticmethod

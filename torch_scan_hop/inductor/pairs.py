@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torch_scan_hop.signature import Inputs
+from torch_scan_hop.signature import Inputs, results_of
 
 aten = torch.ops.aten
 
@@ -325,8 +325,7 @@ class PairInterpreter(fx.Interpreter):
 
 def needs_pairs(body: fx.GraphModule, operands: Inputs[Any]) -> bool:
     """Whether complex values cross the edge of the body."""
-    (output,) = body.graph.find_nodes(op="output")
-    values = [r.meta.get("val") for r in output.args[0] if isinstance(r, fx.Node)]
+    values = [r.meta.get("val") for r in results_of(body.graph) if isinstance(r, fx.Node)]
     return any(map(is_complex, (*operands.flat(), *values)))
 
 

@@ -26,7 +26,7 @@ from torch_scan_hop.rewrites.classify import (
 from torch_scan_hop.rewrites.options import Options
 from torch_scan_hop.rewrites.parts import unique
 from torch_scan_hop.rewrites.plan import Decisions, ScanPlan
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs, Signature, results_of
 
 # bytes: from here on writing a stack and reading it again costs more than a dispatch per step
 SMALL_TERM = 4096
@@ -51,9 +51,8 @@ class Planner:
         self.pointwise_pays = pointwise_pays
         self.guard_sizes = guard_sizes
         self.used = [used or not options.drop_dead for used in used_outputs]
-        self.roles = signature.split_inputs(body.graph.find_nodes(op="placeholder"))
-        (output,) = body.graph.find_nodes(op="output")
-        self.outputs = signature.split_outputs(list(output.args[0]))
+        self.roles = signature.inputs_of(body)
+        self.outputs = signature.outputs_of(body)
         self.constant_carry = self._constant_carry() if options.drop_dead else []
         self.dependence = self._classify()
         self.ys = [y for k, y in enumerate(self.outputs.ys) if self.used[signature.n_carry + k]]
@@ -267,6 +266,5 @@ def make_plan(
     ``guard_sizes``: whether symbolic sizes may become guards where they decide what pays.
     ``used_outputs``: which of the scan's results anything reads; others come back as None.
     """
-    (output,) = body.graph.find_nodes(op="output")
-    used = [True] * len(output.args[0]) if used_outputs is None else used_outputs
+    used = [True] * len(results_of(body.graph)) if used_outputs is None else used_outputs
     return Planner(body, signature, options, pointwise_pays, used, guard_sizes).plan()
