@@ -10,7 +10,7 @@ from test_rewrites import body_of, make
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop import fallback, inductor, legality, scan
-from torch_scan_hop.autodiff import partition
+from torch_scan_hop.autodiff import cut
 from torch_scan_hop.eager import fuse
 from torch_scan_hop.eager.writer import EagerLoop
 from torch_scan_hop.graph_cleanup import clean_up
@@ -266,7 +266,7 @@ def test_what_is_batched_has_a_rule_that_was_checked(checker, monkeypatch):
 def test_what_is_made_before_the_loop_reads_no_carry(checker, monkeypatch):
     body = body_of(lambda h, x: (h.sin() + x, h), make(H), make(H))
     sin = next(n for n in body.graph.nodes if n.target is aten.sin.default)
-    monkeypatch.setattr(planner.Planner, "_batched", lambda self, roots: [sin])
+    monkeypatch.setattr(planner.Planner, "_batched", lambda self, roots, in_loop: [sin])
     with pytest.raises(IllegalRewrite, match="decisions: h_1 is not known before the loop"):
         plan_of(body, Signature(1, 1, 0))
 
@@ -286,8 +286,8 @@ def test_a_stack_has_a_row_for_each_step(checker, monkeypatch):
 
 
 def test_masks_are_not_drawn_again(checker, monkeypatch):
-    monkeypatch.setattr(partition, "is_random", lambda node: False)
-    monkeypatch.setattr(partition, "wants_recompute", lambda policy, node, producer: True)
+    monkeypatch.setattr(cut, "is_random", lambda node: False)
+    monkeypatch.setattr(cut, "wants_recompute", lambda policy, node, producer: True)
 
     def step(h, x):
         h = torch.dropout(h + x, 0.5, train=True)

@@ -13,10 +13,15 @@ from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import FakeTensorMode, is_traced, run_fake
 from torch_scan_hop.any_size import derived
 from torch_scan_hop.autodiff.custom import has_custom_function
+from torch_scan_hop.autodiff.derivative import (
+    ClosedDerivative,
+    Derivative,
+    DerivativeThroughLoop,
+)
 from torch_scan_hop.autodiff.differentiability import GradientFlow, gradient_flow
-from torch_scan_hop.autodiff.function import Derivative
+from torch_scan_hop.autodiff.handover import Handover, Partition, Source
 from torch_scan_hop.autodiff.joint import trace_joint
-from torch_scan_hop.autodiff.partition import Handover, Partition, Partitioner, Source
+from torch_scan_hop.autodiff.partition import partition_of
 from torch_scan_hop.autodiff.policy import policy_of
 from torch_scan_hop.examples import contiguous_like
 from torch_scan_hop.op import Body
@@ -64,9 +69,9 @@ def _derive(
     first = _partition(body, signature, examples, flow, mode, checkpoint)
     if traced:
         # a traced backward is not differentiated again through this Function
-        return Derivative(signature, flow, first, None, None)
+        return Derivative(signature, flow, first)
     if has_custom_function(body):
-        return Derivative(signature, flow, first, None, None, body)
+        return DerivativeThroughLoop(signature, flow, first, body)
     return _closed_under_differentiation(first, signature, examples, wanted, flow, mode)
 
 
@@ -83,7 +88,7 @@ def _partition(
         outputs = run_fake(body, examples.flat(), mode)
     like = [contiguous_like(mode, o) for o in outputs]
     joint = trace_joint(body, signature, examples, like, flow, mode)
-    return Partitioner(joint, checkpoint, saved).run()
+    return partition_of(joint, checkpoint, saved)
 
 
 def _stacks_read(partition: Partition) -> frozenset[int]:
@@ -115,4 +120,4 @@ def _closed_under_differentiation(
     else:
         raise RuntimeError("torch_scan_hop: the residuals of a scan body did not settle")
     closed = dataclasses.replace(first, forward=forward)
-    return Derivative(signature, flow, closed, second, second_flow)
+    return ClosedDerivative(signature, flow, closed, second, second_flow)

@@ -18,51 +18,16 @@ import torch
 from torch_scan_hop._torch.tracing import is_functionalized, is_tracing_a_body
 from torch_scan_hop._torch.transforms import has_tangents, over_grads_batch
 from torch_scan_hop.autodiff.custom import gradients_of_loop
-from torch_scan_hop.autodiff.differentiability import GradientFlow
-from torch_scan_hop.autodiff.partition import Handover, Partition, Source
+from torch_scan_hop.autodiff.derivative import Derivative, DerivativeThroughLoop, all_inputs
+from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.carries_in import CarriesIn, in_graph, with_joined, with_stacks
 from torch_scan_hop.eager.run import dense
 from torch_scan_hop.op import FORWARD, REVERSE, Body, RunScan, ScanOptions, call_scan, scan_op
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs
 
 
 @dataclass(frozen=True)
-class Derivative:
-    """A differentiated body. ``second`` also takes cotangents of the residuals.
-
-    With ``loop_body``, a derivative that is differentiated again goes through a loop of it.
-    """
-
-    signature: Signature
-    flow: GradientFlow
-    first: Partition
-    second: Partition | None
-    second_flow: GradientFlow | None
-    loop_body: Body | None = None
-
-    @functools.cached_property
-    def saved(self) -> tuple[Handover, ...]:
-        """What a backward reads, once each."""
-        partitions = [p for p in (self.first, self.second) if p is not None]
-        wanted = [slot for partition in partitions for slot in _saved_slots(partition)]
-        if self.loop_body is not None:
-            wanted += _all_inputs(self.signature)
-        return tuple(dict.fromkeys(wanted))
-
-    @functools.cached_property
-    def saved_ys(self) -> frozenset[int]:
-        """Positions of the ys that a backward reads."""
-        return frozenset(h.index for h in self.saved if h.source is Source.Y)
-
-    def sizes(self) -> tuple[Handover, ...]:
-        """The sizes that its backward bodies read."""
-        partitions = [p for p in (self.first, self.second) if p is not None]
-        found = [h for p in partitions for h in p.invariant if h.source is Source.SIZE]
-        return tuple(dict.fromkeys(found))
-
-
-@dataclass
-class ScanCall:
+class DifferentiatedCall:
     """One call of the operator: what is not a tensor, and how to run a scan below autograd."""
 
     derivative: Derivative
@@ -73,8 +38,6 @@ class ScanCall:
     sizes: Mapping[Handover, Any]
     #: a scan of (primal, tangent) pairs, where inputs have tangents
     tangents_of: RunScan | None = None
-    trip_count: Any = None
-    output_like: tuple[tuple[Any, ...], ...] = ()
 
     @property
     def options(self) -> ScanOptions:
@@ -93,74 +56,57 @@ class ScanCall:
         return self.derivative.signature.split_inputs([*tensors[:n], *additional])
 
 
-def run(call: ScanCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def run(call: DifferentiatedCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(
         call.run_forward(call.derivative.first.forward, call.inputs(tensors), call.options)
     )
 
 
-def _differentiable_outputs(call: ScanCall, outputs: Sequence[Any]) -> list[bool]:
-    derivative = call.derivative
-    flags = list(derivative.flow.outputs())
-    if derivative.second_flow is None:
-        return flags + [False] * (len(outputs) - len(flags))
-    # what autograd says of each residual: some are constants to it (a layer norm's mean)
-    return flags + list(derivative.second_flow.ys[len(derivative.flow.ys) :])
+#: (shape, dtype, device)
+Metadata = tuple[Any, ...]
 
 
-def save(ctx: Any, call: ScanCall, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
+@dataclass(frozen=True)
+class _Record:
+    """What a backward knows of the forward, besides the tensors that autograd saved for it."""
+
+    call: DifferentiatedCall
+    slots: dict[Handover, int]  # positions among the saved tensors
+    trip_count: Any
+    outputs_like: tuple[Metadata, ...]
+    # accumulators start as zeros like these: metadata is enough
+    additional_like: tuple[Any, ...]  # None for numbers
+
+
+def _metadata(value: torch.Tensor) -> Metadata:
+    return value.shape, value.dtype, value.device
+
+
+def save(
+    ctx: Any, call: DifferentiatedCall, tensors: Sequence[Any], outputs: Sequence[Any]
+) -> None:
     """What backward reads, and nothing else."""
     derivative = call.derivative
     inputs = call.inputs(tensors)
-    ys = outputs[derivative.signature.n_carry :]
-    call.trip_count = inputs.trip_count
-    call.output_like = tuple((o.shape, o.dtype, o.device) for o in outputs)
     ctx.set_materialize_grads(False)
-    flags = _differentiable_outputs(call, outputs)
+    flags = derivative.differentiable(len(outputs))
     ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, flags, strict=True) if not flag))
     values = {
         Source.CARRY_IN: inputs.carry,
         Source.X: inputs.xs,
         Source.ADDITIONAL: inputs.additional,
-        Source.Y: ys,
+        Source.Y: outputs[derivative.signature.n_carry :],
     }
-    slots: dict[Handover, int] = {}
-    kept: list[torch.Tensor] = []
-    for slot in derivative.saved:
-        value = values[slot.source][slot.index]
-        if isinstance(value, torch.Tensor):
-            slots[slot] = len(kept)
-            kept.append(value)
-    # accumulators start as zeros like these: metadata is enough
-    ctx.additional_like = [
-        (a.shape, a.dtype, a.device) if isinstance(a, torch.Tensor) else None
-        for a in inputs.additional
-    ]
-    ctx.slots = slots
-    ctx.save_for_backward(*kept)
-    ctx.call = call
-
-
-def _all_inputs(signature: Signature) -> list[Handover]:
-    sizes = {
-        Source.CARRY_IN: signature.n_carry,
-        Source.X: signature.n_xs,
-        Source.ADDITIONAL: signature.n_additional,
-    }
-    return [Handover(source, k) for source, size in sizes.items() for k in range(size)]
-
-
-def _saved_slots(partition: Partition) -> list[Handover]:
-    slots = []
-    for handover in (*partition.per_step, *partition.invariant):
-        if handover.source is Source.CARRY_IN:
-            index, shifted = partition.carry_stack[handover.index]
-            slots.append(Handover(Source.Y, index))
-            if shifted:
-                slots.append(handover)
-        elif handover.source is not Source.SIZE:
-            slots.append(handover)
-    return slots
+    found = {slot: values[slot.source][slot.index] for slot in derivative.saved}
+    kept = {slot: value for slot, value in found.items() if isinstance(value, torch.Tensor)}
+    ctx.save_for_backward(*kept.values())
+    ctx.record = _Record(
+        call,
+        {slot: k for k, slot in enumerate(kept)},
+        inputs.trip_count,
+        tuple(map(_metadata, outputs)),
+        tuple(_metadata(a) if isinstance(a, torch.Tensor) else None for a in inputs.additional),
+    )
 
 
 class _Zeros:
@@ -186,22 +132,18 @@ class _Zeros:
 
 class _BackwardPass:
     def __init__(self, ctx: Any, cotangents: Sequence[Any]) -> None:
-        self.call: ScanCall = ctx.call
+        self.record: _Record = ctx.record
+        self.call = self.record.call
         self.derivative = self.call.derivative
-        self.ctx = ctx
         n_outputs = len(self.derivative.flow.outputs())
         of_residuals = any(c is not None for c in cotangents[n_outputs:])
-        self.partition = self.derivative.first
-        self.flow = self.derivative.flow
-        if of_residuals:
-            assert self.derivative.second is not None and self.derivative.second_flow is not None
-            self.partition, self.flow = self.derivative.second, self.derivative.second_flow
+        self.partition, self.flow = self.derivative.backward_of(of_residuals)
         self.cotangents = cotangents[: len(self.flow.outputs())]
         self.saved = ctx.saved_tensors
         self.zeros = _Zeros()
 
     def _value(self, source: Source, index: int) -> Any:
-        return self.saved[self.ctx.slots[Handover(source, index)]]
+        return self.saved[self.record.slots[Handover(source, index)]]
 
     def _per_step(self, handover: Handover) -> torch.Tensor | CarriesIn:
         if handover.source is not Source.CARRY_IN:
@@ -223,14 +165,14 @@ class _BackwardPass:
 
     def _cotangent(self, k: int) -> torch.Tensor:
         given = self.cotangents[k]
-        return given if given is not None else self.zeros(self.call.output_like[k], True)
+        return given if given is not None else self.zeros(self.record.outputs_like[k], True)
 
     def run(self) -> list[Any]:
         sig, flow, partition = self.derivative.signature, self.flow, self.partition
         n_carry = sig.n_carry
         carry = [k for k, flag in enumerate(flow.carry) if flag]
         ys = [k for k, flag in enumerate(flow.ys) if flag]
-        like = self.ctx.additional_like
+        like = self.record.additional_like
         init = [
             *(self._cotangent(k) for k in carry),
             *(self.zeros(like[k], False) for k in partition.accumulated),
@@ -240,7 +182,7 @@ class _BackwardPass:
             *(self._per_step(h) for h in partition.per_step),
         ]
         if not xs:
-            xs = [torch.empty((self.call.trip_count, 0))]
+            xs = [torch.empty((self.record.trip_count, 0))]
         additional = [self._invariant(h) for h in partition.invariant]
         results = self._scan(self._body(len(init)), Inputs(init, xs, additional))
         return self._gather(results, carry)
@@ -286,14 +228,14 @@ class _BackwardPass:
 
 
 def _gradients_of_loop(ctx: Any, body: Body, cotangents: Sequence[Any]) -> list[Any]:
-    call: ScanCall = ctx.call
-    saved = ctx.saved_tensors
+    record: _Record = ctx.record
+    call, derivative, saved = record.call, record.call.derivative, ctx.saved_tensors
     inputs = [
-        saved[ctx.slots[slot]] if slot in ctx.slots else call.additional[slot.index]
-        for slot in _all_inputs(call.derivative.signature)
+        saved[record.slots[slot]] if slot in record.slots else call.additional[slot.index]
+        for slot in all_inputs(derivative.signature)
     ]
-    roles = call.derivative.signature.split_inputs(inputs)
-    cotangents = cotangents[: len(call.derivative.flow.outputs())]
+    roles = derivative.signature.split_inputs(inputs)
+    cotangents = cotangents[: len(derivative.flow.outputs())]
     return gradients_of_loop(body, roles, call.reverse, cotangents)
 
 
@@ -302,10 +244,10 @@ def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
     batched = over_grads_batch(functools.partial(gradients, ctx), cotangents)
     if batched is not None:
         return batched
-    call: ScanCall = ctx.call
-    sig = call.derivative.signature
-    if call.derivative.loop_body is not None and torch.is_grad_enabled():
-        flat = _gradients_of_loop(ctx, call.derivative.loop_body, cotangents)
+    call: DifferentiatedCall = ctx.record.call
+    derivative, sig = call.derivative, call.derivative.signature
+    if isinstance(derivative, DerivativeThroughLoop) and torch.is_grad_enabled():
+        flat = _gradients_of_loop(ctx, derivative.body, cotangents)
     else:
         flat = _BackwardPass(ctx, cotangents).run()
     n = sig.n_carry + sig.n_xs
@@ -321,7 +263,7 @@ class ScanFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, call: ScanCall, *tensors: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, call: DifferentiatedCall, *tensors: Any) -> Any:  # type: ignore[override]
         outputs = run(call, tensors)
         save(ctx, call, tensors, outputs)
         if call.tangents_of is not None:
@@ -330,7 +272,7 @@ class ScanFunction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
-        call: ScanCall = ctx.call
+        call: DifferentiatedCall = ctx.record.call
         assert call.tangents_of is not None
         pairs = list(zip(ctx.saved_tensors, tangents, strict=True))
         inputs = call.inputs(pairs, [(a, None) for a in call.additional])

@@ -17,7 +17,7 @@ from torch_scan_hop._torch.tracing import is_traced
 from torch_scan_hop._torch.transforms import has_tangents
 from torch_scan_hop.autodiff.derive import derivative_of
 from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
-from torch_scan_hop.autodiff.function import ScanCall, ScanFunction
+from torch_scan_hop.autodiff.function import DifferentiatedCall, ScanFunction
 from torch_scan_hop.dispatch.jvp import scan_of_duals, tangent_scan
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
@@ -70,7 +70,7 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
     if not is_traced(tensors) and any(isinstance(t, FakeTensor) for t in tensors):
         return _on_fakes(body, inputs, wanted, options)
     derivative, sizes = derivative_of(body, inputs, wanted, options.checkpoint)
-    call = ScanCall(
+    call = DifferentiatedCall(
         derivative,
         tuple(None if isinstance(a, torch.Tensor) else a for a in inputs.additional),
         options.reverse,

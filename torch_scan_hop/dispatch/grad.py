@@ -17,7 +17,7 @@ from torch_scan_hop._torch.transforms import (
 )
 from torch_scan_hop.autodiff.derive import derivative_of
 from torch_scan_hop.autodiff.differentiability import needs_grad
-from torch_scan_hop.autodiff.function import ScanCall, gradients, run, save
+from torch_scan_hop.autodiff.function import DifferentiatedCall, gradients, run, save
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs
 
@@ -26,7 +26,7 @@ class GradLevelScan(SingleLevelFunction):  # type: ignore[misc]
     """:class:`~torch_scan_hop.autodiff.function.ScanFunction` for one functorch level."""
 
     @staticmethod
-    def forward(call: ScanCall, *tensors: Any) -> Any:
+    def forward(call: DifferentiatedCall, *tensors: Any) -> Any:
         return run(call, tensors)
 
     @staticmethod
@@ -59,7 +59,7 @@ def grad(
     if not torch.is_grad_enabled() or not any(wanted.flat()):
         return tuple(run_forward(body, inputs, options))
     derivative, sizes = derivative_of(body, inputs, wanted, options.checkpoint)
-    call = ScanCall(
+    call = DifferentiatedCall(
         derivative,
         tuple(None if isinstance(a, torch.Tensor) else a for a in inputs.additional),
         options.reverse,

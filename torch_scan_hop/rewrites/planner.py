@@ -128,20 +128,20 @@ class Planner:
 
     def plan(self) -> ScanPlan:
         carry_out = [self.outputs.carry[k] for k in self.loop_carry]
-        self.in_loop = self._loop_nodes([*carry_out, *filter(is_pinned, self.body.graph.nodes)])
+        in_loop = self._loop_nodes([*carry_out, *filter(is_pinned, self.body.graph.nodes)])
         targets = unique([*self.ys, *(leaf for a in self.accumulators for leaf in a.leaves)])
         targets = [n for n in targets if not self._is_given(n)]
-        sunk = [n for n in targets if self._sinks(n)]
+        sunk = [n for n in targets if self._sinks(n, in_loop)]
         emitted = [n for n in targets if n not in sunk]
-        self.in_loop |= self._loop_nodes(emitted)
+        in_loop |= self._loop_nodes(emitted)
         # what the loop makes for another result it returns as well
-        sunk = [n for n in sunk if n not in self.in_loop]
+        sunk = [n for n in sunk if n not in in_loop]
         emitted = [n for n in targets if n not in sunk]
-        batched = self._batched([*carry_out, *emitted])
+        batched = self._batched([*carry_out, *emitted], in_loop)
         invariants = self._invariants([*carry_out, *emitted, *sunk, *batched])
         # what is known before the loop is not returned by it
         emitted = [n for n in emitted if n not in batched and n not in invariants]
-        stacked = unique([*emitted, *self._frontier(sunk)])
+        stacked = unique([*emitted, *self._frontier(sunk, in_loop)])
         return self._checked_plan(
             Decisions(
                 loop_carry=self.loop_carry,
@@ -177,35 +177,36 @@ class Planner:
         found |= {u for n in found for u in n.users if u.target is operator.getitem}
         return found
 
-    def _sinks(self, node: fx.Node) -> bool:
-        if node in self.in_loop or not self.options.sink_outputs:
+    def _sinks(self, node: fx.Node, in_loop: set[fx.Node]) -> bool:
+        """Whether ``node`` is computed after a loop of the nodes ``in_loop``."""
+        if node in in_loop or not self.options.sink_outputs:
             return False
         dependence = self.dependence[node]
         if dependence is Dependence.INVARIANT:
             return False
         if dependence is Dependence.XS and not self.options.batch_xs:
             return False
-        chain = ancestors([node], stop=self.in_loop) - self.in_loop
+        chain = ancestors([node], stop=in_loop) - in_loop
         varying = [n for n in chain if self.dependence[n] is not Dependence.INVARIANT]
         if not all(map(is_batchable, varying)):
             return False
-        added = [n for n in self._frontier([node]) if n not in self.ys]
+        added = [n for n in self._frontier([node], in_loop) if n not in self.ys]
         if not self.pointwise_pays and not any(is_contraction(n) for n in varying):
             # a reduction keeps the loop from being one kernel; of stacks it costs a pass over them
             return any(is_reduction(n) for n in varying) and not added
         return bool(sum(self._nbytes(n) for n in added) <= self.budget)
 
-    def _frontier(self, sunk: Sequence[fx.Node]) -> list[fx.Node]:
+    def _frontier(self, sunk: Sequence[fx.Node], in_loop: set[fx.Node]) -> list[fx.Node]:
         """Per-step values of the loop that work after it reads."""
-        seen = ancestors(list(sunk), stop=self.in_loop)
-        return [n for n in self.body.graph.nodes if n in seen and n in self.in_loop]
+        seen = ancestors(list(sunk), stop=in_loop)
+        return [n for n in self.body.graph.nodes if n in seen and n in in_loop]
 
     # --- before the loop ---
 
     def _is_read(self, node: fx.Node, roots: Sequence[fx.Node], readers: set[fx.Node]) -> bool:
         return node in roots or any(user in readers for user in node.users)
 
-    def _batched(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
+    def _batched(self, roots: Sequence[fx.Node], in_loop: set[fx.Node]) -> list[fx.Node]:
         """xs-only values that the loop reads or returns."""
         if not self.options.batch_xs:
             return []
@@ -213,7 +214,7 @@ class Planner:
         for node in self.body.graph.nodes:
             if self.dependence.get(node) is not Dependence.XS or node.op != "call_function":
                 continue
-            if not is_tensor(node) or not self._is_read(node, roots, self.in_loop):
+            if not is_tensor(node) or not self._is_read(node, roots, in_loop):
                 continue
             if self._batching_pays(node) and spent + self._nbytes(node) <= self.budget:
                 spent += self._nbytes(node)
