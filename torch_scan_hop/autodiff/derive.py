@@ -19,13 +19,28 @@ from torch_scan_hop.autodiff.derivative import (
     DerivativeThroughLoop,
 )
 from torch_scan_hop.autodiff.differentiability import GradientFlow, gradient_flow
+from torch_scan_hop.autodiff.function import DifferentiatedCall
 from torch_scan_hop.autodiff.handover import Handover, Partition, Source
 from torch_scan_hop.autodiff.joint import trace_joint
 from torch_scan_hop.autodiff.partition import partition_of
 from torch_scan_hop.autodiff.policy import policy_of
 from torch_scan_hop.examples import contiguous_like
-from torch_scan_hop.op import Body
+from torch_scan_hop.op import Body, RunScan, ScanOptions
 from torch_scan_hop.signature import Inputs, Signature
+
+
+def differentiated_call(
+    body: Body,
+    inputs: Inputs[Any],
+    wanted: Inputs[bool],
+    options: ScanOptions,
+    run_forward: RunScan,
+    tangents_of: RunScan | None = None,
+) -> DifferentiatedCall:
+    """What an autograd function of the tensors among ``inputs`` is applied to."""
+    derivative, sizes = derivative_of(body, inputs, wanted, options.checkpoint)
+    numbers = tuple(None if isinstance(a, torch.Tensor) else a for a in inputs.additional)
+    return DifferentiatedCall(derivative, numbers, options.reverse, run_forward, sizes, tangents_of)
 
 
 def derivative_of(

@@ -44,6 +44,11 @@ class DifferentiatedCall:
         """Of the forward: what is saved is decided already."""
         return REVERSE if self.reverse else FORWARD
 
+    @property
+    def n_outputs(self) -> int:
+        """Results of the scan; residuals come after them."""
+        return len(self.derivative.flow.outputs())
+
     def inputs(self, tensors: Sequence[Any], numbers: Sequence[Any] | None = None) -> Inputs[Any]:
         """All inputs, from the tensors among them; ``numbers`` stand for the others."""
         numbers = self.additional if numbers is None else numbers
@@ -135,8 +140,7 @@ class _BackwardPass:
         self.record: _Record = ctx.record
         self.call = self.record.call
         self.derivative = self.call.derivative
-        n_outputs = len(self.derivative.flow.outputs())
-        of_residuals = any(c is not None for c in cotangents[n_outputs:])
+        of_residuals = any(c is not None for c in cotangents[self.call.n_outputs :])
         self.partition, self.flow = self.derivative.backward_of(of_residuals)
         self.cotangents = cotangents[: len(self.flow.outputs())]
         self.saved = ctx.saved_tensors
@@ -235,8 +239,7 @@ def _gradients_of_loop(ctx: Any, body: Body, cotangents: Sequence[Any]) -> list[
         for slot in all_inputs(derivative.signature)
     ]
     roles = derivative.signature.split_inputs(inputs)
-    cotangents = cotangents[: len(derivative.flow.outputs())]
-    return gradients_of_loop(body, roles, call.reverse, cotangents)
+    return gradients_of_loop(body, roles, call.reverse, cotangents[: call.n_outputs])
 
 
 def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:

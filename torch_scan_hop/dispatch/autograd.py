@@ -15,9 +15,9 @@ from torch_scan_hop._torch.operators import (
 )
 from torch_scan_hop._torch.tracing import is_traced
 from torch_scan_hop._torch.transforms import has_tangents
-from torch_scan_hop.autodiff.derive import derivative_of
+from torch_scan_hop.autodiff.derive import differentiated_call
 from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
-from torch_scan_hop.autodiff.function import DifferentiatedCall, ScanFunction
+from torch_scan_hop.autodiff.function import ScanFunction
 from torch_scan_hop.dispatch.jvp import scan_of_duals, tangent_scan
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
@@ -69,19 +69,13 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
     tensors = [t for t in flat if isinstance(t, torch.Tensor)]
     if not is_traced(tensors) and any(isinstance(t, FakeTensor) for t in tensors):
         return _on_fakes(body, inputs, wanted, options)
-    derivative, sizes = derivative_of(body, inputs, wanted, options.checkpoint)
-    call = DifferentiatedCall(
-        derivative,
-        tuple(None if isinstance(a, torch.Tensor) else a for a in inputs.additional),
-        options.reverse,
-        below,
-        sizes,
-        tangent_scan if duals else None,
+    call = differentiated_call(
+        body, inputs, wanted, options, below, tangent_scan if duals else None
     )
-    outputs = ScanFunction.apply(call, *tensors)[: len(derivative.flow.outputs())]
+    outputs = ScanFunction.apply(call, *tensors)[: call.n_outputs]
     if is_traced(tensors) or not all(map(is_plain_tensor, tensors)):
         return outputs
     # a y that the backward reads is the caller's to change, as a loop's stack is
-    read = derivative.saved_ys
+    read = call.derivative.saved_ys
     n_carry = len(inputs.carry)
     return tuple(copy_on_write(o) if k - n_carry in read else o for k, o in enumerate(outputs))

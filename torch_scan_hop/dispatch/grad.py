@@ -15,7 +15,7 @@ from torch_scan_hop._torch.transforms import (
     unwrap_for_level,
     wrap_for_level,
 )
-from torch_scan_hop.autodiff.derive import derivative_of
+from torch_scan_hop.autodiff.derive import differentiated_call
 from torch_scan_hop.autodiff.differentiability import needs_grad
 from torch_scan_hop.autodiff.function import DifferentiatedCall, gradients, run, save
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
@@ -58,15 +58,8 @@ def grad(
     wanted = inputs.map(needs_grad)
     if not torch.is_grad_enabled() or not any(wanted.flat()):
         return tuple(run_forward(body, inputs, options))
-    derivative, sizes = derivative_of(body, inputs, wanted, options.checkpoint)
-    call = DifferentiatedCall(
-        derivative,
-        tuple(None if isinstance(a, torch.Tensor) else a for a in inputs.additional),
-        options.reverse,
-        run_forward,
-        sizes,
-    )
+    call = differentiated_call(body, inputs, wanted, options, run_forward)
     tensors = [t for t in inputs.flat() if isinstance(t, torch.Tensor)]
     with enable_single_level_autograd_function():
         outputs = GradLevelScan.apply(call, *tensors)
-    return tuple(outputs[: len(derivative.flow.outputs())])
+    return tuple(outputs[: call.n_outputs])

@@ -85,6 +85,15 @@ class _Layout:
             tangents += [next(values) for flag in flags if flag]
         return primals, tangents
 
+    def interleave(self, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """What :meth:`separate` takes apart."""
+        values, given = iter(primals), iter(tangents)
+        flat: list[Any] = []
+        for flags in (self.carry, self.xs, self.additional):
+            flat += [next(values) for _ in flags]
+            flat += [next(given) for flag in flags if flag]
+        return flat
+
     def joined(self, inputs: Inputs[Pair]) -> Inputs[Any]:
         return Inputs(
             self.join(inputs.carry, self.carry),
@@ -103,60 +112,53 @@ class _Layout:
         return [*primals, *tangents]
 
 
-def _tangent_body(
-    body: Body, inputs: Inputs[Any], start: _Layout
-) -> tuple[fx.GraphModule, _Layout, list[bool]]:
+Traced = tuple[fx.GraphModule, _Layout, list[bool]]
+
+
+def _tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Traced:
     """The traced body, which of its inputs have tangents, and which of its ys."""
-    n_carry = len(inputs.carry)
     refuse_custom_function(body)
-
-    def make() -> tuple[fx.GraphModule, _Layout, list[bool]]:
-        mode, examples = step_examples(inputs)
-
-        def at(carry: Sequence[bool]) -> tuple[TangentBody, list[Any]]:
-            flags = [*carry, *start.xs, *start.additional]
-            _, tangents = step_examples(inputs)
-            wanted = [t for t, flag in zip(tangents.flat(), flags, strict=True) if flag]
-            return TangentBody(body, flags, n_carry), [*examples.flat(), *wanted]
-
-        def output_flags(carry: Sequence[bool]) -> list[bool]:
-            tangent_body, flat = at(carry)
-            return run_fake(tangent_body.tangent_flags, flat, mode)
-
-        carry = carry_fixpoint(start.carry, lambda flags: output_flags(flags)[:n_carry])
-        layout = _Layout(carry, start.xs, start.additional)
-        y_flags = output_flags(carry)[n_carry:]
-        tangent_body, flat = at(carry)
-        n_primals = len(examples.flat())
-
-        def interleaved(*flat: Any) -> tuple[Any, ...]:
-            primals, tangents = layout.separate(flat)
-            pairs = tangent_body.pairs(primals, tangents)
-            return (
-                *_Layout.join(pairs[:n_carry], carry),
-                *_Layout.join(pairs[n_carry:], y_flags),
-            )
-
-        primal, tangent = flat[:n_primals], iter(flat[n_primals:])
-        ordered: list[Any] = []
-        offset = 0
-        for flags in (layout.carry, layout.xs, layout.additional):
-            ordered += primal[offset : offset + len(flags)]
-            ordered += [next(tangent) for flag in flags if flag]
-            offset += len(flags)
-        module = trace(interleaved, ordered, mode)
-        clean_up(module)
-        legality.checked("jvp", module, layout.signature())
-        return module, layout, y_flags
-
     key = (
         "jvp",
         inputs_metadata(inputs),
         start.flags(),
-        n_carry,
+        len(inputs.carry),
         autocast_state(),
     )
-    return remember(body, key, make)
+    return remember(body, key, lambda: _trace_tangent_body(body, inputs, start))
+
+
+def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Traced:
+    n_carry = len(inputs.carry)
+    mode, examples = step_examples(inputs)
+
+    def at(carry: Sequence[bool]) -> tuple[TangentBody, list[Any]]:
+        """The body where these carries have tangents, and examples of all tangents."""
+        flags = [*carry, *start.xs, *start.additional]
+        _, like = step_examples(inputs)
+        tangents = [t for t, flag in zip(like.flat(), flags, strict=True) if flag]
+        return TangentBody(body, flags, n_carry), tangents
+
+    def output_flags(carry: Sequence[bool]) -> list[bool]:
+        tangent_body, tangents = at(carry)
+        return run_fake(tangent_body.tangent_flags, [*examples.flat(), *tangents], mode)
+
+    carry = carry_fixpoint(start.carry, lambda flags: output_flags(flags)[:n_carry])
+    layout = _Layout(carry, start.xs, start.additional)
+    y_flags = output_flags(carry)[n_carry:]
+    tangent_body, tangents = at(carry)
+
+    def interleaved(*flat: Any) -> tuple[Any, ...]:
+        pairs = tangent_body.pairs(*layout.separate(flat))
+        return (
+            *_Layout.join(pairs[:n_carry], carry),
+            *_Layout.join(pairs[n_carry:], y_flags),
+        )
+
+    module = trace(interleaved, layout.interleave(examples.flat(), tangents), mode)
+    clean_up(module)
+    legality.checked("jvp", module, layout.signature())
+    return module, layout, y_flags
 
 
 def tangent_scan(body: Body, inputs: Inputs[Pair], options: ScanOptions) -> list[Pair]:

@@ -8,6 +8,7 @@ a carry is batched if its init is, or if a step makes it so.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,45 +110,14 @@ def _dims_by_role(groups: Any, in_dims: Any) -> Inputs[int | None]:
     return Inputs(*map(list, flat))
 
 
+Traced = tuple[fx.GraphModule, tuple[bool, ...], list[bool]]
+
+
 def _vmapped_body(
     body: Body, inputs: Inputs[Any], batched: Inputs[bool], batch_size: int, randomness: str
-) -> tuple[fx.GraphModule, tuple[bool, ...], list[bool]]:
+) -> Traced:
     """The traced body, and which carries and ys it batches."""
-    n_carry = len(inputs.carry)
     refuse_custom_function(body)
-
-    def make() -> tuple[fx.GraphModule, tuple[bool, ...], list[bool]]:
-        _, plain = step_examples(dataclasses.replace(inputs, carry=[]))
-        mode = fake_mode_of(inputs.flat())
-
-        def at(flags: Sequence[bool]) -> tuple[VmappedBody, list[Any]]:
-            carry = [
-                fake_tensor(
-                    mode,
-                    ((batch_size,) if flag else ()) + tuple(c.shape[1 if given else 0 :]),
-                    None,
-                    c.dtype,
-                    c.device,
-                )
-                for c, flag, given in zip(inputs.carry, flags, batched.carry, strict=True)
-            ]
-            all_flags = [*flags, *batched.xs, *batched.additional]
-            vmapped = VmappedBody(body, batch_size, randomness, all_flags, n_carry)
-            return vmapped, [*carry, *plain.xs, *plain.additional]
-
-        def output_flags(flags: Sequence[bool]) -> list[bool]:
-            vmapped, examples = at(flags)
-            with torch.no_grad():
-                return [d is not None for d in run_fake(vmapped.output_dims, examples, mode)]
-
-        flags = carry_fixpoint(batched.carry, lambda f: output_flags(f)[:n_carry])
-        vmapped, examples = at(flags)
-        with torch.no_grad():
-            module = trace(vmapped, examples, mode)
-            clean_up(module)
-            legality.checked("vmap", module, inputs.signature)
-        return module, flags, output_flags(flags)[n_carry:]
-
     key = (
         "vmap",
         inputs_metadata(inputs),
@@ -156,4 +126,38 @@ def _vmapped_body(
         randomness,
         autocast_state(),
     )
+    make = functools.partial(_trace_vmapped_body, body, inputs, batched, batch_size, randomness)
     return remember(body, key, make)
+
+
+def _trace_vmapped_body(
+    body: Body, inputs: Inputs[Any], batched: Inputs[bool], batch_size: int, randomness: str
+) -> Traced:
+    n_carry = len(inputs.carry)
+    _, plain = step_examples(dataclasses.replace(inputs, carry=[]))
+    mode = fake_mode_of(inputs.flat())
+
+    def carry_like(value: Any, flag: bool, given: bool) -> Any:
+        shape = ((batch_size,) if flag else ()) + tuple(value.shape[1 if given else 0 :])
+        return fake_tensor(mode, shape, None, value.dtype, value.device)
+
+    def at(flags: Sequence[bool]) -> tuple[VmappedBody, list[Any]]:
+        """The body where these carries are batched, and examples for it."""
+        carries = zip(inputs.carry, flags, batched.carry, strict=True)
+        carry = [carry_like(*triple) for triple in carries]
+        all_flags = [*flags, *batched.xs, *batched.additional]
+        vmapped = VmappedBody(body, batch_size, randomness, all_flags, n_carry)
+        return vmapped, [*carry, *plain.xs, *plain.additional]
+
+    def output_flags(flags: Sequence[bool]) -> list[bool]:
+        vmapped, examples = at(flags)
+        with torch.no_grad():
+            return [d is not None for d in run_fake(vmapped.output_dims, examples, mode)]
+
+    flags = carry_fixpoint(batched.carry, lambda f: output_flags(f)[:n_carry])
+    vmapped, examples = at(flags)
+    with torch.no_grad():
+        module = trace(vmapped, examples, mode)
+        clean_up(module)
+        legality.checked("vmap", module, inputs.signature)
+    return module, flags, output_flags(flags)[n_carry:]

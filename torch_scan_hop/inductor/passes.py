@@ -28,13 +28,8 @@ from torch_scan_hop.carries_in import (
     with_joined,
 )
 from torch_scan_hop.inductor.kernels import may_be_one_kernel
-from torch_scan_hop.inductor.pairs import (
-    expanded,
-    expanded_step,
-    is_complex,
-    joined_results,
-    needs_pairs,
-)
+from torch_scan_hop.inductor.pair_rules import is_complex
+from torch_scan_hop.inductor.pairs import expanded, expanded_step, joined_results, needs_pairs
 from torch_scan_hop.op import ScanOptions, call_scan, scan_op
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
 from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
