@@ -230,63 +230,6 @@ def test_inductor_with_a_dynamic_trip_count():
     assert counter.frame_count == 1
 
 
-# --- torch's own scan ---
-
-BOTH = """
-import {first}
-import {second}
-import torch
-from torch._higher_order_ops.scan import scan as torchs
-import torch_scan_hop
-
-w = torch.randn(3, 3, requires_grad=True)
-h, xs = torch.randn(2, 3, requires_grad=True), torch.randn(4, 2, 3)
-def cell(h, x):
-    new = h @ w + x
-    return new, new * 2
-def total(result):
-    return result[0].sum() + result[1].sum()
-want = torch.autograd.grad(total(torch_scan_hop.scan(cell, h, xs)), [h, w])
-run = torch.compile(lambda h, xs: torchs(cell, h, xs, dim=0), backend="aot_eager", fullgraph=True)
-for each in (lambda h, xs: torchs(cell, h, xs, dim=0), run):
-    with torch.no_grad():
-        ours = torch_scan_hop.scan(cell, h, xs)
-        torch.testing.assert_close(each(h, xs), ours)
-    got = torch.autograd.grad(total(each(h, xs)), [h, w])
-    torch.testing.assert_close(got, want)
-ours = torch.compile(lambda h, xs: torch_scan_hop.scan(cell, h, xs), backend="aot_eager", fullgraph=True)
-torch.testing.assert_close(torch.autograd.grad(total(ours(h, xs)), [h, w]), want)
-print("both work")
-"""
-
-
-def run_python(code):
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("torch._higher_order_ops.scan", "torch_scan_hop"),
-        ("torch_scan_hop", "torch._higher_order_ops.scan"),
-    ],
-)
-def test_torchs_own_scan_keeps_working(first, second):
-    assert "both work" in run_python(textwrap.dedent(BOTH.format(first=first, second=second)))
-
-
-def test_the_operator_is_ours_after_import():
-    from torch_scan_hop.op import scan_op
-
-    assert torch.ops.higher_order.scan is scan_op
-    module = sys.modules["torch._higher_order_ops.scan"]
-    assert module.scan_op is not scan_op
-
-
 # --- composition ---
 
 

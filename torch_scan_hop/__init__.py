@@ -7,14 +7,17 @@ from torch_scan_hop.debugging import NonFiniteError, debug
 from torch_scan_hop.fallback import NotTraceableError, fallback
 from torch_scan_hop.layers import scan_layers
 from torch_scan_hop.segments import Binomial
+from torch_scan_hop.settings import accelerate_torch, set_default
 
 __all__ = [
     "Binomial",
     "NonFiniteError",
     "NotTraceableError",
+    "accelerate_torch",
     "debug",
     "fallback",
     "scan",
     "scan_layers",
+    "set_default",
 ]
 __version__ = "0.1.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,16 +12,23 @@ from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop.capture import NotCaptured, call_captured, check_captured
 from torch_scan_hop.debugging import debugged_loop, is_debugging
-from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
+from torch_scan_hop.errors import ScanTypeError, ScanValueError, add_note, describe
 from torch_scan_hop.fallback import (
+    PACKAGE,
     announce,
+    code_of,
+    name_of,
     refuse_if_not_allowed,
     remember_reason,
     remembered_reason,
+    users_frames,
 )
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.plain_loop import run_loop
+from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.refusals import refused
 from torch_scan_hop.segments import Binomial, check_policy, segmented, treeverse
+from torch_scan_hop.settings import check_flag, defaults
 from torch_scan_hop.step import CombineFn, as_carry, device_of, step
 from torch_scan_hop.unroll import block_of, unrolled
 
@@ -35,6 +43,7 @@ def scan(
     reverse: bool = False,
     unroll: int = 1,
     checkpoint: Any = None,
+    compile: bool | None = None,
 ) -> tuple[Any, Any]:
     """Carry a state along a dimension: ``jax.lax.scan`` for PyTorch.
 
@@ -65,6 +74,12 @@ def scan(
             int: that many segments, of which the carry into each is saved. A
             :class:`Binomial`: at most that many snapshots. A function: a policy for each
             operator, as for ``torch.utils.checkpoint.create_selective_checkpoint_contexts``.
+        compile: True lets Inductor compile the loop and its backward, in an eager program; what is
+            around the scan stays as it is. The first call takes seconds, a second trip count or
+            batch size once more; results may differ in the last digits, and random numbers from
+            those in eager mode. Without effect under transforms of ``torch.func``, modes and
+            tracers, on XLA, and inside ``torch.compile``. None: what
+            :func:`torch_scan_hop.set_default` says (at first False).
 
     Returns:
         ``(carry, ys)``: the last carry, in the structure of ``init``, and the stacked ``y``:
@@ -84,13 +99,16 @@ def scan(
         (torch.Size([3, 2]), True)
     """
     _check_options(combine_fn, length, dim, reverse, unroll)
+    if compile is None:
+        compile = defaults().compile
+    check_flag("scan", "compile", compile)
     check_policy(checkpoint)
     _check_leaves(init, xs)
     trip_count = _trip_count(xs, length, dim)
     if dim != 0:
         xs = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
     options = Options(reverse, unroll, checkpoint)
-    carry, ys = _run(combine_fn, init, xs, trip_count, options)
+    carry, ys = _run(combine_fn, init, xs, trip_count, options, compile)
     if dim != 0:
         place = _leading_position(xs, dim)
         ys = tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)
@@ -104,7 +122,7 @@ class Options(NamedTuple):
 
 
 def _run(
-    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, options: Options
+    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, options: Options, compiled: bool
 ) -> tuple[Any, Any]:
     carry, template = init, None
     if any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init)):
@@ -116,21 +134,54 @@ def _run(
         return scan_tree(combine_fn, template, carry, xs, trip_count, options)
     if is_debugging():
         return debugged_loop(combine_fn, init, xs, trip_count, options.reverse)
+    if torch.jit.is_tracing():  # deprecated, and its check compares two runs, node by node
+        refuse_if_not_allowed(combine_fn, _JIT_TRACE)
+        announce(combine_fn, _JIT_TRACE)
+        return scan_loop(combine_fn, init, xs, trip_count, options.reverse)
     reason = remembered_reason(combine_fn)
     is_lasting = False
     if reason is None:
         try:
-            return call_captured(scan_tree, combine_fn, template, carry, xs, trip_count, options)
+            return call_captured(
+                scan_tree, combine_fn, template, carry, xs, trip_count, options, compiled=compiled
+            )
         except NotCaptured as error:
             reason, is_lasting = error.reason, error.is_lasting
     if current_dispatch_mode() is not None:  # it is there to see every operator, of a loop, too
         return run_loop(combine_fn, init, xs, trip_count, options.reverse)
     refuse_if_not_allowed(combine_fn, reason)
-    result = run_loop(combine_fn, init, xs, trip_count, options.reverse)
+    result = _run_in_python(combine_fn, init, xs, trip_count, options.reverse)
     if is_lasting:
         remember_reason(combine_fn, reason)
     announce(combine_fn, reason)
     return result
+
+
+_JIT_TRACE = "torch.jit.trace records the operators of every step; use torch.export"
+
+
+def _run_in_python(
+    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, reverse: bool
+) -> tuple[Any, Any]:
+    """The loop, whose errors are the caller's to read: their lines, and not ours above them."""
+    try:
+        return run_loop(combine_fn, init, xs, trip_count, reverse)
+    except (ScanTypeError, ScanValueError) as error:
+        code = code_of(combine_fn)
+        # a scan in its body has said so, and what this package scans is not the caller's
+        if " combine_fn is " not in str(error) and not code.co_filename.startswith(PACKAGE):
+            error.args = (f"{error} combine_fn is {name_of(code)}.",)
+        error.__traceback__ = users_frames(error.__traceback__)
+        raise
+    except Exception as error:
+        if isinstance(xs, (list, tuple)) and len(xs) > 1 and isinstance(error, TypeError):
+            add_note(
+                error,
+                f"scan: xs is a {type(xs).__name__} of {len(xs)} tensors, each of which is "
+                "scanned, and x one of as many slices. To scan over it, pass torch.stack(xs).",
+            )
+        error.__traceback__ = users_frames(error.__traceback__)
+        raise
 
 
 def scan_tree(
@@ -214,38 +265,66 @@ def scan_flat(
 
 def _check_options(combine_fn: Any, length: Any, dim: Any, reverse: Any, unroll: Any) -> None:
     if not callable(combine_fn):
-        raise ScanTypeError(
+        raise refused(
+            ScanTypeError,
             f"scan: combine_fn must be callable as combine_fn(carry, x), but got "
-            f"{describe(combine_fn)}. The first argument is the function."
+            f"{describe(combine_fn)}. The first argument is the function.",
         )
+    if not torch.compiler.is_dynamo_compiling():
+        _check_kind(combine_fn)
     if length is not None:
         if isinstance(length, bool) or not isinstance(length, (int, torch.SymInt)):
-            raise ScanTypeError(f"scan: length must be an int, but got {describe(length)}.")
+            raise refused(
+                ScanTypeError, f"scan: length must be an int, but got {describe(length)}."
+            )
         if length < 0:
-            raise ScanValueError(f"scan: length must not be negative, but got {length}.")
+            raise refused(ScanValueError, f"scan: length must not be negative, but got {length}.")
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise ScanTypeError(f"scan: dim must be an int, but got {describe(dim)}.")
-    if not isinstance(reverse, bool):
-        raise ScanTypeError(f"scan: reverse must be True or False, but got {describe(reverse)}.")
+        raise refused(ScanTypeError, f"scan: dim must be an int, but got {describe(dim)}.")
+    check_flag("scan", "reverse", reverse)
     if isinstance(unroll, bool) or not isinstance(unroll, int):
-        raise ScanTypeError(f"scan: unroll must be an int, but got {describe(unroll)}.")
+        raise refused(ScanTypeError, f"scan: unroll must be an int, but got {describe(unroll)}.")
     if unroll < 1:
-        raise ScanValueError(f"scan: unroll must be at least 1, but got {unroll}.")
+        raise refused(ScanValueError, f"scan: unroll must be at least 1, but got {unroll}.")
+
+
+def _check_kind(combine_fn: Any) -> None:
+    if isinstance(combine_fn, type) and issubclass(combine_fn, torch.nn.Module):
+        raise ScanTypeError(
+            f"scan: combine_fn must be a module, but got the class {combine_fn.__name__}. Make one "
+            "outside the scan."
+        )
+    if code_of(combine_fn).co_flags & inspect.CO_COROUTINE:
+        raise ScanTypeError("scan: combine_fn must be a function, but is async. Drop async.")
 
 
 def _check_leaves(init: Any, xs: Any) -> None:
     for path, leaf in tree.leaves_with_paths(init, "init"):
         if leaf is not None and not isinstance(leaf, (torch.Tensor, *tree.NUMBERS)):
-            raise ScanTypeError(
+            raise refused(
+                ScanTypeError,
                 f"scan: {path} must be a tensor, a number or None, but got {describe(leaf)}. "
-                "Close over other values instead of carrying them."
+                + _instead_of(leaf, "Close over other values instead of carrying them."),
             )
     for path, leaf in tree.leaves_with_paths(xs, "xs"):
         if leaf is not None and not isinstance(leaf, torch.Tensor):
-            raise ScanTypeError(
+            raise refused(
+                ScanTypeError,
                 f"scan: {path} must be a tensor or None, but got {describe(leaf)}. "
-                "Close over values that do not change from step to step."
+                + _instead_of(leaf, "Close over values that do not change from step to step."),
             )
+
+
+def _instead_of(leaf: Any, otherwise: str) -> str:
+    """What to pass in place of a leaf that is no tensor."""
+    kind = type(leaf).__name__
+    if kind == "ndarray":
+        return "Convert it with torch.from_numpy(...)."
+    if kind == "range":
+        return "Pass torch.arange(...), or length=... for so many steps without xs."
+    if kind == "Proxy":
+        return "torch.fx.symbolic_trace runs no operators: use torch.export, or make_fx."
+    return otherwise
 
 
 def _trip_count(xs: Any, length: int | None, dim: int) -> Any:
@@ -254,28 +333,32 @@ def _trip_count(xs: Any, length: int | None, dim: int) -> Any:
         if leaf is None:
             continue
         if not -leaf.ndim <= dim < leaf.ndim:
-            raise ScanValueError(
+            raise refused(
+                ScanValueError,
                 f"scan: dim={dim} is out of range for {path}, which is {describe(leaf)} with "
-                f"{leaf.ndim} dimensions."
+                f"{leaf.ndim} dimensions.",
             )
         size = leaf.shape[dim]
         if found is None:
             found = (path, size)
         elif size != found[1]:
-            raise ScanValueError(
+            raise refused(
+                ScanValueError,
                 f"scan: all xs must have one size along dim={dim}, but {found[0]} has "
-                f"{found[1]} and {path} has {size}."
+                f"{found[1]} and {path} has {size}.",
             )
     if found is None:
         if length is None:
-            raise ScanValueError(
-                "scan: xs holds no tensor, so there is no trip count. Pass length=T."
+            raise refused(
+                ScanValueError,
+                "scan: xs holds no tensor, so there is no trip count. Pass length=T.",
             )
         return length
     if length is not None and length != found[1]:
-        raise ScanValueError(
+        raise refused(
+            ScanValueError,
             f"scan: length={length} disagrees with {found[0]}, whose size along dim={dim} is "
-            f"{found[1]}. Leave length out, or slice xs."
+            f"{found[1]}. Leave length out, or slice xs.",
         )
     return found[1]
 

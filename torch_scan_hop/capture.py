@@ -23,14 +23,21 @@ from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import under_users_mode
 from torch_scan_hop._torch.transforms import (
     StopRecomputation,
+    in_plain_eager,
     put_back_on_error,
     under_transform,
 )
-from torch_scan_hop.fallback import code_of, reason_of, warn_of_captures
+from torch_scan_hop.fallback import (
+    announce_not_compiled,
+    code_of,
+    may_compile,
+    reason_of,
+    warn_of_captures,
+)
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
 Entry = Callable[..., Any]
-Kind = tuple[bool, bool]
+Kind = tuple[bool, bool, bool]
 # By identity: code objects that say the same are equal, and the entry would go with the first of
 # them, while the second is in use (a cell of a notebook that runs again).
 _entries: MutableMapping[types.CodeType, dict[Kind, Entry]] = WeakIdKeyDictionary()
@@ -116,20 +123,25 @@ def check_captured() -> None:
         raise _Unseen
 
 
-def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
+def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = False) -> Any:
     """``entry(combine_fn, *args)``, captured by Dynamo; raises NotCaptured where it cannot be.
+
+    With ``compiled``, Inductor compiles what is captured, wherever plain tensors run in plain eager
+    mode: a transform, a mode or a tracer around the call is there to see the scan itself.
 
     Whatever goes wrong on the way, in Dynamo, in torch or here, is no reason for the caller's
     program to fail: the loop will run it, or raise what is the program's own error.
     """
-    from torch_scan_hop._torch.dynamo import is_data_dependent, is_limit_hit
+    from torch_scan_hop._torch.dynamo import compilers_error, is_data_dependent, is_limit_hit
 
     prepare_xla_if_loaded()
     on_xla = _on_xla(args)
 
+    compiled = compiled and not on_xla and in_plain_eager() and may_compile(combine_fn)
+
     def call() -> Any:
         with put_back_on_error():
-            return _entry_of(entry, combine_fn, on_xla)(explicit(combine_fn), *args)
+            return _entry_of(entry, combine_fn, on_xla, compiled)(explicit(combine_fn), *args)
 
     try:
         try:
@@ -144,6 +156,10 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
     except StopRecomputation:
         raise  # no error: a checkpoint around the scan has what it wanted
     except Exception as error:
+        failure = compilers_error(error)
+        if compiled and failure is not None:
+            announce_not_compiled(combine_fn, reason_of(failure))
+            return call_captured(entry, combine_fn, *args)
         if on_xla and str(error).startswith("scan: "):
             raise  # what XLA cannot have is said so: a loop would be a program for each step
         reason = reason_of(error)
@@ -155,20 +171,24 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any) -> Any:
         raise NotCaptured(reason) from error
 
 
-def _entry_of(entry: Any, combine_fn: Any, on_xla: bool) -> Entry:
+def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entry:
     from torch_scan_hop._torch.dynamo import compile_for_capture
 
     # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
     static = under_transform() or on_xla
     # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
-    kind = (static, under_users_mode())
+    kind = (static, under_users_mode(), compiled)
     code = code_of(combine_fn)
     entries = _entries.setdefault(code, {})
     if kind not in entries:
         # an entry that held its key would keep both, and all that was captured, for ever
         report = functools.partial(warn_of_captures, weakref.ref(code))
         entries[kind] = compile_for_capture(
-            own_copy(entry, code), False if static else None, _Unseen, report
+            own_copy(entry, code),
+            False if static else None,
+            _Unseen,
+            report,
+            "inductor" if compiled else "eager",
         )
     return entries[kind]
 

@@ -18,8 +18,10 @@ import torch.utils._pytree as pytree
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import TorchDispatchMode
+from torch_scan_hop.errors import add_note
 from torch_scan_hop.fallback import NOT_USERS, code_of, name_of
 from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.settings import check_flag
 from torch_scan_hop.step import CombineFn, split_result
 
 
@@ -56,6 +58,7 @@ def debug(detect_nonfinite: bool = False) -> Iterator[None]:
         ...
         torch_scan_hop.debugging.NonFiniteError: scan: carry holds -inf after step 0 of 3; aten...
     """
+    check_flag("debug", "detect_nonfinite", detect_nonfinite)
     token = _settings.set(_Settings(detect_nonfinite))
     try:
         yield
@@ -84,7 +87,7 @@ def debugged_loop(
             with watch:
                 result = combine_fn(carry, x)
         except Exception as error:
-            _say(error, f"scan: raised in {where} of {name_of(code_of(combine_fn))}.")
+            add_note(error, f"scan: raised in {where} of {name_of(code_of(combine_fn))}.")
             raise
         if isinstance(watch, _Watch):
             next_carry, y = split_result(result)
@@ -92,13 +95,6 @@ def debugged_loop(
         return result
 
     return scan_loop(step, init, xs, trip_count, reverse)
-
-
-def _say(error: Exception, note: str) -> None:
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    elif error.args and isinstance(error.args[0], str):  # Python 3.10
-        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
 
 
 class _Watch(TorchDispatchMode):

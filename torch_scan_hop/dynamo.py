@@ -6,11 +6,13 @@ carries, copied back after the loop; that serves autograd and every backend.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import fx
 
+from torch_scan_hop import inductor
 from torch_scan_hop._torch.dynamo import (
     ConstantVariable,
     LazyVariableTracker,
@@ -30,10 +32,12 @@ from torch_scan_hop._torch.dynamo import (
     register_variable,
     sequence_items,
     speculate,
+    users_error,
 )
 from torch_scan_hop._torch.dynamo_indexing import indices_are_captured
 from torch_scan_hop._torch.effects import Effects
 from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
+from torch_scan_hop._torch.own_scan import give_back, remember_code
 from torch_scan_hop._torch.symbols import has_unknown_size
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs, run_fake
 from torch_scan_hop.aliases import REASON, check_memory, share_memory
@@ -42,6 +46,7 @@ from torch_scan_hop.examples import like
 from torch_scan_hop.fallback import users_line
 from torch_scan_hop.index_nodes import write_indices
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
+from torch_scan_hop.settings import accelerates_torch
 from torch_scan_hop.signature import output_node
 from torch_scan_hop.stamp import stamp
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
@@ -308,8 +313,52 @@ class CapturedBody:
         output.args = ((*results[: self.n_carry], *values, *results[self.n_carry :]),)
 
 
+class RefusalVariable(TorchHigherOrderOperatorVariable):
+    """Raises what traced code says is wrong with the caller's arguments or body."""
+
+    _HOP_NAME = "scan_refusal"
+
+    def call_function(
+        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        kind, message = (arg.as_python_constant() for arg in args)
+        raise users_error(kind, message)
+
+
+register_variable("scan_refusal", lambda _value, _upstream: RefusalVariable)
+
+
 def _tracker_of(value: Any, upstream: Any) -> Any:
-    return ScanVariable if isinstance(value, ScanOperator) else upstream
+    if isinstance(value, ScanOperator):
+        return ScanVariable
+    return TorchsScanVariable if accelerates_torch() else _as_torch_has_it(upstream)
+
+
+class TorchsScanVariable(ScanVariable):
+    """Tracks the operator of torch's own ``scan()``, and gives what it captures to ours."""
+
+    def _call_function(
+        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        remember_code(tx)
+        return super()._call_function(tx, args, kwargs)
+
+
+@functools.cache
+def _as_torch_has_it(upstream: Any) -> Any:
+    """torch's tracker, which would find our operator under the name of its own."""
+
+    class OwnScanVariable(upstream):  # type: ignore[misc]
+        def _call_function(self, tx: Any, *args: Any) -> VariableTracker:
+            remember_code(tx)
+            inductor.register()  # it lets torch's pass find torch's operator, too
+            graph = tx.output.current_tracer.graph
+            before = set(graph.nodes)
+            result = super()._call_function(tx, *args)
+            give_back(graph, before, scan_op)
+            return result
+
+    return OwnScanVariable
 
 
 register_variable("scan", _tracker_of)

@@ -39,6 +39,14 @@ def describe(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """What ``error``, somebody else's, has to do with a scan."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    elif error.args and isinstance(error.args[0], str):  # Python 3.10
+        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
+
+
 def carry_mismatch(path: str, expected: str, got: str, fix: str) -> str:
     return (
         f"scan: {path} must keep its structure, shape and dtype from step to step: "

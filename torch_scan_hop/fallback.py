@@ -27,9 +27,9 @@ from torch_scan_hop.errors import ScanValueError, hint_about
 
 MODES = ("error", "warn", "allow")
 _mode = "warn"
-_PACKAGE = str(Path(__file__).parent)
+PACKAGE = str(Path(__file__).parent)
 #: where code is that a user did not write
-NOT_USERS = (_PACKAGE, str(Path(torch.__file__).parent))
+NOT_USERS = (PACKAGE, str(Path(torch.__file__).parent))
 
 
 class NotTraceableError(RuntimeError):
@@ -199,10 +199,24 @@ def users_line(text: str) -> str:
     return "" if not users else ", at {}:{}: {}".format(*users[-1])
 
 
+def users_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """``trace`` without this package's frames, where it ends in somebody else's."""
+    frames: list[types.TracebackType] = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    kept = [f for f in frames if not f.tb_frame.f_code.co_filename.startswith(PACKAGE)]
+    if not frames or not kept or kept[-1] is not frames[-1]:
+        return frames[0] if frames else None
+    for frame in reversed(kept):
+        trace = types.TracebackType(trace, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return trace
+
+
 def _stack_level() -> int:
     """The caller's frame, seen from the function that warns."""
     frame, level = sys._getframe(2), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame, level = frame.f_back, level + 1
     return level
 
@@ -220,6 +234,28 @@ def announce(combine_fn: Any, reason: str) -> None:
     warnings.warn(
         f"torch_scan_hop: {name_of(code)} could not be traced, "
         f"so its scan ran as a plain Python loop: {reason}",
+        stacklevel=_stack_level(),
+    )
+
+
+# Functions that Inductor could not compile: asked again, it would say the same, seconds later.
+_not_compiled: MutableMapping[types.CodeType, bool] = WeakIdKeyDictionary()
+
+
+def may_compile(combine_fn: Any) -> bool:
+    """Whether no compiler has refused ``combine_fn`` so far."""
+    return code_of(combine_fn) not in _not_compiled
+
+
+def announce_not_compiled(combine_fn: Any, reason: str) -> None:
+    """Say that ``compile=True`` had no effect, once for each function, and remember it."""
+    code = code_of(combine_fn)
+    _not_compiled[code] = True
+    if _mode == "allow":
+        return
+    warnings.warn(
+        f"torch_scan_hop: {name_of(code)} could not be compiled, "
+        f"so its scan runs as without compile=True: {reason}",
         stacklevel=_stack_level(),
     )
 

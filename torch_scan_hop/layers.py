@@ -16,6 +16,7 @@ from torch import nn
 
 from torch_scan_hop.api import scan
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
+from torch_scan_hop.refusals import refused
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -67,6 +68,7 @@ def scan_layers(
         state = {name: value.clone() for name, value in state.items()}
         arguments = tuple(carry) if unpacks else (carry,)
         output = torch.func.functional_call(first, {**given, **state}, arguments)
+        _check_output(carry, output)
         return output, state
 
     output, after = scan(
@@ -74,6 +76,19 @@ def scan_layers(
     )
     _write_back(modules, after)
     return output
+
+
+def _check_output(taken: Any, returned: Any) -> None:
+    """The next layer takes what this one returns; a scan would speak of its carry."""
+    if not isinstance(taken, torch.Tensor) or not isinstance(returned, torch.Tensor):
+        return
+    if taken.shape != returned.shape:
+        raise refused(
+            ScanValueError,
+            f"scan_layers: a layer must return what it takes, but layers[0] takes "
+            f"{describe(taken)} and returned {describe(returned)}. Call layers that change the "
+            "shape on their own.",
+        )
 
 
 def _takes(layer: nn.Module, arguments: tuple[Any, ...]) -> bool:
@@ -100,8 +115,9 @@ def _write_back(modules: list[nn.Module], stacks: Tensors) -> None:
 
 def _check_same(first: nn.Module, layer: nn.Module, k: int) -> None:
     if not isinstance(layer, nn.Module):
-        raise ScanTypeError(
-            f"scan_layers: layers must be modules, but layers[{k}] is {describe(layer)}."
+        raise refused(
+            ScanTypeError,
+            f"scan_layers: layers must be modules, but layers[{k}] is {describe(layer)}.",
         )
     others = dict(layer.named_modules())
     for name, module in first.named_modules():
@@ -142,8 +158,9 @@ def _configuration(module: nn.Module) -> dict[str, Any]:
 
 
 def _differs(k: int, where: str, got: str, expected: str) -> ScanValueError:
-    return ScanValueError(
+    return refused(
+        ScanValueError,
         f"scan_layers: all layers must compute the same function of their parameters, but {where} "
         f"{got}, while in layers[0] it {expected}. Call layers[{k}] on its own, or run one "
-        "scan_layers for each kind of layer."
+        "scan_layers for each kind of layer.",
     )

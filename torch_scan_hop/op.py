@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
@@ -28,6 +29,7 @@ from torch_scan_hop._torch.operators import (
     trace_symbolically,
 )
 from torch_scan_hop._torch.transforms import unwrap_if_dead
+from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
 from torch_scan_hop.memo import remember
 from torch_scan_hop.signature import Inputs, results_of
 
@@ -119,6 +121,8 @@ class ScanOperator(FlatOperator):
         checkpoint: Any = None,
     ) -> tuple[Any, ...]:
         options = scan_options(reverse, checkpoint)
+        if not isinstance(combine_fn, fx.GraphModule):
+            _check_arguments(combine_fn, init=init, xs=xs, additional_inputs=additional_inputs)
         if not xs:
             raise ValueError(
                 "torch.ops.higher_order.scan: xs is empty, so there is no trip count. Pass a "
@@ -155,6 +159,26 @@ class ScanOperator(FlatOperator):
 
     def __reduce__(self) -> Any:
         return _the_operator, ()
+
+
+def _check_arguments(combine_fn: Any, **groups: Any) -> None:
+    """What a person who calls the operator may get wrong."""
+    name = "torch.ops.higher_order.scan"
+    if not callable(combine_fn):
+        raise ScanTypeError(f"{name}: combine_fn must be callable, but got {describe(combine_fn)}.")
+    for group, leaves in groups.items():
+        if not isinstance(leaves, (list, tuple)):
+            raise ScanTypeError(
+                f"{name}: {group} must be a list or tuple of tensors, but got {describe(leaves)}. "
+                "For pytrees there is torch_scan_hop.scan."
+            )
+    sizes = [x.shape[:1] for x in groups["xs"] if isinstance(x, torch.Tensor)]
+    for k, size in enumerate(sizes):
+        if not size or size != sizes[0]:
+            raise ScanValueError(
+                f"{name}: all xs must have one size along dimension 0, but xs[0] is "
+                f"{describe(groups['xs'][0])} and xs[{k}] is {describe(groups['xs'][k])}."
+            )
 
 
 def _results_kept(body: Any) -> tuple[fx.GraphModule, list[bool]] | None:

@@ -24,7 +24,7 @@ from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import copy_on_write, has_memory_alone, is_plain_tensor
 from torch_scan_hop._torch.transforms import under_transform
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.step import CombineFn, as_output_tensor, device_of, split_result
+from torch_scan_hop.step import CombineFn, as_output_tensor, device_of, split_result, stacked
 
 Leaves = list[torch.Tensor]
 
@@ -67,8 +67,7 @@ def _run(combine_fn: CombineFn, init: Any, xs: Any, order: range) -> tuple[Any, 
         _copy_shared(steps[t])
         _copy_shared(carry, is_written)
         versions = _versions(carry)
-    stacked = [torch.stack(leaf) for leaf in zip(*steps, strict=True)]
-    return tree.unflatten(init, carry), tree.unflatten(y, stacked)
+    return tree.unflatten(init, carry), stacked(y, steps)
 
 
 def _run_tensors(
@@ -104,8 +103,7 @@ def _run_tensors(
         if is_written or _is_shared(carry, 0):
             carry[0] = carry[0].clone()
         version = carry[0]._version
-    stacked = [torch.stack(leaf) for leaf in zip(*steps, strict=True)]
-    return carry[0], tree.unflatten(y, stacked)
+    return carry[0], stacked(y, steps)
 
 
 # --- who else has it ---
@@ -205,4 +203,4 @@ def _matches(template: Any, value: Any, leaves: Leaves) -> bool:
 
 
 def _y_leaves(y: Any, device: torch.device) -> Leaves:
-    return [as_output_tensor(leaf, device) for leaf in tree.tensors(y)]
+    return [as_output_tensor(leaf, device, y) for leaf in tree.tensors(y)]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop.step import CombineFn, as_carry, device_of, split_result, step
+from torch_scan_hop.step import CombineFn, as_carry, device_of, split_result, stacked, step
 
 
 def _results_of_no_step(
@@ -94,4 +94,4 @@ def scan_loop(
         steps[order[0]] = [
             leaf.to(like.dtype) for leaf, like in zip(steps[order[0]], last, strict=True)
         ]
-    return carry, tree.unflatten(y, [torch.stack(leaf) for leaf in zip(*steps, strict=True)])
+    return carry, stacked(y, steps)

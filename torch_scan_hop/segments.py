@@ -24,6 +24,7 @@ import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop.errors import ScanTypeError, ScanValueError
+from torch_scan_hop.refusals import refused
 from torch_scan_hop.step import CombineFn
 
 Run = Callable[..., tuple[Any, Any]]
@@ -47,15 +48,26 @@ class Binomial:
 
 def check_policy(checkpoint: Any) -> None:
     """Raise for a ``checkpoint=`` that names no policy."""
-    if checkpoint is None or checkpoint in ("full", "sqrt") or isinstance(checkpoint, Binomial):
+    if isinstance(checkpoint, Binomial):
+        if checkpoint.snapshots < 1 or checkpoint.sweeps < 1:
+            raise refused(
+                ScanValueError,
+                "scan: checkpoint must have at least 1 snapshot and 1 sweep, but got "
+                f"Binomial({checkpoint.snapshots}, {checkpoint.sweeps}).",
+            )
+        return
+    if checkpoint is None or checkpoint in ("full", "sqrt"):
         return
     if isinstance(checkpoint, bool) or not (isinstance(checkpoint, int) or callable(checkpoint)):
-        raise ScanTypeError(
+        raise refused(
+            ScanTypeError,
             "scan: checkpoint must be None, 'full', 'sqrt', a number of segments, a Binomial or "
-            f"a policy function, but got {checkpoint!r}."
+            f"a policy function, but got {checkpoint!r}.",
         )
     if isinstance(checkpoint, int) and checkpoint < 1:
-        raise ScanValueError(f"scan: checkpoint must be at least 1 segment, but got {checkpoint}.")
+        raise refused(
+            ScanValueError, f"scan: checkpoint must be at least 1 segment, but got {checkpoint}."
+        )
 
 
 def segment_length(trip_count: int, segments: int | str) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop.errors import ScanTypeError, describe
+from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
+from torch_scan_hop.refusals import refused
 
 CombineFn = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -31,6 +32,32 @@ def empty_stack(y: Any, trip_count: Any) -> torch.Tensor:
     return torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device)
 
 
+def stacked(y: Any, steps: Sequence[Sequence[torch.Tensor]]) -> Any:
+    """The leaves of all steps, in the order of xs, as a pytree like ``y``, one step's."""
+    try:
+        return tree.unflatten(y, [torch.stack(leaf) for leaf in zip(*steps, strict=True)])
+    except (RuntimeError, ValueError):
+        _check_same_ys(y, steps)
+        raise
+
+
+def _check_same_ys(y: Any, steps: Sequence[Sequence[torch.Tensor]]) -> None:
+    fix = "It is stacked: return the same structure and shapes at every step."
+    for t, leaves in enumerate(steps):
+        if len(leaves) != len(steps[0]):
+            raise ScanTypeError(
+                f"scan: y must be the same at every step, but has {len(steps[0])} leaves at step 0 "
+                f"and {len(leaves)} at step {t}. {fix}"
+            )
+        pairs = zip(tree.leaves_with_paths(y, "y"), steps[0], leaves, strict=False)
+        for (path, _), first, leaf in pairs:
+            if first.shape != leaf.shape:
+                raise ScanValueError(
+                    f"scan: {path} must be the same at every step, but is {describe(first)} at "
+                    f"step 0 and {describe(leaf)} at step {t}. {fix}"
+                )
+
+
 def split_result(result: Any) -> tuple[Any, Any]:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         got = (
@@ -38,21 +65,25 @@ def split_result(result: Any) -> tuple[Any, Any]:
             if isinstance(result, (tuple, list))
             else describe(result)
         )
-        raise ScanTypeError(
+        raise refused(
+            ScanTypeError,
             f"scan: combine_fn must return a pair (carry, y), but it returned {got}. "
-            "Return (carry, None) if there is nothing to stack."
+            "Return (carry, None) if there is nothing to stack.",
         )
     return result[0], result[1]
 
 
-def as_output_tensor(leaf: Any, device: torch.device) -> torch.Tensor:
+def as_output_tensor(leaf: Any, device: torch.device, y: Any) -> torch.Tensor:
+    """A leaf of ``y`` as a tensor."""
     if isinstance(leaf, torch.Tensor):
         return leaf
     if isinstance(leaf, tree.NUMBERS):
         return tree.number_tensor(leaf, device)
-    raise ScanTypeError(
-        f"scan: every leaf of y that combine_fn returns must be a tensor, a number or None, "
-        f"but one is {describe(leaf)}. Return it outside the scan, or convert it to a tensor."
+    path = next(path for path, other in tree.leaves_with_paths(y, "y") if other is leaf)
+    raise refused(
+        ScanTypeError,
+        f"scan: {path} that combine_fn returns must be a tensor, a number or None, but is "
+        f"{describe(leaf)}. Return it outside the scan, or convert it to a tensor.",
     )
 
 
@@ -64,5 +95,5 @@ def step(
     ``init`` says what the carry must be; where it holds a number, any dtype will do.
     """
     next_carry, y = split_result(combine_fn(carry, x))
-    y = tree.map_leaves(lambda leaf: as_output_tensor(leaf, device), y)
-    return tree.match_carry(init, next_carry, device), y
+    outputs = tree.map_leaves(lambda leaf: as_output_tensor(leaf, device, y), y)
+    return tree.match_carry(init, next_carry, device), outputs

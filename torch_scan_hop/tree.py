@@ -14,9 +14,10 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, carry_mismatch, describe
+from torch_scan_hop.refusals import refused
 
 NUMBERS = (bool, int, float, complex)
-CARRY_FIX = "Return the carry with the same structure as init."
+CARRY_FIX = "Return (carry, y), the carry first, in the structure of init."
 
 
 def is_namedtuple(value: Any) -> bool:
@@ -136,7 +137,7 @@ def match_carry(
     """
     if template is None:
         if value is not None:
-            raise ScanTypeError(carry_mismatch(path, "None", describe(value), CARRY_FIX))
+            raise refused(ScanTypeError, carry_mismatch(path, "None", describe(value), CARRY_FIX))
         return []
     parts = children(template)
     if parts is None:
@@ -159,31 +160,36 @@ def match_carry(
 def _check_container(template: Any, value: Any, path: str) -> None:
     if isinstance(template, Mapping) and not is_registered(template):
         if not isinstance(value, Mapping):
-            raise ScanTypeError(
+            raise refused(
+                ScanTypeError,
                 carry_mismatch(
                     path, f"a dict with keys {list(template)}", describe(value), CARRY_FIX
-                )
+                ),
             )
         if set(template) != set(value):
-            raise ScanTypeError(
+            raise refused(
+                ScanTypeError,
                 carry_mismatch(
                     path, f"the keys {list(template)}", f"the keys {list(value)}", CARRY_FIX
-                )
+                ),
             )
         return
     kind = type(template)
     if type(value) is not kind:
-        raise ScanTypeError(carry_mismatch(path, f"a {kind.__name__}", describe(value), CARRY_FIX))
+        raise refused(
+            ScanTypeError, carry_mismatch(path, f"a {kind.__name__}", describe(value), CARRY_FIX)
+        )
     expected, got = children(template), children(value)
     assert expected is not None and got is not None
     if len(expected) != len(got):
-        raise ScanTypeError(
+        raise refused(
+            ScanTypeError,
             carry_mismatch(
                 path,
                 f"a {kind.__name__} of length {len(expected)}",
                 f"length {len(got)}",
                 CARRY_FIX,
-            )
+            ),
         )
 
 
@@ -221,29 +227,33 @@ def _match_leaf(template: Any, value: Any, device: torch.device, path: str) -> t
         fits = not is_number and NUMBERS.index(type(value)) <= _kind(template.dtype)
         value = number_tensor(value, device, template.dtype if fits else None)
     if not isinstance(value, torch.Tensor):
-        raise ScanTypeError(carry_mismatch(path, _expected(template), describe(value), CARRY_FIX))
+        raise refused(
+            ScanTypeError, carry_mismatch(path, _expected(template), describe(value), CARRY_FIX)
+        )
     if value.shape != (() if is_number else template.shape):
-        raise ScanValueError(
+        raise refused(
+            ScanValueError,
             carry_mismatch(
                 path,
                 _expected(template),
                 describe(value),
                 "Give init the shape of the carry that combine_fn returns, or reshape what it "
                 "returns.",
-            )
+            ),
         )
     if is_number or value.dtype == template.dtype:
         return value
     if _autocast_changed_dtype(template, value):
         return value.to(template.dtype)
-    raise ScanTypeError(
+    raise refused(
+        ScanTypeError,
         carry_mismatch(
             path,
             _expected(template),
             describe(value),
             f"Convert init with init.to({value.dtype}), or the returned carry with "
             f".to({template.dtype}).",
-        )
+        ),
     )
 
 

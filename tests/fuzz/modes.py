@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from torch_scan_hop import api, fallback
+from torch_scan_hop import api, fallback, set_default
 from torch_scan_hop.rewrites import blocks
 from torch_scan_hop.rewrites.options import Options, using_options
 
@@ -48,12 +48,16 @@ class Mode:
     operator: bool = False
     #: a scan that runs as a plain loop is a failure
     captured: bool = False
+    #: ``set_default(compile=True)``
+    compile: bool = False
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(using_options(**self.options))
-            if self.backend == "inductor":
+            if self.compile:
+                stack.enter_context(set_default(compile=True))
+            if self.backend == "inductor" or self.compile:
                 stack.enter_context(_inductor_config(cpp_wrapper=self.cpp_wrapper))
             if self.name.startswith("loop"):
                 stack.enter_context(fallback("allow"))
@@ -108,7 +112,7 @@ def _with_part(mode: Mode, part: str) -> Mode:
         return dataclasses.replace(mode, transform=part)
     if part == "small_blocks":
         return dataclasses.replace(mode, small_blocks=True)
-    if part in ("operator", "captured"):
+    if part in ("operator", "captured", "compile"):
         return dataclasses.replace(mode, **{part: True})
     word, _, name = part.partition("_")
     if word == "only" and name in REWRITES:

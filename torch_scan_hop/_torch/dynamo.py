@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -21,10 +22,13 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.debugging import make_eager_backend_with_torch_function_modes
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import (
+    BackendCompilerFailed,
     FailOnRecompileLimitHit,
     TorchDynamoException,
     UncapturedHigherOrderOpError,
     Unsupported,
+    UserError,
+    UserErrorType,
 )
 from torch._dynamo.utils import guard_failures
 from torch._dynamo.variables import higher_order_ops as _hops
@@ -45,6 +49,7 @@ from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import ListVariable
 from torch._dynamo.variables.misc import AutogradFunctionVariable
 from torch._dynamo.variables.tensor import TensorVariable
+from torch._inductor.exc import InductorError
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -69,6 +74,7 @@ __all__ = [
     "call_inlined",
     "capture_graph",
     "compile_for_capture",
+    "compilers_error",
     "create_node",
     "create_proxy",
     "discard_graph_changes",
@@ -84,6 +90,7 @@ __all__ = [
     "register_variable",
     "sequence_items",
     "speculate",
+    "users_error",
 ]
 
 DYNAMO_ERRORS: tuple[type[BaseException], ...] = (
@@ -101,13 +108,33 @@ def is_data_dependent(error: BaseException) -> bool:
     return re.search(words, first_line) is not None
 
 
-def register_variable(name: str, make: Callable[[Any, Any], VariableTracker | None]) -> None:
+def compilers_error(error: BaseException) -> BaseException | None:
+    """What the backend or its toolchain raised, if that is why ``error`` came."""
+    if isinstance(error, (BackendCompilerFailed, InductorError)):
+        return getattr(error, "inner_exception", error)
+    return None
+
+
+@functools.cache
+def _as_users_error(kind: type[Exception]) -> type[UserError]:
+    bases: tuple[Any, ...] = (UserError, kind)
+    made: Any = type(kind.__name__, bases, {"__module__": kind.__module__})
+    return made
+
+
+def users_error(kind: type[Exception], message: str) -> UserError:
+    """A ``kind`` that Dynamo passes on as it is, with the user's lines below its message."""
+    made = _as_users_error(kind)  # type: ignore[arg-type]
+    return made(UserErrorType.INVALID_INPUT, message)
+
+
+def register_variable(name: str, make: Callable[[Any, Any], Any]) -> None:
     """Let ``make(op, upstream_class)`` pick the tracker of operators called ``name``."""
     upstream = _hops._hop_name_to_variable_class.get(name)
 
     def pick(value: Any, source: Any = None, **kwargs: Any) -> Any:
         chosen = make(value, upstream)
-        return chosen(value, source, **kwargs)  # type: ignore[misc,operator]
+        return chosen(value, source, **kwargs)
 
     _hops._hop_name_to_variable_class[name] = pick  # type: ignore[assignment]
 
@@ -139,8 +166,14 @@ def speculate(
 
     Returns (flat results, their spec, graph, outer proxy -> placeholder of each closure).
     """
+    config: Any = dynamo_config
     before = tx.output.side_effects.clone()
-    with lasting_changes_are_refused(tx), _custom_functions_are_nodes():
+    with (
+        lasting_changes_are_refused(tx),
+        _custom_functions_are_nodes(),
+        # a body may read the weights of an nn.LSTM; Dynamo breaks the graph at its mention
+        config.patch(allow_rnn=True),
+    ):
         (result, spec), graph, lifted = speculate_subgraph(
             tx,
             fn,
@@ -294,17 +327,18 @@ def compile_for_capture(
     dynamic: bool | None,
     not_traced: type[Exception],
     report: Callable[[int, str], None],
+    backend: str = "eager",
 ) -> Callable[..., Any]:
-    """``fn`` captured by Dynamo and run as captured: guards, no compiler.
+    """``fn`` captured by Dynamo, and run as captured or compiled by ``backend``.
 
-    The backend must be torch's own "eager": it is the only one that Dynamo accepts under
+    Torch's own "eager" runs it as captured, and is the only one that Dynamo accepts under
     functorch transforms. ``not_traced`` is what ``fn`` raises when it runs without Dynamo.
     ``report(count, guard)`` is called when ``count`` calls in a row needed a capture each.
     """
     misses = 0
     run_known = torch._dynamo.run(fn)  # what is captured already; else it just calls fn
     with _hop_capture():  # or torch.compile would do nothing in an export, now and later
-        compiled = torch.compile(fn, backend="eager", fullgraph=True, dynamic=dynamic)
+        compiled = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
 
     def run(*args: Any) -> Any:
         nonlocal misses
@@ -347,8 +381,8 @@ def compile_for_capture(
             with _without_tracer_modes() as modes:
                 if not modes or peek_interpreter_stack() is not None:
                     return compiled(*args)
-                backend = make_eager_backend_with_torch_function_modes(modes)
-                again = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
+                with_modes = make_eager_backend_with_torch_function_modes(modes)
+                again = torch.compile(fn, backend=with_modes, fullgraph=True, dynamic=dynamic)
                 return again(*args)
 
     return run

@@ -19,6 +19,8 @@ from torch._inductor.fx_passes import post_grad
 from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torch_scan_hop._torch.own_scan import torchs_operator, under_its_own_name
+
 __all__ = [
     "decompose_mutating_operators",
     "keep_functional",
@@ -31,12 +33,15 @@ __all__ = [
 def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> None:
     """Run ``transform`` where Inductor would turn scans into while loops.
 
-    Inductor looks that pass up as a module global, and asserts that no scan node remains;
-    graphs of torch's own ``scan()`` hold our operator too, since they name it.
+    Inductor looks that pass up as a module global, and asserts that no scan node remains.
+    torch's own operator, where a graph holds it, is a while loop as ever.
     """
+    into_while_loops = post_grad.decompose_scan_to_while_loop
 
     def run(gm: fx.GraphModule) -> None:
         transform(gm)
+        if gm.graph.find_nodes(op="call_function", target=torchs_operator()):
+            under_its_own_name(into_while_loops, gm)
 
     post_grad.decompose_scan_to_while_loop = run
 

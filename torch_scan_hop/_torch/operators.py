@@ -179,7 +179,8 @@ def take_operator_name(op: HigherOrderOperator) -> None:
 
     The registry entry is overwritten by ``HigherOrderOperator.__init__`` already; the
     namespace object caches what it resolved once, so that cache is set too. torch's own
-    python ``scan()`` holds its operator object directly and is not affected.
+    python ``scan()`` holds its operator object directly; but Dynamo and Inductor look the name
+    up when they meet that object, see :mod:`torch_scan_hop._torch.own_scan`.
     """
     setattr(torch.ops.higher_order, op.__name__, op)
     resolved: Any = getattr(torch.ops.higher_order, op.__name__)

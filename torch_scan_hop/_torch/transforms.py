@@ -53,6 +53,7 @@ __all__ = [
     "get_unwrapped",
     "gradients_enabled",
     "has_tangents",
+    "in_plain_eager",
     "is_batchedtensor",
     "is_forward_mode",
     "is_functorch_wrapped_tensor",
@@ -125,6 +126,18 @@ def put_back_on_error() -> Iterator[None]:
 def under_transform() -> bool:
     """Whether a functorch transform (grad, vmap, jvp, ...) is active."""
     return peek_interpreter_stack() is not None
+
+
+def in_plain_eager() -> bool:
+    """Whether nothing of torch's is around: no transform, no dual level, no mode, no tracer."""
+    return (
+        peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and not torch.jit.is_tracing()
+        and not torch.compiler.is_exporting()
+    )
 
 
 def is_forward_mode() -> bool:

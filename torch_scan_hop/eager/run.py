@@ -23,6 +23,7 @@ from torch_scan_hop.any_size import derived
 from torch_scan_hop.carries_in import CarriesIn, with_joined, with_stacks
 from torch_scan_hop.eager.sized_plan import PlanForAnySize, SizedPlan
 from torch_scan_hop.eager.writer import EagerLoop, StackLike
+from torch_scan_hop.errors import ScanTypeError, describe
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import remember
@@ -63,6 +64,23 @@ def empty_results(body: Body, inputs: Inputs[Any]) -> tuple[Any, ...]:
     return (*(c.clone(memory_format=torch.contiguous_format) for c in inputs.carry), *ys)
 
 
+def _check_carry(carry: Sequence[torch.Tensor], results: Any) -> None:
+    """Of a body that a person has given to the operator itself."""
+    name = "torch.ops.higher_order.scan"
+    if not isinstance(results, (tuple, list)) or len(results) < len(carry):
+        got = len(results) if isinstance(results, (tuple, list)) else describe(results)
+        raise ScanTypeError(
+            f"{name}: combine_fn must return {len(carry)} carries and then its ys, in a flat "
+            f"tuple, but returned {got}."
+        )
+    for k, (before, after) in enumerate(zip(carry, results, strict=False)):
+        if describe(before) != describe(after):
+            raise ScanTypeError(
+                f"{name}: carry[{k}] must keep its shape and dtype from step to step: expected "
+                f"{describe(before)} (from init), but combine_fn returned {describe(after)}."
+            )
+
+
 def loop(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tuple[Any, ...]:
     """The scan, step by step. A user's TorchDispatchMode sees this."""
     n_carry, trip_count = len(inputs.carry), inputs.trip_count
@@ -75,6 +93,8 @@ def loop(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tup
     places: list[Sequence[torch.Tensor]] = []
     for t in order:
         out = body(*carry, *slices[t], *inputs.additional)
+        if t == order[0]:
+            _check_carry(carry, out)
         carry, ys = [c.contiguous() for c in out[:n_carry]], out[n_carry:]
         tensors = [y for y in ys if y is not None]
         if not stacks:
