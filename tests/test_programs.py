@@ -22,6 +22,7 @@ from oracle import (
     gradients,
     loop,
     require_grad,
+    scalar,
 )
 
 from torch_scan_hop import Binomial, scan, tree
@@ -915,3 +916,52 @@ def test_a_body_without_one_rewrite(make, option):
     body, init, xs, *closed = make()
     with using_options(**{option: False}):
         check(body, init, xs, params=(closed or [()])[0])
+
+
+def test_a_diagonal_filled_in_place_of_a_y_that_is_permuted():
+    """Its backward reads memory (as_strided), and autograd's cotangent is an expanded scalar."""
+    w = torch.randn(4, dtype=F64, requires_grad=True)
+
+    def body(h, x):
+        z = torch.outer(w, h)
+        z.fill_diagonal_(0.2)
+        return torch.tanh(h + x), z.T
+
+    init, xs = torch.ones(2, dtype=F64), torch.randn(5, 2, dtype=F64)
+    check(body, init, xs, params=[w])
+    got, want = (torch.autograd.grad(run(body, init, xs)[1].sum(), w) for run in (scan, loop))
+    assert_same(got, want)
+
+
+def fills_a_diagonal(h, x):
+    z = torch.outer(h * x, x)
+    z.fill_diagonal_(0.3)
+    return torch.tanh(h + z.sum(0)), z.T * h[:, None]
+
+
+def scales_strided_memory(h, x):
+    z = torch.outer(h * x, x)
+    z.as_strided((2,), (2,), 1).mul_(0.5)
+    return torch.tanh(h + z.sum(0)), z.t()
+
+
+def reads_strided_memory(h, x):
+    z = torch.outer(h, x).t()
+    return torch.tanh(h + z.as_strided((3,), (2,), 1)), z
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("body", [fills_a_diagonal, scales_strided_memory, reads_strided_memory])
+@pytest.mark.parametrize("is_expanded", [False, True], ids=["stacked", "expanded"])
+def test_second_derivatives_of_operators_of_memory(body, is_expanded):
+    """torch's derivative of as_strided_scatter, which functionalization writes, is wrong."""
+    init, xs = torch.randn(3, dtype=F64), torch.randn(4, 3, dtype=F64)
+
+    def second(run):
+        leaves = [init.clone().requires_grad_(), xs.clone().requires_grad_()]
+        h, ys = run(body, *leaves)
+        total = h.square().sum() + (ys.sum() if is_expanded else scalar(ys))
+        first = torch.autograd.grad(total, leaves, create_graph=True)
+        return torch.autograd.grad(sum((g**3).sum() for g in first), leaves)
+
+    assert_same(second(scan), second(loop))

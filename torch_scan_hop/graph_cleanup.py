@@ -15,6 +15,7 @@ from torch_scan_hop.linalg_checks import thread_linalg_checks
 from torch_scan_hop.records import replace_by_source
 from torch_scan_hop.signature import results_of
 from torch_scan_hop.stops import is_stop
+from torch_scan_hop.strided import index_strided_scatters, own_strided_memory
 
 aten = torch.ops.aten
 
@@ -233,32 +234,15 @@ def _fold_number(graph: fx.Graph, node: fx.Node) -> None:
     graph.erase_node(node)
 
 
-def own_strided_memory(graph: fx.Graph) -> None:
-    """``as_strided`` reads memory, not values: it is given a copy, which has the strides it saw.
-
-    In a loop an x is a slice of all of them, with their memory, an offset and their strides.
-    """
-    for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
-        source: Any = node.args[0]
-        value = source.meta.get("val")
-        is_copy = source.target is aten.clone.default and "memory_format" in source.kwargs
-        if is_copy or not isinstance(value, torch.Tensor) or not value.is_contiguous():
-            continue
-        with graph.inserting_before(node):
-            copy = graph.call_function(
-                aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
-            )
-        copy.meta["val"] = value
-        node.replace_input_with(source, copy)
-
-
 _CLEAN_UP = (
+    # first: the others keep values, and not their strides
+    index_strided_scatters,
+    own_strided_memory,
     drop_detaches,
     thread_linalg_checks,
     drop_copies,
     drop_lazy_views,
     drop_identities,
-    own_strided_memory,
     allow_any_stride,
 )
 

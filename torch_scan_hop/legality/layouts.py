@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -12,8 +14,15 @@ aten = torch.ops.aten
 _FOR_ONE_STRIDE = {aten.view.default, aten._unsafe_view.default}
 
 
+_OF_MEMORY = {aten.as_strided.default, aten.as_strided_scatter.default}
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    return bool(aten.is_non_overlapping_and_dense.default(value))
+
+
 def check_any_layout(where: str, module: fx.GraphModule) -> None:
-    """``view`` raises where strides are others; ``as_strided`` reads other numbers."""
+    """``view`` raises where strides are others; ``as_strided`` reads, or writes, other numbers."""
     for node in module.graph.nodes:
         if node.op != "call_function":
             continue
@@ -21,18 +30,21 @@ def check_any_layout(where: str, module: fx.GraphModule) -> None:
             raise IllegalRewrite(
                 f"{where}: {node} ({node.target}): expected reshape, which takes any strides"
             )
-        if node.target is aten.as_strided.default and not _is_contiguous_copy(node.args[0]):
+        if node.target in _OF_MEMORY and not _has_known_strides(node.args[0]):
             raise IllegalRewrite(
-                f"{where}: {node} ({node.target}): expected it to read a contiguous copy, got "
-                f"{node.args[0]}, which may have other strides when it runs"
+                f"{where}: {node} ({node.target}): expected it to read a copy of known strides, "
+                f"got {node.args[0]}, which may have other strides when it runs"
             )
 
 
-def _is_contiguous_copy(node: object) -> bool:
+def _has_known_strides(node: Any) -> bool:
     if not isinstance(node, fx.Node):
         return False
     value = value_of(node)
-    if isinstance(value, torch.Tensor) and not value.is_contiguous():
-        return True  # its strides are the ones that it was traced with: nothing says others
-    is_copy = node.target is aten.clone.default
-    return is_copy and node.kwargs.get("memory_format") is torch.contiguous_format
+    if isinstance(value, torch.Tensor) and not _is_dense(value):
+        return True  # no copy has gaps, or elements that share their memory
+    source: Any = node
+    while source.target is aten.permute.default:
+        source = source.args[0]
+    is_copy = source.target is aten.clone.default
+    return is_copy and source.kwargs.get("memory_format") is torch.contiguous_format
