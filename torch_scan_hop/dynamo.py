@@ -24,6 +24,7 @@ from torch_scan_hop._torch.dynamo import (
     create_proxy,
     discard_graph_changes,
     example_value,
+    graph_being_traced,
     install_body,
     known_modules,
     make_attr,
@@ -352,7 +353,7 @@ def _as_torch_has_it(upstream: Any) -> Any:
         def _call_function(self, tx: Any, *args: Any) -> VariableTracker:
             remember_code(tx)
             inductor.register()  # it lets torch's pass find torch's operator, too
-            graph = tx.output.current_tracer.graph
+            graph = graph_being_traced(tx)
             before = set(graph.nodes)
             result = super()._call_function(tx, *args)
             give_back(graph, before, scan_op)

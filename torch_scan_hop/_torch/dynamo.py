@@ -79,6 +79,7 @@ __all__ = [
     "create_proxy",
     "discard_graph_changes",
     "example_value",
+    "graph_being_traced",
     "install_body",
     "is_data_dependent",
     "is_limit_hit",
@@ -263,6 +264,11 @@ def create_node(
 ) -> VariableTracker:
     """Emit a node into the graph being captured and track its result."""
     return wrap_fx_proxy(tx=tx, proxy=tx.output.create_proxy(kind, target, args, kwargs))
+
+
+def graph_being_traced(tx: Any) -> fx.Graph:
+    """The graph at hand: of the program, or of the body that is being captured within it."""
+    return tx.output.current_tracer.graph
 
 
 def create_proxy(tx: Any, kind: str, target: Any, args: tuple[Any, ...]) -> fx.Proxy:
