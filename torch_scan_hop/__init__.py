@@ -8,6 +8,7 @@ from torch_scan_hop.fallback import NotTraceableError, fallback
 from torch_scan_hop.layers import scan_layers
 from torch_scan_hop.segments import Binomial
 from torch_scan_hop.settings import accelerate_torch, set_default
+from torch_scan_hop.versions import show_versions, warn_of_unknown_torch
 
 __all__ = [
     "Binomial",
@@ -19,5 +20,8 @@ __all__ = [
     "scan",
     "scan_layers",
     "set_default",
+    "show_versions",
 ]
 __version__ = "0.1.0"
+
+warn_of_unknown_torch()
