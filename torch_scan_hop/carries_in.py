@@ -74,8 +74,14 @@ def joined(
     return [join(x) if isinstance(x, CarriesIn) else x for x in xs]
 
 
+def _are_any_shifted(xs: Sequence[Any]) -> bool:
+    return any(isinstance(x, CarriesIn) for x in xs)
+
+
 def with_stacks(inputs: Inputs[Any]) -> Inputs[Any]:
     """As :func:`stacks_of`, for the inputs of a scan."""
+    if not _are_any_shifted(inputs.xs):
+        return inputs
     return Inputs(inputs.carry, list(stacks_of(inputs.xs)), inputs.additional)
 
 
@@ -83,6 +89,8 @@ def with_joined(
     inputs: Inputs[Any], join: Callable[[CarriesIn], Tensor] = CarriesIn.whole
 ) -> Inputs[Any]:
     """As :func:`joined`, for the inputs of a scan."""
+    if not _are_any_shifted(inputs.xs):
+        return inputs
     return Inputs(inputs.carry, list(joined(inputs.xs, join)), inputs.additional)
 
 

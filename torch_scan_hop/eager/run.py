@@ -175,7 +175,8 @@ def _planned(
 ) -> tuple[torch.Tensor, ...]:
     sized = plan_of(body, with_stacks(inputs))
     plan, trip_count = sized.plan, inputs.trip_count
-    inputs = Inputs(inputs.carry, inputs.xs, [*inputs.additional, *sized.additional])
+    if sized.additional:
+        inputs = Inputs(inputs.carry, inputs.xs, [*inputs.additional, *sized.additional])
     shifted = sum(x.stack[0].nbytes for x in inputs.xs if isinstance(x, CarriesIn))
     length = block_length(plan, trip_count, shifted, sized.stacked_bytes)
     run = functools.partial(straight_line_loop, own_xs=plan.own_xs, like=sized.loop_ys)
