@@ -433,9 +433,9 @@ def test_another_body_starts_static():
     symbolic = []
     original = dense.plan_of
 
-    def plan_of(body, *inputs):
-        symbolic.append(any(isinstance(a, int) for a in inputs[-1]))
-        return original(body, *inputs)
+    def plan_of(body, inputs):
+        symbolic.append(any(isinstance(a, int) for a in inputs.additional))
+        return original(body, inputs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dense, "plan_of", plan_of)

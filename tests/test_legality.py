@@ -10,17 +10,17 @@ from test_rewrites import body_of, make
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop import fallback, inductor, legality, scan
-from torch_scan_hop.autodiff import partition
+from torch_scan_hop.autodiff import cut
 from torch_scan_hop.eager import fuse
 from torch_scan_hop.eager.writer import EagerLoop
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.inductor import body as inductor_body
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.checker import Checker, checking
-from torch_scan_hop.op import scan_op
+from torch_scan_hop.op import call_scan, scan_op
 from torch_scan_hop.rewrites import Options, make_plan, plan, planner
 from torch_scan_hop.rewrites.products import split_fused_products
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.xla import graph as xla_graph
 
 aten = torch.ops.aten
@@ -122,13 +122,13 @@ def test_a_step_writes_where_it_declares(checker, monkeypatch):
         self.call(aten.copy_.default, (carry, source), carry.meta["val"])
 
     monkeypatch.setattr(inductor_body._Writer, "copy", to_the_carry)
-    examples = inductor_body.StepExamples(0, [torch.ones(H)], [torch.ones(T, H)], [], [])
+    examples = inductor_body.StepExamples(0, Inputs([torch.ones(H)], [torch.ones(T, H)], []), [])
     body = body_of(lambda h, x: (h + x,), torch.ones(H), torch.ones(H))
     with (
         pytest.raises(IllegalRewrite, match=r"copy__default .* writes in place to carry_0"),
         torch._subclasses.FakeTensorMode() as mode,
     ):
-        inductor_body.destination_passing(body, Signature(1, 1, 0), examples, mode)
+        inductor_body.destination_passing(body, examples, mode)
 
 
 def test_results_are_tensors_of_their_own(checker, monkeypatch):
@@ -136,7 +136,7 @@ def test_results_are_tensors_of_their_own(checker, monkeypatch):
     monkeypatch.setattr(plan, "_own_stack", lambda *args, copy: own_stack(*args, copy=False))
     body = body_of(lambda h, x: (h + x, x), make(H), make(H))
     found = plan_of(body, Signature(1, 1, 0))
-    graph = make_fx(lambda h, xs: found.run(scan_op, [h], [xs], []))(make(H), make(T, H))
+    graph = make_fx(lambda h, xs: found.run(call_scan, Inputs([h], [xs], [])))(make(H), make(T, H))
     with pytest.raises(IllegalRewrite, match="xs_1: expected memory of its own, got xs_1's"):
         checker.replacement("rewrite", graph)
     xs = make(T, H)
@@ -220,7 +220,7 @@ def test_a_loop_is_given_what_its_body_was_traced_for(checker):
     body = body_of(lambda h, x: (h + x, h), make(H), make(H))
     found = plan_of(body, Signature(1, 1, 0))
     with pytest.raises(IllegalRewrite, match=r"loop: x_1: expected torch.float64\[3\]"):
-        found.run(scan_op, [make(H)], [make(T, H).float()], [])
+        found.run(call_scan, Inputs([make(H)], [make(T, H).float()], []))
 
 
 def test_a_body_for_any_strides_views_none(checker, monkeypatch):
@@ -266,7 +266,7 @@ def test_what_is_batched_has_a_rule_that_was_checked(checker, monkeypatch):
 def test_what_is_made_before_the_loop_reads_no_carry(checker, monkeypatch):
     body = body_of(lambda h, x: (h.sin() + x, h), make(H), make(H))
     sin = next(n for n in body.graph.nodes if n.target is aten.sin.default)
-    monkeypatch.setattr(planner.Planner, "_batched", lambda self, roots: [sin])
+    monkeypatch.setattr(planner.Planner, "_batched", lambda self, roots, in_loop: [sin])
     with pytest.raises(IllegalRewrite, match="decisions: h_1 is not known before the loop"):
         plan_of(body, Signature(1, 1, 0))
 
@@ -282,12 +282,12 @@ def test_a_stack_has_a_row_for_each_step(checker, monkeypatch):
     found = plan_of(body, Signature(1, 1, 0))
     assert found.decisions.sunk
     with pytest.raises(IllegalRewrite, match="stacks: exp: expected a stack of 6 rows"):
-        found.run(scan_op, [make(H)], [make(T, H)], [])
+        found.run(call_scan, Inputs([make(H)], [make(T, H)], []))
 
 
 def test_masks_are_not_drawn_again(checker, monkeypatch):
-    monkeypatch.setattr(partition, "is_random", lambda node: False)
-    monkeypatch.setattr(partition, "wants_recompute", lambda policy, node, producer: True)
+    monkeypatch.setattr(cut, "is_random", lambda node: False)
+    monkeypatch.setattr(cut, "wants_recompute", lambda policy, node, producer: True)
 
     def step(h, x):
         h = torch.dropout(h + x, 0.5, train=True)
@@ -340,9 +340,9 @@ def test_every_rewrite_is_checked_under_inductor():
 
 
 def test_every_rewrite_is_checked_on_its_way_to_xla():
-    body, arguments = body_of(drawing, make(H), make(H)), ([make(H)], [make(T, H)], [])
+    body = body_of(drawing, make(H), make(H))
     with checking(Checker()) as own:
-        xla_graph.trace_step(body, *arguments)
+        xla_graph.trace_step(body, Inputs([make(H)], [make(T, H)], []))
     assert own.counts["_spell_out_dropout"] == own.counts["_lift_attributes"] == 1
 
 

@@ -11,9 +11,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop import scan
 from torch_scan_hop.graph_cleanup import clean_up
+from torch_scan_hop.op import FORWARD, REVERSE
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.rewrites import Options, make_plan, using_options
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.signature import Inputs, Signature
 
 T, B, D, H = 6, 2, 3, 4
 OFF = {
@@ -40,23 +41,24 @@ def operators(module: torch.fx.GraphModule) -> Counter[str]:
     return Counter(getattr(t, "overloadpacket", t).__name__ for t in names)
 
 
-def run_loop(body, init, xs, additional, reverse=False):
+def run_loop(body, inputs, options=FORWARD):
     """The oracle: the body step by step."""
-    carry, steps = list(init), []
-    order = range(xs[0].shape[0])
-    for t in reversed(order) if reverse else order:
-        out = body(*carry, *(x[t] for x in xs), *additional)
-        carry, ys = list(out[: len(init)]), out[len(init) :]
+    carry, steps = list(inputs.carry), []
+    order = range(inputs.trip_count)
+    for t in reversed(order) if options.reverse else order:
+        out = body(*carry, *(x[t] for x in inputs.xs), *inputs.additional)
+        carry, ys = list(out[: len(carry)]), out[len(carry) :]
         steps.append(ys)
-    if reverse:
+    if options.reverse:
         steps.reverse()
     return [*carry, *(torch.stack(leaf) for leaf in zip(*steps, strict=True))]
 
 
 def check_values(plan, body, init, xs, additional):
-    for reverse in (False, True):
-        found = plan.run(run_loop, init, xs, additional, reverse=reverse)
-        expected = run_loop(body, init, xs, additional, reverse)
+    inputs = Inputs(init, xs, additional)
+    for options in (FORWARD, REVERSE):
+        found = plan.run(run_loop, inputs, options)
+        expected = run_loop(body, inputs, options)
         for k, (a, b) in enumerate(zip(found, expected, strict=True)):
             if plan.decisions.used_outputs[k]:
                 torch.testing.assert_close(a, b)
@@ -222,7 +224,7 @@ class TestDropDead:
         xs, h = make(T, H), make(H)
         body = body_of(lambda h, x: (h + 1, x, x), h, xs[0])
         plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=False)
-        _, first, second = plan.run(run_loop, [h], [xs], [])
+        _, first, second = plan.run(run_loop, Inputs([h], [xs], []))
         torch.testing.assert_close([first, second], [xs, xs])
         assert len({t.data_ptr() for t in (xs, first, second)}) == 3
 

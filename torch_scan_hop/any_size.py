@@ -62,22 +62,20 @@ class _Family(Generic[Result]):
 def derived(
     body: Body,
     key: tuple[Any, ...],
-    init: Sequence[Any],
-    xs: Sequence[Any],
-    additional: Sequence[Any],
+    inputs: Inputs[Any],
     make: Make[Result],
 ) -> tuple[Result, tuple[Number, ...]]:
     """What ``make`` gives for inputs like these, and the numbers that its symbols stand for."""
     key = (*key, autocast_state())
     varying = _varying_of(body)
-    if varying is not None and _are_plain([*init, *xs, *additional]):
-        numbers = _numbers(varying, init, xs, additional)
-        family_key = (*key, "any", _skeleton(varying, init, xs, additional))
+    if varying is not None and _are_plain(inputs.flat()):
+        numbers = _numbers(varying, inputs)
+        family_key = (*key, "any", _skeleton(varying, inputs))
         family: _Family[Result] = remember(body, family_key, _Family)
         member = family.find(numbers)
         if member is None and family.n_traces < MAX_TRACES:
             family.n_traces += 1
-            member = _trace_member(varying, init, xs, additional, make)
+            member = _trace_member(varying, inputs, make)
             if member is None or not member.holds(*numbers):
                 member = None
                 family.n_traces = MAX_TRACES
@@ -87,22 +85,20 @@ def derived(
             return member.result, numbers
 
     def make_static() -> Result:
-        return make(*step_examples(init, xs, additional), None)
+        return make(*step_examples(inputs), None)
 
-    return remember(body, (*key, inputs_metadata(init, xs, additional)), make_static), ()
+    return remember(body, (*key, inputs_metadata(inputs)), make_static), ()
 
 
 def _trace_member(
     varying: Varying,
-    init: Sequence[Any],
-    xs: Sequence[Any],
-    additional: Sequence[Any],
+    inputs: Inputs[Any],
     make: Make[Result],
 ) -> _Member[Result] | None:
     """None where it cannot be traced: what is wrong with the body, a static trace will say."""
     try:
         symbols = Symbols()
-        examples = symbolic_step_examples(symbols, varying, init, xs, additional)
+        examples = symbolic_step_examples(symbols, varying, inputs)
         result = make(symbols.mode, examples, symbols)
         return _Member(symbols.guards(), symbols.are_near(), result)
     except Exception:
@@ -143,15 +139,15 @@ def _are_plain(values: Sequence[Any]) -> bool:
 _PLAIN = {torch.Tensor, torch.nn.Parameter, int, float, bool, complex, type(None)}
 
 
-def _shapes(init: Any, xs: Any, additional: Any) -> list[Any]:
+def _shapes(inputs: Inputs[Any]) -> list[Any]:
     """The shapes of a step's tensors, and its numbers."""
-    shapes = [*(c.shape for c in init), *(x.shape[1:] for x in xs)]
-    return shapes + [a.shape if isinstance(a, torch.Tensor) else a for a in additional]
+    shapes = [*(c.shape for c in inputs.carry), *(x.shape[1:] for x in inputs.xs)]
+    return shapes + [a.shape if isinstance(a, torch.Tensor) else a for a in inputs.additional]
 
 
-def _numbers(varying: Varying, init: Any, xs: Any, additional: Any) -> tuple[Number, ...]:
+def _numbers(varying: Varying, inputs: Inputs[Any]) -> tuple[Number, ...]:
     found: list[Number] = []
-    for names, value in zip(varying, _shapes(init, xs, additional), strict=True):
+    for names, value in zip(varying, _shapes(inputs), strict=True):
         if isinstance(names, tuple):
             found += [size for size, name in zip(value, names, strict=True) if name is not None]
         elif names is not None:
@@ -159,12 +155,10 @@ def _numbers(varying: Varying, init: Any, xs: Any, additional: Any) -> tuple[Num
     return tuple(found)
 
 
-def _skeleton(varying: Varying, init: Any, xs: Any, additional: Any) -> tuple[Any, ...]:
+def _skeleton(varying: Varying, inputs: Inputs[Any]) -> tuple[Any, ...]:
     """The metadata of these inputs but for what varies."""
     found: list[Any] = []
-    shapes = _shapes(init, xs, additional)
-    values = [*init, *xs, *additional]
-    for names, shape, value in zip(varying, shapes, values, strict=True):
+    for names, shape, value in zip(varying, _shapes(inputs), inputs.flat(), strict=True):
         if isinstance(value, torch.Tensor):
             sizes = tuple(s if name is None else None for s, name in zip(shape, names, strict=True))
             found.append((sizes, value.dtype, value.device))

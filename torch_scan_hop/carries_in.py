@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from torch_scan_hop._torch.operators import below_autograd
 from torch_scan_hop._torch.transforms import has_tangents
+from torch_scan_hop.signature import Inputs
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,26 @@ def joined(
 ) -> list[Tensor]:
     """``xs`` as tensors."""
     return [join(x) if isinstance(x, CarriesIn) else x for x in xs]
+
+
+def _are_any_shifted(xs: Sequence[Any]) -> bool:
+    return any(isinstance(x, CarriesIn) for x in xs)
+
+
+def with_stacks(inputs: Inputs[Any]) -> Inputs[Any]:
+    """As :func:`stacks_of`, for the inputs of a scan."""
+    if not _are_any_shifted(inputs.xs):
+        return inputs
+    return Inputs(inputs.carry, list(stacks_of(inputs.xs)), inputs.additional)
+
+
+def with_joined(
+    inputs: Inputs[Any], join: Callable[[CarriesIn], Tensor] = CarriesIn.whole
+) -> Inputs[Any]:
+    """As :func:`joined`, for the inputs of a scan."""
+    if not _are_any_shifted(inputs.xs):
+        return inputs
+    return Inputs(inputs.carry, list(joined(inputs.xs, join)), inputs.additional)
 
 
 def _joined(rows: Tensor, edge: Tensor, reverse: bool) -> Tensor:

@@ -24,7 +24,7 @@ from torch_scan_hop._torch.dynamo import (
     create_proxy,
     discard_graph_changes,
     example_value,
-    graph_at_hand,
+    graph_being_traced,
     install_body,
     known_modules,
     make_attr,
@@ -48,6 +48,7 @@ from torch_scan_hop.fallback import users_line
 from torch_scan_hop.index_nodes import write_indices
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
 from torch_scan_hop.settings import accelerates_torch
+from torch_scan_hop.signature import output_node
 from torch_scan_hop.stamp import stamp
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
@@ -86,9 +87,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         xs = sequence_items(tx, xs)
         additional = [] if additional is None else sequence_items(tx, additional)
         promoted = options.pop("promoted", None)
-        options = scan_options(
-            **{name: _constant(options, name) for name in ("reverse", "checkpoint")}
-        )
+        reverse, checkpoint = (_constant(options, name) for name in ("reverse", "checkpoint"))
         if promoted is not None:
             positions = [v.as_python_constant() for v in sequence_items(tx, promoted)]
             init = _with_dtypes_of_step(tx, combine_fn, init, [xs, additional], positions)
@@ -108,9 +107,9 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         n_step = len(init) + len(xs)
         module = body.module()
         stamp(module)
-        if callable(options.get("checkpoint")):
+        if callable(checkpoint):
             # a function is no argument of a graph node; it stays with the body
-            module.meta[POLICY] = options.pop("checkpoint")
+            module.meta[POLICY], checkpoint = checkpoint, None
         name = install_body(tx, "scan_body", module)
         arguments = (
             make_attr(tx, name),
@@ -119,7 +118,8 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
             inputs[len(init) : n_step],
             tuple(p for k, p in enumerate(inputs) if k >= n_step and k not in mutated),
         )
-        outputs = sequence_items(tx, create_node(tx, "call_function", scan_op, arguments, options))
+        keywords = scan_options(reverse, checkpoint)
+        outputs = sequence_items(tx, create_node(tx, "call_function", scan_op, arguments, keywords))
         n = len(init)
         for position, k in enumerate(mutated):
             create_node(
@@ -309,7 +309,7 @@ class CapturedBody:
         others[position].prepend(placeholder)
 
     def _return_as_carries(self, values: list[fx.Node]) -> None:
-        (output,) = self.graph.find_nodes(op="output")
+        output: Any = output_node(self.graph)
         results = list(output.args[0])
         output.args = ((*results[: self.n_carry], *values, *results[self.n_carry :]),)
 
@@ -353,7 +353,7 @@ def _as_torch_has_it(upstream: Any) -> Any:
         def _call_function(self, tx: Any, *args: Any) -> VariableTracker:
             remember_code(tx)
             inductor.register()  # it lets torch's pass find torch's operator, too
-            graph = graph_at_hand(tx)
+            graph = graph_being_traced(tx)
             before = set(graph.nodes)
             result = super()._call_function(tx, *args)
             give_back(graph, before, scan_op)

@@ -45,24 +45,18 @@ def slice_like(mode: FakeTensorMode, xs: torch.Tensor, requires_grad: bool = Fal
     )
 
 
-def step_examples(
-    init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any]
-) -> tuple[FakeTensorMode, Inputs[Any]]:
+def step_examples(inputs: Inputs[Any]) -> tuple[FakeTensorMode, Inputs[Any]]:
     """Fakes for one step of a scan over these inputs, in the fake mode they live in."""
-    mode = fake_mode_of([*init, *xs, *additional])
+    mode = fake_mode_of(inputs.flat())
     return mode, Inputs(
-        [contiguous_like(mode, c) for c in init],
-        [slice_like(mode, x) for x in xs],
-        [like(mode, a) for a in additional],
+        [contiguous_like(mode, c) for c in inputs.carry],
+        [slice_like(mode, x) for x in inputs.xs],
+        [like(mode, a) for a in inputs.additional],
     )
 
 
 def symbolic_step_examples(
-    symbols: Symbols,
-    varying: Sequence[Any],
-    init: Sequence[Any],
-    xs: Sequence[Any],
-    additional: Sequence[Any],
+    symbols: Symbols, varying: Sequence[Any], inputs: Inputs[Any]
 ) -> Inputs[Any]:
     """As :func:`step_examples`, with a symbol for each number that varies, in their order.
 
@@ -83,9 +77,9 @@ def symbolic_step_examples(
         return value if name is None else symbols.number(name, value)
 
     return Inputs(
-        [like(c, c.shape, None) for c in init],
-        [like(x, x.shape[1:], x.stride()[1:]) for x in xs],
-        [like_additional(a) for a in additional],
+        [like(c, c.shape, None) for c in inputs.carry],
+        [like(x, x.shape[1:], x.stride()[1:]) for x in inputs.xs],
+        [like_additional(a) for a in inputs.additional],
     )
 
 

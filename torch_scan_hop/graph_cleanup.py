@@ -13,6 +13,7 @@ from torch_scan_hop._torch.operators import FakeTensor, HigherOrderOperator, OpO
 from torch_scan_hop._torch.tracing import are_all_known_equal, plain_fake
 from torch_scan_hop.linalg_checks import thread_linalg_checks
 from torch_scan_hop.records import replace_by_source
+from torch_scan_hop.signature import results_of
 from torch_scan_hop.stops import is_stop
 from torch_scan_hop.strided import index_strided_scatters, own_strided_memory
 
@@ -165,8 +166,7 @@ def _trim_scan(module: fx.GraphModule, node: fx.Node) -> None:
     body_node, init = node.args[:2]
     assert isinstance(body_node, fx.Node)
     body = getattr(module, str(body_node.target))
-    (output,) = body.graph.find_nodes(op="output")
-    results = output.args[0]
+    results = results_of(body.graph)
     users = [u for u in node.users if u.target is operator.getitem]
     read = {u.args[1] for u in users if u.users}
     n_carry = len(init)  # type: ignore[arg-type]

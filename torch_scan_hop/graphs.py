@@ -26,8 +26,9 @@ from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS, capture_graph
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, run_fake
 from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
+from torch_scan_hop.autodiff.handover import Partition, Source
 from torch_scan_hop.autodiff.joint import trace_joint
-from torch_scan_hop.autodiff.partition import Partition, Partitioner, Source
+from torch_scan_hop.autodiff.partition import partition_of
 from torch_scan_hop.errors import hint_about
 from torch_scan_hop.examples import contiguous_like, like
 from torch_scan_hop.signature import Inputs, Signature
@@ -164,7 +165,7 @@ def _partition(
         outputs = run_fake(run, examples.flat(), mode)
     likes = [contiguous_like(mode, o) for o in outputs]
     joint = trace_joint(run, signature, examples, likes, flow, mode)
-    return Partitioner(joint, None).run(), flow.ys
+    return partition_of(joint, None), flow.ys
 
 
 def _identifier(path: str) -> str:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from torch_scan_hop.signature import Inputs
+
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 Result = TypeVar("Result")
@@ -29,11 +31,11 @@ def metadata(value: Any, drop_leading: bool = False) -> Any:
     return (shape, value.dtype, value.device)
 
 
-def inputs_metadata(init: Any, xs: Any, additional: Any) -> tuple[Any, ...]:
+def inputs_metadata(inputs: Inputs[Any]) -> tuple[Any, ...]:
     return (
-        tuple(map(metadata, init)),
-        tuple(metadata(x, drop_leading=True) for x in xs),
-        tuple(map(metadata, additional)),
+        tuple(map(metadata, inputs.carry)),
+        tuple(metadata(x, drop_leading=True) for x in inputs.xs),
+        tuple(map(metadata, inputs.additional)),
     )
 
 

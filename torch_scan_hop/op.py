@@ -13,7 +13,8 @@ contiguous and alias neither the inputs nor one another.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
@@ -30,8 +31,51 @@ from torch_scan_hop._torch.operators import (
 from torch_scan_hop._torch.transforms import unwrap_if_dead
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
 from torch_scan_hop.memo import remember
+from torch_scan_hop.signature import Inputs, results_of
 
 Body = Callable[..., Any]
+
+
+def scan_options(reverse: bool, checkpoint: Any) -> dict[str, Any]:
+    """Keywords of the operator: what differs from the defaults, so that graphs stay readable."""
+    options: dict[str, Any] = {}
+    if reverse:
+        options["reverse"] = True
+    if checkpoint is not None:
+        options["checkpoint"] = checkpoint
+    return options
+
+
+@dataclass(frozen=True)
+class ScanOptions:
+    """How a scan runs, besides what it runs over."""
+
+    reverse: bool = False
+    checkpoint: Any = None
+
+    def non_defaults(self) -> dict[str, Any]:
+        return scan_options(self.reverse, self.checkpoint)
+
+
+FORWARD = ScanOptions()
+REVERSE = ScanOptions(reverse=True)
+
+#: runs a scan: the operator, or one of its kernels
+RunScan = Callable[[Body, Inputs[Any], ScanOptions], Sequence[Any]]
+
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def _with_roles(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run`` as the dispatcher calls it, the only place that knows the order of arguments."""
+
+    def entry(*arguments: Any, **options: Any) -> Any:
+        *context, body, init, xs, additional = arguments
+        inputs: Inputs[Any] = Inputs(init, xs, list(additional))
+        return run(*context, body, inputs, ScanOptions(**options) if options else FORWARD)
+
+    return entry
 
 
 class ScanOperator(FlatOperator):
@@ -41,10 +85,30 @@ class ScanOperator(FlatOperator):
         super().__init__("scan", cacheable=True)
         self.under_users_modes: Callable[..., Any]
 
-    def users_modes_impl(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """As ``py_impl``: what runs where a dispatch mode of the user's wants to see operators."""
-        self.under_users_modes = run
+    def kernel(self, key: Any) -> Callable[[Kernel], Kernel]:
+        """Registers ``run(body, inputs, options)``; a mode, or an interpreter, comes first."""
+
+        def register(run: Kernel) -> Kernel:
+            self.py_impl(key)(_with_roles(run))
+            return run
+
+        return register
+
+    def functionalize_kernel(self, run: Kernel) -> Kernel:
+        self.py_functionalize_impl(_with_roles(run))
         return run
+
+    def users_modes_kernel(self, run: Kernel) -> Kernel:
+        """What runs where a dispatch mode of the user's wants to see operators."""
+        self.under_users_modes = _with_roles(run)
+        return run
+
+    def run_at(
+        self, key: DispatchKey, body: Body, inputs: Inputs[Any], options: ScanOptions
+    ) -> Any:
+        """Its kernel at ``key``, whatever the inputs are."""
+        arguments = (body, inputs.carry, inputs.xs, tuple(inputs.additional))
+        return self.dispatch(key, *arguments, **options.non_defaults())
 
     def __call__(  # type: ignore[override]
         self,
@@ -125,8 +189,7 @@ def _results_kept(body: Any) -> tuple[fx.GraphModule, list[bool]] | None:
 
 
 def _without_nones(body: fx.GraphModule) -> tuple[fx.GraphModule, list[bool]] | None:
-    (output,) = body.graph.find_nodes(op="output")
-    results = output.args[0]
+    results = results_of(body.graph)
     if not isinstance(results, (tuple, list)) or None not in results:
         return None
     graph = fx.Graph()
@@ -136,19 +199,18 @@ def _without_nones(body: fx.GraphModule) -> tuple[fx.GraphModule, list[bool]] | 
     return fx.GraphModule(body, graph, "ScanBody"), [r is not None for r in results]
 
 
-def scan_options(reverse: bool, checkpoint: Any) -> dict[str, Any]:
-    """Only what differs from the defaults: graphs stay readable, and exporters simple."""
-    options: dict[str, Any] = {}
-    if reverse:
-        options["reverse"] = True
-    if checkpoint is not None:
-        options["checkpoint"] = checkpoint
-    return options
-
-
 def _the_operator() -> ScanOperator:
     return scan_op
 
 
 scan_op = ScanOperator()
 take_operator_name(scan_op)
+
+
+def call_scan(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tuple[Any, ...]:
+    """The operator, called with its inputs whole.
+
+    A function, and no method: compiled autograd has Dynamo trace the backward, which calls this.
+    """
+    additional = tuple(inputs.additional)
+    return scan_op(body, inputs.carry, inputs.xs, additional, **options.non_defaults())

@@ -42,12 +42,10 @@ def versions() -> dict[str, str]:
     >>> versions()["torch"] == torch.__version__
     True
     """
-    from torch_scan_hop import __version__
-
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     built = importlib.util.find_spec("torch_scan_hop._C") is not None
     return {
-        "torch_scan_hop": __version__,
+        "torch_scan_hop": _installed("torch_scan_hop"),
         "extension (XLA)": "built" if built else "not built",
         "torch": torch.__version__,
         "torch_xla": _installed("torch_xla"),

@@ -79,7 +79,7 @@ __all__ = [
     "create_proxy",
     "discard_graph_changes",
     "example_value",
-    "graph_at_hand",
+    "graph_being_traced",
     "install_body",
     "is_data_dependent",
     "is_limit_hit",
@@ -266,6 +266,11 @@ def create_node(
     return wrap_fx_proxy(tx=tx, proxy=tx.output.create_proxy(kind, target, args, kwargs))
 
 
+def graph_being_traced(tx: Any) -> fx.Graph:
+    """The graph at hand: of the program, or of the body that is being captured within it."""
+    return tx.output.current_tracer.graph
+
+
 def create_proxy(tx: Any, kind: str, target: Any, args: tuple[Any, ...]) -> fx.Proxy:
     """A node of the graph at hand, of whose result nothing is known yet."""
     return tx.output.create_proxy(kind, target, args, {})
@@ -274,12 +279,6 @@ def create_proxy(tx: Any, kind: str, target: Any, args: tuple[Any, ...]) -> fx.P
 def install_body(tx: Any, name: str, module: fx.GraphModule) -> str:
     """The name, like ``name``, that ``module`` has among the modules of the graph at hand."""
     return str(tx.output.install_subgraph(name, module))
-
-
-def graph_at_hand(tx: Any) -> fx.Graph:
-    """The graph that is being written: a body's, while that is traced."""
-    graph: fx.Graph = tx.output.current_tracer.graph
-    return graph
 
 
 def known_modules(tx: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM
 from torch_scan_hop.memo import remember
 from torch_scan_hop.op import Body
 from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.signature import Inputs
 
 
 def has_custom_function(body: Body) -> bool:
@@ -41,32 +42,27 @@ def refuse_custom_function(body: Body) -> None:
 
 
 def gradients_of_loop(
-    body: Body,
-    init: Sequence[Any],
-    xs: Sequence[Any],
-    additional: Sequence[Any],
-    reverse: bool,
-    cotangents: Sequence[Any],
+    body: Body, inputs: Inputs[Any], reverse: bool, cotangents: Sequence[Any]
 ) -> list[Any]:
     """One for each flat input (None where there is none), themselves differentiable."""
-    groups = [init, xs, additional]
     # other objects than the inputs: one input may have been computed from another
-    init, xs, additional = ([_alias(v) for v in group] for group in groups)
+    inputs = inputs.map(_alias)
+    n_carry = inputs.signature.n_carry
 
     assert isinstance(body, fx.GraphModule)
     run = remember(body, ("connected functions",), lambda: with_connected_functions(body))
 
     def step(carry: Any, x: Any) -> Any:
-        out = run(*carry, *x, *additional)
-        return list(out[: len(init)]), list(out[len(init) :])
+        out = run(*carry, *x, *inputs.additional)
+        return list(out[:n_carry]), list(out[n_carry:])
 
-    carry, ys = scan_loop(step, init, xs, xs[0].shape[0], reverse)
+    carry, ys = scan_loop(step, inputs.carry, inputs.xs, inputs.trip_count, reverse)
     pairs = [
         (output, cotangent)
         for output, cotangent in zip([*carry, *ys], cotangents, strict=True)
         if cotangent is not None and output.requires_grad
     ]
-    flat = [*init, *xs, *additional]
+    flat = inputs.flat()
     wanted = [v for v in flat if isinstance(v, torch.Tensor) and v.requires_grad]
     found = torch.autograd.grad(
         [output for output, _ in pairs],

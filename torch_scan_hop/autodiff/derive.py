@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,27 +13,42 @@ from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import FakeTensorMode, is_traced, run_fake
 from torch_scan_hop.any_size import derived
 from torch_scan_hop.autodiff.custom import has_custom_function
+from torch_scan_hop.autodiff.derivative import (
+    ClosedDerivative,
+    Derivative,
+    DerivativeThroughLoop,
+)
 from torch_scan_hop.autodiff.differentiability import GradientFlow, gradient_flow
-from torch_scan_hop.autodiff.function import Derivative
+from torch_scan_hop.autodiff.function import DifferentiatedCall
+from torch_scan_hop.autodiff.handover import Handover, Partition, Source
 from torch_scan_hop.autodiff.joint import trace_joint
-from torch_scan_hop.autodiff.partition import Handover, Partition, Partitioner, Source
+from torch_scan_hop.autodiff.partition import partition_of
 from torch_scan_hop.autodiff.policy import policy_of
 from torch_scan_hop.examples import contiguous_like
-from torch_scan_hop.op import Body
+from torch_scan_hop.op import Body, RunScan, ScanOptions
 from torch_scan_hop.signature import Inputs, Signature
 
 
-def derivative_of(
+def differentiated_call(
     body: Body,
-    init: Sequence[Any],
-    xs: Sequence[Any],
-    additional: Sequence[Any],
+    inputs: Inputs[Any],
     wanted: Inputs[bool],
-    checkpoint: Any,
+    options: ScanOptions,
+    run_forward: RunScan,
+    tangents_of: RunScan | None = None,
+) -> DifferentiatedCall:
+    """What an autograd function of the tensors among ``inputs`` is applied to."""
+    derivative, sizes = derivative_of(body, inputs, wanted, options.checkpoint)
+    numbers = tuple(None if isinstance(a, torch.Tensor) else a for a in inputs.additional)
+    return DifferentiatedCall(derivative, numbers, options.reverse, run_forward, sizes, tangents_of)
+
+
+def derivative_of(
+    body: Body, inputs: Inputs[Any], wanted: Inputs[bool], checkpoint: Any
 ) -> tuple[Derivative, dict[Handover, Any]]:
     """The derivative, and the sizes that it hands over where it is for any size."""
     checkpoint = policy_of(body, checkpoint)
-    traced = is_traced([*init, *xs, *additional])
+    traced = is_traced(inputs.flat())
 
     def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> _ForAnySize:
         derivative = _derive(body, mode, examples, wanted, checkpoint, traced)
@@ -43,7 +58,7 @@ def derivative_of(
         return _ForAnySize(derivative, sizes, symbols.function([s.size for s in sizes]))
 
     key = ("derivative", tuple(wanted.flat()), checkpoint, traced)
-    found, numbers = derived(body, key, init, xs, additional, make)
+    found, numbers = derived(body, key, inputs, make)
     return found.derivative, dict(zip(found.sizes, found.evaluate(*numbers), strict=True))
 
 
@@ -64,14 +79,14 @@ def _derive(
     checkpoint: Any,
     traced: bool,
 ) -> Derivative:
-    signature = Signature(len(examples.carry), len(examples.xs), len(examples.additional))
+    signature = examples.signature
     flow = gradient_flow(body, examples, wanted, mode)
     first = _partition(body, signature, examples, flow, mode, checkpoint)
     if traced:
         # a traced backward is not differentiated again through this Function
-        return Derivative(signature, flow, first, None, None)
+        return Derivative(signature, flow, first)
     if has_custom_function(body):
-        return Derivative(signature, flow, first, None, None, body)
+        return DerivativeThroughLoop(signature, flow, first, body)
     return _closed_under_differentiation(first, signature, examples, wanted, flow, mode)
 
 
@@ -88,7 +103,7 @@ def _partition(
         outputs = run_fake(body, examples.flat(), mode)
     like = [contiguous_like(mode, o) for o in outputs]
     joint = trace_joint(body, signature, examples, like, flow, mode)
-    return Partitioner(joint, checkpoint, saved).run()
+    return partition_of(joint, checkpoint, saved)
 
 
 def _stacks_read(partition: Partition) -> frozenset[int]:
@@ -120,4 +135,4 @@ def _closed_under_differentiation(
     else:
         raise RuntimeError("torch_scan_hop: the residuals of a scan body did not settle")
     closed = dataclasses.replace(first, forward=forward)
-    return Derivative(signature, flow, closed, second, second_flow)
+    return ClosedDerivative(signature, flow, closed, second, second_flow)

@@ -9,7 +9,7 @@ so that double backward, transforms and traces of it come by composition.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,149 +18,100 @@ import torch
 from torch_scan_hop._torch.tracing import is_functionalized, is_tracing_a_body
 from torch_scan_hop._torch.transforms import has_tangents, over_grads_batch
 from torch_scan_hop.autodiff.custom import gradients_of_loop
-from torch_scan_hop.autodiff.differentiability import GradientFlow
-from torch_scan_hop.autodiff.partition import Handover, Partition, Source
-from torch_scan_hop.carries_in import CarriesIn, in_graph, joined, stacks_of
+from torch_scan_hop.autodiff.derivative import Derivative, DerivativeThroughLoop, all_inputs
+from torch_scan_hop.autodiff.handover import Handover, Source
+from torch_scan_hop.carries_in import CarriesIn, in_graph, with_joined, with_stacks
 from torch_scan_hop.eager.run import dense
-from torch_scan_hop.op import Body, scan_op, scan_options
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.op import FORWARD, REVERSE, Body, RunScan, ScanOptions, call_scan, scan_op
+from torch_scan_hop.signature import Inputs
 
 
 @dataclass(frozen=True)
-class Derivative:
-    """A differentiated body. ``second`` also takes cotangents of the residuals.
-
-    With ``loop_body``, a derivative that is differentiated again goes through a loop of it.
-    """
-
-    signature: Signature
-    flow: GradientFlow
-    first: Partition
-    second: Partition | None
-    second_flow: GradientFlow | None
-    loop_body: Body | None = None
-
-    @functools.cached_property
-    def saved(self) -> tuple[Handover, ...]:
-        """What a backward reads, once each."""
-        partitions = [p for p in (self.first, self.second) if p is not None]
-        wanted = [slot for partition in partitions for slot in _saved_slots(partition)]
-        if self.loop_body is not None:
-            wanted += _all_inputs(self.signature)
-        return tuple(dict.fromkeys(wanted))
-
-    @functools.cached_property
-    def saved_ys(self) -> frozenset[int]:
-        """Positions of the ys that a backward reads."""
-        return frozenset(h.index for h in self.saved if h.source is Source.Y)
-
-    def sizes(self) -> tuple[Handover, ...]:
-        """The sizes that its backward bodies read."""
-        partitions = [p for p in (self.first, self.second) if p is not None]
-        found = [h for p in partitions for h in p.invariant if h.source is Source.SIZE]
-        return tuple(dict.fromkeys(found))
-
-
-@dataclass
-class ScanCall:
+class DifferentiatedCall:
     """One call of the operator: what is not a tensor, and how to run a scan below autograd."""
 
     derivative: Derivative
     additional: tuple[Any, ...]  # with None where a tensor stands
     reverse: bool
-    checkpoint: Any
-    run_forward: Callable[..., Sequence[Any]]
+    run_forward: RunScan
     #: what the sizes that are handed over are in this call, where the derivative is for any size
     sizes: Mapping[Handover, Any]
     #: a scan of (primal, tangent) pairs, where inputs have tangents
-    tangents_of: Callable[..., Sequence[tuple[Any, Any]]] | None = None
-    trip_count: Any = None
-    output_like: tuple[tuple[Any, ...], ...] = ()
+    tangents_of: RunScan | None = None
 
-    def fill(self, tensors: Sequence[Any]) -> list[Any]:
-        """All flat inputs, from the tensors among them."""
+    @property
+    def options(self) -> ScanOptions:
+        """Of the forward: what is saved is decided already."""
+        return REVERSE if self.reverse else FORWARD
+
+    @property
+    def n_outputs(self) -> int:
+        """Results of the scan; residuals come after them."""
+        return len(self.derivative.flow.outputs())
+
+    def inputs(self, tensors: Sequence[Any], numbers: Sequence[Any] | None = None) -> Inputs[Any]:
+        """All inputs, from the tensors among them; ``numbers`` stand for the others."""
+        numbers = self.additional if numbers is None else numbers
         n = self.derivative.signature.n_carry + self.derivative.signature.n_xs
         rest = iter(tensors[n:])
-        return [*tensors[:n], *(next(rest) if a is None else a for a in self.additional)]
+        additional = [
+            next(rest) if a is None else number
+            for a, number in zip(self.additional, numbers, strict=True)
+        ]
+        return self.derivative.signature.split_inputs([*tensors[:n], *additional])
 
 
-def run(call: ScanCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    derivative = call.derivative
-    inputs = derivative.signature.split_inputs(call.fill(tensors))
-    outputs = tuple(
-        call.run_forward(
-            derivative.first.forward,
-            inputs.carry,
-            inputs.xs,
-            tuple(inputs.additional),
-            **scan_options(call.reverse, None),
-        )
+def run(call: DifferentiatedCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(
+        call.run_forward(call.derivative.first.forward, call.inputs(tensors), call.options)
     )
-    return outputs
 
 
-def _differentiable_outputs(call: ScanCall, outputs: Sequence[Any]) -> list[bool]:
-    derivative = call.derivative
-    flags = list(derivative.flow.outputs())
-    if derivative.second_flow is None:
-        return flags + [False] * (len(outputs) - len(flags))
-    # what autograd says of each residual: some are constants to it (a layer norm's mean)
-    return flags + list(derivative.second_flow.ys[len(derivative.flow.ys) :])
+#: (shape, dtype, device)
+Metadata = tuple[Any, ...]
 
 
-def save(ctx: Any, call: ScanCall, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
+@dataclass(frozen=True)
+class _Record:
+    """What a backward knows of the forward, besides the tensors that autograd saved for it."""
+
+    call: DifferentiatedCall
+    slots: dict[Handover, int]  # positions among the saved tensors
+    trip_count: Any
+    outputs_like: tuple[Metadata, ...]
+    # accumulators start as zeros like these: metadata is enough
+    additional_like: tuple[Any, ...]  # None for numbers
+
+
+def _metadata(value: torch.Tensor) -> Metadata:
+    return value.shape, value.dtype, value.device
+
+
+def save(
+    ctx: Any, call: DifferentiatedCall, tensors: Sequence[Any], outputs: Sequence[Any]
+) -> None:
     """What backward reads, and nothing else."""
     derivative = call.derivative
-    inputs = derivative.signature.split_inputs(call.fill(tensors))
-    ys = outputs[derivative.signature.n_carry :]
-    call.trip_count = inputs.xs[0].shape[0]
-    call.output_like = tuple((o.shape, o.dtype, o.device) for o in outputs)
+    inputs = call.inputs(tensors)
     ctx.set_materialize_grads(False)
-    flags = _differentiable_outputs(call, outputs)
+    flags = derivative.differentiable(len(outputs))
     ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, flags, strict=True) if not flag))
     values = {
         Source.CARRY_IN: inputs.carry,
         Source.X: inputs.xs,
         Source.ADDITIONAL: inputs.additional,
-        Source.Y: ys,
+        Source.Y: outputs[derivative.signature.n_carry :],
     }
-    slots: dict[Handover, int] = {}
-    kept: list[torch.Tensor] = []
-    for slot in derivative.saved:
-        value = values[slot.source][slot.index]
-        if isinstance(value, torch.Tensor):
-            slots[slot] = len(kept)
-            kept.append(value)
-    # accumulators start as zeros like these: metadata is enough
-    ctx.additional_like = [
-        (a.shape, a.dtype, a.device) if isinstance(a, torch.Tensor) else None
-        for a in inputs.additional
-    ]
-    ctx.slots = slots
-    ctx.save_for_backward(*kept)
-    ctx.call = call
-
-
-def _all_inputs(signature: Signature) -> list[Handover]:
-    sizes = {
-        Source.CARRY_IN: signature.n_carry,
-        Source.X: signature.n_xs,
-        Source.ADDITIONAL: signature.n_additional,
-    }
-    return [Handover(source, k) for source, size in sizes.items() for k in range(size)]
-
-
-def _saved_slots(partition: Partition) -> list[Handover]:
-    slots = []
-    for handover in (*partition.per_step, *partition.invariant):
-        if handover.source is Source.CARRY_IN:
-            index, shifted = partition.carry_stack[handover.index]
-            slots.append(Handover(Source.Y, index))
-            if shifted:
-                slots.append(handover)
-        elif handover.source is not Source.SIZE:
-            slots.append(handover)
-    return slots
+    found = {slot: values[slot.source][slot.index] for slot in derivative.saved}
+    kept = {slot: value for slot, value in found.items() if isinstance(value, torch.Tensor)}
+    ctx.save_for_backward(*kept.values())
+    ctx.record = _Record(
+        call,
+        {slot: k for k, slot in enumerate(kept)},
+        inputs.trip_count,
+        tuple(map(_metadata, outputs)),
+        tuple(_metadata(a) if isinstance(a, torch.Tensor) else None for a in inputs.additional),
+    )
 
 
 class _Zeros:
@@ -186,22 +137,17 @@ class _Zeros:
 
 class _BackwardPass:
     def __init__(self, ctx: Any, cotangents: Sequence[Any]) -> None:
-        self.call: ScanCall = ctx.call
+        self.record: _Record = ctx.record
+        self.call = self.record.call
         self.derivative = self.call.derivative
-        self.ctx = ctx
-        n_outputs = len(self.derivative.flow.outputs())
-        of_residuals = any(c is not None for c in cotangents[n_outputs:])
-        self.partition = self.derivative.first
-        self.flow = self.derivative.flow
-        if of_residuals:
-            assert self.derivative.second is not None and self.derivative.second_flow is not None
-            self.partition, self.flow = self.derivative.second, self.derivative.second_flow
+        of_residuals = any(c is not None for c in cotangents[self.call.n_outputs :])
+        self.partition, self.flow = self.derivative.backward_of(of_residuals)
         self.cotangents = cotangents[: len(self.flow.outputs())]
         self.saved = ctx.saved_tensors
         self.zeros = _Zeros()
 
     def _value(self, source: Source, index: int) -> Any:
-        return self.saved[self.ctx.slots[Handover(source, index)]]
+        return self.saved[self.record.slots[Handover(source, index)]]
 
     def _per_step(self, handover: Handover) -> torch.Tensor | CarriesIn:
         if handover.source is not Source.CARRY_IN:
@@ -223,14 +169,14 @@ class _BackwardPass:
 
     def _cotangent(self, k: int) -> torch.Tensor:
         given = self.cotangents[k]
-        return given if given is not None else self.zeros(self.call.output_like[k], True)
+        return given if given is not None else self.zeros(self.record.outputs_like[k], True)
 
     def run(self) -> list[Any]:
         sig, flow, partition = self.derivative.signature, self.flow, self.partition
         n_carry = sig.n_carry
         carry = [k for k, flag in enumerate(flow.carry) if flag]
         ys = [k for k, flag in enumerate(flow.ys) if flag]
-        like = self.ctx.additional_like
+        like = self.record.additional_like
         init = [
             *(self._cotangent(k) for k in carry),
             *(self.zeros(like[k], False) for k in partition.accumulated),
@@ -240,30 +186,28 @@ class _BackwardPass:
             *(self._per_step(h) for h in partition.per_step),
         ]
         if not xs:
-            xs = [torch.empty((self.call.trip_count, 0))]
-        additional = tuple(self._invariant(h) for h in partition.invariant)
-        body = self._body(len(init), len(xs))
-        return self._gather(self._scan(body, init, xs, additional), carry)
+            xs = [torch.empty((self.record.trip_count, 0))]
+        additional = [self._invariant(h) for h in partition.invariant]
+        results = self._scan(self._body(len(init)), Inputs(init, xs, additional))
+        return self._gather(results, carry)
 
-    def _scan(
-        self, body: Any, init: Any, xs: Sequence[torch.Tensor | CarriesIn], additional: Any
-    ) -> Sequence[Any]:
+    def _scan(self, body: Body, inputs: Inputs[Any]) -> Sequence[Any]:
         """The backward's scan; where no derivative of it is taken, carries stay in place."""
-        reverse = not self.call.reverse
-        flat = (*init, *stacks_of(xs), *additional)
+        options = FORWARD if self.call.reverse else REVERSE
+        flat = tuple(with_stacks(inputs).flat())
         join = CarriesIn.whole
         # compiled autograd has Dynamo trace this very function
         traced = torch.compiler.is_dynamo_compiling()
         if not traced and not torch.is_grad_enabled() and not has_tangents(flat):
             if scan_op.goes_to_kernel(flat):
-                return dense(body, init, xs, additional, reverse=reverse)
+                return dense(body, inputs, options)
             # a body's derivative is differentiated again, where its scan is
             if is_functionalized(flat) and not is_tracing_a_body():
                 cotangent = next(c for c in self.cotangents if c is not None)
                 join = functools.partial(in_graph, after=cotangent)
-        return scan_op(body, init, joined(xs, join), additional, reverse=reverse)
+        return call_scan(body, with_joined(inputs, join), options)
 
-    def _body(self, n_carry: int, n_xs: int) -> Any:
+    def _body(self, n_carry: int) -> Body:
         partition = self.partition
         if partition.per_step or any(self.flow.ys):
             return partition.backward
@@ -288,17 +232,14 @@ class _BackwardPass:
 
 
 def _gradients_of_loop(ctx: Any, body: Body, cotangents: Sequence[Any]) -> list[Any]:
-    call: ScanCall = ctx.call
-    saved = ctx.saved_tensors
+    record: _Record = ctx.record
+    call, derivative, saved = record.call, record.call.derivative, ctx.saved_tensors
     inputs = [
-        saved[ctx.slots[slot]] if slot in ctx.slots else call.additional[slot.index]
-        for slot in _all_inputs(call.derivative.signature)
+        saved[record.slots[slot]] if slot in record.slots else call.additional[slot.index]
+        for slot in all_inputs(derivative.signature)
     ]
-    roles = call.derivative.signature.split_inputs(inputs)
-    cotangents = cotangents[: len(call.derivative.flow.outputs())]
-    return gradients_of_loop(
-        body, roles.carry, roles.xs, roles.additional, call.reverse, cotangents
-    )
+    roles = derivative.signature.split_inputs(inputs)
+    return gradients_of_loop(body, roles, call.reverse, cotangents[: call.n_outputs])
 
 
 def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
@@ -306,10 +247,10 @@ def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
     batched = over_grads_batch(functools.partial(gradients, ctx), cotangents)
     if batched is not None:
         return batched
-    call: ScanCall = ctx.call
-    sig = call.derivative.signature
-    if call.derivative.loop_body is not None and torch.is_grad_enabled():
-        flat = _gradients_of_loop(ctx, call.derivative.loop_body, cotangents)
+    call: DifferentiatedCall = ctx.record.call
+    derivative, sig = call.derivative, call.derivative.signature
+    if isinstance(derivative, DerivativeThroughLoop) and torch.is_grad_enabled():
+        flat = _gradients_of_loop(ctx, derivative.body, cotangents)
     else:
         flat = _BackwardPass(ctx, cotangents).run()
     n = sig.n_carry + sig.n_xs
@@ -325,7 +266,7 @@ class ScanFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, call: ScanCall, *tensors: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, call: DifferentiatedCall, *tensors: Any) -> Any:  # type: ignore[override]
         outputs = run(call, tensors)
         save(ctx, call, tensors, outputs)
         if call.tangents_of is not None:
@@ -334,21 +275,11 @@ class ScanFunction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
-        call: ScanCall = ctx.call
+        call: DifferentiatedCall = ctx.record.call
         assert call.tangents_of is not None
         pairs = list(zip(ctx.saved_tensors, tangents, strict=True))
-        numbers = [(a, None) for a in call.additional if a is not None]
-        n = call.derivative.signature.n_carry + call.derivative.signature.n_xs
-        rest, given = iter(pairs[n:]), iter(numbers)
-        additional = [next(rest) if a is None else next(given) for a in call.additional]
-        groups = call.derivative.signature.split_inputs([*pairs[:n], *additional])
-        results = call.tangents_of(
-            call.derivative.first.forward,
-            groups.carry,
-            groups.xs,
-            groups.additional,
-            **scan_options(call.reverse, None),
-        )
+        inputs = call.inputs(pairs, [(a, None) for a in call.additional])
+        results = call.tangents_of(call.derivative.first.forward, inputs, call.options)
         return tuple(tangent for _, tangent in results)
 
     @staticmethod

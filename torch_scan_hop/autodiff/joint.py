@@ -20,7 +20,7 @@ from torch_scan_hop.autodiff.custom import has_custom_function
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.op import Body
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs, Signature, results_of
 from torch_scan_hop.stops import with_stops
 
 aten = torch.ops.aten
@@ -50,8 +50,7 @@ class JointGraph:
         return [next(values) if flag else None for flag in self.flow.inputs()]
 
     def _output_args(self) -> Any:
-        (output,) = self.module.graph.find_nodes(op="output")
-        return output.args[0]
+        return results_of(self.module.graph)
 
 
 # Their derivatives read factors that autograd takes for constants, but for one that is to be

@@ -6,5 +6,5 @@ from torch_scan_hop._torch.operators import DispatchKey
 from torch_scan_hop.eager.run import dense, step_by_step
 from torch_scan_hop.op import scan_op
 
-scan_op.py_impl(DispatchKey.CompositeExplicitAutograd)(dense)
-scan_op.users_modes_impl(step_by_step)
+scan_op.kernel(DispatchKey.CompositeExplicitAutograd)(dense)
+scan_op.users_modes_kernel(step_by_step)

@@ -9,7 +9,8 @@ import torch
 from torch_scan_hop._torch.operators import FakeTensorMode
 from torch_scan_hop.errors import describe
 from torch_scan_hop.examples import contiguous_like, slice_like
-from torch_scan_hop.op import Body, scan_op
+from torch_scan_hop.op import Body, ScanOptions, scan_op
+from torch_scan_hop.signature import Inputs
 from torch_scan_hop.step import empty_stack
 
 
@@ -22,29 +23,20 @@ def check_carry(init: list[Any], carry: list[Any]) -> None:
             )
 
 
-def abstract_results(
-    mode: FakeTensorMode, body: Body, init: list[Any], xs: list[Any], additional: tuple[Any, ...]
-) -> tuple[Any, ...]:
+def abstract_results(mode: FakeTensorMode, body: Body, inputs: Inputs[Any]) -> tuple[Any, ...]:
     """The results' metadata; call it under ``mode``."""
-    trip_count = xs[0].shape[0]
+    init, trip_count = inputs.carry, inputs.trip_count
     carry_in = [contiguous_like(mode, c) for c in init]
-    x_in = [slice_like(mode, x) for x in xs]
+    x_in = [slice_like(mode, x) for x in inputs.xs]
     with mode:
-        out = body(*carry_in, *x_in, *additional)
+        out = body(*carry_in, *x_in, *inputs.additional)
         check_carry(init, list(out[: len(init)]))
         carry = [torch.empty(c.shape, dtype=c.dtype, device=c.device) for c in init]
         ys = [empty_stack(y, trip_count) for y in out[len(init) :]]
     return (*carry, *ys)
 
 
-@scan_op.py_impl(FakeTensorMode)
-def fake(
-    mode: FakeTensorMode,
-    combine_fn: Body,
-    init: list[Any],
-    xs: list[Any],
-    additional_inputs: tuple[Any, ...],
-    **options: Any,
-) -> tuple[Any, ...]:
+@scan_op.kernel(FakeTensorMode)
+def fake(mode: FakeTensorMode, body: Body, inputs: Inputs[Any], _: ScanOptions) -> tuple[Any, ...]:
     with torch.no_grad():
-        return abstract_results(mode, combine_fn, init, xs, additional_inputs)
+        return abstract_results(mode, body, inputs)

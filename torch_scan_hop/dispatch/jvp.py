@@ -31,8 +31,8 @@ from torch_scan_hop.autodiff.differentiability import carry_fixpoint
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
-from torch_scan_hop.op import Body, scan_op
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
+from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.stops import with_stops
 
 Pair = tuple[Any, Any]  # (primal, tangent or None)
@@ -85,6 +85,22 @@ class _Layout:
             tangents += [next(values) for flag in flags if flag]
         return primals, tangents
 
+    def interleave(self, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """What :meth:`separate` takes apart."""
+        values, given = iter(primals), iter(tangents)
+        flat: list[Any] = []
+        for flags in (self.carry, self.xs, self.additional):
+            flat += [next(values) for _ in flags]
+            flat += [next(given) for flag in flags if flag]
+        return flat
+
+    def joined(self, inputs: Inputs[Pair]) -> Inputs[Any]:
+        return Inputs(
+            self.join(inputs.carry, self.carry),
+            self.join(inputs.xs, self.xs),
+            self.join(inputs.additional, self.additional),
+        )
+
     @staticmethod
     def join(pairs: Sequence[Pair], flags: Sequence[bool]) -> list[Any]:
         primals = [p for p, _ in pairs]
@@ -96,82 +112,61 @@ class _Layout:
         return [*primals, *tangents]
 
 
-def _tangent_body(
-    body: Body, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any], start: _Layout
-) -> tuple[fx.GraphModule, _Layout, list[bool]]:
-    n_carry = len(init)
+Traced = tuple[fx.GraphModule, _Layout, list[bool]]
 
+
+def _tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Traced:
+    """The traced body, which of its inputs have tangents, and which of its ys."""
     refuse_custom_function(body)
-
-    def make() -> tuple[fx.GraphModule, _Layout, list[bool]]:
-        mode, examples = step_examples(init, xs, additional)
-
-        def at(carry: Sequence[bool]) -> tuple[TangentBody, list[Any]]:
-            flags = [*carry, *start.xs, *start.additional]
-            _, tangents = step_examples(init, xs, additional)
-            wanted = [t for t, flag in zip(tangents.flat(), flags, strict=True) if flag]
-            return TangentBody(body, flags, n_carry), [*examples.flat(), *wanted]
-
-        def output_flags(carry: Sequence[bool]) -> list[bool]:
-            tangent_body, flat = at(carry)
-            return run_fake(tangent_body.tangent_flags, flat, mode)
-
-        carry = carry_fixpoint(start.carry, lambda flags: output_flags(flags)[:n_carry])
-        layout = _Layout(carry, start.xs, start.additional)
-        y_flags = output_flags(carry)[n_carry:]
-        tangent_body, flat = at(carry)
-        n_primals = len(examples.flat())
-
-        def interleaved(*inputs: Any) -> tuple[Any, ...]:
-            primals, tangents = layout.separate(inputs)
-            pairs = tangent_body.pairs(primals, tangents)
-            return (
-                *_Layout.join(pairs[:n_carry], carry),
-                *_Layout.join(pairs[n_carry:], y_flags),
-            )
-
-        primal, tangent = flat[:n_primals], iter(flat[n_primals:])
-        ordered: list[Any] = []
-        offset = 0
-        for flags in (layout.carry, layout.xs, layout.additional):
-            ordered += primal[offset : offset + len(flags)]
-            ordered += [next(tangent) for flag in flags if flag]
-            offset += len(flags)
-        module = trace(interleaved, ordered, mode)
-        clean_up(module)
-        legality.checked("jvp", module, layout.signature())
-        return module, layout, y_flags
-
     key = (
         "jvp",
-        inputs_metadata(init, xs, additional),
+        inputs_metadata(inputs),
         start.flags(),
-        n_carry,
+        len(inputs.carry),
         autocast_state(),
     )
-    return remember(body, key, make)
+    return remember(body, key, lambda: _trace_tangent_body(body, inputs, start))
 
 
-def tangent_scan(
-    body: Body,
-    init: Sequence[Pair],
-    xs: Sequence[Pair],
-    additional: Sequence[Pair],
-    **options: Any,
-) -> list[Pair]:
-    """The scan's results and their tangents, None where there is none."""
-    start = _Layout(*(tuple(t is not None for _, t in group) for group in (init, xs, additional)))
-    primals = [[p for p, _ in group] for group in (init, xs, additional)]
-    module, layout, y_flags = _tangent_body(body, primals[0], primals[1], primals[2], start)
-    results = iter(
-        scan_op(
-            module,
-            _Layout.join(init, layout.carry),
-            _Layout.join(xs, layout.xs),
-            tuple(_Layout.join(additional, layout.additional)),
-            **options,
+def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Traced:
+    n_carry = len(inputs.carry)
+    mode, examples = step_examples(inputs)
+
+    def at(carry: Sequence[bool]) -> tuple[TangentBody, list[Any]]:
+        """The body where these carries have tangents, and examples of all tangents."""
+        flags = [*carry, *start.xs, *start.additional]
+        _, like = step_examples(inputs)
+        tangents = [t for t, flag in zip(like.flat(), flags, strict=True) if flag]
+        return TangentBody(body, flags, n_carry), tangents
+
+    def output_flags(carry: Sequence[bool]) -> list[bool]:
+        tangent_body, tangents = at(carry)
+        return run_fake(tangent_body.tangent_flags, [*examples.flat(), *tangents], mode)
+
+    carry = carry_fixpoint(start.carry, lambda flags: output_flags(flags)[:n_carry])
+    layout = _Layout(carry, start.xs, start.additional)
+    y_flags = output_flags(carry)[n_carry:]
+    tangent_body, tangents = at(carry)
+
+    def interleaved(*flat: Any) -> tuple[Any, ...]:
+        pairs = tangent_body.pairs(*layout.separate(flat))
+        return (
+            *_Layout.join(pairs[:n_carry], carry),
+            *_Layout.join(pairs[n_carry:], y_flags),
         )
-    )
+
+    module = trace(interleaved, layout.interleave(examples.flat(), tangents), mode)
+    clean_up(module)
+    legality.checked("jvp", module, layout.signature())
+    return module, layout, y_flags
+
+
+def tangent_scan(body: Body, inputs: Inputs[Pair], options: ScanOptions) -> list[Pair]:
+    """The scan's results and their tangents, None where there is none."""
+    has_tangent = inputs.map(lambda pair: pair[1] is not None)
+    start = _Layout(*map(tuple, (has_tangent.carry, has_tangent.xs, has_tangent.additional)))
+    module, layout, y_flags = _tangent_body(body, inputs.map(lambda pair: pair[0]), start)
+    results = iter(call_scan(module, layout.joined(inputs), options))
     pairs: list[Pair] = []
     for flags in (layout.carry, tuple(y_flags)):
         values = [next(results) for _ in flags]
@@ -184,29 +179,19 @@ def _as_duals(pairs: Sequence[Pair]) -> tuple[Any, ...]:
     return tuple(p if t is None else make_dual(p, t) for p, t in pairs)
 
 
-def scan_of_duals(
-    combine_fn: Body, init: Any, xs: Any, additional_inputs: Any, **options: Any
-) -> tuple[Any, ...]:
+def scan_of_duals(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
     """``torch.autograd.forward_ad`` dual tensors."""
-    groups = [[unpack_dual(v) for v in group] for group in (init, xs, additional_inputs)]
-    return _as_duals(tangent_scan(combine_fn, *groups, **options))
+    return _as_duals(tangent_scan(body, inputs.map(unpack_dual), options))
 
 
-@scan_op.py_impl(TransformType.Jvp)
-def jvp(
-    interpreter: Any,
-    combine_fn: Body,
-    init: list[Any],
-    xs: list[Any],
-    additional_inputs: tuple[Any, ...],
-    **options: Any,
-) -> Any:
+@scan_op.kernel(TransformType.Jvp)
+def jvp(interpreter: Any, body: Body, inputs: Inputs[Any], options: ScanOptions) -> Any:
     level = interpreter.level()
 
     def below(value: Any) -> Pair:
         return tuple(unwrap_for_level(v, level) for v in unpack_dual(value))  # type: ignore[return-value]
 
-    groups = [[below(v) for v in group] for group in (init, xs, additional_inputs)]
+    pairs_below = inputs.map(below)
     with interpreter.lower():
-        pairs = tangent_scan(combine_fn, *groups, **options)
+        pairs = tangent_scan(body, pairs_below, options)
     return _as_duals([tuple(wrap_for_level(v, level) for v in pair) for pair in pairs])  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from torch_scan_hop._torch.operators import (
 from torch_scan_hop._torch.tracing import is_tracing_a_body, needs_no_trace
 from torch_scan_hop.graph_cleanup import copy_of, drop_lazy_views, own_strided_memory
 from torch_scan_hop.linalg_checks import thread_linalg_checks
-from torch_scan_hop.op import Body, scan_op
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
+from torch_scan_hop.signature import Inputs
 from torch_scan_hop.stamp import stamp
 from torch_scan_hop.stops import drop_stops
 
@@ -44,61 +45,66 @@ def _fresh_slice(xs: torch.Tensor) -> torch.Tensor:
     return _zeros(xs.shape[1:], xs.stride()[1:], xs)
 
 
-def _drop_unread(body: fx.GraphModule, first: int, additional: Any) -> tuple[Any, ...]:
-    """Additional inputs that the body reads; Dynamo lifts the size of every symbolic shape."""
-    placeholders = body.graph.find_nodes(op="placeholder")[first:]
+def _without_unread(body: fx.GraphModule, inputs: Inputs[Any]) -> Inputs[Any]:
+    """The inputs but for additional ones that ``body`` does not read, and does not take any more.
+
+    Dynamo lifts the size of every symbolic shape.
+    """
+    placeholders = inputs.signature.inputs_of(body).additional
     unread = [placeholder for placeholder in placeholders if not placeholder.users]
     if not unread:
-        return tuple(additional)
+        return inputs
     for placeholder in unread:
         body.graph.erase_node(placeholder)
     body.recompile()
-    pairs = zip(additional, placeholders, strict=True)
-    return tuple(value for value, placeholder in pairs if placeholder not in unread)
+    pairs = zip(inputs.additional, placeholders, strict=True)
+    read = [value for value, placeholder in pairs if placeholder not in unread]
+    return dataclasses.replace(inputs, additional=read)
 
 
-@scan_op.py_impl(ProxyTorchDispatchMode)
+def _body_of_this_trace(
+    mode: ProxyTorchDispatchMode, combine_fn: Body, inputs: Inputs[Any]
+) -> fx.GraphModule:
+    """A graph that is this trace's own: it may drop inputs that are not read."""
+    if needs_no_trace(combine_fn):
+        assert isinstance(combine_fn, fx.GraphModule)
+        return copy_of(combine_fn)
+    # never the caller's tensors: make_fx would merge arguments that are one object
+    examples = [
+        *(torch.zeros_like(c, memory_format=torch.contiguous_format) for c in inputs.carry),
+        *map(_fresh_slice, inputs.xs),
+        *map(_fresh, inputs.additional),
+    ]
+    body = reenter_make_fx(combine_fn)(*examples)
+    if not mode.pre_dispatch:
+        thread_linalg_checks(body.graph)
+        drop_lazy_views(body.graph)
+        own_strided_memory(body.graph)
+        body.recompile()
+    return body
+
+
+@scan_op.kernel(ProxyTorchDispatchMode)
 def proxy(
-    mode: ProxyTorchDispatchMode,
-    combine_fn: Body,
-    init: list[Any],
-    xs: list[Any],
-    additional_inputs: tuple[Any, ...],
-    **options: Any,
+    mode: ProxyTorchDispatchMode, combine_fn: Body, inputs: Inputs[Any], options: ScanOptions
 ) -> Any:
     inductor.register()
     with disable_proxy_modes_tracing():
-        if needs_no_trace(combine_fn):
-            assert isinstance(combine_fn, fx.GraphModule)
-            body = copy_of(combine_fn)  # this trace's own: it may drop inputs that are not read
-        else:
-            # never the caller's tensors: make_fx would merge arguments that are one object
-            examples = [
-                *(torch.zeros_like(c, memory_format=torch.contiguous_format) for c in init),
-                *map(_fresh_slice, xs),
-                *map(_fresh, additional_inputs),
-            ]
-            body = reenter_make_fx(combine_fn)(*examples)
-            if not mode.pre_dispatch:
-                thread_linalg_checks(body.graph)
-                drop_lazy_views(body.graph)
-                own_strided_memory(body.graph)
-                body.recompile()
+        body = _body_of_this_trace(mode, combine_fn, inputs)
         if not is_tracing_a_body() and not mode.pre_dispatch:
             drop_stops(body)
-        additional_inputs = _drop_unread(body, len(init) + len(xs), additional_inputs)
+        inputs = _without_unread(body, inputs)
         if not mode.pre_dispatch:
-            signature = Signature(len(init), len(xs), len(additional_inputs))
-            legality.checked("capture", body, signature, functional=False)
+            legality.checked("capture", body, inputs.signature, functional=False)
     stamp(body)
     _, name = unique_graph_id(mode, prefix="scan_body")
     tracer: Any = mode.tracer
     tracer.root.register_module(name, body)
     arguments = pytree.tree_map(
-        tracer.unwrap_proxy,
-        (body, init, xs, additional_inputs),
+        tracer.unwrap_proxy, (body, inputs.carry, inputs.xs, tuple(inputs.additional))
     )
-    node = tracer.create_proxy("call_function", scan_op, arguments, options, name="scan")
+    keywords = options.non_defaults()
+    node = tracer.create_proxy("call_function", scan_op, arguments, keywords, name="scan")
     with disable_proxy_modes_tracing():
-        results = scan_op(body, init, xs, additional_inputs, **options)
+        results = call_scan(body, inputs, options)
     return track_tensor_tree(results, node, constant=None, tracer=tracer)

@@ -7,6 +7,8 @@ a carry is batched if its init is, or if a step makes it so.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,8 +24,8 @@ from torch_scan_hop.autodiff.differentiability import carry_fixpoint
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
-from torch_scan_hop.op import Body, scan_op
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
+from torch_scan_hop.signature import Inputs
 from torch_scan_hop.stops import with_stops
 
 
@@ -72,99 +74,90 @@ def _batched_init(value: Any, flag: bool, batched: bool, batch_size: int) -> Any
     return value
 
 
-@scan_op.py_impl(TransformType.Vmap)
-def vmap(
-    interpreter: Any,
-    combine_fn: Body,
-    init: list[Any],
-    xs: list[Any],
-    additional_inputs: tuple[Any, ...],
-    **options: Any,
-) -> Any:
+@scan_op.kernel(TransformType.Vmap)
+def vmap(interpreter: Any, body: Body, inputs: Inputs[Any], options: ScanOptions) -> Any:
     level, batch_size = interpreter.level(), interpreter.batch_size()
-    groups, in_dims = unwrap_batched((list(init), list(xs), list(additional_inputs)), level)
-    dims = _flat_dims(groups, in_dims)
-    n_carry = len(init)
+    groups, in_dims = unwrap_batched((inputs.carry, inputs.xs, inputs.additional), level)
+    dims = _dims_by_role(groups, in_dims)
     with interpreter.lower():
-        init = [_move(v, d, 0) for v, d in zip(groups[0], dims[0], strict=True)]
-        xs = [_move(v, d, 1) for v, d in zip(groups[1], dims[1], strict=True)]
-        additional = [_move(v, d, 0) for v, d in zip(groups[2], dims[2], strict=True)]
-        body, carry_flags, y_flags = _vmapped_body(
-            combine_fn, init, xs, additional, dims, batch_size, interpreter.randomness()
+        moved = Inputs(
+            [_move(v, d, 0) for v, d in zip(groups[0], dims.carry, strict=True)],
+            [_move(v, d, 1) for v, d in zip(groups[1], dims.xs, strict=True)],
+            [_move(v, d, 0) for v, d in zip(groups[2], dims.additional, strict=True)],
+        )
+        batched = dims.map(lambda d: d is not None)
+        vmapped, carry_flags, y_flags = _vmapped_body(
+            body, moved, batched, batch_size, interpreter.randomness()
         )
         init = [
-            _batched_init(v, flag, d is not None, batch_size)
-            for v, flag, d in zip(init, carry_flags, dims[0], strict=True)
+            _batched_init(v, flag, given, batch_size)
+            for v, flag, given in zip(moved.carry, carry_flags, batched.carry, strict=True)
         ]
-        results = scan_op(body, init, xs, tuple(additional), **options)
+        results = call_scan(vmapped, dataclasses.replace(moved, carry=init), options)
     out_dims = (
         *(0 if flag else None for flag in carry_flags),
         *(1 if flag else None for flag in y_flags),
     )
-    assert len(results) == n_carry + len(y_flags)
+    assert len(results) == len(out_dims)
     return wrap_batched(tuple(results), out_dims, level)
 
 
-def _flat_dims(groups: Any, in_dims: Any) -> list[list[int | None]]:
+def _dims_by_role(groups: Any, in_dims: Any) -> Inputs[int | None]:
     if in_dims is None:
-        return [[None] * len(group) for group in groups]
+        nowhere: list[list[int | None]] = [[None] * len(group) for group in groups]
+        return Inputs(*nowhere)
     flat = list(in_dims) if isinstance(in_dims, (list, tuple)) else [in_dims]
-    return [list(dims) for dims in flat]
+    return Inputs(*map(list, flat))
+
+
+Traced = tuple[fx.GraphModule, tuple[bool, ...], list[bool]]
 
 
 def _vmapped_body(
-    body: Body,
-    init: Sequence[Any],
-    xs: Sequence[Any],
-    additional: Sequence[Any],
-    dims: list[list[int | None]],
-    batch_size: int,
-    randomness: str,
-) -> tuple[fx.GraphModule, tuple[bool, ...], list[bool]]:
+    body: Body, inputs: Inputs[Any], batched: Inputs[bool], batch_size: int, randomness: str
+) -> Traced:
     """The traced body, and which carries and ys it batches."""
-    batched = [[d is not None for d in group] for group in dims]
-
     refuse_custom_function(body)
-
-    def make() -> tuple[fx.GraphModule, tuple[bool, ...], list[bool]]:
-        _, plain = step_examples([], xs, additional)
-        mode = fake_mode_of([*init, *xs, *additional])
-
-        def at(flags: Sequence[bool]) -> tuple[VmappedBody, list[Any]]:
-            carry = [
-                fake_tensor(
-                    mode,
-                    ((batch_size,) if flag else ()) + tuple(c.shape[1 if given else 0 :]),
-                    None,
-                    c.dtype,
-                    c.device,
-                )
-                for c, flag, given in zip(init, flags, batched[0], strict=True)
-            ]
-            vmapped = VmappedBody(
-                body, batch_size, randomness, [*flags, *batched[1], *batched[2]], len(init)
-            )
-            return vmapped, [*carry, *plain.xs, *plain.additional]
-
-        def output_flags(flags: Sequence[bool]) -> list[bool]:
-            vmapped, examples = at(flags)
-            with torch.no_grad():
-                return [d is not None for d in run_fake(vmapped.output_dims, examples, mode)]
-
-        flags = carry_fixpoint(batched[0], lambda f: output_flags(f)[: len(init)])
-        vmapped, examples = at(flags)
-        with torch.no_grad():
-            module = trace(vmapped, examples, mode)
-            clean_up(module)
-            legality.checked("vmap", module, Signature(len(init), len(xs), len(additional)))
-        return module, flags, output_flags(flags)[len(init) :]
-
     key = (
         "vmap",
-        inputs_metadata(init, xs, additional),
-        tuple(map(tuple, batched)),
+        inputs_metadata(inputs),
+        tuple(batched.flat()),
         batch_size,
         randomness,
         autocast_state(),
     )
+    make = functools.partial(_trace_vmapped_body, body, inputs, batched, batch_size, randomness)
     return remember(body, key, make)
+
+
+def _trace_vmapped_body(
+    body: Body, inputs: Inputs[Any], batched: Inputs[bool], batch_size: int, randomness: str
+) -> Traced:
+    n_carry = len(inputs.carry)
+    _, plain = step_examples(dataclasses.replace(inputs, carry=[]))
+    mode = fake_mode_of(inputs.flat())
+
+    def carry_like(value: Any, flag: bool, given: bool) -> Any:
+        shape = ((batch_size,) if flag else ()) + tuple(value.shape[1 if given else 0 :])
+        return fake_tensor(mode, shape, None, value.dtype, value.device)
+
+    def at(flags: Sequence[bool]) -> tuple[VmappedBody, list[Any]]:
+        """The body where these carries are batched, and examples for it."""
+        carries = zip(inputs.carry, flags, batched.carry, strict=True)
+        carry = [carry_like(*triple) for triple in carries]
+        all_flags = [*flags, *batched.xs, *batched.additional]
+        vmapped = VmappedBody(body, batch_size, randomness, all_flags, n_carry)
+        return vmapped, [*carry, *plain.xs, *plain.additional]
+
+    def output_flags(flags: Sequence[bool]) -> list[bool]:
+        vmapped, examples = at(flags)
+        with torch.no_grad():
+            return [d is not None for d in run_fake(vmapped.output_dims, examples, mode)]
+
+    flags = carry_fixpoint(batched.carry, lambda f: output_flags(f)[:n_carry])
+    vmapped, examples = at(flags)
+    with torch.no_grad():
+        module = trace(vmapped, examples, mode)
+        clean_up(module)
+        legality.checked("vmap", module, inputs.signature)
+    return module, flags, output_flags(flags)[n_carry:]

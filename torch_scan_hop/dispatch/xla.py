@@ -5,17 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch_scan_hop._torch.operators import DispatchKey
-from torch_scan_hop.op import Body, scan_op
+from torch_scan_hop.op import Body, ScanOptions, scan_op
+from torch_scan_hop.signature import Inputs
 
 
-@scan_op.py_impl(DispatchKey.XLA)
-def xla(
-    combine_fn: Body,
-    init: list[Any],
-    xs: list[Any],
-    additional_inputs: tuple[Any, ...],
-    **options: Any,
-) -> tuple[Any, ...]:
+@scan_op.kernel(DispatchKey.XLA)
+def xla(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
     from torch_scan_hop.xla.lower import lower_scan
 
-    return lower_scan(combine_fn, init, xs, additional_inputs, **options)
+    return lower_scan(body, inputs, options)

@@ -20,14 +20,14 @@ from torch_scan_hop._torch.operators import preserving_node_meta, storage_of
 from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake, trace
 from torch_scan_hop.any_size import derived
-from torch_scan_hop.carries_in import CarriesIn, joined, stacks_of
+from torch_scan_hop.carries_in import CarriesIn, with_joined, with_stacks
 from torch_scan_hop.eager.sized_plan import PlanForAnySize, SizedPlan
 from torch_scan_hop.eager.writer import EagerLoop, StackLike
 from torch_scan_hop.errors import ScanTypeError, describe
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import remember
-from torch_scan_hop.op import Body
+from torch_scan_hop.op import FORWARD, Body, ScanOptions
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.rewrites.sizes import lift_integers
@@ -55,15 +55,13 @@ def unaliased(carry: Sequence[torch.Tensor], others: Sequence[Any]) -> list[torc
     return results
 
 
-def empty_results(
-    body: Body, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any]
-) -> tuple[Any, ...]:
+def empty_results(body: Body, inputs: Inputs[Any]) -> tuple[Any, ...]:
     """A trip count of zero: init, copied, and empty stacks of the right shape and dtype."""
-    mode, examples = step_examples(init, xs, additional)
+    mode, examples = step_examples(inputs)
     with torch.no_grad():
         out = run_fake(body, examples.flat(), mode)
-    ys = [None if y is None else empty_stack(y, 0) for y in out[len(init) :]]
-    return (*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys)
+    ys = [None if y is None else empty_stack(y, 0) for y in out[len(inputs.carry) :]]
+    return (*(c.clone(memory_format=torch.contiguous_format) for c in inputs.carry), *ys)
 
 
 def _check_carry(carry: Sequence[torch.Tensor], results: Any) -> None:
@@ -83,24 +81,18 @@ def _check_carry(carry: Sequence[torch.Tensor], results: Any) -> None:
             )
 
 
-def loop(
-    body: Body,
-    init: Sequence[Any],
-    xs: Sequence[Any],
-    additional: Sequence[Any],
-    reverse: bool = False,
-) -> tuple[Any, ...]:
+def loop(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tuple[Any, ...]:
     """The scan, step by step. A user's TorchDispatchMode sees this."""
-    n_carry, trip_count = len(init), xs[0].shape[0]
-    slices = list(zip(*(x.unbind(0) for x in xs), strict=True))
-    order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+    n_carry, trip_count = len(inputs.carry), inputs.trip_count
+    slices = list(zip(*(x.unbind(0) for x in inputs.xs), strict=True))
+    order = range(trip_count - 1, -1, -1) if options.reverse else range(trip_count)
     # bodies are traced for contiguous carries
-    carry: Sequence[torch.Tensor] = [c.contiguous() for c in init]
+    carry: Sequence[torch.Tensor] = [c.contiguous() for c in inputs.carry]
     stacks: list[torch.Tensor] = []
     ys: Sequence[Any] = ()
     places: list[Sequence[torch.Tensor]] = []
     for t in order:
-        out = body(*carry, *slices[t], *additional)
+        out = body(*carry, *slices[t], *inputs.additional)
         if t == order[0]:
             _check_carry(carry, out)
         carry, ys = [c.contiguous() for c in out[:n_carry]], out[n_carry:]
@@ -112,36 +104,31 @@ def loop(
             place[t].copy_(y)
     made = iter(stacks)
     results = [None if y is None else next(made) for y in ys]
-    return (*unaliased(carry, [*init, *xs, *additional, *stacks]), *results)
+    return (*unaliased(carry, [*inputs.flat(), *stacks]), *results)
 
 
 def straight_line_loop(
     body: fx.GraphModule,
-    init: Sequence[Any],
-    xs: Sequence[Any],
-    additional: Sequence[Any],
-    reverse: bool = False,
-    into: Sequence[torch.Tensor | None] | None = None,
+    inputs: Inputs[Any],
+    options: ScanOptions,
     *,
     own_xs: Sequence[int],
+    into: Sequence[torch.Tensor | None] | None = None,
     like: Sequence[StackLike] | None = None,
 ) -> tuple[Any, ...]:
     """The loop that a plan leaves, run by :class:`~torch_scan_hop.eager.writer.EagerLoop`."""
-    signature = Signature(len(init), len(xs), len(additional))
-    eager = eager_loop(body, signature, own_xs)
-    carry, stacks = eager(init, xs, additional, reverse, into, like)
-    return (*unaliased(carry, [*init, *xs, *additional, *stacks]), *stacks)
+    eager = eager_loop(body, inputs.signature, own_xs)
+    carry, stacks = eager(inputs, options.reverse, into, like)
+    return (*unaliased(carry, [*inputs.flat(), *stacks]), *stacks)
 
 
 def eager_loop(body: fx.GraphModule, signature: Signature, own_xs: Sequence[int]) -> EagerLoop:
     return remember(body, ("eager",), lambda: EagerLoop(body, signature, own_xs))
 
 
-def plan_of(
-    body: fx.GraphModule, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any]
-) -> SizedPlan:
+def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
     """The optimised form of ``body`` for inputs like these, made once."""
-    signature = Signature(len(init), len(xs), len(additional))
+    signature = inputs.signature
 
     def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> AnyPlan:
         with torch.no_grad():
@@ -153,7 +140,7 @@ def plan_of(
             return make_plan(graph, signature, current_options(), pointwise_pays=True)
         return _for_any_size(graph, signature, symbols)
 
-    found, numbers = derived(body, ("plan", current_options()), init, xs, additional, make)
+    found, numbers = derived(body, ("plan", current_options()), inputs, make)
     return SizedPlan(found) if isinstance(found, ScanPlan) else found.at(numbers)
 
 
@@ -167,28 +154,20 @@ def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols)
     return PlanForAnySize(plan, sizes, loop.ys, symbols)
 
 
-def dense(
-    combine_fn: Body,
-    init: list[torch.Tensor],
-    xs: Sequence[torch.Tensor | CarriesIn],
-    additional_inputs: tuple[Any, ...],
-    *,
-    reverse: bool = False,
-    checkpoint: Any = None,
-) -> tuple[torch.Tensor, ...]:
-    trip_count = xs[0].shape[0]
-    stacks = stacks_of(xs)
+def dense(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[torch.Tensor, ...]:
+    """Among xs there may be :class:`CarriesIn`."""
+    trip_count = inputs.trip_count
     if trip_count == 0:
-        return empty_results(combine_fn, init, stacks, additional_inputs)
-    if not is_planned(combine_fn, trip_count):
-        return loop(combine_fn, init, joined(xs), additional_inputs, reverse)
+        return empty_results(body, with_stacks(inputs))
+    if not is_planned(body, trip_count):
+        return loop(body, with_joined(inputs), options)
     try:
-        assert isinstance(combine_fn, fx.GraphModule)
-        return _planned(combine_fn, init, xs, additional_inputs, reverse)
+        assert isinstance(body, fx.GraphModule)
+        return _planned(body, inputs, options)
     except Exception as error:
         # the body's own error, which the loop raises, too, or a rewrite's, which is dropped
         failed = error
-    results = loop(combine_fn, init, joined(xs), additional_inputs, reverse)
+    results = loop(body, with_joined(inputs), options)
     log.warning("rewrites of a scan failed, which runs step by step", exc_info=failed)
     return results
 
@@ -199,31 +178,26 @@ def is_planned(body: Body, trip_count: int) -> bool:
 
 
 def _planned(
-    body: fx.GraphModule,
-    init: list[torch.Tensor],
-    xs: Sequence[torch.Tensor | CarriesIn],
-    additional_inputs: tuple[Any, ...],
-    reverse: bool,
+    body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions
 ) -> tuple[torch.Tensor, ...]:
-    sized = plan_of(body, init, stacks_of(xs), additional_inputs)
-    plan, additional = sized.plan, (*additional_inputs, *sized.additional)
-    shifted = sum(x.stack[0].nbytes for x in xs if isinstance(x, CarriesIn))
-    length = block_length(plan, xs[0].shape[0], shifted, sized.stacked_bytes)
+    sized = plan_of(body, with_stacks(inputs))
+    plan, trip_count = sized.plan, inputs.trip_count
+    if sized.additional:
+        inputs = Inputs(inputs.carry, inputs.xs, [*inputs.additional, *sized.additional])
+    shifted = sum(x.stack[0].nbytes for x in inputs.xs if isinstance(x, CarriesIn))
+    length = block_length(plan, trip_count, shifted, sized.stacked_bytes)
     run = functools.partial(straight_line_loop, own_xs=plan.own_xs, like=sized.loop_ys)
-    if length < xs[0].shape[0]:
-        results = run_in_blocks(plan, run, init, xs, additional, reverse, length, ys_like=sized.ys)
+    if length < trip_count:
+        results = run_in_blocks(plan, run, inputs, options, length, ys_like=sized.ys)
     else:
-        results = plan.run(run, init, joined(xs), additional, reverse=reverse)
+        results = plan.run(run, with_joined(inputs), options)
     if legality.check_after_each is not None:
-        inputs = [*init, *stacks_of(xs), *additional]
-        legality.check_after_each.results("run", inputs, results)
+        legality.check_after_each.results("run", with_stacks(inputs).flat(), results)
     return tuple(results)
 
 
-def step_by_step(
-    combine_fn: Body, init: Any, xs: Any, additional_inputs: Any, **options: Any
-) -> tuple[Any, ...]:
+def step_by_step(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
     """What a user's dispatch mode sees: every operator of every step."""
-    if xs[0].shape[0] == 0:
-        return empty_results(combine_fn, init, xs, additional_inputs)
-    return loop(combine_fn, init, xs, additional_inputs, options.get("reverse", False))
+    if inputs.trip_count == 0:
+        return empty_results(body, inputs)
+    return loop(body, inputs, options)

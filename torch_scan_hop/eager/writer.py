@@ -32,7 +32,7 @@ from torch_scan_hop.eager.fuse import fused
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.memo import SYMBOLS
 from torch_scan_hop.rewrites.classify import is_tensor
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.step import empty_stack
 
 aten = torch.ops.aten
@@ -142,10 +142,9 @@ class LoopWriter:
         self, body: fx.GraphModule, signature: Signature, own_xs: Collection[int] = ()
     ) -> None:
         self.body = body
-        self.roles = signature.split_inputs(body.graph.find_nodes(op="placeholder"))
+        self.roles = signature.inputs_of(body)
         self.own_xs = [self.roles.xs[k] for k in own_xs]
-        (output,) = body.graph.find_nodes(op="output")
-        self.outputs = signature.split_outputs(list(output.args[0]))
+        self.outputs = signature.outputs_of(body)
         self.source = _Source()
         self.slot_of: dict[fx.Node, int] = {}
         for k, node in enumerate(self.outputs.ys):
@@ -299,7 +298,7 @@ class StackLike:
 
 
 class EagerLoop:
-    """A compiled loop: ``loop(init, xs, additional, reverse, into)`` -> (carry..., ys...).
+    """A compiled loop: ``loop(inputs, reverse, into)`` -> (carry..., ys...).
 
     ``into`` has a place for each of the ys, or None where one is to be made, and ``like`` says of
     what shape, if the body is for any size. What stands at ``own_xs`` is written over.
@@ -318,14 +317,12 @@ class EagerLoop:
 
     def __call__(
         self,
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        additional: Sequence[Any],
+        inputs: Inputs[Any],
         reverse: bool,
         into: Sequence[torch.Tensor | None] | None = None,
         like: Sequence[StackLike] | None = None,
     ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
-        trip_count = xs[0].shape[0]
+        trip_count = inputs.trip_count
         places = into or [None] * len(self.ys)
         stacks = [
             empty_stack(y, trip_count) if place is None else place
@@ -334,12 +331,12 @@ class EagerLoop:
         order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
         rows: list[Sequence[torch.Tensor]] = [s.unbind(0) for s in stacks]
         for k, position in self.written_ahead.items():
-            rows[k] = _rows_ahead(rows[k], init[position], reverse)
+            rows[k] = _rows_ahead(rows[k], inputs.carry[position], reverse)
         carry = self.run_loop(
             order,
-            [c.contiguous() for c in init],
-            [x.unbind(0) for x in xs],
-            additional,
+            [c.contiguous() for c in inputs.carry],
+            [x.unbind(0) for x in inputs.xs],
+            inputs.additional,
             rows,
         )
         return carry, stacks

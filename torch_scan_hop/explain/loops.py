@@ -24,7 +24,7 @@ def loop_of(site: Site, name: str, limits: Limits | None, shifted: int = 0) -> L
     """How ``site`` runs in eager mode. ``shifted``: bytes per step of carries that it reads."""
     try:
         with preserve_node_meta():  # of which the lines of nodes are
-            plan = plan_of(site.body, *_groups(site)).plan
+            plan = plan_of(site.body, site.operands).plan
     except Exception as error:
         return _without_plan(site, name, error)
     return _Describer(site, plan, name, limits).loop(shifted)
@@ -36,11 +36,6 @@ def _without_plan(site: Site, name: str, error: Exception) -> Loop:
     return Loop(
         name, str(site.trip_count), site.reverse, (), (), (), Work(0, 0, 0, 0, 0), note=note
     )
-
-
-def _groups(site: Site) -> tuple[list[Any], list[Any], list[Any]]:
-    o = site.operands
-    return o.carry, o.xs, o.additional
 
 
 class _Describer:

@@ -11,10 +11,11 @@ from torch import fx
 from torch.fx.traceback import preserve_node_meta
 
 from torch_scan_hop._torch.tracing import fake_mode_of, fake_tensor
+from torch_scan_hop.autodiff.derivative import Derivative
 from torch_scan_hop.autodiff.derive import derivative_of
 from torch_scan_hop.autodiff.differentiability import needs_grad
-from torch_scan_hop.autodiff.function import Derivative
-from torch_scan_hop.autodiff.partition import Handover, Partition, Source
+from torch_scan_hop.autodiff.handover import Handover, Source
+from torch_scan_hop.autodiff.partition import Partition
 from torch_scan_hop.capture import NotCaptured
 from torch_scan_hop.explain.facts import Memory, Residual
 from torch_scan_hop.explain.loops import line_of, type_of, value_name
@@ -30,12 +31,10 @@ def is_trained(site: Site) -> bool:
 
 def derivative_at(site: Site) -> Derivative:
     """NotCaptured where there is none: the call would run as a loop, and raise in its backward."""
-    o = site.operands
-    groups = o.carry, o.xs, o.additional
-    wanted: Inputs[bool] = Inputs(*([needs_grad(v) for v in group] for group in groups))
+    wanted: Inputs[bool] = site.operands.map(needs_grad)
     try:
         with preserve_node_meta():  # of which the lines of nodes are
-            return derivative_of(site.body, *groups, wanted, site.checkpoint)[0]
+            return derivative_of(site.body, site.operands, wanted, site.checkpoint)[0]
     except Exception as error:
         raise NotCaptured(f"its derivative cannot be traced: {reason_of(error)}") from error
 

@@ -5,7 +5,7 @@
 ``body``    the step in destination-passing style: it writes its results in place
 ``kernels`` which scans are one kernel, and whose; ``cpu/`` has those of the CPU
 ``node``    what the IR nodes of a scan have in common
-``pairs``   complex scans as scans of real and imaginary parts
+``pairs``   complex scans as scans of real and imaginary parts; ``pair_rules``: the arithmetic
 """
 
 from __future__ import annotations

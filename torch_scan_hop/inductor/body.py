@@ -22,7 +22,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop.op import scan_op
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.signature import Inputs, results_of
 
 aten = torch.ops.aten
 
@@ -32,19 +32,24 @@ class StepExamples:
     """Fake tensors for the whole inputs and outputs, storage offset 0."""
 
     index: Any
-    carry: list[Any]
-    xs: list[Any]
-    additional: list[Any]
+    inputs: Inputs[Any]
     ys: list[Any]
 
     def flat(self) -> list[Any]:
-        return [self.index, *self.carry, *self.xs, *self.additional, *self.carry, *self.ys]
+        return [self.index, *self.inputs.flat(), *self.results()]
+
+    def results(self) -> list[Any]:
+        return [*self.inputs.carry, *self.ys]
 
 
 def _placeholder(graph: fx.Graph, name: str, value: Any) -> fx.Node:
     node = graph.placeholder(name)
     node.meta["val"] = value
     return node
+
+
+def _placeholders(graph: fx.Graph, name: str, values: Sequence[Any]) -> list[fx.Node]:
+    return [_placeholder(graph, f"{name}_{k}", v) for k, v in enumerate(values)]
 
 
 class _Writer:
@@ -82,19 +87,17 @@ class _Writer:
 
 
 def destination_passing(
-    body: fx.GraphModule, signature: Signature, examples: StepExamples, fake_mode: Any
+    body: fx.GraphModule, examples: StepExamples, fake_mode: Any
 ) -> fx.GraphModule:
     writer = _Writer(fake_mode)
-    graph = writer.graph
+    graph, inputs = writer.graph, examples.inputs
     index = _placeholder(graph, "t", examples.index)
-    carry = [_placeholder(graph, f"carry_{k}", v) for k, v in enumerate(examples.carry)]
-    xs = [_placeholder(graph, f"xs_{k}", v) for k, v in enumerate(examples.xs)]
-    additional = [
-        _placeholder(graph, f"additional_{k}", v) for k, v in enumerate(examples.additional)
-    ]
-    next_carry = [_placeholder(graph, f"next_carry_{k}", v) for k, v in enumerate(examples.carry)]
-    ys = [_placeholder(graph, f"ys_{k}", v) for k, v in enumerate(examples.ys)]
-    roles = signature.split_inputs(body.graph.find_nodes(op="placeholder"))
+    carry = _placeholders(graph, "carry", inputs.carry)
+    xs = _placeholders(graph, "xs", inputs.xs)
+    additional = _placeholders(graph, "additional", inputs.additional)
+    next_carry = _placeholders(graph, "next_carry", inputs.carry)
+    ys = _placeholders(graph, "ys", examples.ys)
+    roles = inputs.signature.inputs_of(body)
     env = dict(zip(roles.carry, carry, strict=True))
     env |= dict(zip(roles.additional, additional, strict=True))
     # an unused x is not sliced
@@ -116,9 +119,8 @@ def _places_of_inner_scans(
     body: fx.GraphModule, places: list[fx.Node]
 ) -> dict[fx.Node, list[fx.Node | None]]:
     """For each scan in the body, the places of this step's results that are results of it."""
-    (output,) = body.graph.find_nodes(op="output")
     found: dict[fx.Node, list[fx.Node | None]] = {}
-    for value, place in zip(output.args[0], places, strict=True):
+    for value, place in zip(results_of(body.graph), places, strict=True):
         if value.target is not operator.getitem or value.args[0].target is not scan_op:
             continue
         scan, position = value.args
@@ -139,5 +141,4 @@ def _copy_step(
             env[node] = graph.node_copy(node, lambda n: env[n])
             if node in into:
                 env[node].update_kwarg("into", tuple(into[node]))
-    (output,) = body.graph.find_nodes(op="output")
-    return [env[value] for value in output.args[0]]
+    return [env[value] for value in results_of(body.graph)]

@@ -37,7 +37,7 @@ from torch_scan_hop.inductor import watch
 from torch_scan_hop.inductor.body import StepExamples, destination_passing
 from torch_scan_hop.inductor.kernels import kernel_of
 from torch_scan_hop.inductor.node import ScanCall, ScanNode
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.signature import Inputs
 
 
 def _value(argument: Any) -> Any:
@@ -78,29 +78,19 @@ def lower_to_loop_or_kernel(
 
     ``into``, within the step of another scan, is where results are to be written.
     """
-    _, fx_init, fx_xs, fx_additional = current_node().args[:4]
-    signature = Signature(len(init), len(xs), len(additional_inputs))
+    given: Inputs[Any] = Inputs(*current_node().args[1:4])  # type: ignore[arg-type]
     results = current_node().meta["val"]
-    examples = StepExamples(
-        index=fresh_loop_index(),
-        carry=[_at_offset_zero(_value(a), contiguous=True) for a in fx_init],  # type: ignore[union-attr]
-        xs=[_at_offset_zero(_value(a)) for a in fx_xs],  # type: ignore[union-attr]
-        additional=[_at_offset_zero(_value(a)) for a in fx_additional],  # type: ignore[union-attr]
-        ys=[_at_offset_zero(y, contiguous=True) for y in results[len(init) :]],
-    )
-    likes = [*examples.carry, *examples.xs, *examples.additional]
+    examples = _examples(given.map(_value), results[len(init) :])
+    likes = examples.inputs.flat()
+    values = [*init, *xs, *additional_inputs]
     # the carries into steps of another scan: a kernel computes them where it reads them
     operands = [
         value if is_in_graph(argument) and is_unrealized(value) else _realized(value, like)
-        for argument, value, like in zip(
-            [*fx_init, *fx_xs, *fx_additional],  # type: ignore[misc]
-            [*init, *xs, *additional_inputs],
-            likes,
-            strict=True,
-        )
+        for argument, value, like in zip(given.flat(), values, likes, strict=True)
     ]
+    split = given.signature.split_inputs
     into = into or [None] * len(results)
-    call = ScanCall(combine_fn.graph_module, signature, operands, examples, reverse, into)
+    call = ScanCall(combine_fn.graph_module, split(operands), examples, reverse, into)
     node = kernel_of(call)
     watch.tell(call, None if node is None else type(node))
     if node is not None:
@@ -109,10 +99,20 @@ def lower_to_loop_or_kernel(
         _realized(value, like) if is_unrealized(value) else value
         for value, like in zip(operands, likes, strict=True)
     ]
-    step_module = destination_passing(call.body, signature, examples, fake_mode())
+    step_module = destination_passing(call.body, examples, fake_mode())
     decompose_mutating_operators(step_module)
     step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
-    return ScanLoop(dataclasses.replace(call, operands=operands), step).results()
+    return ScanLoop(dataclasses.replace(call, operands=split(operands)), step).results()
+
+
+def _examples(values: Inputs[Any], ys: Sequence[Any]) -> StepExamples:
+    index = fresh_loop_index()
+    inputs = Inputs(
+        [_at_offset_zero(c, contiguous=True) for c in values.carry],
+        [_at_offset_zero(x) for x in values.xs],
+        [_at_offset_zero(a) for a in values.additional],
+    )
+    return StepExamples(index, inputs, [_at_offset_zero(y, contiguous=True) for y in ys])
 
 
 class ScanLoop(ScanNode):

@@ -24,7 +24,7 @@ from torch_scan_hop._torch.inductor import (
     written_output,
 )
 from torch_scan_hop.inductor.body import StepExamples
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs
 
 
 @dataclass(frozen=True)
@@ -43,41 +43,33 @@ class ScanCall:
     """
 
     body: fx.GraphModule
-    signature: Signature
-    operands: Sequence[Any]
+    operands: Inputs[Any]
     examples: StepExamples
     reverse: bool
     into: Sequence[Any]
 
     @property
-    def roles(self) -> Inputs[Any]:
-        return self.signature.split_inputs(self.operands)
-
-    @property
     def trip_count(self) -> Any:
-        return size_expression(self.examples.xs[0].shape[0])
-
-    @property
-    def results_like(self) -> list[Any]:
-        return [*self.examples.carry, *self.examples.ys]
+        return size_expression(self.examples.inputs.trip_count)
 
 
 class ScanNode(ExternKernel):
     def __init__(self, call: ScanCall) -> None:
-        self.operands = call.roles
+        self.operands = call.operands
         self.trip_count = call.trip_count
         self.reverse = call.reverse
+        operands = call.operands.flat()
         super().__init__(
             name=None,
-            layout=MultiOutputLayout(device=call.examples.xs[0].device),
-            inputs=[buffer for a in (*call.operands, *call.into) for buffer in buffers_of(a)],
-            constant_args=[self.trip_count, *(a for a in call.operands if not is_tensor_ir(a))],
+            layout=MultiOutputLayout(device=call.examples.inputs.xs[0].device),
+            inputs=[buffer for a in (*operands, *call.into) for buffer in buffers_of(a)],
+            constant_args=[self.trip_count, *(a for a in operands if not is_tensor_ir(a))],
         )
         self.name = register_node(self)
         #: where each result ends: an output of this node, or a given place
         self.outputs: list[Any] = [
             declared_output(self, k, like) if place is None else place.data
-            for k, (like, place) in enumerate(zip(call.results_like, call.into, strict=True))
+            for k, (like, place) in enumerate(zip(call.examples.results(), call.into, strict=True))
         ]
         written = {k: written_output(self, p) for k, p in enumerate(call.into) if p is not None}
         self.mutation_outputs = list(written.values())

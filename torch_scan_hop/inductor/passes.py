@@ -19,22 +19,24 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
 from torch_scan_hop._torch.inductor_passes import trace_decomposed
 from torch_scan_hop._torch.tracing import are_all_known_equal, likely_value
-from torch_scan_hop.carries_in import CarriesIn, arguments_of, in_graph, joined, stacks_of
-from torch_scan_hop.inductor.kernels import may_be_one_kernel
-from torch_scan_hop.inductor.pairs import (
-    expanded,
-    expanded_step,
-    is_complex,
-    joined_results,
-    needs_pairs,
+from torch_scan_hop.carries_in import (
+    CarriesIn,
+    arguments_of,
+    in_graph,
+    joined,
+    stacks_of,
+    with_joined,
 )
-from torch_scan_hop.op import scan_op
+from torch_scan_hop.inductor.kernels import may_be_one_kernel
+from torch_scan_hop.inductor.pair_rules import is_complex
+from torch_scan_hop.inductor.pairs import expanded, expanded_step, joined_results, needs_pairs
+from torch_scan_hop.op import ScanOptions, call_scan, scan_op
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
 from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
 from torch_scan_hop.rewrites.classify import nbytes
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs
 
 aten = torch.ops.aten
 log = logging.getLogger(__name__)
@@ -104,17 +106,18 @@ class _ScanRewriter:
         self.gm = gm
         self.node = node
         self.body = body
-        init, xs, additional = (list(group) for group in node.args[1:])  # type: ignore[arg-type]
-        self.signature = Signature(len(init), len(xs), len(additional))
-        self.trip_count = _value(xs[0]).shape[0]
+        given: Inputs[Any] = Inputs(*map(list, node.args[1:]))  # type: ignore[arg-type]
+        self.signature = given.signature
+        self.options = ScanOptions(**node.kwargs)  # type: ignore[arg-type]
+        self.trip_count = _value(given.xs[0]).shape[0]
         #: xs that are the carries into the steps of another scan: (init, reverse)
         self.shifted: dict[int, tuple[fx.Node, bool]] = {}
-        for k, x in enumerate(xs):
+        for k, x in enumerate(given.xs):
             found = arguments_of(x)
             if found is not None:
-                xs[k], first, reverse = found
+                given.xs[k], first, reverse = found
                 self.shifted[k] = first, reverse
-        self.operands = [*init, *xs, *additional, *(first for first, _ in self.shifted.values())]
+        self.operands = [*given.flat(), *(first for first, _ in self.shifted.values())]
 
     def rewrite_pairs(self) -> bool:
         """Replace a scan with complex leaves by one of their parts; False if there are none."""
@@ -124,19 +127,16 @@ class _ScanRewriter:
             return False
         complex_inputs = [is_complex(v) for v in roles.flat()]
         complex_results = [is_complex(v) for v in self.node.meta["val"]]
-        options: dict[str, Any] = dict(self.node.kwargs)
 
         def run(*flat: Any) -> list[Any]:
             groups = self._groups(flat)
             step = expanded_step(self.body, complex_inputs)
-            results = scan_op(
-                step,
+            reals = Inputs(
                 [c.contiguous() for c in expanded(groups.carry)],
                 expanded(joined(groups.xs, in_graph)),
-                tuple(expanded(groups.additional)),
-                **options,
+                expanded(groups.additional),
             )
-            return joined_results(results, complex_results)
+            return joined_results(call_scan(step, reals, self.options), complex_results)
 
         traced = trace_decomposed(run, values)
         if legality.check_after_each is not None:
@@ -151,7 +151,6 @@ class _ScanRewriter:
         if isinstance(self.trip_count, int) and self.trip_count < 2 and self.trip_count != 0:
             self._retrace_if_unlike()
             return
-        options = dict(self.node.kwargs)
         body, signature, sizes = lift_sizes(self.body, self.signature)
         legality.run_passes(body, [split_fused_products])
         plan = make_plan(
@@ -173,12 +172,10 @@ class _ScanRewriter:
             if isinstance(self.trip_count, int) and self.trip_count == 0:
                 return self._no_steps(groups.carry)
             additional = [*groups.additional, *(size.of(groups) for size in sizes)]
+            inputs = Inputs(groups.carry, groups.xs, additional)
             if length != self.trip_count:
-                return scan_of_blocks(
-                    plan, scan_op, groups.carry, groups.xs, additional, length, **options
-                )
-            xs = joined(groups.xs, in_graph)
-            return plan.run(scan_op, groups.carry, xs, additional, **options)
+                return scan_of_blocks(plan, call_scan, inputs, self.options, length)
+            return plan.run(call_scan, with_joined(inputs, in_graph), self.options)
 
         traced = trace_decomposed(run, [_value(a) for a in self.operands])
         if legality.check_after_each is not None:
@@ -195,7 +192,7 @@ class _ScanRewriter:
 
     def _retrace_if_unlike(self) -> None:
         """Inductor's passes may give an operand other strides than the body was traced for."""
-        roles = self.signature.split_inputs(self.body.graph.find_nodes(op="placeholder"))
+        roles = self.signature.inputs_of(self.body)
         groups = self._groups([_value(a) for a in self.operands])
         slices = [x.stride()[1:] for x in stacks_of(groups.xs)]
         whole = [a.stride() if isinstance(a, torch.Tensor) else None for a in groups.additional]
@@ -205,9 +202,8 @@ class _ScanRewriter:
             return
 
         def run(*flat: Any) -> Any:
-            groups = self._groups(flat)
-            xs, additional = joined(groups.xs, in_graph), tuple(groups.additional)
-            return scan_op(self.body, groups.carry, xs, additional, **self.node.kwargs)  # type: ignore[arg-type]
+            inputs = with_joined(self._groups(flat), in_graph)
+            return call_scan(self.body, inputs, self.options)
 
         self._inline(trace_decomposed(run, [_value(a) for a in self.operands]))
 

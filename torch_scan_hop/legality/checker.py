@@ -196,8 +196,8 @@ def scans_of(module: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.GraphModule]]
 
 
 def signature_of(node: fx.Node) -> Signature:
-    init, xs, additional = node.args[1:4]
-    return Signature(len(init), len(xs), len(additional))  # type: ignore[arg-type]
+    given: Inputs[Any] = Inputs(*node.args[1:4])  # type: ignore[arg-type]
+    return given.signature
 
 
 def check_scan(where: str, node: fx.Node, body: fx.GraphModule, exact: bool) -> None:

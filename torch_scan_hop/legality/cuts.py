@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
+from torch_scan_hop.autodiff.handover import Partition, Source
 from torch_scan_hop.autodiff.joint import JointGraph
-from torch_scan_hop.autodiff.partition import Partition, Source
 from torch_scan_hop.graph_cleanup import is_random
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.structure import check_arity, check_same_kind, outputs_of, value_of
@@ -42,7 +42,7 @@ def check_partition(where: str, joint: JointGraph, partition: Partition) -> None
 
 def _given(joint: JointGraph, partition: Partition, handover: Any) -> fx.Node | None:
     """The node of the forward whose value is handed over."""
-    roles = joint.signature.split_inputs(partition.forward.graph.find_nodes(op="placeholder"))
+    roles = joint.signature.inputs_of(partition.forward)
     ys = outputs_of(partition.forward)[joint.signature.n_carry :]
     groups: dict[Source, Sequence[fx.Node]] = {
         Source.CARRY_IN: roles.carry,

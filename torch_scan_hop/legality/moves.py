@@ -37,7 +37,7 @@ def check_decisions(
 ) -> None:
     """Before anything is cut out of ``body``."""
     d = decisions
-    roles = signature.split_inputs(body.graph.find_nodes(op="placeholder"))
+    roles = signature.inputs_of(body)
     constants = [roles.carry[k] for k in d.constant_carry]
     fixed = [*roles.additional, *constants]
     known = [*fixed, *d.invariants]
@@ -126,8 +126,7 @@ def check_operands(
     where: str, body: fx.GraphModule, operands: Inputs[Any], strides: bool = False
 ) -> None:
     """What a loop is given is like its body's examples; of xs without their leading dimension."""
-    signature = Signature(len(operands.carry), len(operands.xs), len(operands.additional))
-    roles = signature.split_inputs(body.graph.find_nodes(op="placeholder"))
+    roles = operands.signature.inputs_of(body)
     for group, values, drop in (
         (roles.carry, operands.carry, 0),
         (roles.xs, operands.xs, 1),

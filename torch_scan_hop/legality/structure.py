@@ -13,15 +13,14 @@ from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
 from torch_scan_hop._torch.tracing import are_known_equal
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.memo import SYMBOLS
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.signature import Signature, results_of
 
 # modules of the functions that compute with sizes
 _OF_NUMBERS = {"_operator", "builtins", "math", "torch", "torch.fx.experimental.sym_node"}
 
 
 def outputs_of(module: fx.GraphModule) -> list[Any]:
-    (output,) = module.graph.find_nodes(op="output")
-    return pytree.tree_leaves(output.args[0])
+    return pytree.tree_leaves(results_of(module.graph))
 
 
 def check_structure(where: str, module: fx.GraphModule, signature: Signature | None = None) -> None:

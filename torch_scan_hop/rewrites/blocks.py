@@ -7,13 +7,16 @@ travels to memory and back. A block of them stays in a core's cache.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_scan_hop.carries_in import CarriesIn, in_graph, stacks_of
+from torch_scan_hop.op import RunScan, ScanOptions
 from torch_scan_hop.rewrites.options import current_options
-from torch_scan_hop.rewrites.plan import RunScan, ScanPlan
+from torch_scan_hop.rewrites.plan import ScanPlan
+from torch_scan_hop.signature import Inputs
 from torch_scan_hop.step import empty_stack
 
 # what a block's stacks may take: about a core's cache
@@ -61,52 +64,44 @@ def spans(trip_count: int, length: int, reverse: bool) -> Iterator[slice]:
 
 def run_in_blocks(
     plan: ScanPlan,
-    run_loop: RunScan,
-    init: Sequence[Any],
-    xs: Sequence[Any],
-    additional: Sequence[Any],
-    reverse: bool,
+    run_loop: Callable[..., Sequence[Any]],
+    inputs: Inputs[Any],
+    options: ScanOptions,
     length: int,
     ys_like: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """As :meth:`ScanPlan.run`, on real tensors.
+    """As :meth:`ScanPlan.run`, on real tensors; among xs there may be :class:`CarriesIn`.
 
-    ``run_loop(body, init, xs, additional, reverse=, into=)`` writes each stack to the place
-    that ``into`` has for it, if any. ``ys_like``: a y of each kind, where the plan is for any size.
+    ``run_loop(body, inputs, options, into=)`` writes each stack to the place that ``into`` has for
+    it, if any. ``ys_like``: a y of each kind, where the plan is for any size.
     """
-    d, trip_count = plan.decisions, xs[0].shape[0]
-    values = plan.invariants(init, additional)
+    d, trip_count = plan.decisions, inputs.trip_count
+    values = plan.invariants(inputs)
     ys_like = [node.meta["val"] for node in plan.outputs.ys] if ys_like is None else ys_like
     ys = [empty_stack(y, trip_count) for y in ys_like]
     slots = {node: y for node, y in zip(plan.outputs.ys, ys, strict=True) if node in d.stacked}
-    carry = [init[k] for k in plan.carried]
-    for span in spans(trip_count, length, reverse):
+    carry = [inputs.carry[k] for k in plan.carried]
+    for span in spans(trip_count, length, options.reverse):
         into = [slots[n][span] if n in slots else None for n in d.stacked]
-        carry, stacks = plan.run_steps(
-            run_loop, carry, [x[span] for x in xs], values, reverse=reverse, into=into
-        )
+        run_block = functools.partial(run_loop, into=into)
+        block_xs = [x[span] for x in inputs.xs]
+        carry, stacks = plan.run_steps(run_block, carry, block_xs, values, options)
         for node, y in zip(plan.outputs.ys, ys, strict=True):
             if slots.get(node) is not y:
                 y[span].copy_(stacks[node] if node in stacks else values[node])
-    return [*plan.final_carry(carry, init), *ys]
+    return [*plan.final_carry(carry, inputs.carry), *ys]
 
 
 def scan_of_blocks(
-    plan: ScanPlan,
-    run_scan: RunScan,
-    init: Sequence[Any],
-    xs: Sequence[Any],
-    additional: Sequence[Any],
-    length: int,
-    **options: Any,
+    plan: ScanPlan, run_scan: RunScan, inputs: Inputs[Any], options: ScanOptions, length: int
 ) -> list[Any]:
     """As :meth:`ScanPlan.run`, as a scan over blocks whose body is the plan of a block.
 
     ``length`` divides the trip count. Accumulators are carries of the outer scan. Among xs there
     may be :class:`CarriesIn`, which are joined within a block.
     """
-    d, trip_count = plan.decisions, xs[0].shape[0]
-    values = plan.invariants(init, additional)
+    d, trip_count, xs = plan.decisions, inputs.trip_count, inputs.xs
+    values = plan.invariants(inputs)
     known = list(values)
     made = [n for n in dict.fromkeys(plan.outputs.ys) if n in {*d.stacked, *d.batched, *d.sunk}]
     shifted = {k: x for k, x in enumerate(xs) if isinstance(x, CarriesIn)}
@@ -118,22 +113,19 @@ def scan_of_blocks(
         for (k, x), edge in zip(shifted.items(), edges, strict=True):
             block_xs[k] = in_graph(CarriesIn(block_xs[k], edge, x.reverse))
         here = dict(zip(known, fixed, strict=True))
-        carry, stacks = plan.run_steps(run_scan, carry, block_xs, here, **options)
+        carry, stacks = plan.run_steps(run_scan, carry, block_xs, here, options)
         return (*carry, *(stacks[node].contiguous() for node in made))
 
     wholes = stacks_of(xs)
     block_xs = [x.unflatten(0, (trip_count // length, length)) for x in wholes]
     edges = [x.edges(length) for x in shifted.values()]
-    results = run_scan(
-        block,
-        [init[k] for k in plan.carried],
-        [*block_xs, *edges],
-        tuple(values.values()),
-        **options,
-    )
+    carry = [inputs.carry[k] for k in plan.carried]
+    blocks = Inputs(carry, [*block_xs, *edges], list(values.values()))
+    results = run_scan(block, blocks, options)
     stacks = dict(zip(plan.roles.xs, wholes, strict=True))
     stacks |= {node: y.flatten(0, 1) for node, y in zip(made, results[n:], strict=True)}
-    return [*plan.final_carry(results[:n], init), *plan.gather(stacks, values, trip_count)]
+    final = plan.final_carry(results[:n], inputs.carry)
+    return [*final, *plan.gather(stacks, values, trip_count)]
 
 
 def _groups(flat: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import likely_value
 from torch_scan_hop.graph_cleanup import is_view, viewed
+from torch_scan_hop.op import FORWARD, RunScan, ScanOptions
 from torch_scan_hop.rewrites.accumulate import Accumulator
 from torch_scan_hop.rewrites.classify import (
     Dependence,
@@ -24,8 +25,6 @@ from torch_scan_hop.rewrites.classify import (
 )
 from torch_scan_hop.rewrites.parts import Part, extract
 from torch_scan_hop.signature import Inputs, Signature
-
-RunScan = Callable[..., Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,8 @@ class ScanPlan:
         self.original = original
         self.signature = signature
         self.decisions = decisions
-        self.roles = signature.split_inputs(original.graph.find_nodes(op="placeholder"))
-        (output,) = original.graph.find_nodes(op="output")
-        self.outputs = signature.split_outputs(list(output.args[0]))
+        self.roles = signature.inputs_of(original)
+        self.outputs = signature.outputs_of(original)
         d = decisions
         constants = [self.roles.carry[k] for k in d.constant_carry]
         self.fixed = [*self.roles.additional, *constants]
@@ -139,24 +137,19 @@ class ScanPlan:
         return [nbytes(n) for n in made]
 
     def run(
-        self,
-        run_scan: RunScan,
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        additional: Sequence[Any],
-        **options: Any,
+        self, run_scan: RunScan, inputs: Inputs[Any], options: ScanOptions = FORWARD
     ) -> list[Any]:
-        """All results of the scan; ``run_scan(body, init, xs, additional)`` runs the loop."""
-        values = self.invariants(init, additional)
-        carry = [init[k] for k in self.carried]
-        carry, stacks = self.run_steps(run_scan, carry, xs, values, **options)
-        ys = self.gather(stacks, values, xs[0].shape[0])
-        return [*self.final_carry(carry, init), *ys]
+        """All results of the scan; ``run_scan`` runs the loop."""
+        values = self.invariants(inputs)
+        carry = [inputs.carry[k] for k in self.carried]
+        carry, stacks = self.run_steps(run_scan, carry, inputs.xs, values, options)
+        ys = self.gather(stacks, values, inputs.trip_count)
+        return [*self.final_carry(carry, inputs.carry), *ys]
 
-    def invariants(self, init: Sequence[Any], additional: Sequence[Any]) -> dict[fx.Node, Any]:
+    def invariants(self, inputs: Inputs[Any]) -> dict[fx.Node, Any]:
         """All values that are the same at every step."""
-        constants = (init[k] for k in self.decisions.constant_carry)
-        values = dict(zip(self.fixed, [*additional, *constants], strict=True))
+        constants = (inputs.carry[k] for k in self.decisions.constant_carry)
+        values = dict(zip(self.fixed, [*inputs.additional, *constants], strict=True))
         return values | {n: _contiguous_matrix(v) for n, v in self.invariant_part(values).items()}
 
     def run_steps(
@@ -165,7 +158,7 @@ class ScanPlan:
         carry: Sequence[Any],
         xs: Sequence[Any],
         values: dict[fx.Node, Any],
-        **options: Any,
+        options: ScanOptions,
     ) -> tuple[list[Any], dict[fx.Node, Any]]:
         """What is ``carried`` after these steps, and all stacks of them."""
         d = self.decisions
@@ -175,11 +168,11 @@ class ScanPlan:
         results: Sequence[Any] = []
         if n or d.stacked:
             loop_xs = [xs[0]] if self.counts_only else [stacks[n] for n in self.loop_xs]
-            fixed = tuple(values[n] for n in self.loop_additional)
+            fixed = [values[n] for n in self.loop_additional]
+            operands = Inputs(list(carry[:n]), loop_xs, fixed)
             if legality.check_after_each is not None:
-                operands = Inputs(list(carry[:n]), loop_xs, list(fixed))
                 legality.check_after_each.operands("loop", self.body, operands)
-            results = run_scan(self.body, list(carry[:n]), loop_xs, fixed, **options)
+            results = run_scan(self.body, operands, options)
         stacks |= dict(zip(d.stacked, results[n:], strict=True))
         stacks |= self.sunk_part.over_steps(stacks, values)
         sums = [

@@ -27,7 +27,7 @@ from torch_scan_hop.rewrites.classify import (
 from torch_scan_hop.rewrites.options import Options
 from torch_scan_hop.rewrites.parts import unique
 from torch_scan_hop.rewrites.plan import Decisions, ScanPlan
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs, Signature, results_of
 
 # bytes: from here on writing a stack and reading it again costs more than a dispatch per step
 SMALL_TERM = 4096
@@ -52,9 +52,8 @@ class Planner:
         self.pointwise_pays = pointwise_pays
         self.guard_sizes = guard_sizes
         self.used = [used or not options.drop_dead for used in used_outputs]
-        self.roles = signature.split_inputs(body.graph.find_nodes(op="placeholder"))
-        (output,) = body.graph.find_nodes(op="output")
-        self.outputs = signature.split_outputs(list(output.args[0]))
+        self.roles = signature.inputs_of(body)
+        self.outputs = signature.outputs_of(body)
         self.constant_carry = self._constant_carry() if options.drop_dead else []
         self.dependence = self._classify()
         self.ys = [y for k, y in enumerate(self.outputs.ys) if self.used[signature.n_carry + k]]
@@ -131,22 +130,24 @@ class Planner:
 
     def plan(self) -> ScanPlan:
         carry_out = [self.outputs.carry[k] for k in self.loop_carry]
-        self.in_loop = self._loop_nodes([*carry_out, *filter(is_pinned, self.body.graph.nodes)])
+        in_loop = self._loop_nodes([*carry_out, *filter(is_pinned, self.body.graph.nodes)])
         targets = unique([*self.ys, *(leaf for a in self.accumulators for leaf in a.leaves)])
         targets = [n for n in targets if not self._is_given(n)]
-        sunk = [n for n in targets if self._sinks(n)]
-        not_sunk = [n for n in targets if n not in self.in_loop and n not in sunk]
-        self.stays |= {n: why for n in not_sunk if (why := self._why_not_sunk(n)) is not None}
+        sunk = [n for n in targets if self._sinks(n, in_loop)]
+        for node in targets:
+            if node not in in_loop and node not in sunk:
+                why = self._why_not_sunk(node, in_loop)
+                self.stays |= {} if why is None else {node: why}
         emitted = [n for n in targets if n not in sunk]
-        self.in_loop |= self._loop_nodes(emitted)
+        in_loop |= self._loop_nodes(emitted)
         # what the loop makes for another result it returns as well
-        sunk = [n for n in sunk if n not in self.in_loop]
+        sunk = [n for n in sunk if n not in in_loop]
         emitted = [n for n in targets if n not in sunk]
-        batched = self._batched([*carry_out, *emitted])
+        batched = self._batched([*carry_out, *emitted], in_loop)
         invariants = self._invariants([*carry_out, *emitted, *sunk, *batched])
         # what is known before the loop is not returned by it
         emitted = [n for n in emitted if n not in batched and n not in invariants]
-        stacked = unique([*emitted, *self._frontier(sunk)])
+        stacked = unique([*emitted, *self._frontier(sunk, in_loop)])
         return self._checked_plan(
             Decisions(
                 loop_carry=self.loop_carry,
@@ -184,21 +185,22 @@ class Planner:
         found |= {u for n in found for u in n.users if u.target is operator.getitem}
         return found
 
-    def _sinks(self, node: fx.Node) -> bool:
-        if node in self.in_loop or self.dependence[node] is Dependence.INVARIANT:
+    def _sinks(self, node: fx.Node, in_loop: set[fx.Node]) -> bool:
+        """Whether ``node`` is computed after a loop of the nodes ``in_loop``."""
+        if node in in_loop or self.dependence[node] is Dependence.INVARIANT:
             return False
         if self.dependence[node] is Dependence.XS and not self.options.batch_xs:
             return False
-        return self._why_not_sunk(node) is None
+        return self._why_not_sunk(node, in_loop) is None
 
-    def _why_not_sunk(self, node: fx.Node) -> Stays | None:
+    def _why_not_sunk(self, node: fx.Node, in_loop: set[fx.Node]) -> Stays | None:
         if not self.options.sink_outputs:
             return Stays.SWITCHED_OFF
-        chain = ancestors([node], stop=self.in_loop) - self.in_loop
+        chain = ancestors([node], stop=in_loop) - in_loop
         varying = [n for n in chain if self.dependence[n] is not Dependence.INVARIANT]
         if not all(map(is_batchable, varying)):
             return Stays.NO_RULE
-        added = [n for n in self._frontier([node]) if n not in self.ys]
+        added = [n for n in self._frontier([node], in_loop) if n not in self.ys]
         if not self.pointwise_pays and not any(is_contraction(n) for n in varying):
             # a reduction keeps the loop from being one kernel; of stacks it costs a pass over them
             pays = any(is_reduction(n) for n in varying) and not added
@@ -206,23 +208,23 @@ class Planner:
         fits = bool(sum(self._nbytes(n) for n in added) <= self.budget)
         return None if fits else Stays.MEMORY
 
-    def _frontier(self, sunk: Sequence[fx.Node]) -> list[fx.Node]:
+    def _frontier(self, sunk: Sequence[fx.Node], in_loop: set[fx.Node]) -> list[fx.Node]:
         """Per-step values of the loop that work after it reads."""
-        seen = ancestors(list(sunk), stop=self.in_loop)
-        return [n for n in self.body.graph.nodes if n in seen and n in self.in_loop]
+        seen = ancestors(list(sunk), stop=in_loop)
+        return [n for n in self.body.graph.nodes if n in seen and n in in_loop]
 
     # --- before the loop ---
 
     def _is_read(self, node: fx.Node, roots: Sequence[fx.Node], readers: set[fx.Node]) -> bool:
         return node in roots or any(user in readers for user in node.users)
 
-    def _batched(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
+    def _batched(self, roots: Sequence[fx.Node], in_loop: set[fx.Node]) -> list[fx.Node]:
         """xs-only values that the loop reads or returns."""
         found, spent = [], 0
         for node in self.body.graph.nodes:
             if self.dependence.get(node) is not Dependence.XS or node.op != "call_function":
                 continue
-            if not is_tensor(node) or not self._is_read(node, roots, self.in_loop):
+            if not is_tensor(node) or not self._is_read(node, roots, in_loop):
                 continue
             why = self._why_not_batched(node, spent)
             if why is None:
@@ -288,6 +290,5 @@ def make_plan(
     ``guard_sizes``: whether symbolic sizes may become guards where they decide what pays.
     ``used_outputs``: which of the scan's results anything reads; others come back as None.
     """
-    (output,) = body.graph.find_nodes(op="output")
-    used = [True] * len(output.args[0]) if used_outputs is None else used_outputs
+    used = [True] * len(results_of(body.graph)) if used_outputs is None else used_outputs
     return Planner(body, signature, options, pointwise_pays, used, guard_sizes).plan()

@@ -6,8 +6,8 @@ data exists: placeholders that escape in a traceback are a segfault later on.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.op import Body
 from torch_scan_hop.records import run_node
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.stops import drop_stops
 
 aten = torch.ops.aten
@@ -38,13 +38,12 @@ class StepGraph:
     """
 
     module: fx.GraphModule
+    signature: Signature
     attributes: tuple[torch.Tensor, ...]
 
 
-def trace_step(
-    body: Body, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any]
-) -> StepGraph:
-    mode, examples = step_examples(init, xs, additional)
+def trace_step(body: Body, inputs: Inputs[Any]) -> StepGraph:
+    mode, examples = step_examples(inputs)
     try:
         with torch.no_grad():
             module = trace(body, examples.flat(), mode)
@@ -57,9 +56,10 @@ def trace_step(
     drop_stops(module)
     legality.run_passes(module, [_spell_out_dropout])
     attributes = _lift_attributes(module)
-    signature = Signature(len(init), len(xs), len(additional) + len(attributes))
+    with_attributes = dataclasses.replace(inputs, additional=[*inputs.additional, *attributes])
+    signature = with_attributes.signature
     legality.checked("_lift_attributes", module, signature, any_layout=True)
-    return StepGraph(module, tuple(attributes))
+    return StepGraph(module, signature, tuple(attributes))
 
 
 def reads_data(what: str) -> RuntimeError:

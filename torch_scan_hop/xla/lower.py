@@ -14,51 +14,40 @@ import torch
 from torch_scan_hop._torch import xla as _xla
 from torch_scan_hop.eager.run import empty_results
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
-from torch_scan_hop.op import Body
+from torch_scan_hop.op import Body, ScanOptions
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
-from torch_scan_hop.signature import Signature
+from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.xla.graph import StepGraph, trace_step
 from torch_scan_hop.xla.program import Program, lower_function, lower_loop, metadata_of
 
 
-def lower_scan(
-    combine_fn: Body,
-    init: Sequence[torch.Tensor],
-    xs: Sequence[torch.Tensor],
-    additional_inputs: Sequence[Any],
-    *,
-    reverse: bool = False,
-    checkpoint: Any = None,
-) -> tuple[torch.Tensor, ...]:
+def lower_scan(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[torch.Tensor, ...]:
     """The scan as one pending node that calls a computation with one ``While``.
 
-    Below autograd and functionalization: takes and returns plain XLA tensors. ``checkpoint``
+    Below autograd and functionalization: takes and returns plain XLA tensors. A checkpoint
     matters to autograd only, which has done its work already.
     """
-    length = int(xs[0].shape[0])
+    length = int(inputs.trip_count)
     if length == 0:
-        return empty_results(combine_fn, init, xs, additional_inputs)
+        return empty_results(body, inputs)
     # not the sharding of the inputs: programs hold only what the body itself shards
     key = (
         "xla",
-        inputs_metadata(init, xs, additional_inputs),
+        inputs_metadata(inputs),
         autocast_state(),
         current_options(),
     )
-    step = remember(combine_fn, key, lambda: _Step(combine_fn, init, xs, additional_inputs))
-    flat = [*init, *xs, *additional_inputs, *map(_xla.unwrapped, step.graph.attributes)]
-    return tuple(step.run(flat, length, reverse))
+    step = remember(body, key, lambda: _Step(body, inputs))
+    flat = [*inputs.flat(), *map(_xla.unwrapped, step.graph.attributes)]
+    return tuple(step.run(flat, length, options.reverse))
 
 
 class _Step:
     """A traced body, and its programs by length and direction."""
 
-    def __init__(
-        self, body: Body, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any]
-    ) -> None:
-        self.graph: StepGraph = trace_step(body, init, xs, additional)
-        n_additional = len(additional) + len(self.graph.attributes)
-        self.signature = Signature(len(init), len(xs), n_additional)
+    def __init__(self, body: Body, inputs: Inputs[Any]) -> None:
+        self.graph: StepGraph = trace_step(body, inputs)
+        self.signature = self.graph.signature
         # XLA fuses pointwise work, so only contractions are worth a stack of their results
         self.plan = make_plan(
             self.graph.module, self.signature, current_options(), pointwise_pays=False
@@ -91,15 +80,11 @@ class _PlannedScan:
         self.loop: Program | None = None
 
     def __call__(self, *flat: Any) -> list[Any]:
-        inputs = self.signature.split_inputs(flat)
-        return self.plan.run(self._run_loop, inputs.carry, inputs.xs, inputs.additional)
+        return self.plan.run(self._run_loop, self.signature.split_inputs(flat))
 
-    def _run_loop(
-        self, body: Body, carry: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any]
-    ) -> list[Any]:
-        flat = [*carry, *xs, *additional]
+    def _run_loop(self, body: Body, inputs: Inputs[Any], _: ScanOptions) -> list[Any]:
+        flat = inputs.flat()
         if self.loop is None:
-            signature = Signature(len(carry), len(xs), len(additional))
-            inputs = list(map(metadata_of, flat))
-            self.loop = lower_loop(body, signature, inputs, self.length, self.reverse)
+            like = list(map(metadata_of, flat))
+            self.loop = lower_loop(body, inputs.signature, like, self.length, self.reverse)
         return [_xla.wrapped(r) for r in self.loop.call(list(map(_xla.unwrapped, flat)))]

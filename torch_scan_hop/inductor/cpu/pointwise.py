@@ -26,21 +26,21 @@ from torch_scan_hop.inductor.node import KernelNode, ScanCall
 
 
 def has_one_shape(examples: StepExamples) -> bool:
-    if not examples.carry:
+    carry = examples.inputs.carry
+    if not carry:
         return False
-    shape = examples.carry[0].shape
-    results = [*examples.carry, *examples.ys]
+    shape = carry[0].shape
     return (
         # without a guard: two symbolic sizes may have met by chance
-        all(are_all_known_equal(c.shape, shape) for c in examples.carry)
+        all(are_all_known_equal(c.shape, shape) for c in carry)
         and all(are_all_known_equal(y.shape[1:], shape) for y in examples.ys)
         and are_on_cpu(examples.flat())
-        and are_stored_in_vectors(results)
+        and are_stored_in_vectors(examples.results())
     )
 
 
 def _lanes_are_independent(step: PointwiseBody, examples: StepExamples) -> bool:
-    like = examples.carry[0]
+    like = examples.inputs.carry[0]
     index = lane_symbols(like.ndim)
     # Inductor leaves the index of a dimension of size 1 out
     strides = [
@@ -60,7 +60,7 @@ class PointwiseKernel(KernelNode):
     def lower(cls, call: ScanCall) -> PointwiseKernel | None:
         if not has_one_shape(call.examples):
             return None
-        step = PointwiseBody(call.body, call.roles, step_index(call.trip_count, call.reverse))
+        step = PointwiseBody(call.body, call.operands, step_index(call.trip_count, call.reverse))
         return cls(call, step) if _lanes_are_independent(step, call.examples) else None
 
     def call_kernel(self, wrapper: Any) -> None:

@@ -50,9 +50,9 @@ def _is_plain(node: fx.Node) -> bool:
 
 def fits_vectors_of_the_cpu(examples: StepExamples) -> bool:
     return (
-        bool(examples.carry)
+        bool(examples.inputs.carry)
         and are_on_cpu(examples.flat())
-        and are_stored_in_vectors([*examples.carry, *examples.ys])
+        and are_stored_in_vectors(examples.results())
         and vector_lanes() > 0
     )
 
@@ -68,9 +68,9 @@ class RowsKernel(KernelNode):
             return None
         layouts = [
             layout_like(like) if place is None else place.data.layout
-            for like, place in zip(call.results_like, call.into, strict=True)
+            for like, place in zip(call.examples.results(), call.into, strict=True)
         ]
-        step = RowBody(call.body, call.roles, layouts, step_index(call.trip_count, call.reverse))
+        step = RowBody(call.body, call.operands, layouts, step_index(call.trip_count, call.reverse))
         return cls(call, step) if rows_are_independent(step) else None
 
     def call_kernel(self, wrapper: Any) -> None:

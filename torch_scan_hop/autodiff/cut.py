@@ -1,0 +1,220 @@
+"""What crosses from a forward step to its backward: all of it is decided before a graph is built.
+
+A value that the backward needs is, in this order of preference
+
+- an input of the step (a carry, an x, an additional input), handed over as it is;
+- recomputed, where that is free or owed: views, values that depend on loop-invariant inputs
+  only, values the forward itself does not need (unless the checkpoint policy says MUST_SAVE),
+  and values whose checkpoint policy says so;
+- a stack the forward already returns (``return h, h`` saves nothing twice);
+- a new residual.
+
+So nothing loop-invariant is ever stacked T times. Random values are always residuals: masks
+are never redrawn.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.autodiff.handover import Handover, Source
+from torch_scan_hop.autodiff.joint import JointGraph
+from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
+from torch_scan_hop.graph_cleanup import is_random, is_view, same_value
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is handed over, and what is saved for it.
+
+    Attributes:
+        needed: nodes that the backward computes or receives.
+        received: those of them that it receives, in the order of the joint graph.
+        residuals: what the forward returns besides its results.
+        carry_stack: as of a :class:`~torch_scan_hop.autodiff.handover.Partition`.
+    """
+
+    needed: AbstractSet[fx.Node]
+    received: dict[fx.Node, Handover]
+    residuals: list[fx.Node]
+    carry_stack: dict[int, tuple[int, bool]]
+
+    @property
+    def per_step(self) -> list[Handover]:
+        return [h for h in dict.fromkeys(self.received.values()) if not h.is_invariant]
+
+    @property
+    def invariant(self) -> list[Handover]:
+        return [h for h in dict.fromkeys(self.received.values()) if h.is_invariant]
+
+
+def decide(joint: JointGraph, policy: Policy, saved: frozenset[int] | None = None) -> Cut:
+    """With ``saved``, only those of the forward's ys are read; everything else that is not random
+    is recomputed from them and from the inputs."""
+    rules = _Rules(joint, policy, saved)
+    needed, values = _needed(joint, rules)
+    stacks = _Stacks(joint)
+    received: dict[fx.Node, Handover] = {}
+    for node in joint.module.graph.nodes:
+        if node in needed and node not in rules.of_cotangents and node.op != "get_attr":
+            handover = _handover(node, rules, values, stacks)
+            if handover is not None:
+                received[node] = handover
+    carries = dict.fromkeys(h.index for h in received.values() if h.source is Source.CARRY_IN)
+    carry_stack = {k: _stack_of_carry(joint, k, stacks) for k in carries}
+    return Cut(needed, received, stacks.residuals, carry_stack)
+
+
+def _needed(joint: JointGraph, rules: _Rules) -> tuple[set[fx.Node], set[fx.Node]]:
+    """What the backward computes or receives, from the gradients down; and what is saved."""
+    needed: set[fx.Node] = set()
+    values: set[fx.Node] = set()
+    pending = [g for g in joint.gradients() if isinstance(g, fx.Node)]
+    while pending:
+        node = pending.pop()
+        if node in needed:
+            continue
+        needed.add(node)
+        if node not in rules.of_cotangents:
+            if rules.is_given(node):
+                continue
+            if rules.must_save(node, values):
+                values.add(same_value(node))
+                continue
+        pending.extend(node.all_input_nodes)
+    return needed, values
+
+
+def _handover(
+    node: fx.Node, rules: _Rules, values: AbstractSet[fx.Node], stacks: _Stacks
+) -> Handover | None:
+    """How the backward gets ``node``; None if it computes it."""
+    if node in rules.source:
+        return rules.source[node]
+    if _is_size(node):
+        return Handover(Source.SIZE, id(node), node.meta["val"])
+    if rules.must_save(node, values):
+        return Handover(Source.Y, stacks.hold(node))
+    return None
+
+
+class _Rules:
+    """Which values of the forward are saved, if ``values`` are."""
+
+    def __init__(self, joint: JointGraph, policy: Policy, saved: frozenset[int] | None) -> None:
+        self.policy = policy
+        outputs = joint.signature.split_outputs(joint.outputs())
+        roles = joint.signature.split_inputs(joint.primals())
+        self.source = {n: Handover(Source.CARRY_IN, k) for k, n in enumerate(roles.carry)}
+        self.source |= {n: Handover(Source.X, k) for k, n in enumerate(roles.xs)}
+        self.source |= {n: Handover(Source.ADDITIONAL, k) for k, n in enumerate(roles.additional)}
+        #: what depends on a cotangent: the backward's own work
+        self.of_cotangents = _reached_from(joint, joint.cotangents())
+        self.varying = _reached_from(joint, [*roles.carry, *roles.xs], random=True)
+        self.of_forward = ancestors_of(outputs.flat())
+        self.readable: set[fx.Node] | None = None
+        if saved is not None:
+            held = [outputs.ys[k] for k in sorted(saved)]
+            self.readable = {same_value(y) for y in held if isinstance(y, fx.Node)}
+
+    def is_given(self, node: fx.Node) -> bool:
+        """Whether it is there without being saved."""
+        return node in self.source or node.op == "get_attr" or _is_size(node)
+
+    def must_save(self, node: fx.Node, values: AbstractSet[fx.Node]) -> bool:
+        if not _is_tensor(node) or node.op == "get_attr" or node not in self.varying:
+            return False
+        if node in self.source:
+            return False
+        producer = node.args[0] if node.target is operator.getitem else node
+        if isinstance(producer, fx.Node) and is_random(producer):
+            return True
+        if self.readable is not None:
+            return same_value(node) in self.readable
+        # an element of a tuple (a nested scan's residual) costs nothing once the tuple is there
+        if producer not in self.of_forward:
+            return must_save(self.policy, producer)
+        if wants_recompute(self.policy, node, producer):
+            return False
+        return not self._is_free_view(node, values)
+
+    def _is_free_view(self, node: fx.Node, values: AbstractSet[fx.Node]) -> bool:
+        if not is_view(node):
+            return False
+        base = node.args[0]
+        assert isinstance(base, fx.Node)
+        if node.target is operator.getitem:
+            base = base.args[0]
+            assert isinstance(base, fx.Node)
+        if base in self.source or base not in self.varying or same_value(base) in values:
+            return True
+        return bool(base.meta["val"].numel() <= node.meta["val"].numel())
+
+
+class _Stacks:
+    """The stacks that the forward returns: its ys, then residuals."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        self.ys = joint.signature.split_outputs(joint.outputs()).ys
+        self.residuals: list[fx.Node] = []
+
+    def values(self) -> list[fx.Node]:
+        return [same_value(v) for v in (*self.ys, *self.residuals) if isinstance(v, fx.Node)]
+
+    def hold(self, node: fx.Node) -> int:
+        """Its position among the stacks; it becomes a residual unless there is one of it."""
+        value = same_value(node)
+        for k, held in enumerate([*self.ys, *self.residuals]):
+            if isinstance(held, fx.Node) and same_value(held) is value:
+                return k
+        self.residuals.append(node)
+        return len(self.ys) + len(self.residuals) - 1
+
+
+def _stack_of_carry(joint: JointGraph, k: int, stacks: _Stacks) -> tuple[int, bool]:
+    """The stack that holds a handed-over carry, and whether it is shifted by a step."""
+    carry_in, carry_out = joint.primals()[k], joint.outputs()[k]
+    held = stacks.values()
+    shifted = isinstance(carry_out, fx.Node) and same_value(carry_out) in held
+    if carry_in in held or not shifted:
+        return stacks.hold(carry_in), False
+    return stacks.hold(carry_out), True
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _is_size(node: fx.Node) -> bool:
+    return isinstance(
+        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
+    )
+
+
+def _reached_from(
+    joint: JointGraph, roots: Collection[fx.Node], random: bool = False
+) -> set[fx.Node]:
+    reached = set(roots)
+    for node in joint.module.graph.nodes:
+        if any(a in reached for a in node.all_input_nodes) or (random and is_random(node)):
+            reached.add(node)
+    return reached
+
+
+def ancestors_of(values: Sequence[Any]) -> set[fx.Node]:
+    """The nodes among ``values``, and what they are computed from."""
+    seen: set[fx.Node] = set()
+    pending = [v for v in values if isinstance(v, fx.Node)]
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending.extend(node.all_input_nodes)
+    return seen

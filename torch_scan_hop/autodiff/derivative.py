@@ -1,0 +1,105 @@
+"""A differentiated body, in three shapes: by what is to happen when it is differentiated again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_scan_hop.autodiff.differentiability import GradientFlow
+from torch_scan_hop.autodiff.handover import Handover, Partition, Source
+from torch_scan_hop.op import Body
+from torch_scan_hop.signature import Signature
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """Of a call that is being traced: who traces its backward differentiates that, if anybody."""
+
+    signature: Signature
+    flow: GradientFlow
+    first: Partition
+
+    @functools.cached_property
+    def saved(self) -> tuple[Handover, ...]:
+        """What a backward reads, once each."""
+        return tuple(dict.fromkeys(self._slots()))
+
+    @functools.cached_property
+    def saved_ys(self) -> frozenset[int]:
+        """Positions of the ys that a backward reads."""
+        return frozenset(h.index for h in self.saved if h.source is Source.Y)
+
+    def sizes(self) -> tuple[Handover, ...]:
+        """The sizes that its backward bodies read."""
+        found = [h for p in self._partitions() for h in p.invariant if h.source is Source.SIZE]
+        return tuple(dict.fromkeys(found))
+
+    def differentiable(self, n_outputs: int) -> list[bool]:
+        """Which outputs of the forward scan are; residuals come last, and are not."""
+        flags = list(self.flow.outputs())
+        return flags + [False] * (n_outputs - len(flags))
+
+    def backward_of(self, residuals_too: bool) -> tuple[Partition, GradientFlow]:
+        """What gives the gradients; ``residuals_too``, if there are cotangents of them."""
+        assert not residuals_too
+        return self.first, self.flow
+
+    def _partitions(self) -> list[Partition]:
+        return [self.first]
+
+    def _slots(self) -> list[Handover]:
+        return [slot for partition in self._partitions() for slot in _saved_slots(partition)]
+
+
+@dataclass(frozen=True)
+class ClosedDerivative(Derivative):
+    """Its forward has a derivative with the same forward: ``second``.
+
+    That takes cotangents of the residuals, which are where a double backward enters.
+    """
+
+    second: Partition
+    second_flow: GradientFlow
+
+    def differentiable(self, n_outputs: int) -> list[bool]:
+        # what autograd says of each residual: some are constants to it (a layer norm's mean)
+        return [*self.flow.outputs(), *self.second_flow.ys[len(self.flow.ys) :]]
+
+    def backward_of(self, residuals_too: bool) -> tuple[Partition, GradientFlow]:
+        return (self.second, self.second_flow) if residuals_too else (self.first, self.flow)
+
+    def _partitions(self) -> list[Partition]:
+        return [self.first, self.second]
+
+
+@dataclass(frozen=True)
+class DerivativeThroughLoop(Derivative):
+    """Of a body with a custom function: its second derivative goes through a loop of ``body``."""
+
+    body: Body
+
+    def _slots(self) -> list[Handover]:
+        return [*super()._slots(), *all_inputs(self.signature)]
+
+
+def all_inputs(signature: Signature) -> list[Handover]:
+    sizes = {
+        Source.CARRY_IN: signature.n_carry,
+        Source.X: signature.n_xs,
+        Source.ADDITIONAL: signature.n_additional,
+    }
+    return [Handover(source, k) for source, size in sizes.items() for k in range(size)]
+
+
+def _saved_slots(partition: Partition) -> Sequence[Handover]:
+    slots = []
+    for handover in (*partition.per_step, *partition.invariant):
+        if handover.source is Source.CARRY_IN:
+            index, shifted = partition.carry_stack[handover.index]
+            slots.append(Handover(Source.Y, index))
+            if shifted:
+                slots.append(handover)
+        elif handover.source is not Source.SIZE:
+            slots.append(handover)
+    return slots

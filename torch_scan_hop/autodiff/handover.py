@@ -1,0 +1,58 @@
+"""What is handed from a forward step to its backward, and the two bodies that it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from torch import fx
+
+
+class Source(Enum):
+    """Where the backward finds a value of a forward step."""
+
+    CARRY_IN = "carry into the step"
+    X = "x"
+    ADDITIONAL = "additional input"
+    Y = "stack returned by the forward"
+    SIZE = "size"
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A per-step value (or, for additional inputs and sizes, one value) given to backward."""
+
+    source: Source
+    index: int = -1
+    size: Any = field(default=None, compare=False)
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether it is one value for all steps."""
+        return self.source in (Source.ADDITIONAL, Source.SIZE)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A joint graph in two (``partition`` says how).
+
+    ``forward``: (carry, x, additional) -> (carry', ys, residuals).
+
+    Attributes:
+        per_step: what the backward takes as further xs.
+        invariant: what it takes as additional inputs.
+        carry_stack: for a carry-in that is handed over, the index among ys of its stack, and
+            whether that is of the carries *out* of the steps: they are shifted by a step.
+        accumulated: the additional inputs whose gradients are summed in carries.
+        x_gradients: the xs whose gradients are ys.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    n_residuals: int
+    per_step: tuple[Handover, ...]
+    invariant: tuple[Handover, ...]
+    carry_stack: dict[int, tuple[int, bool]]
+    accumulated: tuple[int, ...]
+    x_gradients: tuple[int, ...]

@@ -1,0 +1,267 @@
+"""Complex arithmetic on pairs of reals: operator -> function of pairs, tensors and numbers.
+
+A rule raises NotImplementedError for arguments that it is not for.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A complex tensor as its real and imaginary part."""
+
+    re: Tensor
+    im: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.complex128 if self.re.dtype == torch.float64 else torch.complex64
+
+    def whole(self) -> Tensor:
+        return torch.complex(self.re.contiguous(), self.im.contiguous())
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Pair:
+        return Pair(fn(self.re), fn(self.im))
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """``view(dtype)`` of a complex tensor: its numbers in a row, real and imaginary in turn."""
+
+    pair: Pair
+
+    def whole(self) -> Tensor:
+        return torch.stack([self.pair.re, self.pair.im], -1).flatten(-2)
+
+
+def is_complex(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_complex()
+
+
+def split(value: Tensor) -> Pair:
+    """A complex tensor's parts."""
+    parts = torch.view_as_real(value.resolve_conj())
+    return Pair(parts.select(-1, 0), parts.select(-1, 1))
+
+
+def _pair(value: Any) -> Pair:
+    """Any operand as a pair: a real one has no imaginary part."""
+    if isinstance(value, Pair):
+        return value
+    if isinstance(value, Tensor):
+        return Pair(value, torch.zeros_like(value))
+    raise NotImplementedError
+
+
+def _parts(value: Any) -> tuple[Any, Any]:
+    """(real, imaginary) of a pair, a tensor or a number; None for no imaginary part."""
+    if isinstance(value, Pair):
+        return value.re, value.im
+    if isinstance(value, complex):
+        return value.real, value.imag
+    return value, None
+
+
+# --- rules ---
+
+
+def _add(left: Any, right: Any, *, alpha: Any = 1) -> Any:
+    if isinstance(left, Interleaved) and isinstance(right, Interleaved):
+        return Interleaved(_add(left.pair, right.pair, alpha=alpha))
+    if (
+        isinstance(left, Interleaved)
+        or isinstance(right, Interleaved)
+        or isinstance(alpha, complex)
+    ):
+        raise NotImplementedError
+    (a, b), (c, d) = _parts(left), _parts(right)
+    real = torch.add(a, c, alpha=alpha)
+    if b is None:
+        return Pair(real, _scaled(d, alpha) + torch.zeros_like(real))
+    if d is None:
+        return Pair(real, b + torch.zeros_like(real))
+    return Pair(real, torch.add(b, d, alpha=alpha))
+
+
+def _scaled(value: Any, alpha: Any) -> Any:
+    return value if alpha == 1 else value * alpha
+
+
+def _sub(left: Any, right: Any, *, alpha: Any = 1) -> Any:
+    return _add(left, right, alpha=-alpha)
+
+
+def _product(multiply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """``(a + bi)(c + di)`` for any bilinear operator."""
+
+    def rule(left: Any, right: Any) -> Any:
+        (a, b), (c, d) = _parts(left), _parts(right)
+        if b is None:
+            return Pair(multiply(a, c), multiply(a, d))
+        if d is None:
+            return Pair(multiply(a, c), multiply(b, c))
+        return Pair(multiply(a, c) - multiply(b, d), multiply(a, d) + multiply(b, c))
+
+    return rule
+
+
+_mul = _product(operator.mul)
+
+
+def _div(left: Any, right: Any) -> Any:
+    c, d = _parts(right)
+    if d is None:
+        return _pair(left).map(lambda v: v / c)
+    size = c * c + d * d
+    return _mul(left, Pair(c / size, -d / size) if isinstance(c, Tensor) else 1 / right)
+
+
+def _added_product(multiply: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def rule(added: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        if beta != 1 or alpha != 1:
+            raise NotImplementedError
+        return _add(_product(multiply)(left, right), added)
+
+    return rule
+
+
+def _each(target: Any) -> Callable[..., Any]:
+    """A linear operator with real coefficients: of each part."""
+    return lambda value, *args, **kwargs: _pair(value).map(lambda v: target(v, *args, **kwargs))
+
+
+def _of_list(target: Any) -> Callable[..., Any]:
+    def rule(values: Sequence[Any], *args: Any) -> Any:
+        pairs = [_pair(v) for v in values]
+        return Pair(target([p.re for p in pairs], *args), target([p.im for p in pairs], *args))
+
+    return rule
+
+
+def _several(target: Any) -> Callable[..., Any]:
+    def rule(value: Pair, *args: Any) -> Any:
+        parts = zip(target(value.re, *args), target(value.im, *args), strict=True)
+        return [Pair(re, im) for re, im in parts]
+
+    return rule
+
+
+def _where(mask: Tensor, left: Any, right: Any) -> Any:
+    left, right = _pair(left), _pair(right)
+    return Pair(torch.where(mask, left.re, right.re), torch.where(mask, left.im, right.im))
+
+
+def _exp(value: Pair) -> Pair:
+    size = torch.exp(value.re)
+    return Pair(size * torch.cos(value.im), size * torch.sin(value.im))
+
+
+def _abs(value: Pair) -> Tensor:
+    return torch.hypot(value.re, value.im)
+
+
+def _conj(value: Any) -> Any:
+    return Pair(value.re, -value.im) if isinstance(value, Pair) else value
+
+
+def _view_as_real(value: Pair) -> Tensor:
+    return torch.stack([value.re, value.im], -1)
+
+
+def _view_as_complex(value: Tensor) -> Pair:
+    return Pair(value.select(-1, 0), value.select(-1, 1))
+
+
+def _view_dtype(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Pair) and not dtype.is_complex:
+        return Interleaved(value)
+    if isinstance(value, Interleaved) and dtype.is_complex:
+        return value.pair
+    if isinstance(value, Tensor) and dtype.is_complex:
+        return _view_as_complex(value.unflatten(-1, (-1, 2)))
+    raise NotImplementedError
+
+
+def _convert(value: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    if dtype is None or (isinstance(value, Pair) and dtype == value.dtype):
+        return value
+    real = {torch.complex128: torch.float64, torch.complex64: torch.float32}.get(dtype)
+    if real is None:
+        return value.re.to(dtype)  # the imaginary part is discarded
+    return _pair(value).map(lambda v: v.to(real))
+
+
+def _made(target: Any) -> Callable[..., Any]:
+    """``zeros_like`` and its like: the imaginary part is zero."""
+
+    def rule(value: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        if dtype is not None:
+            raise NotImplementedError
+        return Pair(target(value.re, *args), torch.zeros_like(value.im))
+
+    return rule
+
+
+def _full(size: Any, value: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+    real = {torch.complex128: torch.float64, torch.complex64: torch.float32}[dtype]
+    re, im = (value.real, value.imag) if isinstance(value, complex) else (value, 0)
+    return Pair(*(torch.full(size, part, dtype=real, device=device) for part in (re, im)))
+
+
+_LINEAR = (
+    aten.neg.default, aten.clone.default, aten.alias.default, aten.view.default,
+    aten.reshape.default, aten._unsafe_view.default, aten.permute.default, aten.t.default,
+    aten.transpose.int, aten.expand.default, aten.unsqueeze.default, aten.squeeze.default,
+    aten.squeeze.dim, aten.squeeze.dims, aten.select.int, aten.slice.Tensor, aten.sum.default,
+    aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.flip.default, aten.cumsum.default,
+    aten.diagonal.default, aten.index.Tensor, aten.gather.default, aten.index_select.default,
+    aten.constant_pad_nd.default, aten.roll.default, aten.tril.default, aten.triu.default,
+    aten.repeat.default, aten.lift_fresh_copy.default,
+)  # fmt: skip
+
+RULES: dict[Any, Callable[..., Any]] = {
+    **{target: _each(target) for target in _LINEAR},
+    aten.add.Tensor: _add,
+    aten.add.Scalar: _add,
+    aten.sub.Tensor: _sub,
+    aten.sub.Scalar: _sub,
+    aten.mul.Tensor: _mul,
+    aten.mul.Scalar: _mul,
+    aten.div.Tensor: _div,
+    aten.div.Scalar: _div,
+    aten.reciprocal.default: lambda value: _div(1.0, value),
+    aten.mm.default: _product(torch.mm),
+    aten.bmm.default: _product(torch.bmm),
+    aten.mv.default: _product(torch.mv),
+    aten.addmm.default: _added_product(torch.mm),
+    aten.baddbmm.default: _added_product(torch.bmm),
+    aten._conj_physical.default: _conj,
+    aten._conj.default: _conj,
+    aten.conj_physical.default: _conj,
+    aten.abs.default: _abs,
+    aten.exp.default: _exp,
+    aten.where.self: _where,
+    aten.cat.default: _of_list(torch.cat),
+    aten.stack.default: _of_list(torch.stack),
+    aten.split.Tensor: _several(torch.split),
+    aten.unbind.int: _several(torch.unbind),
+    aten.view_as_real.default: _view_as_real,
+    aten.view_as_complex.default: _view_as_complex,
+    aten.complex.default: Pair,
+    aten.view.dtype: _view_dtype,
+    aten._to_copy.default: _convert,
+    torch.ops.prims.convert_element_type.default: _convert,
+    aten.zeros_like.default: _made(torch.zeros_like),
+    aten.ones_like.default: _made(torch.ones_like),
+    aten.full.default: _full,
+}
