@@ -224,7 +224,7 @@ BODIES = {
         H,
         lambda c, x: (c, {"a": "text"}),
         TypeError,
-        "every leaf of y that combine_fn returns must be a tensor, a number or None, but one is str",
+        "scan: y['a'] that combine_fn returns must be a tensor, a number or None, but is str.",
     ),
     "a vector for a number": (
         0.0,

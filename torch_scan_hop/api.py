@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import current_dispatch_mode
+from torch_scan_hop.arguments import Options, checked_call
 from torch_scan_hop.capture import NotCaptured, call_captured, check_captured
 from torch_scan_hop.debugging import debugged_loop, is_debugging
-from torch_scan_hop.errors import ScanTypeError, ScanValueError, add_note, describe
+from torch_scan_hop.errors import ScanTypeError, ScanValueError, add_note
 from torch_scan_hop.fallback import (
     PACKAGE,
     announce,
@@ -26,8 +26,7 @@ from torch_scan_hop.fallback import (
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.plain_loop import run_loop
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.refusals import refused
-from torch_scan_hop.segments import Binomial, check_policy, segmented, treeverse
+from torch_scan_hop.segments import Binomial, segmented, treeverse
 from torch_scan_hop.settings import check_flag, defaults
 from torch_scan_hop.step import CombineFn, as_carry, device_of, step
 from torch_scan_hop.unroll import block_of, unrolled
@@ -107,33 +106,6 @@ def scan(
         place = _leading_position(call.xs, dim)
         ys = tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)
     return carry, ys
-
-
-class Options(NamedTuple):
-    reverse: bool
-    unroll: int
-    checkpoint: Any
-
-
-class Call(NamedTuple):
-    """A call whose arguments are right: xs with the scanned dimension first, and its length."""
-
-    xs: Any
-    trip_count: Any
-    options: Options
-
-
-def checked_call(
-    combine_fn: Any, init: Any, xs: Any, length: Any, dim: Any, options: Options
-) -> Call:
-    """Raises for arguments that do not fit."""
-    _check_options(combine_fn, length, dim, options.reverse, options.unroll)
-    check_policy(options.checkpoint)
-    _check_leaves(init, xs)
-    trip_count = _trip_count(xs, length, dim)
-    if dim != 0:
-        xs = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
-    return Call(xs, trip_count, options)
 
 
 def start_of(init: Any, xs: Any) -> tuple[Any, Any]:
@@ -280,115 +252,9 @@ def scan_flat(
     return tree.unflatten(init, list(carry)), ys
 
 
-# --- arguments ---
-
-
-def _check_options(combine_fn: Any, length: Any, dim: Any, reverse: Any, unroll: Any) -> None:
-    if not callable(combine_fn):
-        raise refused(
-            ScanTypeError,
-            f"scan: combine_fn must be callable as combine_fn(carry, x), but got "
-            f"{describe(combine_fn)}. The first argument is the function.",
-        )
-    if not torch.compiler.is_dynamo_compiling():
-        _check_kind(combine_fn)
-    if length is not None:
-        if isinstance(length, bool) or not isinstance(length, (int, torch.SymInt)):
-            raise refused(
-                ScanTypeError, f"scan: length must be an int, but got {describe(length)}."
-            )
-        if length < 0:
-            raise refused(ScanValueError, f"scan: length must not be negative, but got {length}.")
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise refused(ScanTypeError, f"scan: dim must be an int, but got {describe(dim)}.")
-    check_flag("scan", "reverse", reverse)
-    if isinstance(unroll, bool) or not isinstance(unroll, int):
-        raise refused(ScanTypeError, f"scan: unroll must be an int, but got {describe(unroll)}.")
-    if unroll < 1:
-        raise refused(ScanValueError, f"scan: unroll must be at least 1, but got {unroll}.")
-
-
-def _check_kind(combine_fn: Any) -> None:
-    if isinstance(combine_fn, type) and issubclass(combine_fn, torch.nn.Module):
-        raise ScanTypeError(
-            f"scan: combine_fn must be a module, but got the class {combine_fn.__name__}. Make one "
-            "outside the scan."
-        )
-    if code_of(combine_fn).co_flags & inspect.CO_COROUTINE:
-        raise ScanTypeError("scan: combine_fn must be a function, but is async. Drop async.")
-
-
-def _check_leaves(init: Any, xs: Any) -> None:
-    for path, leaf in tree.leaves_with_paths(init, "init"):
-        if leaf is not None and not isinstance(leaf, (torch.Tensor, *tree.NUMBERS)):
-            raise refused(
-                ScanTypeError,
-                f"scan: {path} must be a tensor, a number or None, but got {describe(leaf)}. "
-                + _instead_of(leaf, "Close over other values instead of carrying them."),
-            )
-    for path, leaf in tree.leaves_with_paths(xs, "xs"):
-        if leaf is not None and not isinstance(leaf, torch.Tensor):
-            raise refused(
-                ScanTypeError,
-                f"scan: {path} must be a tensor or None, but got {describe(leaf)}. "
-                + _instead_of(leaf, "Close over values that do not change from step to step."),
-            )
-
-
-def _instead_of(leaf: Any, otherwise: str) -> str:
-    """What to pass in place of a leaf that is no tensor."""
-    kind = type(leaf).__name__
-    if kind == "ndarray":
-        return "Convert it with torch.from_numpy(...)."
-    if kind == "range":
-        return "Pass torch.arange(...), or length=... for so many steps without xs."
-    if kind == "Proxy":
-        return "torch.fx.symbolic_trace runs no operators: use torch.export, or make_fx."
-    return otherwise
-
-
-def _trip_count(xs: Any, length: int | None, dim: int) -> Any:
-    found: tuple[str, Any] | None = None
-    for path, leaf in tree.leaves_with_paths(xs, "xs"):
-        if leaf is None:
-            continue
-        if not -leaf.ndim <= dim < leaf.ndim:
-            raise refused(
-                ScanValueError,
-                f"scan: dim={dim} is out of range for {path}, which is {describe(leaf)} with "
-                f"{leaf.ndim} dimensions.",
-            )
-        size = leaf.shape[dim]
-        if found is None:
-            found = (path, size)
-        elif size != found[1]:
-            raise refused(
-                ScanValueError,
-                f"scan: all xs must have one size along dim={dim}, but {found[0]} has "
-                f"{found[1]} and {path} has {size}.",
-            )
-    if found is None:
-        if length is None:
-            raise refused(
-                ScanValueError,
-                "scan: xs holds no tensor, so there is no trip count. Pass length=T.",
-            )
-        return length
-    if length is not None and length != found[1]:
-        raise refused(
-            ScanValueError,
-            f"scan: length={length} disagrees with {found[0]}, whose size along dim={dim} is "
-            f"{found[1]}. Leave length out, or slice xs.",
-        )
-    return found[1]
-
-
 def _leading_position(xs: Any, dim: int) -> int:
     """``dim`` counted from the front, in the first leaf of xs."""
     if dim >= 0:
         return dim
     leaves = tree.tensors(xs)
     return dim + leaves[0].ndim if leaves else 0
-
-
-Scan = Callable[..., tuple[Any, Any]]

@@ -45,22 +45,8 @@ def compiled_graphs(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[str, fx
         never_called._boxed_call = True  # type: ignore[attr-defined]
         return never_called
 
-    compiler: Any = compile_nothing
-    mode = detect_fake_mode(examples)
-
     def trace() -> None:
-        tokens = functorch_config.patch(unlift_effect_tokens=True)
-        with V.set_fake_mode(mode), tracing(TracingContext(mode)), tokens:
-            aot_module_simplified(
-                gm,
-                list(examples),
-                fw_compiler=compiler,
-                bw_compiler=compiler,
-                inference_compiler=compiler,
-                partition_fn=partition,
-                decompositions=select_decomp_table(),
-                keep_inference_input_mutations=True,
-            )
+        _trace(gm, examples, compile_nothing, partition)
 
     try:
         trace()
@@ -70,6 +56,22 @@ def compiled_graphs(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[str, fx
     finally:
         TensorifyState.clear()
     return found
+
+
+def _trace(gm: fx.GraphModule, examples: Sequence[Any], compiler: Any, partition: Any) -> None:
+    mode = detect_fake_mode(examples)
+    tokens = functorch_config.patch(unlift_effect_tokens=True)
+    with V.set_fake_mode(mode), tracing(TracingContext(mode)), tokens:
+        aot_module_simplified(
+            gm,
+            list(examples),
+            fw_compiler=compiler,
+            bw_compiler=compiler,
+            inference_compiler=compiler,
+            partition_fn=partition,
+            decompositions=select_decomp_table(),
+            keep_inference_input_mutations=True,
+        )
 
 
 def lower(gm: fx.GraphModule, is_backward: bool, is_inference: bool) -> None:

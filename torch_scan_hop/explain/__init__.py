@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.api import Options, checked_call
+from torch_scan_hop.arguments import Options, checked_call
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
 from torch_scan_hop.explain.explanation import Explanation
 
