@@ -32,6 +32,8 @@ def test_they_are_found():
 def test_recipe(recipe, backend):
     from compare import largest_difference, values_and_gradients
 
+    if recipe.__name__ == "stacked_layers" and torch.__version__ < "2.10":
+        pytest.skip("fakes of torch 2.9 say float32 of what attention in float64 saves")
     run = recipe.with_scan
     if backend != "eager":
         run = torch.compile(run, backend=backend, fullgraph=True)
