@@ -416,8 +416,13 @@ def _no_code_is_kept() -> Iterator[None]:
 
 
 def _last_guard_that_failed(fn: types.FunctionType) -> str:
+    """The condition alone: comments and the user's stack come behind it, captures' numbers before.
+
+    torch 2.9 has the conditions that failed on lines of their own, of which the last counts.
+    """
     failures = guard_failures.get(fn.__code__) or ["an unknown guard"]
-    return str(failures[-1]).strip().splitlines()[-1]
+    lines = str(failures[-1]).strip().partition("\nUser stack trace:")[0].splitlines()
+    return re.sub(r"^\d+/\d+: ", "", lines[-1]).partition("  # ")[0].strip()
 
 
 def _guard_that_failed(fn: types.FunctionType, position: int) -> str:
