@@ -80,7 +80,8 @@ def under_vmap(run):
 
 
 def with_duals(run):
-    with torch.autograd.forward_ad.dual_level():
+    # Dynamo of torch 2.15 takes no dual tensors: there it is a loop
+    with fallback("allow"), torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(ZEROS, ZEROS + 1)
         return torch.autograd.forward_ad.unpack_dual(run(dual, XS)[0]).tangent
 

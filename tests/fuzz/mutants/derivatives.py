@@ -40,13 +40,15 @@ def tangents_of_gradients_lost() -> Iterator[object]:
     from torch_scan_hop._torch.operators import DispatchKey
     from torch_scan_hop._torch.transforms import has_tangents
     from torch_scan_hop.dispatch.jvp import scan_of_duals
-    from torch_scan_hop.op import scan_op
+    from torch_scan_hop.op import ScanOptions, scan_op
+    from torch_scan_hop.signature import Inputs
 
     real = scan_op.py_kernels[DispatchKey.Autograd]
 
     def autograd(body: Any, init: Any, xs: Any, additional: Any, **options: Any) -> Any:
         if has_tangents([*init, *xs, *additional]):
-            return scan_of_duals(body, init, xs, additional, **options)
+            inputs = Inputs(list(init), list(xs), list(additional))
+            return scan_of_duals(body, inputs, ScanOptions(**options))
         return real(body, init, xs, additional, **options)
 
     scan_op._dispatch_cache.clear()
@@ -63,4 +65,52 @@ def levels_are_constants() -> Iterator[object]:
     from torch_scan_hop import dynamo
 
     with mock.patch.object(dynamo, "make_levels_relative", lambda graph, outside: None):
+        yield None
+
+
+# --- found by the fuzzer itself, and no issue's ---
+
+
+@mutant("-", "eager+double", "pointwise,custom,buffers,inplace")
+def writes_beside_functions_are_dead() -> Iterator[object]:
+    """Second derivatives of bodies with custom functions drop writes whose results nobody names."""
+    from torch_scan_hop.autodiff import custom
+
+    real = custom.with_connected_functions
+
+    def eliminated(body: Any) -> Any:
+        connected = real(body)
+        connected.graph.eliminate_dead_code()
+        connected.recompile()
+        return connected
+
+    with mock.patch.object(custom, "with_connected_functions", eliminated):
+        yield None
+
+
+@mutant("-", "eager+double", "pointwise,linalg")
+def factors_are_constants() -> Iterator[object]:
+    """Second derivatives go through formulas that are for the first: they read factors of LU."""
+    from torch_scan_hop.autodiff import joint
+
+    with mock.patch.object(joint, "_is_differentiated_once", lambda module: False):
+        yield None
+
+
+@mutant("-", "eager", "pointwise,stops,inplace,indexing")
+def constants_stay_constants() -> Iterator[object]:
+    """What is made under no_grad has no gradient, whatever is written to it afterwards."""
+    from torch_scan_hop import stops
+
+    with mock.patch.object(stops._MarkStops, "_write_to", lambda self, target: None):
+        yield None
+
+
+@mutant("-", "eager+double", "pointwise,products,buffers,inplace")
+def scattered_memory_has_torchs_derivative() -> Iterator[object]:
+    """``as_strided_scatter``, which fill_diagonal_ becomes, is differentiated by torch's formula."""
+    from torch_scan_hop import graph_cleanup
+
+    left = [p for p in graph_cleanup._CLEAN_UP if p.__name__ != "index_strided_scatters"]
+    with mock.patch.object(graph_cleanup, "_CLEAN_UP", tuple(left)):
         yield None
