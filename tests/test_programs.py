@@ -1070,3 +1070,32 @@ def test_first_and_second_derivatives(body):
 
     assert_same(derivatives(scan), derivatives(loop))
     check(body, init, xs, params=[W2])
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize(
+    "operator",
+    [
+        torch.nn.functional.silu,
+        torch.nn.functional.mish,
+        lambda v: torch.logit(torch.sigmoid(v), 1e-6),
+        lambda v: torch.nn.functional.group_norm(v[None].expand(2, 4), 2).sum(0),
+        torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4)).double(),
+    ],
+    ids=["silu", "mish", "logit", "group_norm", "weight_norm"],
+)
+def test_backwards_without_a_derivative_of_their_own(operator):
+    """torch writes another formula where a backward is differentiated again, and so does a scan."""
+
+    def body(h, x):
+        h = operator(h * x)
+        return h, h
+
+    init, xs = torch.linspace(0.3, 0.9, 4, dtype=F64), torch.linspace(0.5, 1.5, 12, dtype=F64)
+
+    def second(run):
+        leaves = [init.clone().requires_grad_(), xs.reshape(3, 4).clone().requires_grad_()]
+        first = torch.autograd.grad(scalar(run(body, *leaves)), leaves, create_graph=True)
+        return torch.autograd.grad(sum((g**3).sum() for g in first), leaves)
+
+    assert_same(second(scan), second(loop))

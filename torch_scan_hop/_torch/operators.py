@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 from torch._C import DispatchKey
 from torch._C._functorch import TransformType
+from torch._decomp import get_decompositions
 from torch._higher_order_ops.utils import (
     _maybe_run_with_interpreter as preserving_node_meta,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "below_autograd",
     "copy_on_write",
     "current_dispatch_mode",
+    "decompositions",
     "disable_proxy_modes_tracing",
     "dispatch_key",
     "from_functional",
@@ -138,6 +140,11 @@ def is_plain_tensor(tensor: torch.Tensor) -> bool:
 def under_users_mode() -> bool:
     """Whether a dispatch mode is active that is none of torch's own (fakes, proxies, ...)."""
     return is_in_torch_dispatch_mode(include_infra_modes=False)
+
+
+def decompositions(ops: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
+    """torch's own, of operators into others that have derivatives."""
+    return dict(get_decompositions(list(ops)))
 
 
 def dispatch_key(name: str) -> DispatchKey:

@@ -28,6 +28,7 @@ from torch_scan_hop._torch.transforms import (
 )
 from torch_scan_hop.autodiff.custom import refuse_custom_function
 from torch_scan_hop.autodiff.differentiability import carry_fixpoint
+from torch_scan_hop.autodiff.joint import with_differentiable_operators
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
@@ -125,7 +126,8 @@ def _tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Traced:
         len(inputs.carry),
         autocast_state(),
     )
-    return remember(body, key, lambda: _trace_tangent_body(body, inputs, start))
+    known = with_differentiable_operators(body)
+    return remember(body, key, lambda: _trace_tangent_body(known, inputs, start))
 
 
 def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Traced:
