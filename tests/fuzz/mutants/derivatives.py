@@ -97,15 +97,6 @@ def factors_are_constants() -> Iterator[object]:
         yield None
 
 
-@mutant("-", "eager", "pointwise,stops,inplace,indexing")
-def constants_stay_constants() -> Iterator[object]:
-    """What is made under no_grad has no gradient, whatever is written to it afterwards."""
-    from torch_scan_hop import stops
-
-    with mock.patch.object(stops._MarkStops, "_write_to", lambda self, target: None):
-        yield None
-
-
 @mutant("-", "eager+double", "pointwise,products,buffers,inplace")
 def scattered_memory_has_torchs_derivative() -> Iterator[object]:
     """``as_strided_scatter``, which fill_diagonal_ becomes, is differentiated by torch's formula."""
