@@ -24,6 +24,8 @@ import torch
 from torch._higher_order_ops.scan import scan as torchs
 import torch_scan_hop
 
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
 w = torch.randn(3, 3, requires_grad=True)
 h, xs = torch.randn(2, 3, requires_grad=True), torch.randn(4, 2, 3)
 def cell(h, x):

@@ -24,6 +24,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop.errors import ScanValueError, hint_about
+from torch_scan_hop.settings import Setting
 
 MODES = ("error", "warn", "allow")
 _mode = "warn"
@@ -36,7 +37,12 @@ class NotTraceableError(RuntimeError):
     """The body cannot be traced, and ``fallback("error")`` is in force."""
 
 
-class fallback:
+def _set_mode(mode: str) -> None:
+    global _mode
+    _mode = mode
+
+
+class fallback(Setting):
     """Say what happens to a body that cannot be traced: a setting, or a context.
 
     Args:
@@ -53,22 +59,15 @@ class fallback:
     """
 
     def __init__(self, mode: str) -> None:
-        global _mode
         if mode not in MODES:
             raise ScanValueError(f"fallback: mode must be one of {MODES}, but got {mode!r}.")
-        self.before, _mode = _mode, mode
+        super().__init__(functools.partial(_set_mode, _mode))
+        _set_mode(mode)
 
     @staticmethod
     def mode() -> str:
         """The mode in force."""
         return _mode
-
-    def __enter__(self) -> fallback:
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        global _mode
-        _mode = self.before
 
 
 # --- which function it is ---
@@ -238,17 +237,21 @@ def name_of(code: types.CodeType) -> str:
     return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
+def _warn(code: types.CodeType, text: str) -> None:
+    if _mode != "allow":
+        warnings.warn(f"torch_scan_hop: {name_of(code)} {text}", stacklevel=_stack_level())
+
+
+def _warn_once(code: types.CodeType, text: str) -> None:
+    if _mode != "allow" and code not in _warned:
+        _warned.add(code)
+        _warn(code, text)
+
+
 def announce(combine_fn: Any, reason: str) -> None:
     """Say that a scan ran as a loop, once for each function."""
     code = code_of(combine_fn)
-    if _mode == "allow" or code in _warned:
-        return
-    _warned.add(code)
-    warnings.warn(
-        f"torch_scan_hop: {name_of(code)} could not be traced, "
-        f"so its scan ran as a plain Python loop: {reason}",
-        stacklevel=_stack_level(),
-    )
+    _warn_once(code, f"could not be traced, so its scan ran as a plain Python loop: {reason}")
 
 
 # Functions that Inductor could not compile: asked again, it would say the same, seconds later.
@@ -264,13 +267,7 @@ def announce_not_compiled(combine_fn: Any, reason: str) -> None:
     """Say that ``compile=True`` had no effect, once for each function, and remember it."""
     code = code_of(combine_fn)
     _not_compiled[code] = True
-    if _mode == "allow":
-        return
-    warnings.warn(
-        f"torch_scan_hop: {name_of(code)} could not be compiled, "
-        f"so its scan runs as without compile=True: {reason}",
-        stacklevel=_stack_level(),
-    )
+    _warn(code, f"could not be compiled, so its scan runs as without compile=True: {reason}")
 
 
 def refuse_if_not_allowed(combine_fn: Any, reason: str) -> None:
@@ -286,12 +283,10 @@ def refuse_if_not_allowed(combine_fn: Any, reason: str) -> None:
 def warn_of_captures(body: Callable[[], types.CodeType | None], count: int, guard: str) -> None:
     """Say once that a body is captured anew at each call, and by which guard."""
     code = body()
-    if code is None or _mode == "allow" or code in _warned:
-        return
-    _warned.add(code)
-    warnings.warn(
-        f"torch_scan_hop: {name_of(code)} was captured anew at each of its last {count} calls, "
-        f"which is slow. What was different the last time: {guard}. Make it a tensor, or pass it "
-        "in xs, init or a closed-over tensor.",
-        stacklevel=_stack_level(),
-    )
+    if code is not None:
+        _warn_once(
+            code,
+            f"was captured anew at each of its last {count} calls, which is slow. What was "
+            f"different the last time: {guard}. Make it a tensor, or pass it in xs, init or a "
+            "closed-over tensor.",
+        )

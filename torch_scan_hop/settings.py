@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch_scan_hop._torch.own_scan import forget_captures
 from torch_scan_hop.errors import ScanTypeError, describe
 from torch_scan_hop.refusals import refused
+
+
+class Setting:
+    """In force from its making on; as a context, until that ends."""
+
+    def __init__(self, put_back: Callable[[], None]) -> None:
+        self._put_back = put_back
+
+    def __enter__(self) -> Setting:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._put_back()
 
 
 @dataclass(frozen=True)
@@ -24,7 +39,12 @@ def defaults() -> Defaults:
     return _current
 
 
-class set_default:
+def _set_defaults(changed: Defaults) -> None:
+    global _current
+    _current = changed
+
+
+class set_default(Setting):
     """Set what scans do by default: from here on, or for a while as a context.
 
     Args:
@@ -43,7 +63,6 @@ class set_default:
     """
 
     def __init__(self, **changes: Any) -> None:
-        global _current
         names = [field.name for field in dataclasses.fields(Defaults)]
         for name, value in changes.items():
             if name not in names:
@@ -52,14 +71,8 @@ class set_default:
                     f"set_default: no default is called {name!r}; there is {', '.join(names)}.",
                 )
             check_flag("set_default", name, value)
-        self.before, _current = _current, dataclasses.replace(_current, **changes)
-
-    def __enter__(self) -> set_default:
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        global _current
-        _current = self.before
+        super().__init__(functools.partial(_set_defaults, _current))
+        _set_defaults(dataclasses.replace(_current, **changes))
 
 
 _accelerates_torch = False
@@ -70,7 +83,7 @@ def accelerates_torch() -> bool:
     return _accelerates_torch
 
 
-class accelerate_torch:
+class accelerate_torch(Setting):
     """Let torch's own prototype ``scan()`` run on this package's operator: a setting, or a context.
 
     Programs that call the ``scan`` of torch's prototypes, as TorchRL's recurrent modules
@@ -94,14 +107,8 @@ class accelerate_torch:
 
     def __init__(self, on: bool = True) -> None:
         check_flag("accelerate_torch", "on", on)
-        self.before = _accelerates_torch
+        super().__init__(functools.partial(_set_accelerates_torch, _accelerates_torch))
         _set_accelerates_torch(on)
-
-    def __enter__(self) -> accelerate_torch:
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        _set_accelerates_torch(self.before)
 
 
 def _set_accelerates_torch(on: bool) -> None:

@@ -8,6 +8,7 @@ copy with the strides that were seen, and what is scattered is an ``index_put`` 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -125,9 +126,6 @@ def _call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 def _like(value: Any, graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A node that makes a tensor of nothing, whose example is as much a fake as ``value``."""
     node = graph.call_function(target, args, kwargs)
-    if isinstance(value, FakeTensor):
-        with value.fake_mode:
-            node.meta["val"] = target(*args, **kwargs)
-    else:
+    with value.fake_mode if isinstance(value, FakeTensor) else contextlib.nullcontext():
         node.meta["val"] = target(*args, **kwargs)
     return node

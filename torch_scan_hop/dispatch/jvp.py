@@ -126,8 +126,11 @@ def _tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Traced:
         len(inputs.carry),
         autocast_state(),
     )
-    known = with_differentiable_operators(body)
-    return remember(body, key, lambda: _trace_tangent_body(known, inputs, start))
+
+    def trace() -> Traced:
+        return _trace_tangent_body(with_differentiable_operators(body), inputs, start)
+
+    return remember(body, key, trace)
 
 
 def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Traced:

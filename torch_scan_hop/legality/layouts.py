@@ -9,11 +9,10 @@ from torch import fx
 
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.structure import value_of
+from torch_scan_hop.strided import is_dense_copy
 
 aten = torch.ops.aten
 _FOR_ONE_STRIDE = {aten.view.default, aten._unsafe_view.default}
-
-
 _OF_MEMORY = {aten.as_strided.default, aten.as_strided_scatter.default}
 
 
@@ -43,8 +42,4 @@ def _has_known_strides(node: Any) -> bool:
     value = value_of(node)
     if isinstance(value, torch.Tensor) and not _is_dense(value):
         return True  # no copy has gaps, or elements that share their memory
-    source: Any = node
-    while source.target is aten.permute.default:
-        source = source.args[0]
-    is_copy = source.target is aten.clone.default
-    return is_copy and source.kwargs.get("memory_format") is torch.contiguous_format
+    return is_dense_copy(node)
