@@ -7,6 +7,7 @@ is captured must not run as a loop (``conftest`` turns that warning into an erro
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 from collections.abc import Mapping
 
@@ -742,6 +743,53 @@ def test_transforms_in_and_around_a_body(inner, outer):
     except RuntimeError:
         pytest.skip("the loop cannot")
     assert_same(result(scan), expected)
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+def test_a_failed_capture_leaves_nothing_that_its_collection_undoes():
+    """What Dynamo of torch 2.13 leaves of this trace changed the dispatcher's keys when freed."""
+    xs = real(3, 2)
+
+    def f(w):
+        return scan(INNER["hessian"](w), torch.full((2,), 0.5, dtype=F64), xs)[0]
+
+    gc.collect()
+    before = dispatcher_state()
+    torch.vmap(f)(real(2, 2))
+    gc.collect()
+    assert dispatcher_state() == before
+
+
+def dispatcher_state():
+    included = torch._C._dispatch_tls_local_include_set()
+    return str(included), str(torch._C._dispatch_tls_local_exclude_set())
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")  # duals on torch 2.15 are a loop
+def test_tangents_of_what_no_grad_made():
+    """It has a tangent and no gradient, which autograd does not allow of one Function."""
+    w, init = real(2, 3), real(1)[0]
+
+    def result(s):
+        leaves = w.clone().requires_grad_(), init.clone().requires_grad_()
+        with fad.dual_level():
+            v, h = (fad.make_dual(t, torch.ones_like(t)) for t in leaves)
+
+            def body(c, _):
+                with torch.no_grad():
+                    constant, y = torch.lerp(v, v, 0.3), c * 2
+                return torch.sigmoid(constant.mean()) * c.sin() + (v * constant).sum(), y
+
+            total, ys = s(body, h, torch.zeros(3, dtype=F64))
+            assert not ys.requires_grad
+            gradients = torch.autograd.grad(
+                total + (ys.sum() * total).cos(), (h, v), create_graph=True
+            )
+            found = [fad.unpack_dual(t) for t in (total, ys, *gradients)]
+            tangents = [t.tangent for t in found]
+            return tangents, torch.autograd.grad(sum(t.sum() for t in tangents), leaves)
+
+    assert_same(result(scan), result(loop))
 
 
 @pytest.mark.parametrize("inner", ["grad", "vmap_of_grad"])

@@ -9,6 +9,7 @@ import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import current_dispatch_mode
+from torch_scan_hop._torch.transforms import collect_failed_trace
 from torch_scan_hop.arguments import Options, checked_call
 from torch_scan_hop.capture import NotCaptured, call_captured, check_captured
 from torch_scan_hop.debugging import debugged_loop, is_debugging
@@ -139,6 +140,7 @@ def _run(
             )
         except NotCaptured as error:
             reason, is_lasting = error.reason, error.is_lasting
+        collect_failed_trace()
     if current_dispatch_mode() is not None:  # it is there to see every operator, of a loop, too
         return run_loop(combine_fn, init, xs, trip_count, options.reverse)
     refuse_if_not_allowed(combine_fn, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -121,6 +122,21 @@ def put_back_on_error() -> Iterator[None]:
         if hooks_were_enabled:
             hooks._saved_tensors_hooks_enable()
         raise
+
+
+def collect_failed_trace() -> None:
+    """Free what a failed trace left, with the dispatcher's state kept.
+
+    Under functorch transforms, what Dynamo of torch 2.13 leaves behind changes the keys that the
+    dispatcher leaves out when it is freed: whenever the garbage collector comes by, for whatever
+    runs then.
+    """
+    if not under_transform():
+        return
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        gc.collect()
 
 
 def under_transform() -> bool:

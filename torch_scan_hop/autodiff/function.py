@@ -95,7 +95,12 @@ def save(
     inputs = call.inputs(tensors)
     ctx.set_materialize_grads(False)
     flags = derivative.differentiable(len(outputs))
-    ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, flags, strict=True) if not flag))
+    stopped = [o for o, flag in zip(outputs, flags, strict=True) if not flag]
+    if call.tangents_of is not None:
+        # autograd refuses a tangent of what it calls not differentiable, and what is made under
+        # no_grad has one: the operator's kernel cuts such results off once they have theirs
+        stopped = [o for o in stopped if not (o.is_floating_point() or o.is_complex())]
+    ctx.mark_non_differentiable(*stopped)
     values = {
         Source.CARRY_IN: inputs.carry,
         Source.X: inputs.xs,

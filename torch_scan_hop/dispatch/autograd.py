@@ -14,7 +14,7 @@ from torch_scan_hop._torch.operators import (
     is_plain_tensor,
 )
 from torch_scan_hop._torch.tracing import is_traced
-from torch_scan_hop._torch.transforms import has_tangents
+from torch_scan_hop._torch.transforms import has_tangents, make_dual, unpack_dual
 from torch_scan_hop.autodiff.derive import differentiated_call
 from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
 from torch_scan_hop.autodiff.function import ScanFunction
@@ -56,6 +56,12 @@ def _on_fakes(
     return _MetadataOnly.apply(results, flow.outputs(), *tensors)
 
 
+def _cut_off(dual: Any) -> Any:
+    """Without reverse mode's graph: ``detach`` would take the tangent away, too."""
+    primal, tangent = unpack_dual(dual)
+    return primal.detach() if tangent is None else make_dual(primal.detach(), tangent)
+
+
 @scan_op.kernel(DispatchKey.Autograd)
 def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
     flat = inputs.flat()
@@ -73,6 +79,9 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
         body, inputs, wanted, options, below, tangent_scan if duals else None
     )
     outputs = ScanFunction.apply(call, *tensors)[: call.n_outputs]
+    if duals:
+        flow = call.derivative.flow.outputs()
+        outputs = tuple(o if d else _cut_off(o) for o, d in zip(outputs, flow, strict=True))
     if is_traced(tensors) or not all(map(is_plain_tensor, tensors)):
         return outputs
     # a y that the backward reads is the caller's to change, as a loop's stack is
