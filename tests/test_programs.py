@@ -1078,6 +1078,17 @@ def inverts(h, x):
     return torch.tanh(torch.linalg.inv(a) @ h), h * x
 
 
+def filters_a_spectrum(h, x):
+    return torch.fft.irfft(torch.fft.rfft(h * x) * W2, n=2), h * x
+
+
+def writes_to_complex_slices(h, x):
+    z = torch.complex(h, x).repeat(2)
+    z[1:3] = z[:2].conj().clone() * W2
+    z[..., -1] = z[0].clone() * 2
+    return torch.tanh(z.real[:2] + z.imag[2:]), torch.view_as_real(z)
+
+
 @pytest.mark.torch_version
 @pytest.mark.parametrize(
     "body",
@@ -1091,6 +1102,8 @@ def inverts(h, x):
         solves,
         takes_determinants,
         inverts,
+        filters_a_spectrum,
+        writes_to_complex_slices,
     ],
 )
 def test_first_and_second_derivatives(body):
@@ -1106,6 +1119,47 @@ def test_first_and_second_derivatives(body):
 
     assert_same(derivatives(scan), derivatives(loop))
     check(body, init, xs, params=[W2])
+
+
+def pairs_of_a_complex_carry(h, x):
+    z = torch.complex(h, x)
+    return torch.tanh(z.real * z.imag), torch.view_as_real(z)
+
+
+def norms_groups(h, x):
+    y = (h * x)[None, :, None] * torch.linspace(1, 2, 12, dtype=F64).reshape(3, 1, 4)
+    return torch.tanh(h * x), torch.nn.functional.group_norm(y.sin() * W2[:, None], 2)
+
+
+COTANGENTS = {
+    "expanded": lambda h, ys: ys.sum(),
+    "permuted": lambda h, ys: (
+        ys.permute(*reversed(range(ys.ndim)))
+        * torch.linspace(0, 1, ys.numel(), dtype=F64).reshape(ys.shape[::-1])
+    ).sum(),
+    "none": lambda h, ys: h.sum(),
+    "of some steps": lambda h, ys: ys[1:, ..., :1].sum() + h.sum(),
+}
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
+@pytest.mark.parametrize("cotangent", COTANGENTS)
+@pytest.mark.parametrize("body", [pairs_of_a_complex_carry, norms_groups])
+def test_cotangents_of_any_layout(body, cotangent, backend):
+    """Operators that take one layout alone were given whatever autograd brought."""
+
+    def gradients_of(run):
+        leaves = [torch.ones(2, dtype=F64), torch.linspace(-1, 2, 8, dtype=F64).reshape(4, 2), W2]
+        leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves[:2]] + [W2]
+        if backend is not None and run is scan:
+            run = torch.compile(functools.partial(scan, body), backend=backend, fullgraph=True)
+        else:
+            run = functools.partial(run, body)
+        total = COTANGENTS[cotangent](*run(*leaves[:2]))
+        return torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+
+    assert_same(gradients_of(scan), gradients_of(loop))
 
 
 @pytest.mark.torch_version

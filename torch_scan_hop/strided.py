@@ -1,9 +1,12 @@
-"""``as_strided`` and ``as_strided_scatter``: operators of memory, in graphs that are about values.
+"""Operators of memory and of one layout, in graphs that are about values.
 
-A user writes them, and functionalization does (``fill_diagonal_``). A graph is traced with one
-layout and runs with others: in a loop an x is a slice of all of them, with their memory, an offset
-and their strides; and a cotangent has whatever strides autograd gives it. So what is read gets a
-copy with the strides that were seen, and what is scattered is an ``index_put`` of a flat copy.
+A graph is traced with one layout and runs with others: in a loop an x is a slice of all of them,
+with their memory, an offset and their strides; and a cotangent has whatever strides autograd gives
+it. ``as_strided`` and its scatter read memory: a user writes them, and functionalization does
+(``fill_diagonal_``). Others take one layout alone, and raise at the next or read it as if it were
+theirs; torch's own callers make sure with ``contiguous()``, of which a trace of contiguous
+examples keeps nothing. So what such an operator reads gets a copy with the strides that were seen,
+and what is scattered is an ``index_put`` of a flat copy.
 """
 
 from __future__ import annotations
@@ -42,19 +45,48 @@ def is_dense_copy(node: Any) -> bool:
     return is_copy and node.kwargs.get("memory_format") is torch.contiguous_format
 
 
+#: operands by position, whose strides must be those that were seen
+ONE_LAYOUT = {
+    aten.as_strided.default: (0,),
+    aten.as_strided_scatter.default: (0,),
+    aten.view_as_complex.default: (0,),
+    aten.native_group_norm.default: (0,),
+    aten.native_group_norm_backward.default: (0, 1),
+}
+
+#: their results are new and contiguous, whatever the strides of what they read are
+_CONTIGUOUS = {
+    aten.select_backward.default,
+    aten.slice_backward.default,
+    aten.stack.default,
+    aten.zeros.default,
+    aten.full.default,
+    aten.mm.default,
+}
+
+
+def has_known_strides(node: Any) -> bool:
+    """Whether ``node`` has the strides of its example, in whatever layouts its graph runs."""
+    return is_dense_copy(node) or node.target in _CONTIGUOUS
+
+
 def own_strided_memory(graph: fx.Graph) -> None:
-    """What ``as_strided`` reads, or the scatter copies, has the strides that were seen."""
-    for target in (aten.as_strided.default, aten.as_strided_scatter.default):
+    """What an operator of :data:`ONE_LAYOUT` reads has the strides that were seen."""
+    for target, positions in ONE_LAYOUT.items():
         for node in graph.find_nodes(op="call_function", target=target):
-            source: Any = node.args[0]
-            value = source.meta.get("val")
-            order = dense_order(value) if isinstance(value, torch.Tensor) else None
-            if order is None or is_dense_copy(source):
-                continue
-            with graph.inserting_before(node):
-                copy = _permuted(source, order)
-                copy = _call(aten.clone.default, copy, memory_format=torch.contiguous_format)
-                node.replace_input_with(source, _permuted(copy, _inverse(order)))
+            for position in positions:
+                _own(node, node.args[position])
+
+
+def _own(node: fx.Node, source: Any) -> None:
+    value = source.meta.get("val")
+    order = dense_order(value) if isinstance(value, torch.Tensor) else None
+    if order is None or has_known_strides(source):
+        return
+    with node.graph.inserting_before(node):
+        copy = _permuted(source, order)
+        copy = _call(aten.clone.default, copy, memory_format=torch.contiguous_format)
+        node.replace_input_with(source, _permuted(copy, _inverse(order)))
 
 
 def index_strided_scatters(graph: fx.Graph) -> None:

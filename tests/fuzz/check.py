@@ -273,7 +273,8 @@ def _named(result: Any) -> Values:
 def weighted_sum(result: Any) -> Tensor:
     """One number that depends on every differentiable leaf, each with weights of its own.
 
-    Every second leaf is summed with one weight: what comes back to it is then expanded.
+    What comes back to the leaves is contiguous, expanded, or has its dimensions backwards: the
+    first has weights, the second one weight, the third is turned round before it has its own.
     """
     generator = torch.Generator().manual_seed(1)
     total = torch.zeros((), dtype=torch.float64)
@@ -281,11 +282,13 @@ def weighted_sum(result: Any) -> Tensor:
         if leaf.dtype.is_complex and not leaf.numel():
             continue  # torch's backward of view_as_real raises on an empty, expanded gradient
         real = torch.view_as_real(leaf) if leaf.dtype.is_complex else leaf
-        shape = real.shape if k % 2 == 0 else ()
-        weight = torch.randn(shape, dtype=torch.float64, generator=generator)
-        total = total + (
-            (real.to(torch.float64) * weight).sum() if k % 2 == 0 else real.sum() * weight
+        if k % 3 == 2:
+            real = real.permute(*reversed(range(real.ndim)))
+        weight = torch.randn(
+            () if k % 3 == 1 else real.shape, dtype=torch.float64, generator=generator
         )
+        real = real.sum() if k % 3 == 1 else real.to(torch.float64)
+        total = total + (real * weight).sum()
     return total
 
 

@@ -207,6 +207,21 @@ def layer(g: Builder) -> None:
     g.let(g.choose(texts).format(a=a.name, n=n, w=g.like((n,)).name), a.type.shape)
 
 
+@rule("reductions")
+def group_norm(g: Builder) -> None:
+    """Its backward takes one layout alone."""
+    a = g.float(2)
+    n = a.type.shape[-1]
+    if n < 2:
+        raise NoOperandError
+    rows = f"{a.name}.reshape(1, -1, {n}).movedim(-1, 1)"
+    groups = g.choose([1, n])
+    g.let(
+        f"F.group_norm({rows}, {groups}, eps=0.1).movedim(1, -1).reshape({a.name}.shape)",
+        a.type.shape,
+    )
+
+
 @rule("products")
 def convolution(g: Builder) -> None:
     """Along the last dimension, padded to the same size."""

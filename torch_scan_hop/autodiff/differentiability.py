@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake
+from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
 from torch_scan_hop.memo import autocast_state, metadata, remember
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs
@@ -88,12 +89,14 @@ def gradient_flow(
 def _gradient_flow(
     body: Body, examples: Inputs[Any], wanted: Inputs[bool], mode: FakeTensorMode
 ) -> GradientFlow:
+    step = with_differentiable_operators(body)
+
     def outputs(carry_flags: Sequence[bool]) -> list[bool]:
         flags = [*carry_flags, *wanted.xs, *wanted.additional]
 
         def run(*flat: Any) -> Any:
             with torch.enable_grad():
-                return body(*(_require(v, f) for v, f in zip(flat, flags, strict=True)))
+                return step(*(_require(v, f) for v, f in zip(flat, flags, strict=True)))
 
         return [needs_grad(out) for out in run_fake(run, examples.flat(), mode)]
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.operators import decompositions, preserving_node_meta
+from torch_scan_hop._torch.operators import preserving_node_meta
 from torch_scan_hop._torch.tracing import FakeTensorMode, trace
 from torch_scan_hop.autodiff.custom import has_custom_function
 from torch_scan_hop.autodiff.differentiability import GradientFlow
+from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs, Signature, results_of
@@ -62,29 +63,6 @@ _DIFFERENTIATED_ONCE = {
     aten.linalg_lstsq.default,
     aten._weight_norm_interface.default,
 }
-
-
-# What torch writes into a backward that nobody will differentiate, and has no derivative for.
-_WITHOUT_DERIVATIVE = (
-    aten.silu_backward.default,
-    aten.mish_backward.default,
-    aten.logit_backward.default,
-    aten.native_group_norm_backward.default,
-)
-
-
-def with_differentiable_operators(body: Body) -> Body:
-    """``body`` with such operators as what they are made of; the same body if it has none."""
-    if not isinstance(body, fx.GraphModule):
-        return body
-    if not any(node.target in _WITHOUT_DERIVATIVE for node in body.graph.nodes):
-        return body
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(body.graph, {}))
-    known = decompositions(_WITHOUT_DERIVATIVE)
-    for node in graph.nodes:
-        node.target = known.get(node.target, node.target)
-    return fx.GraphModule(body, graph)
 
 
 def _is_differentiated_once(module: fx.GraphModule) -> bool:

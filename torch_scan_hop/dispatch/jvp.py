@@ -28,7 +28,7 @@ from torch_scan_hop._torch.transforms import (
 )
 from torch_scan_hop.autodiff.custom import refuse_custom_function
 from torch_scan_hop.autodiff.differentiability import carry_fixpoint
-from torch_scan_hop.autodiff.joint import with_differentiable_operators
+from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
 from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import autocast_state, inputs_metadata, remember

@@ -9,11 +9,10 @@ from torch import fx
 
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.structure import value_of
-from torch_scan_hop.strided import is_dense_copy
+from torch_scan_hop.strided import ONE_LAYOUT, has_known_strides
 
 aten = torch.ops.aten
 _FOR_ONE_STRIDE = {aten.view.default, aten._unsafe_view.default}
-_OF_MEMORY = {aten.as_strided.default, aten.as_strided_scatter.default}
 
 
 def _is_dense(value: torch.Tensor) -> bool:
@@ -21,7 +20,7 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 
 def check_any_layout(where: str, module: fx.GraphModule) -> None:
-    """``view`` raises where strides are others; ``as_strided`` reads, or writes, other numbers."""
+    """``view`` raises where strides are others; those of one layout may read other numbers."""
     for node in module.graph.nodes:
         if node.op != "call_function":
             continue
@@ -29,17 +28,18 @@ def check_any_layout(where: str, module: fx.GraphModule) -> None:
             raise IllegalRewrite(
                 f"{where}: {node} ({node.target}): expected reshape, which takes any strides"
             )
-        if node.target in _OF_MEMORY and not _has_known_strides(node.args[0]):
-            raise IllegalRewrite(
-                f"{where}: {node} ({node.target}): expected it to read a copy of known strides, "
-                f"got {node.args[0]}, which may have other strides when it runs"
-            )
+        for position in ONE_LAYOUT.get(node.target, ()):
+            if not _is_as_seen(node.args[position]):
+                raise IllegalRewrite(
+                    f"{where}: {node} ({node.target}): expected it to read a copy of known "
+                    f"strides, got {node.args[position]}, which may have others when it runs"
+                )
 
 
-def _has_known_strides(node: Any) -> bool:
+def _is_as_seen(node: Any) -> bool:
     if not isinstance(node, fx.Node):
         return False
     value = value_of(node)
     if isinstance(value, torch.Tensor) and not _is_dense(value):
         return True  # no copy has gaps, or elements that share their memory
-    return is_dense_copy(node)
+    return has_known_strides(node)
