@@ -141,3 +141,41 @@ def test_a_body_exported_first_is_captured_in_eager_mode_later():
     h, xs = inputs()
     torch.export.export(Program(), (h, xs), strict=False)
     assert Program()(h, xs)[1].shape == xs.shape  # a loop would warn, which is an error here
+
+
+TRANSFORMED = {
+    "grad": lambda w, c, x: c - torch.func.grad(lambda p: (torch.sin(p * w) * x).sum())(c) / 9,
+    "vjp": lambda w, c, x: torch.func.vjp(lambda p: torch.sin(p * w), c)[1](x)[0],
+    "jvp": lambda w, c, x: torch.func.jvp(lambda p: torch.sin(p * w), (c,), (x,))[1],
+    "jacrev": lambda w, c, x: torch.func.jacrev(lambda p: torch.sin(p * w))(c) @ x,
+    "vmap": lambda w, c, x: torch.vmap(lambda a, b: torch.sin(a * b))(c, w) + x,
+    "vmap_of_grad": lambda w, c, x: (
+        torch.vmap(torch.func.grad(lambda a, b: torch.sin(a * b)))(c, w) + x
+    ),
+    "grad_of_scan": lambda w, c, x: (
+        c - torch.func.grad(lambda p: scan(lambda a, _: (a.sin() + p, None), p * w, c)[0].sum())(c)
+    ),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("step", TRANSFORMED.values(), ids=TRANSFORMED)
+def test_transforms_in_a_body(step, strict):
+    """An export wrote down the levels that they open, and the program computed something else."""
+
+    class Program(nn.Module):
+        def forward(self, w, h, xs):
+            return scan(lambda c, x: (step(w, c, x), c * x), h, xs)
+
+    torch.manual_seed(0)
+    w, h, xs = (torch.randn(*shape, dtype=torch.float64) for shape in ((2,), (2,), (4, 2)))
+    program = torch.export.export(Program(), (w, h, xs), strict=strict)
+
+    def with_gradient(run):
+        leaf = w.clone().requires_grad_()
+        carry, ys = run(leaf)
+        return carry, ys, torch.autograd.grad(carry.sum() + ys.sum(), leaf)
+
+    wanted = with_gradient(lambda w: loop(lambda c, x: (step(w, c, x), c * x), h, xs))
+    assert_same(with_gradient(lambda w: program.module()(w, h, xs)), wanted)
+    assert_same(program.run_decompositions().module()(w, h, xs), wanted[:2])

@@ -38,6 +38,14 @@ def open_levels() -> int:
     return len(get_interpreter_stack() or ())
 
 
+def opens_levels(body: Any) -> bool:
+    """Whether ``body`` is a graph with transforms of functions in it, as Dynamo writes them."""
+    if not isinstance(body, fx.GraphModule):
+        return False
+    names = (getattr(node.target, "__name__", "") for node in body.graph.nodes)
+    return any(name in _OPENERS or name == "enter_dual_level" for name in names)
+
+
 def enter_dual_level() -> bool:
     """Open torch's only forward-mode level; False if it is open already, and shared."""
     try:

@@ -10,6 +10,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop import inductor, legality
+from torch_scan_hop._torch.functorch_levels import opens_levels
 from torch_scan_hop._torch.operators import (
     ProxyTorchDispatchMode,
     disable_proxy_modes_tracing,
@@ -17,7 +18,8 @@ from torch_scan_hop._torch.operators import (
     track_tensor_tree,
     unique_graph_id,
 )
-from torch_scan_hop._torch.tracing import is_tracing_a_body, needs_no_trace
+from torch_scan_hop._torch.tracing import is_tracing_a_body, needs_no_trace, trace
+from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import copy_of, drop_lazy_views, own_strided_memory
 from torch_scan_hop.linalg_checks import thread_linalg_checks
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
@@ -69,6 +71,11 @@ def _body_of_this_trace(
     if needs_no_trace(combine_fn):
         assert isinstance(combine_fn, fx.GraphModule)
         return copy_of(combine_fn)
+    if mode.pre_dispatch and opens_levels(combine_fn):
+        # a trace for export writes down what opens and closes levels, and not what they do: the
+        # program would compute something else. So it gets the operators that they come to.
+        fake_mode, fakes = step_examples(inputs)
+        combine_fn = trace(combine_fn, fakes.flat(), fake_mode)
     # never the caller's tensors: make_fx would merge arguments that are one object
     examples = [
         *(torch.zeros_like(c, memory_format=torch.contiguous_format) for c in inputs.carry),
