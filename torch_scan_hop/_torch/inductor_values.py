@@ -6,6 +6,7 @@ Import it only once Inductor is needed: it takes seconds.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,9 @@ __all__ = [
     "masked",
     "merged_sizes",
     "named_input",
+    "no_interpreter",
     "ops",
+    "plain_symbol",
     "pointwise_like",
     "shifted_by_one",
     "slice_at",
@@ -152,6 +155,11 @@ def shifted_by_one(stack: Any, init: Any, reverse: bool) -> Any:
     return pointwise_like(stack, inner_fn, stack.get_size())
 
 
+def plain_symbol(number: int) -> Any:
+    """A symbol that is printed as it is; of another prefix it would be a kernel's argument."""
+    return sympy.Symbol(f"x{number}", integer=True, nonnegative=True)
+
+
 # --- a graph as values ---
 
 
@@ -245,6 +253,15 @@ def handler_at_hand() -> Any:
 
 def handled_by(handler: Any) -> contextlib.AbstractContextManager[Any]:
     return V.set_ops_handler(handler)
+
+
+@contextlib.contextmanager
+def no_interpreter() -> Iterator[None]:
+    """Kernels ask the interpreter that lowers nodes about the node at hand: it is no node."""
+    meta = {OptimizationContext.key: OptimizationContext()}
+    node = types.SimpleNamespace(target=None, meta=meta, args=(), kwargs={})
+    with V.set_interpreter_handler(types.SimpleNamespace(current_node=node)):
+        yield
 
 
 def masked(inner: Any, mask: Any, body: Callable[[], Any], other: Any) -> Any:

@@ -112,18 +112,20 @@ def _by_lowering(kernel: Any, call: Any) -> str:
 
 
 def _why_not_pointwise(call: Any) -> str:
-    from torch_scan_hop.inductor.cpu import pointwise, qualify
+    from torch_scan_hop.inductor import lane_body, qualify
 
     others = _operators_that_fail(call.body, qualify.is_pointwise, set())
     if others:
         return f"not pointwise: {others}"
-    if not pointwise.has_one_shape(call.examples):
-        return _unfit_tensors(call) or "its carries and ys have not one shape"
-    return ""
+    if _unfit_tensors(call):
+        return _unfit_tensors(call)
+    one_shape = lane_body.has_one_shape(call.examples)
+    return "" if one_shape else "its carries and ys have not one shape"
 
 
 def _why_not_rows(call: Any) -> str:
-    from torch_scan_hop.inductor.cpu import qualify, rows
+    from torch_scan_hop.inductor import qualify
+    from torch_scan_hop.inductor.cpu import rows
 
     products = {n for n in call.body.graph.nodes if n.target in rows.PRODUCTS}
     if not products:
@@ -138,7 +140,7 @@ def _why_not_rows(call: Any) -> str:
             limit = rows.WEIGHT_BYTES
             return f"its weights take {total:,} bytes, more than {limit:,}: not a core's cache"
         return "a product with sizes or scales that it does not know"
-    if not call.examples.carry:
+    if not call.examples.inputs.carry:
         return "it has no carry"
     if rows.fits_vectors_of_the_cpu(call.examples):
         return ""
@@ -162,10 +164,10 @@ def _operators_that_fail(body: fx.GraphModule, passes: Any, known: set[Any]) -> 
 
 
 def _unfit_tensors(call: Any) -> str:
-    from torch_scan_hop.inductor.cpu.qualify import DTYPES
+    from torch_scan_hop.inductor.cpu.fits import DTYPES
 
     tensors = [v for v in call.examples.flat() if isinstance(v, torch.Tensor)]
-    results = [*call.examples.carry, *call.examples.ys]
+    results = [*call.examples.inputs.carry, *call.examples.ys]
     devices = {t.device.type for t in tensors} - {"cpu"}
     dtypes = {str(t.dtype).removeprefix("torch.") for t in results if t.dtype not in DTYPES}
     if devices:

@@ -10,14 +10,14 @@ import logging
 from torch import fx
 
 from torch_scan_hop._torch.inductor_values import NotPointwise
-from torch_scan_hop.inductor import cpu
+from torch_scan_hop.inductor import cpu, gpu
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 from torch_scan_hop.rewrites import current_options
 
 log = logging.getLogger(__name__)
 
 #: the first that takes a scan is its kernel
-KERNELS: tuple[type[KernelNode], ...] = (*cpu.KERNELS,)
+KERNELS: tuple[type[KernelNode], ...] = (*gpu.KERNELS, *cpu.KERNELS)
 
 
 def may_be_one_kernel(body: fx.GraphModule) -> bool:

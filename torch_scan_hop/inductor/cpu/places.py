@@ -10,7 +10,7 @@ import torch
 
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
 from torch_scan_hop._torch.inductor_values import cpu_buffer
-from torch_scan_hop.inductor.cpu.step import lane_symbols
+from torch_scan_hop.inductor.step import lane_symbols
 
 # "buf": names that Inductor lets a kernel store to
 PRODUCT = "scan_buf_product_"

@@ -10,11 +10,11 @@ import sympy
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.inductor_cpp import plain_symbol
 from torch_scan_hop._torch.inductor_values import (
     InlineLowering,
     NotPointwise,
     ops,
+    plain_symbol,
     pointwise_like,
     tensor_of,
 )

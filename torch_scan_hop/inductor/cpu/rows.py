@@ -18,12 +18,13 @@ from torch import fx
 from torch_scan_hop._torch.inductor import layout_like
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
 from torch_scan_hop.inductor.body import StepExamples
-from torch_scan_hop.inductor.cpu.qualify import are_on_cpu, are_stored_in_vectors, is_pointwise
+from torch_scan_hop.inductor.cpu.fits import are_on_cpu, are_stored_in_vectors
 from torch_scan_hop.inductor.cpu.row_body import RowBody
 from torch_scan_hop.inductor.cpu.row_code import emit_rows
 from torch_scan_hop.inductor.cpu.row_independence import rows_are_independent
-from torch_scan_hop.inductor.cpu.step import step_index
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
+from torch_scan_hop.inductor.qualify import is_pointwise
+from torch_scan_hop.inductor.step import step_index
 
 aten = torch.ops.aten
 
