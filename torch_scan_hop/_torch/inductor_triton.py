@@ -83,6 +83,13 @@ class _Operators(TritonKernelOverrides):
     """Those that ask a kernel of Inductor's about its loops; the others are Inductor's."""
 
     @classmethod
+    def constant(cls, value: Any, dtype: torch.dtype) -> str:
+        shape = [1] * V.kernel.triton_tensor_ndim()
+        text = str(cls._shaped_constant(value, dtype, shape))
+        # torch 2.9 writes a float32 as a number of Python, which has no type to convert
+        return text if text.startswith("tl.full") else f"tl.full({shape}, {text}, tl.float32)"
+
+    @classmethod
     def index_expr(cls, expr: Any, dtype: torch.dtype) -> Any:
         return V.kernel.index_value(expr, dtype)
 
