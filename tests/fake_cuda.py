@@ -136,19 +136,25 @@ def wrappers(fn: Callable[..., Any], *args: Any) -> dict[str, str]:
     }
 
 
-_KERNEL = re.compile(r"^(scan_kernel_\d+) = ScanKernel\('''\n(.*?)''', block=(\d+), num_warps=(\d+)\)", re.S | re.M)
+_KERNEL = re.compile(
+    r"^(scan_kernel_\d+) = ScanKernel\('''\n(.*?)''', block=(\d+), num_warps=(\d+)\)", re.S | re.M
+)
 
 
 def scan_kernels(wrapper: str) -> list[tuple[str, int, int]]:
     """Source, lanes of a program and warps of our kernels in a wrapper."""
-    return [(source, int(block), int(warps)) for _, source, block, warps in _KERNEL.findall(wrapper)]
+    return [
+        (source, int(block), int(warps)) for _, source, block, warps in _KERNEL.findall(wrapper)
+    ]
 
 
 def launches(wrapper: str) -> int:
     """Kernels that one call of the wrapper launches: ours, Inductor's and those of libraries."""
     call = wrapper[wrapper.index("def call(") :]
     call = call[: call.index("\nrunner = ")] if "\nrunner = " in call else call
-    return len(re.findall(r"^\s+(scan_kernel_\d+\(|\w+\.run\(|extern_kernels\.|torch\.ops\.)", call, re.M))
+    return len(
+        re.findall(r"^\s+(scan_kernel_\d+\(|\w+\.run\(|extern_kernels\.|torch\.ops\.)", call, re.M)
+    )
 
 
 def loops(wrapper: str) -> int:

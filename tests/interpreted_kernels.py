@@ -13,12 +13,12 @@ pytest.importorskip("triton")
 
 import torch
 import triton_interpreter  # noqa: F401  before Inductor
-from gpu_cells import CASES
+from gpu_cells import CASES, Case, randn
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
 from torch._inductor import config
 from torch.utils import _pytree as pytree
 
-from torch_scan_hop.inductor import gpu
+from torch_scan_hop.inductor import cpu, gpu
 from torch_scan_hop.inductor.gpu.serving import on_the_cpu
 from torch_scan_hop.inductor.watch import watching
 from torch_scan_hop.reference import scan_loop
@@ -60,16 +60,16 @@ def in_float64(inputs):
 
 
 def check(name, T, reverse=False, dtype=torch.float64, train=True, **options):
-    """Values, and all gradients but of parameters that a batch shares, whose sum is no lane's."""
+    """Values, and all gradients, equal those of the loop; the kernels of the scans."""
     case = CASES[name]
     inputs = case.drawn(T, dtype)
     exact = in_float64(inputs)
     if train:
-        inputs = (*as_leaves(inputs[:2]), inputs[2])
+        inputs = as_leaves(inputs)
     with compiled_for_gpu() as chosen:
         run = torch.compile(lambda *a: case.run(*a, reverse=reverse), fullgraph=True, **options)
         got = run(*inputs)
-        wrt, exact_wrt = differentiable(inputs[:2]), differentiable(exact[:2])
+        wrt, exact_wrt = differentiable(inputs), differentiable(exact)
         result = wanted(case, exact, T, reverse)
         assert_same(got, result, TOLERANCE[dtype], dtype=False)
         if train and wrt:
@@ -82,22 +82,76 @@ def check(name, T, reverse=False, dtype=torch.float64, train=True, **options):
     return chosen
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", CASES)
+EACH_ONCE = [(name, k % 2 == 0) for k, name in enumerate(CASES)]
+OTHER_WAY = [pytest.param(n, not r, marks=pytest.mark.slow) for n, r in EACH_ONCE]
+
+
+@pytest.mark.parametrize(("name", "reverse"), EACH_ONCE + OTHER_WAY)
 def test_values_and_gradients(name, reverse):
-    chosen = check(name, 5, reverse)
-    assert chosen and set(chosen) == {POINTWISE}
     trains = bool(differentiable(CASES[name].inputs(1)))
-    assert len(chosen) == 1 + trains
+    assert check(name, 5, reverse) == [POINTWISE] * (1 + trains)
 
 
-@pytest.mark.parametrize("T", [0, 1, 2, 3, 4, 33])
+@pytest.mark.parametrize(
+    "T", [0, 33, *(pytest.param(T, marks=pytest.mark.slow) for T in (1, 2, 3, 4))]
+)
 def test_any_trip_count(T):
-    chosen = check("gated", T, reverse=T % 2 == 1)
-    assert chosen == [POINTWISE] * (0 if T == 0 else 2)
+    # one step has its sums in it, and what they are of is not one element's
+    kernels = {0: [], 1: [POINTWISE, None]}
+    assert check("gated", T, reverse=T % 2 == 1) == kernels.get(T, [POINTWISE] * 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["gated", "two carries", "transcendental"])
+@pytest.mark.slow
+def test_any_trip_count_and_width_of_one_kernel():
+    case = CASES["two carries"]
+    with compiled_for_gpu() as chosen, torch.no_grad():
+        run = torch.compile(case.run, fullgraph=True, dynamic=True)
+        for T, width in ((4, 5), (9, 64), (2, 33), (3, 1000)):
+            init, xs = (torch.randn(3, width), torch.randn(3, width)), torch.randn(T, 3, width)
+            assert_same(run(init, xs, None), wanted(case, (init, xs, None), T, False), 1e-5)
+    assert chosen == [POINTWISE]
+
+
+HALF = [torch.bfloat16, torch.float16]
+TYPES = [("gated", torch.bfloat16), ("transcendental", torch.float16)]
+ALL_TYPES = [
+    pytest.param(name, dtype, marks=pytest.mark.slow)
+    for name in ("gated", "two carries", "transcendental", "selective ssm", "lru")
+    for dtype in (torch.float32, *HALF)
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), TYPES + ALL_TYPES)
 def test_types(name, dtype):
     assert check(name, 5, dtype=dtype) == [POINTWISE] * 2
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda h, x, _: (h.roll(1, 0) + x, h),
+        lambda h, x, _: (h.cumsum(0) * x, h),
+    ],
+    ids=["roll", "cumulative sum"],
+)
+def test_lanes_that_are_not_independent_are_a_counted_loop(step):
+    case = Case(step, lambda T: (randn(37), randn(T, 37), None))
+    init, xs, _ = case.drawn(4, torch.float64)
+    with compiled_for_gpu() as chosen, torch.no_grad():
+        got = torch.compile(case.run, fullgraph=True)(init, xs, None)
+    assert_same(got, wanted(case, (init, xs, None), 4, False), 1e-9)
+    assert chosen == [None]
+
+
+def test_a_kernel_that_cannot_be_emitted_is_a_counted_loop(monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr("torch_scan_hop.inductor.gpu.pointwise.emit_lanes", fail)
+    case = CASES["gated"]
+    init, xs, parameters = case.drawn(4, torch.float64)
+    with compiled_for_gpu() as chosen, torch.no_grad():
+        got = torch.compile(case.run, fullgraph=True)(init, xs, parameters)
+    assert_same(got, wanted(case, (init, xs, parameters), 4, False), 1e-9)
+    assert chosen == [cpu.KERNELS[0]]
+    caplog.clear()  # what was left out is what this is about

@@ -21,7 +21,6 @@ from torch._inductor.codegen.triton import (
     triton_compute_type,
     triton_type,
 )
-from torch._inductor.codegen.triton_utils import should_unwrap_unspec_arg
 from torch._inductor.utils import IndentedBuffer
 from torch._inductor.virtualized import V
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -104,7 +103,6 @@ class _Operators(TritonKernelOverrides):
         result = getattr(result, "value", result)
         return V.ops.where(both, result, V.ops.constant(other, result.dtype))
 
-
     @staticmethod
     def indirect_indexing(*_: Any, **__: Any) -> Any:
         raise NotPointwise("an index that is computed within a step")
@@ -115,7 +113,8 @@ class TritonLines(Kernel[TritonCSEVariable]):
 
     ``load(name, index, mask)`` gives the code of a load, and the type of what is loaded;
     ``rename(expression)`` an index in terms of the kernel's variables. Lines are kept apart:
-    what does not change from step to step is loaded in :attr:`before`, all else is in the loop.
+    those from before :meth:`begin_step`, and loads that are the same at every step, are not for
+    the loop.
     """
 
     overrides = _Operators  # type: ignore[assignment]
@@ -130,7 +129,7 @@ class TritonLines(Kernel[TritonCSEVariable]):
         super().__init__(increase_kernel_count=False)
         self.cse = TritonCSE(self.newvar_prefix, self.suffix)
         self.shape = tuple(shape)
-        self.before = IndentedBuffer()
+        self._before = self.compute
         self._load_code = load
         self._rename = rename
         self._is_invariant = is_invariant
@@ -142,12 +141,14 @@ class TritonLines(Kernel[TritonCSEVariable]):
         with no_interpreter(), gpu, self:
             yield
 
-    def lines(self) -> list[str]:
-        """Of one step."""
-        return str(self.compute.getvalue()).splitlines()
+    def begin_step(self) -> None:
+        self.compute = IndentedBuffer()
 
-    def lines_before(self) -> list[str]:
-        return str(self.before.getvalue()).splitlines()
+    def before_steps(self) -> list[str]:
+        return str(self._before.getvalue()).splitlines()
+
+    def of_a_step(self) -> list[str]:
+        return str(self.compute.getvalue()).splitlines()
 
     def variable(self, name: str, dtype: torch.dtype) -> Any:
         """A value that the kernel has under that name."""
@@ -168,15 +169,13 @@ class TritonLines(Kernel[TritonCSEVariable]):
         """The lines store nothing: what is stored is the caller's."""
 
     def load(self, name: str, index: Any) -> Any:
-        if should_unwrap_unspec_arg(name):
-            raise NotPointwise(f"{name} is a number in the memory of the CPU")
         mask = None if self._load_mask is None else str(self._load_mask)
         code, dtype = self._load_code(name, index, mask)
         computed = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
         if dtype is torch.bool or computed is not dtype:
             code += f".to({compute_type(dtype)})"
         moves = mask is None and self._is_invariant(index)
-        buffer = self.before if moves else self.compute
+        buffer = self._before if moves else self.compute
         return self.cse.generate(buffer, code, dtype=computed, shape=self.shape)
 
     def index_value(self, expression: Any, dtype: torch.dtype) -> Any:

@@ -139,27 +139,27 @@ class _LaneCode:
         lines = TritonLines(["BLOCK"], self._load, self._renamed, self._is_invariant)
         with lines.at_work():
             init = [self._first(lines, k) for k in range(len(self.init))]
+            lines.begin_step()
             stores = self._step(lines)
         last = [
             f"tl.store({self._address(self._written(k), self._own(k))}, carry{k}, {MASK})"
             for k in range(len(self.carry))
         ]
         # all code before the head: it is what names the parameters
-        loop = [*lines.lines(), *stores]
-        before = [*self._lane_variables(), *lines.lines_before(), *init]
+        loop = [*lines.of_a_step(), *stores]
+        before = [*self._lane_variables(), *lines.before_steps(), *init]
         header = self._loop_header()
         size = sympy.Mul(*self.sizes)
-        body = [f"{MASK} = {LANE} < {self._text(size)}", *before, *header, *_indented(loop), *last]
-        first = f"{LANE} = tl.program_id(0){self._wide} * BLOCK + tl.arange(0, BLOCK)"
-        parameters = [*self.parameters.names, "BLOCK: tl.constexpr"]
-        sizes = self.parameters.sizes
-        first = [*(f"{name} = tl.cast({name}, tl.int64)" for name in sizes), first]
+        inside = f"{MASK} = {LANE} < {self._text(size)}"
+        names = self.parameters.names
+        first = [f"{name} = tl.cast({name}, tl.int64)" for name in self.parameters.sizes]
+        first.append(f"{LANE} = tl.program_id(0){self._wide} * BLOCK + tl.arange(0, BLOCK)")
         text = [
             HEADER,
             "",
-            f"@triton.jit(do_not_specialize={sizes})",
-            f"def scan_kernel({', '.join(parameters)}):",
-            *_indented([*first, *body]),
+            f"@triton.jit(do_not_specialize={self.parameters.sizes})",
+            f"def scan_kernel({', '.join([*names, 'BLOCK: tl.constexpr'])}):",
+            *_indented([*first, inside, *before, *header, *_indented(loop), *last]),
         ]
         return TritonSource(
             "\n".join(text) + "\n", self.parameters.arguments, self.parameters.dtypes, size
@@ -204,7 +204,8 @@ class _LaneCode:
 
     def _first(self, lines: TritonLines, position: int) -> str:
         value = self.init[position].make_loader()(self.lane)
-        return f"carry{position} = tl.broadcast_to({_kept(value, self.carry[position].dtype)}, [BLOCK])"
+        kept = _kept(value, self.carry[position].dtype)
+        return f"carry{position} = tl.broadcast_to({kept}, [BLOCK])"
 
     def _step(self, lines: TritonLines) -> list[str]:
         """Emit the values of a step; the lines that store them come back."""
@@ -276,7 +277,9 @@ def _variable(name: str) -> Any:
 def _kept(value: Any, dtype: torch.dtype) -> str:
     """``value`` as the next step reads it: as exact as the carry's type, not more."""
     stored, computed = storage_type(dtype), compute_type(dtype)
-    return f"{value}.to({computed})" if stored == computed else f"{value}.to({stored}).to({computed})"
+    return (
+        f"{value}.to({computed})" if stored == computed else f"{value}.to({stored}).to({computed})"
+    )
 
 
 def _indented(lines: Sequence[str]) -> list[str]:

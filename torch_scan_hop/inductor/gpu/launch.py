@@ -35,6 +35,7 @@ def call_lanes(wrapper: Any, source: TritonSource, results: Sequence[str]) -> No
     least = min(dtype.itemsize for dtype in source.dtypes if dtype is not None)
     block, warps = lanes_of_a_program(likely_size(source.size, fallback=FEW_LANES), least)
     arguments = [
-        results[a.position] if isinstance(a, Result) else a for a in (source.size, *source.arguments)
+        results[a.position] if isinstance(a, Result) else a
+        for a in (source.size, *source.arguments)
     ]
     call_kernel(wrapper, f"'''\n{source.text}''', block={block}, num_warps={warps}", arguments)

@@ -31,6 +31,10 @@ def on_the_cpu() -> Iterator[None]:
         _devices.discard("cpu")
 
 
+def is_gpu(device: torch.device) -> bool:
+    return device.type in _devices
+
+
 def are_served(values: Iterable[Any]) -> bool:
     """Whether all tensors are on one device that the kernels are for, and of types they know.
 
@@ -40,7 +44,7 @@ def are_served(values: Iterable[Any]) -> bool:
     devices = {t.device for t in tensors}
     return (
         len(devices) == 1
-        and {d.type for d in devices} <= _devices
+        and all(map(is_gpu, devices))
         and {t.dtype for t in tensors} <= DTYPES
         and not uses_cpp_wrapper()
     )
