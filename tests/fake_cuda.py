@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
 from torch import fx
 from torch._guards import TracingContext, detect_fake_mode, tracing
@@ -43,13 +42,6 @@ NO_DRIVER = {
     "torch.utils._triton.triton_hash_with_backend": lambda: "fake",
     "torch._inductor.scheduler.has_triton": lambda *_: True,
 }
-
-
-def needs_cuda_build_and_triton() -> None:
-    """Skip the module that calls this where torch or Triton cannot do without a GPU."""
-    pytest.importorskip("triton")
-    if torch.version.cuda is None:
-        pytest.skip("a build of torch for CUDA", allow_module_level=True)
 
 
 class _Done(Exception):
