@@ -27,9 +27,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
+from torch_scan_hop import explain
 from torch_scan_hop.inductor.gpu import pointwise
 from torch_scan_hop.inductor.gpu.lanes import TritonSource
 from torch_scan_hop.inductor.gpu.launch import call_lanes
+from torch_scan_hop.inductor.gpu.serving import on_the_cpu
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="needs a build for CUDA")
 
@@ -83,6 +85,7 @@ def compiled(source: TritonSource, block: int, warps: int, target: int):
     )
 
 
+TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -170,3 +173,14 @@ def test_offsets_beyond_32_bits():
     large = torch.empty(1, 1).expand(2**16, 2**16), torch.empty(1, 1, 1).expand(3, 2**16, 2**16)
     [(text, _, warps)] = scan_kernels(wrappers(run, *large)["forward"])
     assert "tl.program_id(0).to(tl.int64) * BLOCK" in text and warps == 4
+
+
+def test_explain_names_the_kernel():
+    def explained(cell):
+        with on_the_cpu():
+            return str(explain(cell, torch.zeros(3, 7), torch.zeros(5, 3, 7)))
+
+    assert "one Triton kernel, lane by lane; 5 steps" in explained(lambda h, x: (h * x, h))
+    text = explained(lambda h, x: (h.cumsum(0) * x, h))
+    assert "a counted loop; 5 steps" in text
+    assert "not one Triton kernel, lane by lane: not pointwise: cumsum" in text

@@ -75,12 +75,15 @@ def _alone(site: Site) -> tuple[fx.GraphModule, list[Any]]:
 
 
 def _kernel(loop: str, call: Any, chosen: Any) -> Kernel:
-    from torch_scan_hop.inductor.cpu import PointwiseKernel, RowsKernel
+    from torch_scan_hop.inductor import cpu, gpu
+    from torch_scan_hop.inductor.kernels import is_on_gpu
 
-    kinds = {
-        PointwiseKernel: ("one kernel, lane by lane", _why_not_pointwise),
-        RowsKernel: ("one kernel, row by row", _why_not_rows),
+    kinds: dict[Any, Any] = {
+        cpu.PointwiseKernel: ("one kernel, lane by lane", _why_not_pointwise),
+        cpu.RowsKernel: ("one kernel, row by row", _why_not_rows),
     }
+    if is_on_gpu(call.examples.flat()):
+        kinds = {gpu.PointwiseKernel: ("one Triton kernel, lane by lane", _why_not_triton)}
     why_not: dict[str, str] = {}
     for kernel, (kind, reason) in kinds.items():
         if kernel is chosen:
@@ -111,14 +114,23 @@ def _by_lowering(kernel: Any, call: Any) -> str:
     return "" if node is not None else "a step reads the carry elsewhere than where it writes it"
 
 
-def _why_not_pointwise(call: Any) -> str:
+def _why_not_triton(call: Any) -> str:
+    from torch_scan_hop.inductor.gpu.serving import are_served
+
+    fits = are_served(call.examples.flat())
+    unfit = "its tensors are of other types, or on two devices; or the wrapper is C++"
+    return _why_not_pointwise(call, "" if fits else unfit)
+
+
+def _why_not_pointwise(call: Any, unfit: str | None = None) -> str:
     from torch_scan_hop.inductor import lane_body, qualify
 
     others = _operators_that_fail(call.body, qualify.is_pointwise, set())
     if others:
         return f"not pointwise: {others}"
-    if _unfit_tensors(call):
-        return _unfit_tensors(call)
+    unfit = _unfit_tensors(call) if unfit is None else unfit
+    if unfit:
+        return unfit
     one_shape = lane_body.has_one_shape(call.examples)
     return "" if one_shape else "its carries and ys have not one shape"
 

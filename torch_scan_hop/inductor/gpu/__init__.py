@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch_scan_hop.inductor.gpu.pointwise import PointwiseKernel
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "PointwiseKernel"]
 
 #: the first that takes a scan is its kernel
 KERNELS = (PointwiseKernel,)
