@@ -5,6 +5,7 @@ a kernel, to run it (Triton's interpreter takes tensors on the CPU) or to compil
 
 ``pointwise``   a body without products: which ones qualify
 ``lanes``       its code: a program takes a block of lanes through all steps, carries in registers
+``code``        what the code of all kernels has in common; ``source``: the text, and its arguments
 ``launch``      how many lanes a program takes, and the call in the generated wrapper
 ``serving``     which devices the kernels are for
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_scan_hop._torch.inductor_triton import call_kernel
 from torch_scan_hop._torch.inductor_values import likely_size
-from torch_scan_hop.inductor.gpu.lanes import Result, TritonSource
+from torch_scan_hop.inductor.gpu.source import Result, TritonSource
 
 WARP = 32
 
