@@ -148,3 +148,50 @@ CASES: dict[str, Case] = {
         ),
     ),
 }  # fmt: skip
+
+
+def rnn(h, x, p):
+    h = torch.tanh(h @ p["u"] + x)
+    return h, h
+
+
+def lstm(carry, x, p):
+    h, c = carry
+    i, f, g, o = (x @ p["w"] + h @ p["u"] + p["b"]).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    return (h, c), h
+
+
+def gru(h, x, p):
+    x_r, x_z, x_n = (x @ p["w"] + p["b"]).chunk(3, -1)
+    h_r, h_z, h_n = (h @ p["u"]).chunk(3, -1)
+    r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
+    n = torch.tanh(x_n + r * h_n)
+    h = (1 - z) * n + z * h
+    return h, h
+
+
+def two_products(h, x, p):
+    h = h + torch.relu((h + x) @ p["up"]) @ p["down"]
+    return h, h.sigmoid()
+
+
+def row_case(step, weights, B=5, H=24, gates=1, carries=1):
+    def inputs(T):
+        sizes = {"b": (gates * H,), "down": (H, H)}
+        p = {name: randn(*sizes.get(name, (H, gates * H))) for name in weights}
+        p |= {"down": p["down"].t()} if "down" in p else {}
+        init = randn(B, H) if carries == 1 else tuple(randn(B, H) + k for k in range(carries))
+        return init, randn(T, B, H), p
+
+    return Case(step, inputs)
+
+
+ROW_CASES: dict[str, Case] = {
+    "rnn": row_case(rnn, "u"),
+    "lstm": row_case(lstm, "wub", gates=4, carries=2),
+    "gru": row_case(gru, "wub", gates=3),
+    "two products": row_case(two_products, ("up", "down")),
+    "lstm of 35 rows": row_case(lstm, "wub", 35, 16, gates=4, carries=2),
+}

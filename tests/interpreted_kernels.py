@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 import torch
 import triton_interpreter  # noqa: F401  before Inductor
-from gpu_cells import CASES, Case, randn
+from gpu_cells import CASES, ROW_CASES, Case, randn
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
 from torch._functorch import config as functorch_config
 from torch._inductor import config
@@ -24,7 +24,7 @@ from torch_scan_hop.inductor.gpu.serving import on_the_cpu
 from torch_scan_hop.inductor.watch import watching
 from torch_scan_hop.reference import scan_loop
 
-POINTWISE = gpu.KERNELS[0]
+POINTWISE, ROWS = gpu.KERNELS
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def in_float64(inputs):
 
 def check(name, T, reverse=False, dtype=torch.float64, train=True, **options):
     """Values, and all gradients, equal those of the loop; the kernels of the scans."""
-    case = CASES[name]
+    case = (CASES | ROW_CASES)[name]
     inputs = case.drawn(T, dtype)
     exact = in_float64(inputs)
     if train:
@@ -159,3 +159,9 @@ def test_a_kernel_that_cannot_be_emitted_is_a_counted_loop(monkeypatch, caplog):
     assert_same(got, wanted(case, (init, xs, parameters), 4, False), 1e-9)
     assert chosen == [cpu.KERNELS[0]]
     caplog.clear()  # what was left out is what this is about
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ROW_CASES)
+def test_rows(name, reverse):
+    assert check(name, 5, reverse, torch.float32) == [ROWS, ROWS]

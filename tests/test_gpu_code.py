@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 import torch
 import triton
 from fake_cuda import launches, loops, scan_kernels, wrappers
-from gpu_cells import CASES
+from gpu_cells import CASES, ROW_CASES, gru, lstm, row_case
 from torch._inductor.codecache import PyCodeCache
 from torch.utils import _pytree as pytree
 from triton.backends.compiler import GPUTarget
@@ -28,8 +28,8 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from torch_scan_hop import explain
-from torch_scan_hop.inductor.gpu import pointwise
-from torch_scan_hop.inductor.gpu.launch import call_lanes
+from torch_scan_hop.inductor.gpu import launch, rows
+from torch_scan_hop.inductor.gpu.launch import call_program
 from torch_scan_hop.inductor.gpu.serving import on_the_cpu
 from torch_scan_hop.inductor.gpu.source import TritonSource
 
@@ -39,6 +39,13 @@ TARGETS = (80, 90, 100)
 
 # what a block may have at most, of compute capability 8.0 (the others have more)
 SHARED_MEMORY = 163 * 1024
+
+# as wide as the weights fit registers
+LARGE = {
+    "lstm, 64 wide": row_case(lstm, "wub", 40, 64, gates=4, carries=2),
+    "lstm, 128 wide": row_case(lstm, "wub", 40, 128, gates=4, carries=2),
+    "gru, 128 wide": row_case(gru, "wub", 40, 128, gates=3),
+}
 
 REGISTERS = Path(__file__).parent / "gpu_registers.json"
 FIRST = ["gated", "counter"]
@@ -52,18 +59,21 @@ def compiled_for_cuda(name: str, dtype: torch.dtype = torch.float32, T: int = 12
     def leaf(value):
         return value.requires_grad_() if value.dtype.is_floating_point else value
 
-    case, sources = CASES[name], []
+    case, sources = (CASES | ROW_CASES | LARGE)[name], []
     inputs = pytree.tree_map_only(torch.Tensor, leaf, case.drawn(T, dtype))
 
-    def call(wrapper, source, results):
-        sources.append(source)
-        call_lanes(wrapper, source, results)
+    def call(wrapper, source, results, block, warps):
+        sources.append((source, block, warps))
+        call_program(wrapper, source, results, block, warps)
 
-    with mock.patch.object(pointwise, "call_lanes", call):
+    with (
+        mock.patch.object(launch, "call_program", call),
+        mock.patch.object(rows, "call_program", call),
+    ):
         found = wrappers(case.run, *inputs)
     launched = [kernel for wrapper in found.values() for kernel in scan_kernels(wrapper)]
-    assert [source.text for source in sources] == [text for text, _, _ in launched]
-    return found, [(s, *how) for s, (_, *how) in zip(sources, launched, strict=True)]
+    assert [(source.text, block, warps) for source, block, warps in sources] == launched
+    return found, sources
 
 
 TYPE_NAMES = {
@@ -138,24 +148,65 @@ def pinned(key: str, registers: list[int]) -> list[int]:
     return own.get(key, registers)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)],
-    ids=["float32", "bfloat16"],
-)
-@pytest.mark.parametrize("name", TRAINED)
-def test_cubins(name, dtype, tmp_path):
-    """No register spills, shared memory is within limits, and loads run ahead of the loop."""
+def check_cubins(name, dtype, path, products=False, key=None):
+    """No register spills, shared memory is within limits, the registers are those pinned."""
     _, kernels = compiled_for_cuda(name, dtype)
+    assert kernels
     for direction, (source, block, warps) in zip(("forward", "backward"), kernels, strict=False):
         registers = []
         for target in TARGETS:
             kernel = compiled(source, block, warps, target)
-            used, spilled = registers_and_spills(kernel, target, tmp_path / "kernel")
-            assert spilled == 0 and kernel.metadata.shared <= SHARED_MEMORY, target
+            used, spilled = registers_and_spills(kernel, target, path / "kernel")
+            assert spilled == 0 and kernel.metadata.shared <= SHARED_MEMORY, (direction, target)
+            assert bool(re.search(r"\bw?g?mma\b|mma\.", kernel.asm["ptx"])) is products
             registers.append(used)
         key = f"{name}, {direction}, {str(dtype).removeprefix('torch.')}"
         assert registers == pinned(key, registers)
+
+
+HALF = pytest.param(torch.bfloat16, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_cubins(name, dtype, tmp_path):
+    check_cubins(name, dtype, tmp_path)
+
+
+ROWS = [
+    ("gru", torch.float32),
+    ("lstm, 64 wide", torch.float32),
+    ("lstm, 128 wide", torch.bfloat16),
+]
+ROWS += [
+    ("gru, 128 wide", torch.bfloat16),
+    ("rnn", torch.bfloat16),
+    ("two products", torch.float32),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), ROWS[:1] + [pytest.param(*row, marks=pytest.mark.slow) for row in ROWS[1:]]
+)
+def test_cubins_with_products(name, dtype, tmp_path):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        check_cubins(name, dtype, tmp_path, products=True)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_one_launch_of_rows_each_way():
+    found, kernels = compiled_for_cuda("lstm, 64 wide")
+    assert len(kernels) == 2 and all("tl.dot(" in source.text for source, *_ in kernels)
+    for wrapper in found.values():
+        assert len(scan_kernels(wrapper)) == 1 and loops(wrapper) == 0
+
+
+def test_weights_that_do_not_fit_registers_are_a_counted_loop():
+    found, kernels = compiled_for_cuda("lstm, 128 wide", torch.float32)
+    assert not kernels and all(loops(wrapper) == 1 for wrapper in found.values())
 
 
 def test_loads_run_ahead_of_the_loop():

@@ -157,6 +157,11 @@ class TritonLines(Kernel[TritonCSEVariable]):
         self.cse.varname_map[name] = value
         return value
 
+    def line(self, code: str, dtype: torch.dtype, before_steps: bool = False) -> Any:
+        """The value of ``code``, which is computed once."""
+        buffer = self._before if before_steps else self.compute
+        return self.cse.generate(buffer, code, dtype=dtype, shape=self.shape)
+
     # --- asked by Inductor's operators ---
 
     def create_cse_var(self, *args: Any, **kwargs: Any) -> Any:

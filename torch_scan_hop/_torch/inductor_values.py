@@ -28,7 +28,6 @@ __all__ = [
     "OpsHandler",
     "Reads",
     "bounds_of",
-    "cpu_buffer",
     "handled_by",
     "handler_at_hand",
     "is_tensor",
@@ -36,6 +35,7 @@ __all__ = [
     "likely_size",
     "masked",
     "merged_sizes",
+    "named_buffer",
     "named_input",
     "no_interpreter",
     "ops",
@@ -97,9 +97,11 @@ def bounds_of(expression: Any, sizes: Mapping[Any, Any]) -> tuple[Any, Any]:
 # --- values made ---
 
 
-def cpu_buffer(name: str, dtype: torch.dtype, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
-    """What stands for memory of that name, which the caller allocates."""
-    layout = ir.FixedLayout(torch.device("cpu"), dtype, list(sizes), list(strides))
+def named_buffer(
+    name: str, device: Any, dtype: torch.dtype, sizes: Sequence[Any], strides: Sequence[Any]
+) -> Any:
+    """What stands for values of that name, whatever they are."""
+    layout = ir.FixedLayout(device, dtype, list(sizes), list(strides))
     return ir.InputBuffer(name=name, layout=layout)
 
 
@@ -111,8 +113,7 @@ def named_input(name: str, like: Any) -> Any:
     """A contiguous input of that name, and of the size, type and device of ``like``."""
     size = like.get_size()
     strides = ir.FlexibleLayout.contiguous_strides(size)
-    layout = ir.FixedLayout(like.get_device(), like.get_dtype(), size, strides)
-    return tensor_of(ir.InputBuffer(name=name, layout=layout))
+    return tensor_of(named_buffer(name, like.get_device(), like.get_dtype(), size, strides))
 
 
 def pointwise_like(like: Any, fn: Callable[[Sequence[Any]], Any], sizes: Sequence[Any]) -> Any:

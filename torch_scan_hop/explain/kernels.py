@@ -139,10 +139,10 @@ def _why_not_rows(call: Any) -> str:
     from torch_scan_hop.inductor import qualify
     from torch_scan_hop.inductor.cpu import rows
 
-    products = {n for n in call.body.graph.nodes if n.target in rows.PRODUCTS}
+    products = {n for n in call.body.graph.nodes if n.target in qualify.PRODUCTS}
     if not products:
         return "no product"
-    known = {*rows.PRODUCTS, torch.ops.aten.cat.default}
+    known = {*qualify.PRODUCTS, torch.ops.aten.cat.default}
     others = _operators_that_fail(call.body, qualify.is_pointwise, known)
     if others:
         return f"neither pointwise nor a product with a weight: {others}"

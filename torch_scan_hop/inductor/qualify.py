@@ -17,6 +17,15 @@ _MAKE_OR_CONVERT = {
 }  # fmt: skip
 
 
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+CAT = torch.ops.aten.cat.default
+
+
+def is_plain(node: fx.Node) -> bool:
+    """``addmm`` may scale what it adds."""
+    return node.target not in PRODUCTS or not node.kwargs
+
+
 def is_pointwise(body: fx.GraphModule, besides: Collection[Any] = ()) -> bool:
     """Whether all operators are, but for those in ``besides``."""
     return all(

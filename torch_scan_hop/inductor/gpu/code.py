@@ -129,7 +129,7 @@ class StepCode:
         return f"tl.store({address}, {value}, {MASK})"
 
     def own(self, position: int, shift: int = 0) -> Any:
-        """The index at which a lane writes a result, ``shift`` elements of the last dimension on."""
+        """The index at which a lane writes a result, or ``shift`` elements of a row further."""
         n = len(self.carry)
         lane = list(self.lane)
         if shift:

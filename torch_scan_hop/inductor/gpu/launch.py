@@ -34,6 +34,13 @@ def call_lanes(wrapper: Any, source: TritonSource, results: Sequence[str]) -> No
     """Define the kernel and call it at this place; ``results`` names the buffers that it writes."""
     least = min(dtype.itemsize for dtype in source.dtypes if dtype is not None)
     block, warps = lanes_of_a_program(likely_size(source.size, fallback=FEW_LANES), least)
+    call_program(wrapper, source, results, block, warps)
+
+
+def call_program(
+    wrapper: Any, source: TritonSource, results: Sequence[str], block: int, warps: int
+) -> None:
+    """The same, for programs of ``block`` elements and so many warps."""
     arguments = [
         results[a.position] if isinstance(a, Result) else a
         for a in (source.size, *source.arguments)
