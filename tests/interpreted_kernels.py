@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 import torch
 import triton_interpreter  # noqa: F401  before Inductor
-from gpu_cells import CASES, ROW_CASES, Case, randn
+from gpu_cells import CASES, ROW_CASES, Case, randn, row_case
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
 from torch._functorch import config as functorch_config
 from torch._inductor import config
@@ -161,7 +161,44 @@ def test_a_kernel_that_cannot_be_emitted_is_a_counted_loop(monkeypatch, caplog):
     caplog.clear()  # what was left out is what this is about
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", ROW_CASES)
+ROWS_ONCE = {"lstm": True, "gru": False, "two products": False, "lstm of 35 rows": False}
+OTHER_ROWS = [(n, r) for n in ROW_CASES for r in (False, True) if ROWS_ONCE.get(n) is not r]
+OTHER_ROWS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHER_ROWS]
+
+
+@pytest.mark.parametrize(("name", "reverse"), [*ROWS_ONCE.items(), *OTHER_ROWS])
 def test_rows(name, reverse):
-    assert check(name, 5, reverse, torch.float32) == [ROWS, ROWS]
+    assert check(name, 5, reverse, torch.float32) == [ROWS] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("T", [0, 1, 2, 3, 4, 33])
+def test_any_trip_count_of_rows(T):
+    chosen = check("gru", T, dtype=torch.float32)
+    assert chosen == [] if T == 0 else chosen[0] is ROWS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("name", ["rnn", "lstm", "gru"])
+def test_types_of_rows(name, dtype):
+    assert check(name, 5, dtype=dtype) == [ROWS] * 2
+
+
+def step_of_another_row(h, x, p):
+    return torch.tanh(h.flip(0) @ p["u"] + x), h
+
+
+def step_of_halves(h, x, p):
+    left, right = h.chunk(2, -1)
+    return torch.cat([right, left], -1) + torch.tanh(h @ p["u"] + x), h
+
+
+@pytest.mark.parametrize("step", [step_of_another_row, step_of_halves])
+def test_rows_that_are_not_blocks_are_a_counted_loop(step):
+    case = row_case(step, "u")
+    inputs = case.drawn(4, torch.float32)
+    with compiled_for_gpu() as chosen, torch.no_grad():
+        got = torch.compile(case.run, fullgraph=True)(*inputs)
+    assert_same(got, wanted(case, inputs, 4, False), 1e-4)
+    assert ROWS not in chosen and len(chosen) == 1

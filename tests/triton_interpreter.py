@@ -16,7 +16,7 @@ assert os.environ.get("TRITON_INTERPRET") == "1", "Triton reads it when it is im
 
 import triton.language as tl  # noqa: E402
 from torch._inductor.runtime import triton_helpers  # noqa: E402
-from triton.runtime.interpreter import TensorHandle  # noqa: E402
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle  # noqa: E402
 
 
 def _values(value: Any) -> torch.Tensor:
@@ -55,3 +55,19 @@ triton_helpers.libdevice = SimpleNamespace(
     **{name: _function(compute) for name, compute in (_UNARY | _BINARY).items()},
     **{name: _function(compute, tl.int32) for name, compute in _PREDICATES.items()},
 )
+
+_create_dot = InterpreterBuilder.create_dot
+
+
+def _dot(self: Any, a: Any, b: Any, *rest: Any, **options: Any) -> Any:
+    """The interpreter keeps the bits of bfloat16 as integers, and multiplies those."""
+    if a.dtype == tl.bfloat16:
+        a, b = (TensorHandle(_of_bits(m.data), tl.float32) for m in (a, b))
+    return _create_dot(self, a, b, *rest, **options)
+
+
+def _of_bits(data: Any) -> Any:
+    return (data.astype("uint32") << 16).view("float32")
+
+
+InterpreterBuilder.create_dot = _dot

@@ -83,7 +83,10 @@ def _kernel(loop: str, call: Any, chosen: Any) -> Kernel:
         cpu.RowsKernel: ("one kernel, row by row", _why_not_rows),
     }
     if is_on_gpu(call.examples.flat()):
-        kinds = {gpu.PointwiseKernel: ("one Triton kernel, lane by lane", _why_not_triton)}
+        kinds = {
+            gpu.PointwiseKernel: ("one Triton kernel, lane by lane", _why_not_triton),
+            gpu.RowsKernel: ("one Triton kernel, row by row", _why_not_triton_rows),
+        }
     why_not: dict[str, str] = {}
     for kernel, (kind, reason) in kinds.items():
         if kernel is chosen:
@@ -115,11 +118,26 @@ def _by_lowering(kernel: Any, call: Any) -> str:
 
 
 def _why_not_triton(call: Any) -> str:
+    return _why_not_pointwise(call, _not_served(call))
+
+
+def _not_served(call: Any) -> str:
     from torch_scan_hop.inductor.gpu.serving import are_served
 
-    fits = are_served(call.examples.flat())
     unfit = "its tensors are of other types, or on two devices; or the wrapper is C++"
-    return _why_not_pointwise(call, "" if fits else unfit)
+    return "" if are_served(call.examples.flat()) else unfit
+
+
+def _why_not_triton_rows(call: Any) -> str:
+    from torch_scan_hop.inductor import gpu, qualify
+
+    if not any(n.target in qualify.PRODUCTS for n in call.body.graph.nodes):
+        return "no product"
+    if not gpu.RowsKernel.may_qualify(call.body):
+        known = {*qualify.PRODUCTS, qualify.CAT}
+        others = _operators_that_fail(call.body, qualify.is_pointwise, known)
+        return f"neither pointwise nor a product with a weight: {others or 'a scaled addmm'}"
+    return _not_served(call)
 
 
 def _why_not_pointwise(call: Any, unfit: str | None = None) -> str:

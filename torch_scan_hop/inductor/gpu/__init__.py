@@ -8,7 +8,7 @@ a kernel, to run it (Triton's interpreter takes tensors on the CPU) or to compil
 ``code``        what the code of all kernels has in common; ``source``: the text, and its arguments
 ``rows``        a body with products: which ones qualify
 ``row_body``    its step, as blocks as wide as the carry
-``row_code``    its code: a program takes a block of rows through all steps, weights in registers
+``row_code``    its code: a program takes a block of rows through all steps
 ``launch``      how many lanes a program takes, and the call in the generated wrapper
 ``serving``     which devices the kernels are for
 """

@@ -49,7 +49,10 @@ class StepCode:
         lane: the index of an element of a carry, in terms of ``lanes``.
         shape: of a program's block of elements.
         index: of the step at hand.
+        steps_ahead: how far loads run ahead of the loop.
     """
+
+    steps_ahead = STEPS_AHEAD
 
     lanes: list[Any]
     lane: list[Any]
@@ -100,7 +103,7 @@ class StepCode:
     def _loop_header(self) -> list[str]:
         steps = self.text(self.trip_count)
         return [
-            f"for turn in tl.range(0, {steps}, num_stages={STEPS_AHEAD}):",
+            f"for turn in tl.range(0, {steps}, num_stages={self.steps_ahead}):",
             "    step = tl.cast(turn, tl.int64)",
         ]
 

@@ -1,7 +1,7 @@
 """A step with products as functions of an element of a row, which is as wide as the carry.
 
-What a product makes is read by columns: ``(h @ w)[:, a:b]`` is ``h @ w[:, a:b]``. So every value of a
-step is a block of that width, and each of them stays in registers.
+What a product makes is read by columns: ``(h @ w)[:, a:b]`` is ``h @ w[:, a:b]``. So every value of
+a step is a block of that width, and each of them stays in registers.
 """
 
 from __future__ import annotations

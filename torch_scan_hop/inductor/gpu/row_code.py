@@ -1,7 +1,7 @@
 """The code of a kernel with products: a program takes a block of rows through all steps.
 
-The weights are read once, before the loop, and stay in registers, in the layout that the tensor
-cores read them in: products are between registers, and a step waits for nothing but its xs.
+The weights are read once, before the loop. Triton keeps them in shared memory, in the layout that
+the tensor cores read them in, and the carries in registers: a step waits for nothing but its xs.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import torch
 
 from torch_scan_hop._torch.inductor_triton import TritonLines, storage_type
 from torch_scan_hop._torch.inductor_values import NotPointwise, handled_by, handler_at_hand
-from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode
+from torch_scan_hop.inductor.gpu.code import LANE, MASK, STEPS_AHEAD, StepCode
 from torch_scan_hop.inductor.gpu.row_body import PRODUCT, Product, RowBody
 from torch_scan_hop.inductor.gpu.source import TritonSource, variable
 from torch_scan_hop.inductor.step import CARRY, StepOps
 
 ROWS = 16  # of a program: the least that a tensor core multiplies
 
-# Bytes of weights that the threads of a program hold: 64 registers each, then 128.
+# Bytes of weights up to which a program has so many warps. Not measured on a GPU.
 WARPS_FOR_BYTES = ((4, 2**15), (8, 2**17))
+
+# From here on weights leave little shared memory for xs: of 163 KiB on compute capability 8.0.
+MANY_BYTES = 2**16
 
 
 def emit_rows(
@@ -34,7 +37,7 @@ def emit_rows(
     for warps, most in WARPS_FOR_BYTES:
         if code.weight_bytes <= most:
             return source, warps
-    raise NotPointwise(f"{code.weight_bytes} bytes of weights, more than a program's registers")
+    raise NotPointwise(f"{code.weight_bytes} bytes of weights: not in shared memory")
 
 
 class _RowCode(StepCode):
@@ -106,6 +109,7 @@ class _RowCode(StepCode):
         first = self.text(weight.offset + row * down + column * right)
         place = f"{pointer} + ({first}) + row * ({self.text(down)}) + column * ({self.text(right)})"
         self.weight_bytes += self.width**2 * weight.dtype.itemsize
+        self.steps_ahead = 2 if self.weight_bytes > MANY_BYTES else STEPS_AHEAD
         return lines.line(f"tl.load({place}, in_weight, 0.0)", weight.dtype, before_steps=True)
 
 

@@ -2,7 +2,7 @@
 
 A body qualifies if it is pointwise but for products of rows with loop-invariant matrices, in
 float32, bfloat16 or float16; if its carries are rows of one static width, and all that it makes is
-as wide, or made of parts that are; and if the weights fit the registers of a program, which is up
+as wide, or made of parts that are; and if the weights fit the memory of a program, which is up
 to a width of 64 for an LSTM in float32, and 128 in bfloat16.
 """
 
