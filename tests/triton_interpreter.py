@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-assert os.environ.get("TRITON_INTERPRET") == "1", "Triton reads it when it is imported"
+if os.environ.get("TRITON_INTERPRET") != "1":
+    raise ImportError("Triton reads TRITON_INTERPRET=1 when it is imported")
 
-import triton.language as tl  # noqa: E402
-from torch._inductor.runtime import triton_helpers  # noqa: E402
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle  # noqa: E402
+import triton.language as tl
+from torch._inductor.runtime import triton_helpers
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 
 def _values(value: Any) -> torch.Tensor:

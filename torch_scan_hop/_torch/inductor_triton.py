@@ -12,13 +12,13 @@ from typing import Any
 
 import sympy
 import torch
+from torch._inductor import config
 from torch._inductor.codegen.common import Kernel
 from torch._inductor.codegen.triton import (
     TritonCSE,
     TritonCSEVariable,
     TritonKernelOverrides,
     texpr,
-    triton_compute_type,
     triton_type,
 )
 from torch._inductor.utils import IndentedBuffer
@@ -54,7 +54,11 @@ def compute_type(dtype: torch.dtype) -> str:
     >>> compute_type(torch.bfloat16), compute_type(torch.bool)
     ('tl.float32', 'tl.int1')
     """
-    return str(triton_compute_type(dtype))
+    return storage_type(_computed(dtype))
+
+
+def _computed(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def storage_type(dtype: torch.dtype) -> str:
@@ -138,7 +142,7 @@ class TritonLines(Kernel[TritonCSEVariable]):
     def at_work(self) -> Iterator[None]:
         """Within, operators become lines, and Inductor takes the device for a GPU."""
         gpu = V.graph.set_current_device(torch.device("cuda", 0))
-        with no_interpreter(), gpu, self:
+        with no_interpreter(), gpu, config.patch({"triton.codegen_upcast_to_fp32": True}), self:
             yield
 
     def begin_step(self) -> None:
@@ -152,7 +156,7 @@ class TritonLines(Kernel[TritonCSEVariable]):
 
     def variable(self, name: str, dtype: torch.dtype) -> Any:
         """A value that the kernel has under that name."""
-        computed = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+        computed = _computed(dtype)
         value = _Value(name, ValueRanges.unknown(), computed, self.shape)
         self.cse.varname_map[name] = value
         return value
@@ -176,7 +180,7 @@ class TritonLines(Kernel[TritonCSEVariable]):
     def load(self, name: str, index: Any) -> Any:
         mask = None if self._load_mask is None else str(self._load_mask)
         code, dtype = self._load_code(name, index, mask)
-        computed = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+        computed = _computed(dtype)
         if dtype is torch.bool or computed is not dtype:
             code += f".to({compute_type(dtype)})"
         moves = mask is None and self._is_invariant(index)
@@ -186,7 +190,7 @@ class TritonLines(Kernel[TritonCSEVariable]):
     def index_value(self, expression: Any, dtype: torch.dtype) -> Any:
         text, shape = index_text(self._rename(expression)), ", ".join(self.shape)
         code = f"(tl.full([{shape}], 0, tl.int64) + ({text})).to({compute_type(dtype)})"
-        computed = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+        computed = _computed(dtype)
         return self.cse.generate(self.compute, code, dtype=computed, shape=self.shape)
 
     @contextlib.contextmanager
