@@ -1,4 +1,4 @@
-# make demo | test | test-slow | lint | bench | fuzz | fuzz-csrc | clean
+# make demo | test | test-slow | lint | bench | gpu | fuzz | fuzz-csrc | clean
 #
 #   make test TORCH=2.13.0     the same suite on another torch
 #   make test ARGS="-k nested" anything pytest takes
@@ -25,7 +25,7 @@ PACKAGES := torch==$(TORCH) $(if $(HAS_XLA),torch_xla==2.9.0)
 
 export PJRT_DEVICE := CPU
 
-.PHONY: demo test test-slow lint bench fuzz fuzz-csrc clean
+.PHONY: demo test test-slow lint bench gpu fuzz fuzz-csrc clean
 .DELETE_ON_ERROR:
 
 demo: $(ENV)/.installed
@@ -46,6 +46,12 @@ lint: $(ENV)/.installed
 
 bench: $(ENV)/.installed-bench
 	$(PY) -m benchmarks $(ARGS)
+
+# On a machine with a CUDA device: what its tests and benchmarks/results/gpu.md say. On others it
+# says so. TORCH is to be a build for CUDA, as the default is on Linux.
+gpu: $(ENV)/.installed
+	$(PY) -m pytest -m gpu $(ARGS)
+	$(PY) -m benchmarks --section gpu
 
 # Random programs against the Python loop: make fuzz ARGS="--programs 2000 --modes eager".
 fuzz: $(ENV)/.installed

@@ -1,6 +1,6 @@
 """Speed of scan against what a user would pick otherwise: ``benchmarks/results/speed.md``.
 
-    python -m benchmarks [--quick] [--workload lstm] [--only eager|compiled] [--section memory]
+    python -m benchmarks [--quick] [--workload lstm] [--only eager|compiled] [--section memory|gpu]
                          [--slow] [--write results.md]
 
 Everything is measured in fresh processes (``child.py``): workloads side by side in one process
@@ -13,7 +13,7 @@ import argparse
 import time
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import gpu, report
 from benchmarks.child import RESULTS
 from benchmarks.sections import Session, compile_time, memory, per_step, speed
 from benchmarks.workloads import WORKLOADS
@@ -41,10 +41,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and sizes")
     parser.add_argument("--workload", choices=list(WORKLOADS), help="this one's speed only")
     parser.add_argument("--only", choices=["eager", "compiled"])
-    parser.add_argument("--section", choices=list(SECTIONS), help="this part only")
+    parser.add_argument("--section", choices=[*SECTIONS, "gpu"], help="this part only")
     parser.add_argument("--slow", action="store_true", help="also the loop unrolled by Inductor")
     parser.add_argument("--write", type=Path, default=DEFAULT)
     options = parser.parse_args()
+    if options.section == "gpu":  # a page of its own, never a part of the table
+        gpu.write(gpu.PAGE if options.write == DEFAULT else options.write, options.quick)
+        return
     session, before = Session(options), report.load()
     chosen = "speed" if options.workload else options.section
     sections = [SECTIONS[chosen]] if chosen else list(SECTIONS.values())

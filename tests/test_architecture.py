@@ -96,10 +96,13 @@ def test_the_shims_know_nothing_of_this_package():
             assert others - own <= known, name
 
 
-def test_what_is_of_one_device_is_reached_through_the_tuple_of_kernels():
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_what_is_of_one_device_is_reached_through_the_tuple_of_kernels(device):
+    package = f"torch_scan_hop.inductor.{device}"
+    assert any(name.startswith(package) for name in IMPORTS)
     for name, others in IMPORTS.items():
-        if not name.startswith("torch_scan_hop.inductor.cpu"):
-            used = {o for o in others if o.startswith("torch_scan_hop.inductor.cpu")}
+        if not name.startswith(package):
+            used = {o for o in others if o.startswith(package)}
             # the one chooses, the other says why a kernel was not chosen
             known = {"torch_scan_hop.inductor.kernels", "torch_scan_hop.explain.kernels"}
             assert not used or name in known, name

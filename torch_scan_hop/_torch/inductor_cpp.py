@@ -6,14 +6,11 @@ Import it only once Inductor is needed: it takes seconds.
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import sympy
 import torch
 from torch._inductor import config
-from torch._inductor.codegen.common import OptimizationContext
 from torch._inductor.codegen.cpp import (
     CppKernel,
     CppKernelProxy,
@@ -41,9 +38,7 @@ __all__ = [
     "after_stores",
     "is_removed",
     "keep_stores_to",
-    "no_interpreter",
     "parallel_num_threads",
-    "plain_symbol",
     "vector_lanes",
     "written_pointer",
 ]
@@ -53,11 +48,6 @@ def vector_lanes() -> int:
     """float32 lanes of a vector; 0 where there are none."""
     isa = pick_vec_isa()
     return isa.nelements(dtype=torch.float32) if isa else 0
-
-
-def plain_symbol(number: int) -> Any:
-    """A symbol that is printed as it is; of another prefix it would be a kernel's argument."""
-    return sympy.Symbol(f"x{number}", integer=True, nonnegative=True)
 
 
 # --- while the code of a nest is made ---
@@ -89,15 +79,6 @@ def after_stores(line: str) -> None:
     """Put a line behind the stores of so far."""
     kernel: Any = V.kernel
     kernel.stores.writeline(line)
-
-
-@contextlib.contextmanager
-def no_interpreter() -> Iterator[None]:
-    """Kernels ask the interpreter that lowers nodes about the node at hand: it is no node."""
-    meta = {OptimizationContext.key: OptimizationContext()}
-    node = types.SimpleNamespace(target=None, meta=meta, args=(), kwargs={})
-    with V.set_interpreter_handler(types.SimpleNamespace(current_node=node)):
-        yield
 
 
 # --- loops, and the function around them ---

@@ -6,6 +6,7 @@ Import it only once Inductor is needed: it takes seconds.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,6 @@ __all__ = [
     "OpsHandler",
     "Reads",
     "bounds_of",
-    "cpu_buffer",
     "handled_by",
     "handler_at_hand",
     "is_tensor",
@@ -35,8 +35,11 @@ __all__ = [
     "likely_size",
     "masked",
     "merged_sizes",
+    "named_buffer",
     "named_input",
+    "no_interpreter",
     "ops",
+    "plain_symbol",
     "pointwise_like",
     "shifted_by_one",
     "slice_at",
@@ -94,9 +97,11 @@ def bounds_of(expression: Any, sizes: Mapping[Any, Any]) -> tuple[Any, Any]:
 # --- values made ---
 
 
-def cpu_buffer(name: str, dtype: torch.dtype, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
-    """What stands for memory of that name, which the caller allocates."""
-    layout = ir.FixedLayout(torch.device("cpu"), dtype, list(sizes), list(strides))
+def named_buffer(
+    name: str, device: Any, dtype: torch.dtype, sizes: Sequence[Any], strides: Sequence[Any]
+) -> Any:
+    """What stands for values of that name, whatever they are."""
+    layout = ir.FixedLayout(device, dtype, list(sizes), list(strides))
     return ir.InputBuffer(name=name, layout=layout)
 
 
@@ -108,8 +113,7 @@ def named_input(name: str, like: Any) -> Any:
     """A contiguous input of that name, and of the size, type and device of ``like``."""
     size = like.get_size()
     strides = ir.FlexibleLayout.contiguous_strides(size)
-    layout = ir.FixedLayout(like.get_device(), like.get_dtype(), size, strides)
-    return tensor_of(ir.InputBuffer(name=name, layout=layout))
+    return tensor_of(named_buffer(name, like.get_device(), like.get_dtype(), size, strides))
 
 
 def pointwise_like(like: Any, fn: Callable[[Sequence[Any]], Any], sizes: Sequence[Any]) -> Any:
@@ -150,6 +154,11 @@ def shifted_by_one(stack: Any, init: Any, reverse: bool) -> Any:
         return ops.where(ops.eq(at, edge), load_init(rest), load([neighbour, *rest]))
 
     return pointwise_like(stack, inner_fn, stack.get_size())
+
+
+def plain_symbol(number: int) -> Any:
+    """A symbol that is printed as it is; of another prefix it would be a kernel's argument."""
+    return sympy.Symbol(f"x{number}", integer=True, nonnegative=True)
 
 
 # --- a graph as values ---
@@ -245,6 +254,15 @@ def handler_at_hand() -> Any:
 
 def handled_by(handler: Any) -> contextlib.AbstractContextManager[Any]:
     return V.set_ops_handler(handler)
+
+
+@contextlib.contextmanager
+def no_interpreter() -> Iterator[None]:
+    """Kernels ask the interpreter that lowers nodes about the node at hand: it is no node."""
+    meta = {OptimizationContext.key: OptimizationContext()}
+    node = types.SimpleNamespace(target=None, meta=meta, args=(), kwargs={})
+    with V.set_interpreter_handler(types.SimpleNamespace(current_node=node)):
+        yield
 
 
 def masked(inner: Any, mask: Any, body: Callable[[], Any], other: Any) -> Any:

@@ -75,12 +75,18 @@ def _alone(site: Site) -> tuple[fx.GraphModule, list[Any]]:
 
 
 def _kernel(loop: str, call: Any, chosen: Any) -> Kernel:
-    from torch_scan_hop.inductor.cpu import PointwiseKernel, RowsKernel
+    from torch_scan_hop.inductor import cpu, gpu
+    from torch_scan_hop.inductor.kernels import is_on_gpu
 
-    kinds = {
-        PointwiseKernel: ("one kernel, lane by lane", _why_not_pointwise),
-        RowsKernel: ("one kernel, row by row", _why_not_rows),
+    kinds: dict[Any, Any] = {
+        cpu.PointwiseKernel: ("one kernel, lane by lane", _why_not_pointwise),
+        cpu.RowsKernel: ("one kernel, row by row", _why_not_rows),
     }
+    if is_on_gpu(call.examples.flat()):
+        kinds = {
+            gpu.PointwiseKernel: ("one Triton kernel, lane by lane", _why_not_triton),
+            gpu.RowsKernel: ("one Triton kernel, row by row", _why_not_triton_rows),
+        }
     why_not: dict[str, str] = {}
     for kernel, (kind, reason) in kinds.items():
         if kernel is chosen:
@@ -111,24 +117,50 @@ def _by_lowering(kernel: Any, call: Any) -> str:
     return "" if node is not None else "a step reads the carry elsewhere than where it writes it"
 
 
-def _why_not_pointwise(call: Any) -> str:
-    from torch_scan_hop.inductor.cpu import pointwise, qualify
+def _why_not_triton(call: Any) -> str:
+    return _why_not_pointwise(call, _not_served(call))
+
+
+def _not_served(call: Any) -> str:
+    from torch_scan_hop.inductor.gpu.serving import are_served
+
+    unfit = "its tensors are of other types, or on two devices; or the wrapper is C++"
+    return "" if are_served(call.examples.flat()) else unfit
+
+
+def _why_not_triton_rows(call: Any) -> str:
+    from torch_scan_hop.inductor import gpu, qualify
+
+    if not any(n.target in qualify.PRODUCTS for n in call.body.graph.nodes):
+        return "no product"
+    if not gpu.RowsKernel.may_qualify(call.body):
+        known = {*qualify.PRODUCTS, qualify.CAT}
+        others = _operators_that_fail(call.body, qualify.is_pointwise, known)
+        return f"neither pointwise nor a product with a weight: {others or 'a scaled addmm'}"
+    return _not_served(call)
+
+
+def _why_not_pointwise(call: Any, unfit: str | None = None) -> str:
+    from torch_scan_hop.inductor import lane_body, qualify
 
     others = _operators_that_fail(call.body, qualify.is_pointwise, set())
     if others:
         return f"not pointwise: {others}"
-    if not pointwise.has_one_shape(call.examples):
-        return _unfit_tensors(call) or "its carries and ys have not one shape"
-    return ""
+    unfit = _unfit_tensors(call) if unfit is None else unfit
+    if unfit:
+        return unfit
+    one_shape = lane_body.has_one_shape(call.examples)
+    return "" if one_shape else "its carries and ys have not one shape"
 
 
 def _why_not_rows(call: Any) -> str:
-    from torch_scan_hop.inductor.cpu import qualify, rows
+    from torch_scan_hop.inductor import qualify
+    from torch_scan_hop.inductor.cpu import rows
 
-    products = {n for n in call.body.graph.nodes if n.target in rows.PRODUCTS}
+    products = {n for n in call.body.graph.nodes if n.target in qualify.PRODUCTS}
     if not products:
         return "no product"
-    known = {*rows.PRODUCTS, torch.ops.aten.cat.default}
+    known = {*qualify.PRODUCTS, torch.ops.aten.cat.default}
     others = _operators_that_fail(call.body, qualify.is_pointwise, known)
     if others:
         return f"neither pointwise nor a product with a weight: {others}"
@@ -138,7 +170,7 @@ def _why_not_rows(call: Any) -> str:
             limit = rows.WEIGHT_BYTES
             return f"its weights take {total:,} bytes, more than {limit:,}: not a core's cache"
         return "a product with sizes or scales that it does not know"
-    if not call.examples.carry:
+    if not call.examples.inputs.carry:
         return "it has no carry"
     if rows.fits_vectors_of_the_cpu(call.examples):
         return ""
@@ -162,10 +194,10 @@ def _operators_that_fail(body: fx.GraphModule, passes: Any, known: set[Any]) -> 
 
 
 def _unfit_tensors(call: Any) -> str:
-    from torch_scan_hop.inductor.cpu.qualify import DTYPES
+    from torch_scan_hop.inductor.cpu.fits import DTYPES
 
     tensors = [v for v in call.examples.flat() if isinstance(v, torch.Tensor)]
-    results = [*call.examples.carry, *call.examples.ys]
+    results = [*call.examples.inputs.carry, *call.examples.ys]
     devices = {t.device.type for t in tensors} - {"cpu"}
     dtypes = {str(t.dtype).removeprefix("torch.") for t in results if t.dtype not in DTYPES}
     if devices:

@@ -3,7 +3,8 @@
 ``passes``  what runs on the graph before it is lowered
 ``loop``    the lowering; the IR node of a counted loop, and its code in Python and C++
 ``body``    the step in destination-passing style: it writes its results in place
-``kernels`` which scans are one kernel, and whose; ``cpu/`` has those of the CPU
+``kernels`` which scans are one kernel, and whose; ``cpu/`` and ``gpu/`` have them. What both share:
+            ``qualify``, ``step``, ``lane_body`` (a pointwise step), ``product_lowering``
 ``node``    what the IR nodes of a scan have in common
 ``pairs``   complex scans as scans of real and imaginary parts; ``pair_rules``: the arithmetic
 """

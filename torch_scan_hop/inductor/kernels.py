@@ -1,28 +1,51 @@
 """Whether a scan is one kernel: the passes ask before it is lowered, and the lowering decides.
 
-A kernel for another device stands beside ``cpu``, and its classes in the tuple below.
+A kernel for another device stands beside ``cpu`` and ``gpu``, and its classes in the tuple below.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from typing import Any
 
+import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor_values import NotPointwise
-from torch_scan_hop.inductor import cpu
+from torch_scan_hop._torch.tracing import are_all_known_equal
+from torch_scan_hop.inductor import cpu, gpu
+from torch_scan_hop.inductor.gpu.serving import is_gpu
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
+from torch_scan_hop.inductor.qualify import is_pointwise
 from torch_scan_hop.rewrites import current_options
+from torch_scan_hop.signature import results_of
 
 log = logging.getLogger(__name__)
 
 #: the first that takes a scan is its kernel
-KERNELS: tuple[type[KernelNode], ...] = (*cpu.KERNELS,)
+KERNELS: tuple[type[KernelNode], ...] = (*gpu.KERNELS, *cpu.KERNELS)
 
 
 def may_be_one_kernel(body: fx.GraphModule) -> bool:
     """As far as the operators of ``body`` can tell."""
     return current_options().one_kernel and any(k.may_qualify(body) for k in KERNELS)
+
+
+def is_on_gpu(values: Iterable[Any]) -> bool:
+    """Whether these operands are where each kernel has to be launched, which takes its time."""
+    return any(isinstance(v, torch.Tensor) and is_gpu(v.device) for v in values)
+
+
+def may_run_lane_by_lane(body: fx.GraphModule, n_carry: int) -> bool:
+    """Whether a step is pointwise, and makes nothing that is not as large as the carry."""
+    shapes = [n.meta["val"].shape for n in results_of(body.graph)]
+    return (
+        current_options().one_kernel
+        and is_pointwise(body)
+        and n_carry > 0
+        and all(are_all_known_equal(shape, shapes[0]) for shape in shapes)
+    )
 
 
 def kernel_of(call: ScanCall) -> KernelNode | None:

@@ -27,7 +27,7 @@ from torch_scan_hop.carries_in import (
     stacks_of,
     with_joined,
 )
-from torch_scan_hop.inductor.kernels import may_be_one_kernel
+from torch_scan_hop.inductor.kernels import is_on_gpu, may_be_one_kernel, may_run_lane_by_lane
 from torch_scan_hop.inductor.pair_rules import is_complex
 from torch_scan_hop.inductor.pairs import expanded, expanded_step, joined_results, needs_pairs
 from torch_scan_hop.op import ScanOptions, call_scan, scan_op
@@ -36,7 +36,7 @@ from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
 from torch_scan_hop.rewrites.classify import nbytes
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
-from torch_scan_hop.signature import Inputs
+from torch_scan_hop.signature import Inputs, Signature
 
 aten = torch.ops.aten
 log = logging.getLogger(__name__)
@@ -101,6 +101,10 @@ def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
     return stride is None or are_all_known_equal(value.stride(), stride)
 
 
+def _is_lane_by_lane(plan: ScanPlan) -> bool:
+    return may_run_lane_by_lane(plan.body, len(plan.decisions.loop_carry))
+
+
 class _ScanRewriter:
     def __init__(self, gm: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> None:
         self.gm = gm
@@ -153,15 +157,10 @@ class _ScanRewriter:
             return
         body, signature, sizes = lift_sizes(self.body, self.signature)
         legality.run_passes(body, [split_fused_products])
-        plan = make_plan(
-            body,
-            signature,
-            current_options(),
-            pointwise_pays=False,
-            used_outputs=self._used_outputs(),
-        )
+        plan = self._plan(body, signature)
         length = self.trip_count
-        if isinstance(self.trip_count, int) and self.trip_count != 0:
+        # blocks are for what a core's cache holds
+        if isinstance(self.trip_count, int) and self.trip_count != 0 and not self._is_on_gpu():
             length = whole_block_length(plan, self.trip_count, self._copied_bytes(plan))
         if plan.is_trivial() and not self.shifted and self.trip_count != 0:
             self._retrace_if_unlike()
@@ -181,6 +180,27 @@ class _ScanRewriter:
         if legality.check_after_each is not None:
             legality.check_after_each.replacement("rewrite", traced)
         self._inline(traced)
+
+    def _is_on_gpu(self) -> bool:
+        return is_on_gpu(map(_value, self.operands))
+
+    def _plan(self, body: fx.GraphModule, signature: Signature) -> ScanPlan:
+        """Pointwise work stays in the loop, unless without it one launch does for all steps."""
+
+        def plan(pointwise_pays: bool) -> ScanPlan:
+            return make_plan(
+                body,
+                signature,
+                current_options(),
+                pointwise_pays=pointwise_pays,
+                used_outputs=self._used_outputs(),
+            )
+
+        kept = plan(False)
+        if not self._is_on_gpu() or _is_lane_by_lane(kept):
+            return kept
+        moved = plan(True)
+        return moved if _is_lane_by_lane(moved) else kept
 
     def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
         """The scan's inputs, of the operands; xs that are carries into steps as such."""

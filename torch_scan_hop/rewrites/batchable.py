@@ -82,9 +82,9 @@ BY_INDEX = {"index.Tensor", "index_put.default"}
 def _stand_in_for_slice_scatter(
     value: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
-    """Its rule overflows where ``end`` stands for "to the end"."""
+    """Its rule overflows where ``end`` stands for "to the end", and takes no negative one."""
     if isinstance(end, int):
-        end = min(end, value.shape[dim])
+        end = min(end + value.shape[dim] if end < 0 else end, value.shape[dim])
     return aten.slice_scatter.default(value, source, dim, start, end, step)
 
 

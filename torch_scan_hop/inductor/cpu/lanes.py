@@ -8,12 +8,8 @@ cache, and xs are read and ys written once, in long enough pieces.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import sympy
-import torch
-from torch import fx
 
 from torch_scan_hop._torch.inductor_cpp import (
     KernelFunction,
@@ -21,59 +17,19 @@ from torch_scan_hop._torch.inductor_cpp import (
     after_stores,
     is_removed,
     keep_stores_to,
-    no_interpreter,
     parallel_num_threads,
     written_pointer,
 )
 from torch_scan_hop._torch.inductor_values import (
-    InlineLowering,
-    Reads,
     handled_by,
     handler_at_hand,
-    is_tensor,
     likely_size,
-    merged_sizes,
+    no_interpreter,
     ops,
 )
-from torch_scan_hop.inductor.cpu.step import STEP, TILE, StepOps, lane_symbols, step_inputs
-from torch_scan_hop.signature import Inputs
-
-
-class PointwiseBody:
-    """Step ``index`` as functions of a lane; NotPointwise if it needs a buffer."""
-
-    def __init__(self, gm: fx.GraphModule, roles: Inputs[Any], index: Any) -> None:
-        self.index = index
-        self.lowering = InlineLowering(gm)
-        self.results = self.lowering.lower(step_inputs(roles, index))
-
-    def values(self, lane: Sequence[Any], dtypes: Sequence[torch.dtype]) -> list[Any]:
-        with self.lowering.fresh_values():
-            return [
-                result.make_loader()(lane) if is_tensor(result) else ops.constant(result, dtype)
-                for result, dtype in zip(self.results, dtypes, strict=True)
-            ]
-
-    def reads(self, lane: Sequence[Any]) -> Reads:
-        """What a step reads for ``lane``."""
-        reads = Reads()
-        with handled_by(reads):
-            self.values(lane, [torch.float32] * len(self.results))
-        return reads
-
-
-def merged_dimensions(
-    body: PointwiseBody, sizes: Sequence[Any], layouts: Sequence[Any]
-) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """``sizes`` with dimensions merged where every access allows it, and indices for them."""
-    index = lane_symbols(len(sizes))
-    accesses = body.reads(index).indices
-    accesses += [
-        layout.make_indexer()(index) for layout in layouts if len(layout.size) == len(index)
-    ]
-    merged, reindex = merged_sizes(index, sizes, accesses)
-    # a scalar carry is one lane
-    return merged or [sympy.Integer(1)], lambda lanes: reindex(lanes[: len(merged)])
+from torch_scan_hop.inductor.cpu.tanh import VectorOps
+from torch_scan_hop.inductor.lane_body import PointwiseBody
+from torch_scan_hop.inductor.step import STEP, TILE
 
 
 class TimeLoop:
@@ -100,7 +56,7 @@ class TimeLoop:
             keep_stores_to(buffer.name)
         handler = handler_at_hand()
         carry = [handler.load(b.name, b.layout.make_indexer()(lane)) for b in self.carry]
-        with handled_by(StepOps(handler, self.body.lowering, lambda k, _: carry[k])):
+        with handled_by(VectorOps(handler, self.body.lowering, lambda k, _: carry[k])):
             values = self.body.values(lane, dtypes)
         n, next_index = len(carry), self.body.index.subs(STEP, STEP + 1)
         for buffer, value in zip(self.ys, values[n:], strict=True):

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
-from torch_scan_hop._torch.inductor_values import cpu_buffer
-from torch_scan_hop.inductor.cpu.step import lane_symbols
+from torch_scan_hop._torch.inductor_values import named_buffer
+from torch_scan_hop.inductor.step import lane_symbols
 
 # "buf": names that Inductor lets a kernel store to
 PRODUCT = "scan_buf_product_"
 OPERAND = "scan_buf_operand_"
 NEXT = "scan_buf_next_"
 STACK = "scan_stack_"
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ def product_position(name: str) -> int | None:
 
 def float_buffer(name: str, sizes: Sequence[Any], row: Any) -> Any:
     """Scratch memory for a matrix, ``row`` elements from one row to the next."""
-    return cpu_buffer(name, torch.float32, sizes, [row, 1])
+    return named_buffer(name, CPU, torch.float32, sizes, [row, 1])
 
 
 def buffer_like(name: str, layout: Any) -> Any:
-    return cpu_buffer(name, layout.dtype, layout.size, layout.stride)
+    return named_buffer(name, CPU, layout.dtype, layout.size, layout.stride)

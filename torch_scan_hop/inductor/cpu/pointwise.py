@@ -8,47 +8,28 @@ from __future__ import annotations
 
 from typing import Any
 
-import sympy
 from torch import fx
 
-from torch_scan_hop._torch.inductor import size_expression
-from torch_scan_hop._torch.tracing import are_all_known_equal
 from torch_scan_hop.inductor.body import StepExamples
-from torch_scan_hop.inductor.cpu.lanes import (
+from torch_scan_hop.inductor.cpu.fits import are_on_cpu, are_stored_in_vectors
+from torch_scan_hop.inductor.cpu.lanes import TimeLoop, emit_kernel
+from torch_scan_hop.inductor.lane_body import (
     PointwiseBody,
-    TimeLoop,
-    emit_kernel,
+    has_one_shape,
+    lanes_are_independent,
     merged_dimensions,
 )
-from torch_scan_hop.inductor.cpu.qualify import are_on_cpu, are_stored_in_vectors, is_pointwise
-from torch_scan_hop.inductor.cpu.step import CARRY, lane_symbols, step_index
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
+from torch_scan_hop.inductor.qualify import is_pointwise
+from torch_scan_hop.inductor.step import step_index
 
 
-def has_one_shape(examples: StepExamples) -> bool:
-    carry = examples.inputs.carry
-    if not carry:
-        return False
-    shape = carry[0].shape
+def fits_lanes_of_the_cpu(examples: StepExamples) -> bool:
     return (
-        # without a guard: two symbolic sizes may have met by chance
-        all(are_all_known_equal(c.shape, shape) for c in carry)
-        and all(are_all_known_equal(y.shape[1:], shape) for y in examples.ys)
+        has_one_shape(examples)
         and are_on_cpu(examples.flat())
         and are_stored_in_vectors(examples.results())
     )
-
-
-def _lanes_are_independent(step: PointwiseBody, examples: StepExamples) -> bool:
-    like = examples.inputs.carry[0]
-    index = lane_symbols(like.ndim)
-    # Inductor leaves the index of a dimension of size 1 out
-    strides = [
-        0 if n == 1 else size_expression(s) for n, s in zip(like.shape, like.stride(), strict=True)
-    ]
-    own = sum((i * s for i, s in zip(index, strides, strict=True)), sympy.Integer(0))
-    carry_reads = [at for name, at in step.reads(index).found if name.startswith(CARRY)]
-    return all(sympy.expand(at - own) == 0 for at in carry_reads)
 
 
 class PointwiseKernel(KernelNode):
@@ -58,10 +39,10 @@ class PointwiseKernel(KernelNode):
 
     @classmethod
     def lower(cls, call: ScanCall) -> PointwiseKernel | None:
-        if not has_one_shape(call.examples):
+        if not fits_lanes_of_the_cpu(call.examples):
             return None
         step = PointwiseBody(call.body, call.operands, step_index(call.trip_count, call.reverse))
-        return cls(call, step) if _lanes_are_independent(step, call.examples) else None
+        return cls(call, step) if lanes_are_independent(step, call.examples) else None
 
     def call_kernel(self, wrapper: Any) -> None:
         n = len(self.operands.carry)

@@ -37,7 +37,8 @@ from torch_scan_hop.inductor.cpu.row_order import (
     nests_of_stages,
     overwritten_carry,
 )
-from torch_scan_hop.inductor.cpu.step import CARRY, StepOps, lane_symbols, step_inputs
+from torch_scan_hop.inductor.cpu.tanh import VectorOps
+from torch_scan_hop.inductor.step import CARRY, lane_symbols, step_inputs
 from torch_scan_hop.signature import Inputs
 
 
@@ -115,7 +116,7 @@ class RowBody:
 
     def values(self, values: Sequence[Any], lanes: Sequence[Any], read_carry: Any) -> list[Any]:
         """The elements of ``values`` at ``lanes``, in terms of the ops handler at hand."""
-        handler = StepOps(handler_at_hand(), self._lowering, read_carry)
+        handler = VectorOps(handler_at_hand(), self._lowering, read_carry)
         with self._lowering.fresh_values(), handled_by(handler):
             return [value.make_loader()(lanes) for value in values]
 

@@ -22,12 +22,16 @@ from torch_scan_hop._torch.inductor_cpp import (
     CeilDiv,
     KernelFunction,
     keep_stores_to,
-    no_interpreter,
     parallel_num_threads,
-    plain_symbol,
     written_pointer,
 )
-from torch_scan_hop._torch.inductor_values import handler_at_hand, likely_size, ops
+from torch_scan_hop._torch.inductor_values import (
+    handler_at_hand,
+    likely_size,
+    no_interpreter,
+    ops,
+    plain_symbol,
+)
 from torch_scan_hop.inductor.cpu.places import (
     NEXT,
     OPERAND,
@@ -40,7 +44,7 @@ from torch_scan_hop.inductor.cpu.places import (
 )
 from torch_scan_hop.inductor.cpu.product import packed, register_block, source_of_product
 from torch_scan_hop.inductor.cpu.row_body import RowBody
-from torch_scan_hop.inductor.cpu.step import CARRY, STEP, TILE
+from torch_scan_hop.inductor.step import CARRY, STEP, TILE
 
 WEIGHT = "scan_buf_weight_"
 FIRST_ROW = plain_symbol(997)

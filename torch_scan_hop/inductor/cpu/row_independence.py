@@ -10,7 +10,7 @@ import sympy
 from torch_scan_hop._torch.inductor_values import bounds_of
 from torch_scan_hop.inductor.cpu.places import Matrix, Product, Store, product_position
 from torch_scan_hop.inductor.cpu.row_body import RowBody
-from torch_scan_hop.inductor.cpu.step import STEP, carry_position
+from torch_scan_hop.inductor.step import STEP, carry_position
 
 
 def rows_are_independent(body: RowBody) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch_scan_hop.inductor.cpu.places import Matrix, Place, Store, product_position
-from torch_scan_hop.inductor.cpu.step import CARRY
+from torch_scan_hop.inductor.step import CARRY
 
 
 def assign_stages(stores: Sequence[Store], operands: Sequence[Matrix]) -> None:

@@ -18,16 +18,15 @@ from torch import fx
 from torch_scan_hop._torch.inductor import layout_like
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
 from torch_scan_hop.inductor.body import StepExamples
-from torch_scan_hop.inductor.cpu.qualify import are_on_cpu, are_stored_in_vectors, is_pointwise
+from torch_scan_hop.inductor.cpu.fits import are_on_cpu, are_stored_in_vectors
 from torch_scan_hop.inductor.cpu.row_body import RowBody
 from torch_scan_hop.inductor.cpu.row_code import emit_rows
 from torch_scan_hop.inductor.cpu.row_independence import rows_are_independent
-from torch_scan_hop.inductor.cpu.step import step_index
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
+from torch_scan_hop.inductor.qualify import PRODUCTS, is_plain, is_pointwise
+from torch_scan_hop.inductor.step import step_index
 
 aten = torch.ops.aten
-
-PRODUCTS = {aten.mm.default, aten.addmm.default}
 
 # What the weights may take of a core's cache: from there on a step waits for memory, and
 # threads that share the columns of a product read less of it.
@@ -35,17 +34,12 @@ WEIGHT_BYTES = 2**20
 
 
 def has_small_products(body: fx.GraphModule) -> bool:
-    if not all(map(_is_plain, body.graph.nodes)):
+    if not all(map(is_plain, body.graph.nodes)):
         return False
     weights = [n.args[-1].meta["val"] for n in body.graph.nodes if n.target in PRODUCTS]
     if not all(isinstance(n, int) for w in weights for n in w.shape):
         return False
     return 0 < sum(w.numel() * w.element_size() for w in weights) <= WEIGHT_BYTES
-
-
-def _is_plain(node: fx.Node) -> bool:
-    """``addmm`` may scale what it adds."""
-    return node.target not in PRODUCTS or not node.kwargs
 
 
 def fits_vectors_of_the_cpu(examples: StepExamples) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -16,7 +16,14 @@ _MAKE_OR_CONVERT = {
     "full_like", "iota", "ones_like", "scalar_tensor", "zeros_like",
 }  # fmt: skip
 
-DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
+
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+CAT = torch.ops.aten.cat.default
+
+
+def is_plain(node: fx.Node) -> bool:
+    """``addmm`` may scale what it adds."""
+    return node.target not in PRODUCTS or not node.kwargs
 
 
 def is_pointwise(body: fx.GraphModule, besides: Collection[Any] = ()) -> bool:
@@ -31,11 +38,3 @@ def is_pointwise(body: fx.GraphModule, besides: Collection[Any] = ()) -> bool:
         or getattr(node.target, "_opname", "") in _MAKE_OR_CONVERT
         for node in body.graph.nodes
     )
-
-
-def are_on_cpu(values: Iterable[Any]) -> bool:
-    return all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
-
-
-def are_stored_in_vectors(results: Iterable[torch.Tensor]) -> bool:
-    return all(t.dtype in DTYPES for t in results)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from torch_scan_hop._torch.inductor_cpp import plain_symbol
 from torch_scan_hop._torch.inductor_values import (
     InlineLowering,
     OpsHandler,
     masked,
     named_input,
+    plain_symbol,
     slice_at,
 )
-from torch_scan_hop.inductor.cpu.tanh import tanh
 from torch_scan_hop.signature import Inputs
 
 STEP = plain_symbol(999)  # in the order that steps run
@@ -64,11 +61,6 @@ class StepOps(OpsHandler):
         if position is not None:
             return self.read(position, index)
         return self._inner.load(name, index)
-
-    def tanh(self, x: Any) -> Any:
-        if getattr(x, "dtype", None) is torch.float32:
-            return tanh(self._inner, x)
-        return self._inner.tanh(x)
 
     def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Any:
         def scoped() -> Any:

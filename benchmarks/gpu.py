@@ -1,0 +1,244 @@
+"""Scans on a CUDA device: ``benchmarks/results/gpu.md``, by ``python -m benchmarks --section gpu``.
+
+Where there is no device the page says so: nothing on it is guessed. Times are medians between CUDA
+events, of contestants that take turns in one process. The whole takes some minutes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.child import RESULTS
+from benchmarks.report import commit, table, versions
+from torch_scan_hop import scan
+from torch_scan_hop.reference import scan_loop
+
+PAGE = RESULTS / "gpu.md"
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A cell on inputs of ``sizes``; ``inputs(device, dtype)`` gives init, xs and parameters."""
+
+    name: str
+    sizes: str
+    step: Callable[[Any, Any, Any], Any]
+    inputs: Callable[[str, torch.dtype], tuple[Any, Any, Any]]
+    cudnn: Callable[[str, torch.dtype], Any] | None = None
+
+
+def gated(h: Any, x: Any, p: Any) -> Any:
+    g = torch.sigmoid(x + p["u"] * h)
+    h = g * h + (1 - g) * torch.tanh(x - p["u"] * h)
+    return h, h
+
+
+def lru(h: Any, x: Any, p: Any) -> Any:
+    h = p["a"] * h + x
+    return h, h
+
+
+def ssm(h: Any, x: Any, p: Any) -> Any:
+    dt = F.softplus(x["u"] * p["dt"])[..., None]
+    h = torch.exp(-dt * torch.exp(p["log_a"])) * h + dt * x["b"][:, None, :] * x["u"][..., None]
+    return h, (h * x["c"][:, None, :]).sum(-1)
+
+
+def lstm(carry: Any, x: Any, p: Any) -> Any:
+    h, c = carry
+    i, f, g, o = (x @ p["w"] + h @ p["u"] + p["b"]).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    return (h, c), h
+
+
+def workloads(quick: bool) -> list[Workload]:
+    """``quick``: sizes for a look at whether it runs."""
+    T, B, D, N, H = (8, 2, 16, 4, 16) if quick else (4096, 8, 2048, 16, 512)
+    S, R = (8, 4) if quick else (256, 64)
+
+    def draw(*shape: int) -> Callable[[str, torch.dtype], torch.Tensor]:
+        return lambda device, dtype: torch.randn(shape, device=device, dtype=dtype) * 0.3
+
+    def made(make: Any, device: str, dtype: torch.dtype) -> Any:
+        if isinstance(make, dict):
+            return {k: made(v, device, dtype) for k, v in make.items()}
+        if isinstance(make, tuple):
+            return tuple(made(v, device, dtype) for v in make)
+        return make(device, dtype)
+
+    def inputs(*parts: Any) -> Callable[[str, torch.dtype], tuple[Any, Any, Any]]:
+        return lambda device, dtype: made(parts, device, dtype)
+
+    def cudnn(device: str, dtype: torch.dtype) -> Any:
+        module = torch.nn.LSTM(H, H, device=device, dtype=dtype)
+        xs = torch.randn(S, R, H, device=device, dtype=dtype)
+        return lambda: module(xs)[0]
+
+    lanes, states = f"T={T} B={B} D={D}", f"T={T} B={B} D={D} N={N}"
+    return [
+        Workload("lru", lanes, lru, inputs(draw(B, D), draw(T, B, D), {"a": draw(D)})),
+        Workload("gated", lanes, gated, inputs(draw(B, D), draw(T, B, D), {"u": draw(D)})),
+        Workload(
+            "selective ssm", states, ssm,
+            inputs(
+                draw(B, D, N),
+                {"u": draw(T, B, D), "b": draw(T, B, N), "c": draw(T, B, N)},
+                {"dt": draw(D), "log_a": draw(D, N)},
+            ),
+        ),
+        Workload(
+            "lstm", f"T={S} B={R} H={H}", lstm,
+            inputs(
+                (draw(R, H), draw(R, H)), draw(S, R, H),
+                {"w": draw(H, 4 * H), "u": draw(H, 4 * H), "b": draw(4 * H)},
+            ),
+            cudnn,
+        ),
+    ]  # fmt: skip
+
+
+def milliseconds(run: Run, device: str, rounds: int) -> float:
+    run()
+    run()
+    times = []
+    for _ in range(rounds):
+        if device == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end))
+        else:
+            begin = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times)
+
+
+def trained(run: Run) -> Run:
+    """``run``, and all gradients for a dense cotangent."""
+
+    def both() -> None:
+        y = run()
+        y.backward(torch.ones_like(y))
+
+    return both
+
+
+def contestants(work: Workload, device: str, dtype: torch.dtype) -> dict[str, Run]:
+    init, xs, parameters = work.inputs(device, dtype)
+    leaves = [*parameters.values(), *(xs.values() if isinstance(xs, dict) else [xs])]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    trip_count = leaves[-1].shape[0]
+
+    def ours(init: Any, xs: Any, parameters: Any) -> Any:
+        return scan(lambda c, x: work.step(c, x, parameters), init, xs)[1]
+
+    def loop() -> Any:
+        return scan_loop(lambda c, x: work.step(c, x, parameters), init, xs, trip_count, False)[1]
+
+    compiled = torch.compile(ours, fullgraph=True)
+    found: dict[str, Run] = {
+        "this, torch.compile": lambda: compiled(init, xs, parameters),
+        "this, eager": lambda: ours(init, xs, parameters),
+        "Python loop": loop,
+    }
+    if work.cudnn is not None:
+        found["nn.LSTM (cuDNN)"] = work.cudnn(device, dtype)
+    return found
+
+
+def copied(work: Workload, device: str, dtype: torch.dtype, rounds: int) -> float:
+    """Milliseconds to copy as many bytes as xs have: each is read and written once."""
+    _, xs, _ = work.inputs(device, dtype)
+    sources = list(xs.values()) if isinstance(xs, dict) else [xs]
+    targets = [torch.empty_like(x) for x in sources]
+
+    def run() -> None:
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source)
+
+    return milliseconds(run, device, rounds)
+
+
+def measured(device: str, quick: bool) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for work in workloads(quick):
+        for dtype in (torch.float32, torch.bfloat16):
+            rows.append(
+                [
+                    work.name,
+                    work.sizes,
+                    str(dtype)[6:],
+                    "copy of xs",
+                    f"{copied(work, device, dtype, 9):.3f}",
+                    "",
+                ]
+            )
+            for name, run in contestants(work, device, dtype).items():
+                rounds = 3 if name == "Python loop" else 9
+                forward = milliseconds(run, device, rounds)
+                both = milliseconds(trained(run), device, rounds)
+                rows.append(
+                    [work.name, work.sizes, str(dtype)[6:], name, f"{forward:.3f}", f"{both:.3f}"]
+                )
+                print(*rows[-1], flush=True)
+    return rows
+
+
+def machine() -> list[str]:
+    query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit"
+    done = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={query}", "--format=csv"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return [f"- {line}" for line in done.stdout.strip().splitlines()]
+
+
+def write(path: Path, quick: bool = False) -> None:
+    """Measure, if there is something to measure on, and write the page."""
+    lines = ["# Scans on a GPU", ""]
+    if not torch.cuda.is_available():
+        print("No CUDA device here: nothing is measured.")
+        lines += [
+            "**Not measured.** No machine with a CUDA device was at hand. What was checked without",
+            "one (numbers in Triton's interpreter, cubins of three architectures) is in the tests.",
+            "",
+            "On a machine that has one: `make gpu` (or, in an environment with torch for CUDA,",
+            "`python -m pytest -m gpu` and `python -m benchmarks --section gpu`).",
+            "",
+        ]
+    else:
+        start = time.perf_counter()
+        rows = measured("cuda", quick)
+        head = [
+            "workload",
+            "sizes",
+            "dtype",
+            "contestant",
+            "forward, ms",
+            "forward and backward, ms",
+        ]
+        lines += [
+            f"- commit {commit()}, {(time.perf_counter() - start) / 60:.0f} minutes,"
+            f" `{' '.join(['python -m benchmarks', *sys.argv[1:]])}`",
+            f"- {versions()}, CUDA {torch.version.cuda}",
+            *machine(),
+            "",
+            *table(head, rows),
+        ]
+    path.write_text("\n".join(lines))

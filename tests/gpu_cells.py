@@ -1,0 +1,197 @@
+"""Cells for the Triton kernels: each a step of ``(carry, x, parameters)``, with all it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+
+from torch_scan_hop import scan
+
+
+@dataclass(frozen=True)
+class Case:
+    """``inputs(T)`` gives init, xs and parameters, in float64 where they are floating point."""
+
+    step: Callable[[Any, Any, Any], Any]
+    inputs: Callable[[int], tuple[Any, Any, Any]]
+
+    def run(self, init: Any, xs: Any, parameters: Any, reverse: bool = False) -> Any:
+        return scan(lambda c, x: self.step(c, x, parameters), init, xs, reverse=reverse)
+
+    def drawn(self, T: int, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+        def cast(value: torch.Tensor) -> torch.Tensor:
+            return value.to(dtype) if value.dtype.is_floating_point else value
+
+        return pytree.tree_map_only(torch.Tensor, cast, self.inputs(T))
+
+
+def randn(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64) * 0.5
+
+
+def recurrence(h, x, a):
+    h = a * h + x
+    return h, h
+
+
+def gated(h, x, u):
+    g = torch.sigmoid(x + u * h)
+    h = g * h + (1 - g) * torch.tanh(x - u * h)
+    return h, (h, g)
+
+
+def two_carries(c, x, _):
+    m, v = c
+    m = 0.9 * m + 0.1 * x
+    v = torch.where(x > 0, v * 0.5, v + x * x)
+    return (m, v), m / (v.abs().sqrt() + 1)
+
+
+def swapped(c, x, _):
+    a, b = c
+    return (b * x, torch.sin(a)), a - b
+
+
+def counter(c, x, _):
+    n, is_even, h = c
+    h = torch.where(is_even, h + x, h * 0.5)
+    return (n + 1, (n % 2) == 1, h), (n * 2, h.clamp(min=0))
+
+
+def bytes_and_shorts(c, x, _):
+    small, wide = c
+    small = small * 3 + x["a"]  # wraps around
+    return (small, torch.maximum(wide, x["b"]) - 1), (small // 2, wide ^ x["b"])
+
+
+def shared_gate(h, x, _):
+    h = h * torch.sigmoid(x["gate"]) + x["u"]
+    return h, h
+
+
+def shifted_x(h, x, _):
+    h = h * 0.5 + F.pad(x[..., :-1], (1, 0))
+    return h, F.pad(h * 2, (0, 0)) + h * 2
+
+
+def constant_result(h, x, _):
+    return h * 2 + x, torch.full_like(h, 3.0)
+
+
+def transcendental(h, x, _):
+    h = torch.erf(h) + torch.expm1(x) * torch.log1p(h.abs()) - torch.exp(-h.abs())
+    return h, torch.logaddexp(h, x) + F.softplus(x) + torch.rsqrt(1 + h * h)
+
+
+def lru(c, x, p):
+    """A complex diagonal recurrence, as real and imaginary parts."""
+    re, im = c
+    re, im = p["re"] * re - p["im"] * im + x, p["re"] * im + p["im"] * re
+    return (re, im), re
+
+
+def selective_ssm(h, x, p):
+    dt = F.softplus(x["u"] * p["dt"])[..., None]
+    h = torch.exp(-dt * torch.exp(p["log_a"])) * h + dt * x["b"][:, None, :] * x["u"][..., None]
+    return h, (h * x["c"][:, None, :]).sum(-1)
+
+
+W = (3, 37)  # a batch and a width, odd
+CASES: dict[str, Case] = {
+    "recurrence": Case(recurrence, lambda T: (randn(37), randn(T, 37), randn(37))),
+    "gated": Case(gated, lambda T: (randn(*W), randn(T, *W), randn(37))),
+    "two carries": Case(two_carries, lambda T: ((randn(*W), randn(*W)), randn(T, *W), None)),
+    "swapped": Case(swapped, lambda T: ((randn(*W), randn(*W) + 0.1), randn(T, *W), None)),
+    "counter": Case(
+        counter,
+        lambda T: (
+            (torch.arange(37), torch.arange(37) % 3 == 0, randn(37)), randn(T, 37), None,
+        ),
+    ),
+    "bytes and shorts": Case(
+        bytes_and_shorts,
+        lambda T: (
+            (torch.arange(37, dtype=torch.uint8), torch.arange(37, dtype=torch.int16)),
+            {
+                "a": torch.arange(T * 37, dtype=torch.int32).view(T, 37).to(torch.uint8),
+                "b": torch.arange(T * 37, dtype=torch.int16).view(T, 37),
+            },
+            None,
+        ),
+    ),
+    "broadcast x": Case(
+        shared_gate, lambda T: (randn(*W), {"gate": randn(T, 3, 1), "u": randn(T, *W)}, None)
+    ),
+    "transposed x": Case(
+        recurrence, lambda T: (randn(*W).t().contiguous().t(), randn(37, 3, T).permute(2, 1, 0), randn(37))
+    ),
+    "shifted x": Case(shifted_x, lambda T: (randn(*W), randn(T, *W), None)),
+    "scalar": Case(transcendental, lambda T: (randn(), randn(T), None)),
+    "transcendental": Case(transcendental, lambda T: (randn(*W), randn(T, *W), None)),
+    "constant result": Case(constant_result, lambda T: (randn(37), randn(T, 37), None)),
+    "lru": Case(
+        lru,
+        lambda T: ((randn(*W), randn(*W)), randn(T, *W), {"re": randn(37), "im": randn(37, 1)[:, 0]}),
+    ),
+    "selective ssm": Case(
+        selective_ssm,
+        lambda T: (
+            randn(3, 8, 4),
+            {"u": randn(T, 3, 8), "b": randn(T, 3, 4), "c": randn(T, 3, 4) + 0.1},
+            {"dt": randn(8), "log_a": randn(8, 4)},
+        ),
+    ),
+}  # fmt: skip
+
+
+def rnn(h, x, p):
+    h = torch.tanh(h @ p["u"] + x)
+    return h, h
+
+
+def lstm(carry, x, p):
+    h, c = carry
+    i, f, g, o = (x @ p["w"] + h @ p["u"] + p["b"]).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    return (h, c), h
+
+
+def gru(h, x, p):
+    x_r, x_z, x_n = (x @ p["w"] + p["b"]).chunk(3, -1)
+    h_r, h_z, h_n = (h @ p["u"]).chunk(3, -1)
+    r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
+    n = torch.tanh(x_n + r * h_n)
+    h = (1 - z) * n + z * h
+    return h, h
+
+
+def two_products(h, x, p):
+    h = h + torch.relu((h + x) @ p["up"]) @ p["down"]
+    return h, h.sigmoid()
+
+
+def row_case(step, weights, B=5, H=24, gates=1, carries=1):
+    def inputs(T):
+        sizes = {"b": (gates * H,), "down": (H, H)}
+        p = {name: randn(*sizes.get(name, (H, gates * H))) for name in weights}
+        p |= {"down": p["down"].t()} if "down" in p else {}
+        init = randn(B, H) if carries == 1 else tuple(randn(B, H) + k for k in range(carries))
+        return init, randn(T, B, H), p
+
+    return Case(step, inputs)
+
+
+ROW_CASES: dict[str, Case] = {
+    "rnn": row_case(rnn, "u"),
+    "lstm": row_case(lstm, "wub", gates=4, carries=2),
+    "gru": row_case(gru, "wub", gates=3),
+    "two products": row_case(two_products, ("up", "down")),
+    "lstm of 35 rows": row_case(lstm, "wub", 35, 16, gates=4, carries=2),
+}

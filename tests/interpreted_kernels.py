@@ -1,0 +1,204 @@
+"""The numbers of the Triton kernels, in Triton's interpreter: run by ``test_gpu_numbers``.
+
+A compiled scan on the CPU takes the kernel that it would take on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import triton_interpreter  # noqa: F401  before Inductor
+from gpu_cells import CASES, ROW_CASES, Case, randn, row_case
+from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
+from torch._functorch import config as functorch_config
+from torch._inductor import config
+from torch.utils import _pytree as pytree
+
+from torch_scan_hop.inductor import cpu, gpu
+from torch_scan_hop.inductor.gpu.serving import on_the_cpu
+from torch_scan_hop.inductor.watch import watching
+from torch_scan_hop.reference import scan_loop
+
+POINTWISE, ROWS = gpu.KERNELS
+
+
+@contextlib.contextmanager
+def compiled_for_gpu():
+    """Scans compiled within are Triton kernels; the list has the kernel of each scan."""
+    chosen = []
+    with (
+        on_the_cpu(),
+        watching(lambda _, kernel: chosen.append(kernel)),
+        config.patch(fx_graph_cache=False),
+        functorch_config.patch(enable_autograd_cache=False),
+    ):
+        yield chosen
+
+
+def wanted(case, inputs, T, reverse):
+    """What the loop computes in float64."""
+    init, xs, parameters = inputs
+    return scan_loop(lambda c, x: case.step(c, x, parameters), init, xs, T, reverse)
+
+
+def as_leaves(inputs):
+    def leaf(value):
+        return value.detach().requires_grad_() if value.dtype.is_floating_point else value
+
+    return pytree.tree_map_only(torch.Tensor, leaf, inputs)
+
+
+def in_float64(inputs):
+    def cast(value):
+        value = value.detach()
+        return value.double().requires_grad_() if value.dtype.is_floating_point else value
+
+    return pytree.tree_map_only(torch.Tensor, cast, inputs)
+
+
+def check(name, T, reverse=False, dtype=torch.float64, train=True, **options):
+    """Values, and all gradients, equal those of the loop; the kernels of the scans."""
+    case = (CASES | ROW_CASES)[name]
+    inputs = case.drawn(T, dtype)
+    exact = in_float64(inputs)
+    if train:
+        inputs = as_leaves(inputs)
+    with compiled_for_gpu() as chosen:
+        run = torch.compile(lambda *a: case.run(*a, reverse=reverse), fullgraph=True, **options)
+        got = run(*inputs)
+        wrt, exact_wrt = differentiable(inputs), differentiable(exact)
+        result = wanted(case, exact, T, reverse)
+        assert_same(got, result, TOLERANCE[dtype], dtype=False)
+        if train and wrt:
+            assert_same(
+                zeros_for_none(gradients(got, wrt), wrt),
+                zeros_for_none(gradients(result, exact_wrt), exact_wrt),
+                TOLERANCE[dtype] * 4,
+                dtype=False,
+            )
+    return chosen
+
+
+EACH_ONCE = {"gated": False, "counter": True, "bytes and shorts": False, "selective ssm": True}
+EACH_ONCE |= {"shifted x": False}
+OTHERS = [(n, r) for n in CASES for r in (False, True) if EACH_ONCE.get(n) is not r]
+OTHERS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS]
+
+
+@pytest.mark.parametrize(("name", "reverse"), [*EACH_ONCE.items(), *OTHERS])
+def test_values_and_gradients(name, reverse):
+    trains = bool(differentiable(CASES[name].inputs(1)))
+    assert check(name, 5, reverse) == [POINTWISE] * (1 + trains)
+
+
+@pytest.mark.parametrize(
+    "T", [0, 33, *(pytest.param(T, marks=pytest.mark.slow) for T in (1, 2, 3, 4))]
+)
+def test_any_trip_count(T):
+    # one step has its sums in it, and what they are of is not one element's
+    kernels = {0: [], 1: [POINTWISE, None]}
+    assert check("gated", T, reverse=T % 2 == 1) == kernels.get(T, [POINTWISE] * 2)
+
+
+@pytest.mark.slow
+def test_any_trip_count_and_width_of_one_kernel():
+    case = CASES["two carries"]
+    with compiled_for_gpu() as chosen, torch.no_grad():
+        run = torch.compile(case.run, fullgraph=True, dynamic=True)
+        for T, width in ((4, 5), (9, 64), (2, 33), (3, 1000)):
+            init, xs = (torch.randn(3, width), torch.randn(3, width)), torch.randn(T, 3, width)
+            assert_same(run(init, xs, None), wanted(case, (init, xs, None), T, False), 1e-5)
+    assert chosen == [POINTWISE]
+
+
+HALF = [torch.bfloat16, torch.float16]
+TYPES = [("lru", torch.bfloat16)]
+ALL_TYPES = [
+    pytest.param(name, dtype, marks=pytest.mark.slow)
+    for name in ("gated", "two carries", "transcendental", "selective ssm")
+    for dtype in (torch.float32, *HALF)
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), TYPES + ALL_TYPES)
+def test_types(name, dtype):
+    assert check(name, 5, dtype=dtype) == [POINTWISE] * 2
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda h, x, _: (h.roll(1, 0) + x, h),
+        lambda h, x, _: (h.cumsum(0) * x, h),
+    ],
+    ids=["roll", "cumulative sum"],
+)
+def test_lanes_that_are_not_independent_are_a_counted_loop(step):
+    case = Case(step, lambda T: (randn(37), randn(T, 37), None))
+    init, xs, _ = case.drawn(4, torch.float64)
+    with compiled_for_gpu() as chosen, torch.no_grad():
+        got = torch.compile(case.run, fullgraph=True)(init, xs, None)
+    assert_same(got, wanted(case, (init, xs, None), 4, False), 1e-9)
+    assert chosen == [None]
+
+
+def test_a_kernel_that_cannot_be_emitted_is_a_counted_loop(monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr("torch_scan_hop.inductor.gpu.pointwise.emit_lanes", fail)
+    case = CASES["gated"]
+    init, xs, parameters = case.drawn(4, torch.float64)
+    with compiled_for_gpu() as chosen, torch.no_grad():
+        got = torch.compile(case.run, fullgraph=True)(init, xs, parameters)
+    assert_same(got, wanted(case, (init, xs, parameters), 4, False), 1e-9)
+    assert chosen == [cpu.KERNELS[0]]
+    caplog.clear()  # what was left out is what this is about
+
+
+ROWS_ONCE = {"gru": False, "lstm of 35 rows": True}
+OTHER_ROWS = [(n, r) for n in ROW_CASES for r in (False, True) if ROWS_ONCE.get(n) is not r]
+OTHER_ROWS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHER_ROWS]
+
+
+@pytest.mark.parametrize(("name", "reverse"), [*ROWS_ONCE.items(), *OTHER_ROWS])
+def test_rows(name, reverse):
+    assert check(name, 5, reverse, torch.float32) == [ROWS] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("T", [0, 1, 2, 3, 4, 33])
+def test_any_trip_count_of_rows(T):
+    chosen = check("gru", T, dtype=torch.float32)
+    assert chosen == [] if T == 0 else chosen[0] is ROWS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("name", ["rnn", "lstm", "gru"])
+def test_types_of_rows(name, dtype):
+    assert check(name, 5, dtype=dtype) == [ROWS] * 2
+
+
+def step_of_another_row(h, x, p):
+    return torch.tanh(h.flip(0) @ p["u"] + x), h
+
+
+def step_of_halves(h, x, p):
+    left, right = h.chunk(2, -1)
+    return torch.cat([right, left], -1) + torch.tanh(h @ p["u"] + x), h
+
+
+@pytest.mark.parametrize("step", [step_of_another_row, step_of_halves])
+def test_rows_that_are_not_blocks_are_a_counted_loop(step):
+    case = row_case(step, "u")
+    inputs = case.drawn(4, torch.float32)
+    with compiled_for_gpu() as chosen, torch.no_grad():
+        got = torch.compile(case.run, fullgraph=True)(*inputs)
+    assert_same(got, wanted(case, inputs, 4, False), 1e-4)
+    assert ROWS not in chosen and len(chosen) == 1

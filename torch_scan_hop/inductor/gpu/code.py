@@ -1,0 +1,190 @@
+"""What the code of all kernels has in common: the loop, and the addresses in it.
+
+::
+
+    lane = this program's elements
+    carry = init[lane]                         # in registers from here on
+    for turn in range(steps):                  # loads of xs are issued some steps ahead
+        step = turn, or steps - 1 - turn
+        carry, y = body(carry, xs[step, lane], additional[lane])
+        ys[step, lane] = y
+    final[lane] = carry
+
+What a step reads that is the same in all of them is read before the loop. An address is a pointer
+that moves with the step, of 64 bits and the same for all lanes, and an offset of the lane, which
+does not change: what a lane has to keep of it is 32 bits, where they are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from torch_scan_hop._torch.inductor_triton import (
+    HEADER,
+    TritonLines,
+    dtype_of,
+    index_text,
+    simplified,
+)
+from torch_scan_hop._torch.inductor_values import bounds_of
+from torch_scan_hop.inductor.gpu.source import Parameters, TritonSource, indented, kept, variable
+from torch_scan_hop.inductor.step import STEP
+
+# How far loads run ahead of the loop, in steps: they wait in shared memory, or in registers
+# where they are narrower than what the hardware copies there. Not measured on a GPU.
+STEPS_AHEAD = 4
+
+LANE, MASK = "lane", "inside"
+
+
+class StepCode:
+    """The code of one kernel; subclasses know what a program's elements are.
+
+    Attributes:
+        lanes: the variables of the kernel that stand for the index of an element.
+        lane: the index of an element of a carry, in terms of ``lanes``.
+        shape: of a program's block of elements.
+        index: of the step at hand.
+        steps_ahead: how far loads run ahead of the loop.
+    """
+
+    steps_ahead = STEPS_AHEAD
+
+    lanes: list[Any]
+    lane: list[Any]
+    shape: tuple[str, ...]
+    index: Any
+    is_wide: bool
+
+    def __init__(self, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any) -> None:
+        self.init = init
+        self.carry, self.ys = layouts[: len(init)], layouts[len(init) :]
+        self.trip_count = trip_count
+        self.parameters = Parameters()
+
+    def head(self) -> list[str]:
+        """The lines that define ``lanes``, and MASK: which elements there are."""
+        raise NotImplementedError
+
+    def step(self, lines: TritonLines) -> list[str]:
+        """Emit the values of a step; the lines that store them come back."""
+        raise NotImplementedError
+
+    def source(self, size: Any) -> TritonSource:
+        """The kernel, for ``size`` elements that programs share."""
+        lines = TritonLines(self.shape, self.load, self._renamed, self._is_invariant)
+        with lines.at_work():
+            init = [self._first(k) for k in range(len(self.init))]
+            lines.begin_step()
+            stores = self.step(lines)
+        last = [self.store(k, f"carry{k}", self.own(k)) for k in range(len(self.carry))]
+        # all code before the first lines: it is what names the parameters
+        loop = [*lines.of_a_step(), *stores]
+        before = [*self.head(), *lines.before_steps(), *init, *self._loop_header()]
+        sizes = self.parameters.sizes
+        first = [f"{name} = tl.cast({name}, tl.int64)" for name in sizes]
+        text = [
+            HEADER,
+            "",
+            f"@triton.jit(do_not_specialize={sizes})",
+            f"def scan_kernel({', '.join([*self.parameters.names, 'BLOCK: tl.constexpr'])}):",
+            *indented([*first, *before, *indented(loop), *last]),
+        ]
+        return TritonSource(
+            "\n".join(text) + "\n", self.parameters.arguments, self.parameters.dtypes, size
+        )
+
+    # --- the loop ---
+
+    def _loop_header(self) -> list[str]:
+        steps = self.text(self.trip_count)
+        return [
+            f"for turn in tl.range(0, {steps}, num_stages={self.steps_ahead}):",
+            "    step = tl.cast(turn, tl.int64)",
+        ]
+
+    def _first(self, position: int) -> str:
+        value = self.init[position].make_loader()(self.lane)
+        return f"carry{position} = {self._block(value, self.carry[position].dtype)}"
+
+    def _block(self, value: Any, dtype: torch.dtype) -> str:
+        return f"tl.broadcast_to({kept(value, dtype)}, [{', '.join(self.shape)}])"
+
+    def carries(self, lines: TritonLines) -> list[Any]:
+        return [lines.variable(f"carry{k}", layout.dtype) for k, layout in enumerate(self.carry)]
+
+    def next_carries(self, values: Sequence[Any]) -> list[str]:
+        """Each is what the next step reads once all are known."""
+        pairs = zip(values, self.carry, strict=True)
+        blocks = [f"next{k} = {self._block(v, to.dtype)}" for k, (v, to) in enumerate(pairs)]
+        return blocks + [f"carry{k} = next{k}" for k in range(len(values))]
+
+    # --- addresses ---
+
+    def store(self, position: int, value: Any, index: Any) -> str:
+        """The line that stores ``value`` to a result."""
+        dtype = (*self.carry, *self.ys)[position].dtype
+        address = self.address(self.parameters.written(position, dtype), index)
+        return f"tl.store({address}, {value}, {MASK})"
+
+    def own(self, position: int, shift: int = 0) -> Any:
+        """The index at which a lane writes a result, or ``shift`` elements of a row further."""
+        n = len(self.carry)
+        lane = list(self.lane)
+        if shift:
+            lane[-1] += shift
+        if position < n:
+            return self.carry[position].make_indexer()(lane)
+        return self.ys[position - n].make_indexer()([self.index, *lane])
+
+    def load(self, name: str, index: Any, mask: str | None) -> tuple[str, torch.dtype]:
+        dtype = dtype_of(name)
+        both = MASK if mask is None else f"{MASK} & {mask}"
+        address = self.address(self.parameters.read(name, dtype), index)
+        return f"tl.load({address}, {both})", dtype
+
+    def address(self, pointer: str, index: Any) -> str:
+        same, offset = self._parts(index)
+        moved = pointer if same == 0 else f"{pointer} + ({self.text(same)})"
+        if offset == 0:
+            return f"{moved} + tl.full([{', '.join(self.shape)}], 0, tl.int32)"
+        return f"{moved} + ({self.text(offset)})"
+
+    def _parts(self, index: Any) -> tuple[Any, Any]:
+        """What of an index is the same for all lanes, and the rest."""
+        same, rest = sympy.expand(simplified(index)).as_independent(*self.lanes, as_Add=True)
+        return same, rest
+
+    def needs_64_bits(self, indices: Iterable[Any], sizes: dict[Any, Any]) -> bool:
+        """Whether an offset of a lane may be out of the range of 32 bits."""
+        if not all(isinstance(n, (int, sympy.Integer)) for n in sizes.values()):
+            return True
+        own = [self.own(k) for k in range(len(self.carry) + len(self.ys))]
+        for index in (*indices, *own, sympy.Mul(*sizes.values())):
+            _, offset = self._parts(index)
+            if not offset.free_symbols <= sizes.keys() or bounds_of(offset, sizes)[1] >= 2**31:
+                return True
+        return False
+
+    @property
+    def program(self) -> str:
+        return "tl.program_id(0)" + (".to(tl.int64)" if self.is_wide else "")
+
+    def _is_invariant(self, index: Any) -> bool:
+        return STEP not in index.free_symbols
+
+    def _renamed(self, expression: Any) -> Any:
+        expression = simplified(expression)
+        own = {STEP: variable("step"), **{lane: lane for lane in self.lanes}}
+        names = {
+            s: own[s] if s in own else variable(self.parameters.size(s))
+            for s in sorted(expression.free_symbols, key=str)
+        }
+        return expression.xreplace(names)
+
+    def text(self, expression: Any) -> str:
+        return index_text(self._renamed(sympy.sympify(expression)))

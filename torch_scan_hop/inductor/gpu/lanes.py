@@ -1,0 +1,59 @@
+"""The code of a pointwise body's kernel: a program takes a block of lanes through all steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+
+from torch_scan_hop._torch.inductor_triton import TritonLines
+from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand
+from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode
+from torch_scan_hop.inductor.gpu.source import TritonSource, variable
+from torch_scan_hop.inductor.lane_body import PointwiseBody, merged_dimensions
+from torch_scan_hop.inductor.step import StepOps
+
+
+def emit_lanes(
+    body: PointwiseBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
+) -> TritonSource:
+    """The kernel of ``body``, from ``init``; ``layouts`` of its results: final carries, then ys."""
+    code = _LaneCode(body, init, layouts, trip_count)
+    return code.source(sympy.Mul(*code.sizes))
+
+
+class _LaneCode(StepCode):
+    shape = ("BLOCK",)
+
+    def __init__(
+        self, body: PointwiseBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
+    ) -> None:
+        super().__init__(init, layouts, trip_count)
+        self.body, self.index = body, body.index
+        self.sizes, index_of = merged_dimensions(body, self.carry[0].size, layouts)
+        self.lanes = [variable(f"x{k}") for k in range(len(self.sizes))]
+        self.lane = list(index_of(self.lanes))
+        sizes = dict(zip(self.lanes, self.sizes, strict=True))
+        self.is_wide = self.needs_64_bits(body.reads(self.lane).indices, sizes)
+
+    def head(self) -> list[str]:
+        """Each dimension's index, of the number of the lane."""
+        lines, inner = [], sympy.Integer(1)
+        for k in reversed(range(len(self.sizes))):
+            text = LANE if inner == 1 else f"({LANE} // ({self.text(inner)}))"
+            text = f"{text} % ({self.text(self.sizes[k])})" if k else text
+            lines.append(f"x{k} = {text}")
+            inner = inner * self.sizes[k]
+        first = f"{LANE} = {self.program} * BLOCK + tl.arange(0, BLOCK)"
+        return [first, f"{MASK} = {LANE} < {self.text(inner)}", *lines]
+
+    def step(self, lines: TritonLines) -> list[str]:
+        carry = self.carries(lines)
+        dtypes = [layout.dtype for layout in (*self.carry, *self.ys)]
+        handler = StepOps(handler_at_hand(), self.body.lowering, lambda k, _: carry[k])
+        with handled_by(handler):
+            values = self.body.values(self.lane, dtypes)
+        n = len(carry)
+        stores = [self.store(k, values[k], self.own(k)) for k in range(n, len(values))]
+        return stores + self.next_carries(values[:n])

@@ -1,0 +1,82 @@
+"""A body with products as values, whatever the device: a product is recorded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.inductor_values import (
+    InlineLowering,
+    ops,
+    plain_symbol,
+    pointwise_like,
+)
+
+aten = torch.ops.aten
+
+
+class ProductLowering(InlineLowering):
+    """``parts`` has, by id, what was put together: ``(value, dim, parts)``.
+
+    ``ranges``: for those who ask for them, the sizes that symbols of an index are below.
+    """
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm)
+        self.parts: dict[int, tuple[Any, int, list[Any]]] = {}
+        self.ranges: dict[Any, Any] | None = None
+
+    def product(self, left: Any, weight: Any) -> Any:
+        """What stands for ``left @ weight``; NotPointwise if that is none."""
+        raise NotImplementedError
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is aten.mm.default:
+            return self.product(*args)
+        if target is aten.addmm.default:
+            added, left, weight = args
+            return super().call_function(aten.add.Tensor, (added, self.product(left, weight)), {})
+        if target is aten.cat.default and len({part.get_dtype() for part in args[0]}) == 1:
+            return self._joined(*args, **kwargs)
+        return super().call_function(target, args, kwargs)
+
+    def _joined(self, parts: Sequence[Any], dim: int = 0) -> Any:
+        dim %= len(parts[0].get_size())
+        sizes = [part.get_size()[dim] for part in parts]
+        starts = [sympy.sympify(sum(sizes[:k])) for k in range(len(sizes))]
+        loaders = [part.make_loader() for part in parts]
+
+        def inner_fn(index: Sequence[Any]) -> Any:
+            def part(k: int) -> Any:
+                own = list(index)
+                own[dim] = self._within(index[dim] - starts[k], sizes[k])
+                return loaders[k](own)
+
+            at = ops.index_expr(index[dim], torch.int64)
+            value = part(0) if len(parts) == 1 else None
+            for k in reversed(range(len(parts))):
+                begins = ops.ge(at, ops.index_expr(starts[k], torch.int64))
+                ends = ops.lt(at, ops.index_expr(starts[k] + sizes[k], torch.int64))
+                here = ops.masked(ops.and_(begins, ends), functools.partial(part, k), 0.0)
+                value = here if value is None else ops.where(ends, here, value)
+            return value
+
+        size = list(parts[0].get_size())
+        size[dim] = sum(sizes)
+        joined = pointwise_like(parts[0], inner_fn, size)
+        self.compute_once(joined)
+        self.parts[id(joined)] = joined, dim, list(parts)
+        return joined
+
+    def _within(self, index: Any, size: Any) -> Any:
+        """``index``, which a mask keeps in range; for those who ask for ranges, a symbol of it."""
+        if self.ranges is None:
+            return index
+        symbol = plain_symbol(800 + len(self.ranges))
+        self.ranges[symbol] = size
+        return symbol
