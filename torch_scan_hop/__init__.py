@@ -1,7 +1,7 @@
 """The scan that PyTorch users reach for: five lines of Python, one operator."""
 
 from torch_scan_hop import dispatch as _dispatch  # noqa: F401  (registers the kernels)
-from torch_scan_hop import dynamo as _dynamo  # noqa: F401  (registers the variable tracker)
+from torch_scan_hop import trackers as _trackers
 from torch_scan_hop.api import scan
 from torch_scan_hop.debugging import NonFiniteError, debug
 from torch_scan_hop.explain import Explanation, explain
@@ -28,3 +28,4 @@ __all__ = [
 __version__ = "0.1.0"
 
 warn_of_unknown_torch()
+_trackers.register()
