@@ -16,6 +16,7 @@ from torch_scan_hop._torch.inductor import (
     TensorBox,
     buffers_of,
     declared_output,
+    fresh_loop_index,
     is_tensor_ir,
     keep_buffers,
     register_node,
@@ -24,6 +25,7 @@ from torch_scan_hop._torch.inductor import (
     written_output,
 )
 from torch_scan_hop.inductor.body import StepExamples
+from torch_scan_hop.inductor.spans import Span, steps_per_call
 from torch_scan_hop.signature import Inputs
 
 
@@ -98,6 +100,12 @@ class KernelNode(ScanNode):
     def __init__(self, call: ScanCall, step: Any) -> None:
         super().__init__(call)
         self.step = step
+        self.span = Span(
+            call.trip_count,
+            size_expression(call.examples.index),
+            size_expression(fresh_loop_index()),
+            steps_per_call(call.body),
+        )
 
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:
@@ -109,8 +117,8 @@ class KernelNode(ScanNode):
         """The node, for a body that may qualify; None, or NotPointwise, if it does not."""
         raise NotImplementedError
 
-    def call_kernel(self, wrapper: Any) -> None:
-        """Define the kernel and call it at this place of the wrapper."""
+    def call_kernel(self, wrapper: Any, span: Span) -> None:
+        """Define the kernel and call it for the steps of ``span``, at this place of the wrapper."""
         raise NotImplementedError
 
     def codegen(self, wrapper: Any) -> None:
@@ -118,6 +126,7 @@ class KernelNode(ScanNode):
         n = len(self.operands.carry)
         # a carry that nothing reads after the loop lives somewhere, too
         keep_buffers(destination.name for destination in self.destinations[:n])
-        self.call_kernel(wrapper)
+        with self.span.calls(wrapper):
+            self.call_kernel(wrapper, self.span)
         if not uses_cpp_wrapper():
             wrapper.writeline(f"{self.get_name()} = None")

@@ -22,7 +22,7 @@ from torch_scan_hop.inductor.cpu.lanes import (
 )
 from torch_scan_hop.inductor.cpu.qualify import are_on_cpu, are_stored_in_vectors, is_pointwise
 from torch_scan_hop.inductor.cpu.step import CARRY, lane_symbols, step_index
-from torch_scan_hop.inductor.node import KernelNode, ScanCall
+from torch_scan_hop.inductor.node import KernelNode, ScanCall, Span
 
 
 def has_one_shape(examples: StepExamples) -> bool:
@@ -63,11 +63,11 @@ class PointwiseKernel(KernelNode):
         step = PointwiseBody(call.body, call.operands, step_index(call.trip_count, call.reverse))
         return cls(call, step) if _lanes_are_independent(step, call.examples) else None
 
-    def call_kernel(self, wrapper: Any) -> None:
+    def call_kernel(self, wrapper: Any, span: Span) -> None:
         n = len(self.operands.carry)
         loop = TimeLoop(
             self.step, self.operands.carry, self.destinations[:n], self.destinations[n:]
         )
         layouts = [output.layout for output in self.outputs]
         sizes, index_of = merged_dimensions(self.step, layouts[0].size, layouts)
-        emit_kernel(wrapper, self, loop, index_of, sizes, self.trip_count)
+        emit_kernel(wrapper, self, loop, index_of, sizes, span)

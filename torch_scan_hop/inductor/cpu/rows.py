@@ -23,7 +23,7 @@ from torch_scan_hop.inductor.cpu.row_body import RowBody
 from torch_scan_hop.inductor.cpu.row_code import emit_rows
 from torch_scan_hop.inductor.cpu.row_independence import rows_are_independent
 from torch_scan_hop.inductor.cpu.step import step_index
-from torch_scan_hop.inductor.node import KernelNode, ScanCall
+from torch_scan_hop.inductor.node import KernelNode, ScanCall, Span
 
 aten = torch.ops.aten
 
@@ -73,6 +73,6 @@ class RowsKernel(KernelNode):
         step = RowBody(call.body, call.operands, layouts, step_index(call.trip_count, call.reverse))
         return cls(call, step) if rows_are_independent(step) else None
 
-    def call_kernel(self, wrapper: Any) -> None:
+    def call_kernel(self, wrapper: Any, span: Span) -> None:
         names = [destination.name for destination in self.destinations]
-        emit_rows(wrapper, self, self.step, self.operands.carry, names, self.trip_count)
+        emit_rows(wrapper, self, self.step, self.operands.carry, names, span)
