@@ -190,7 +190,7 @@ a function in y: ScanTypeError
 fallback is misspelt: ScanValueError
     fallback: mode must be one of ('error', 'warn', 'allow'), but got 'eror'.
 an unknown default: ScanTypeError
-    set_default: no default is called 'unroll'; there is compile.
+    set_default: no default is called 'unroll'; there is compile, detect_nonfinite.
 a default of another type: ScanTypeError
     set_default: compile must be True or False, but got int.
 accelerate_torch of a string: ScanTypeError

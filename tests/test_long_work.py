@@ -51,7 +51,7 @@ kinds = {
 }
 def in_counted_loop(n):
     with using_options(one_kernel=False):
-        return run(lambda h, x: cell(h, x), 10 * n, compile=True)
+        return run(lambda h, x: cell(h, x), 500 * n, compile=True)
 long = {"eager": 150_000, "backward": 100_000, "plain loop": 150_000}
 for name in sys.argv[1:]:
     kind = kinds[name]
@@ -71,7 +71,13 @@ print("all right", flush=True)
 
 @pytest.mark.torch_version
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT of another process")
-@pytest.mark.parametrize("kinds", [["eager", "plain loop", "kernel"], ["backward", "counted loop"]])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["eager", "plain loop", "kernel"],
+        pytest.param(["backward", "counted loop"], marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_ends_a_loop_within_a_second_and_breaks_nothing(kinds):
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(INTERRUPTED), *kinds],
@@ -200,8 +206,10 @@ def test_a_backward_that_fails_leaves_no_bar_behind(bars):
 
 
 @pytest.mark.torch_version
-@pytest.mark.parametrize("one_kernel", [True, False])
-@pytest.mark.parametrize("cell", [rnn, pointwise])
+@pytest.mark.parametrize(
+    ("cell", "one_kernel"),
+    [(rnn, False), (pointwise, True), pytest.param(rnn, True, marks=pytest.mark.slow)],
+)
 def test_compiled_loops_move_it(bars, cell, one_kernel):
     want = scan_loop(cell, H, XS, 100, False)
     with using_options(one_kernel=one_kernel):

@@ -12,7 +12,7 @@ from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop.arguments import Options, checked_call
 from torch_scan_hop.capture import NotCaptured, call_captured, check_captured
-from torch_scan_hop.debugging import debugged_loop, is_debugging
+from torch_scan_hop.debugging import check_results, debugged_loop, is_debugging
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, add_note
 from torch_scan_hop.fallback import (
     PACKAGE,
@@ -116,6 +116,8 @@ def scan(
         carry, ys = run_with_bar(progress, call.trip_count if one_loop else None, run)
     else:
         carry, ys = _run(combine_fn, init, call.xs, call.trip_count, call.options, compile)
+    if defaults().detect_nonfinite:
+        check_results(combine_fn, init, call.xs, call.trip_count, reverse, (carry, ys))
     if dim != 0:
         place = _leading_position(call.xs, dim)
         ys = tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)
