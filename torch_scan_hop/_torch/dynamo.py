@@ -312,6 +312,10 @@ def is_limit_hit(error: BaseException) -> bool:
     return isinstance(error, FailOnRecompileLimitHit)
 
 
+# What Dynamo says where the calling thread traces with FX; until torch 2.14 also if another one does,
+# for which there is the lock.
+_NESTED_TRACE = "using FX to symbolically trace"
+
 # captures in a row without a call that found its own among those there are
 MANY_CAPTURES = 8
 
@@ -344,6 +348,9 @@ def compile_for_capture(
                 result = run_known(*args)
             except not_traced:
                 pass
+            except RuntimeError as error:
+                if _NESTED_TRACE not in str(error):
+                    raise
             else:
                 misses = 0
                 return result
