@@ -312,7 +312,7 @@ def is_limit_hit(error: BaseException) -> bool:
     return isinstance(error, FailOnRecompileLimitHit)
 
 
-# What Dynamo says where the calling thread traces with FX; until torch 2.14 also if another one does,
+# What Dynamo says where the calling thread traces with FX; until torch 2.14 also if another does,
 # for which there is the lock.
 _NESTED_TRACE = "using FX to symbolically trace"
 
