@@ -15,7 +15,7 @@ from torch import nn
 from torch.testing import make_tensor
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
-from torch_scan_hop import scan
+from torch_scan_hop import fallback, scan
 
 F64 = torch.float64
 XS = torch.linspace(-1, 1, 24, dtype=F64).reshape(4, 2, 3)
@@ -260,7 +260,8 @@ def test_gradients_of_the_entry():
     """gradcheck and gradgradcheck, forward mode and batched gradients: torch's prototype has none."""
     sample = next(iter(ENTRY.sample_inputs("cpu", F64, requires_grad=True)))
     inputs = (sample.input, *sample.args)
-    assert torch.autograd.gradcheck(
-        ENTRY.op, inputs, check_forward_ad=True, check_batched_grad=True
-    )
-    assert torch.autograd.gradgradcheck(ENTRY.op, inputs)
+    with fallback("allow"):  # torch 2.15 captures no duals, so they are a loop there
+        assert torch.autograd.gradcheck(
+            ENTRY.op, inputs, check_forward_ad=True, check_batched_grad=True
+        )
+        assert torch.autograd.gradgradcheck(ENTRY.op, inputs)

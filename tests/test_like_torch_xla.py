@@ -18,17 +18,28 @@ from torch_scan_hop import scan, scan_layers
 from torch_scan_hop.reference import scan_loop
 
 HAS_XLA = importlib.util.find_spec("torch_xla") is not None
+if HAS_XLA:
+    # before autograd's engine starts: it counts devices once, and torch_xla has none until used
+    import torch_xla
+
+    torch.zeros(1, device="xla")
+
 DEVICES = [
     "cpu",
-    pytest.param("xla", marks=[pytest.mark.xla, pytest.mark.skipif(not HAS_XLA, reason="no XLA")]),
+    pytest.param(
+        "xla",
+        marks=[
+            pytest.mark.xla,
+            pytest.mark.slow,  # XLA compiles a program for each comparison
+            pytest.mark.skipif(not HAS_XLA, reason="no XLA"),
+        ],
+    ),
 ]
 
 
 @pytest.fixture(params=DEVICES)
 def device(request):
     if request.param == "xla":
-        import torch_xla
-
         return torch_xla.device()
     return torch.device(request.param)
 
