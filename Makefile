@@ -46,7 +46,7 @@ lint: $(ENV)/.installed
 
 # The site, in build/site: without torch, since the reference is read from the source.
 docs: .venv/docs/.installed
-	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --quiet $(ARGS)
+	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build $(ARGS)
 
 bench: $(ENV)/.installed-bench
 	$(PY) -m benchmarks $(ARGS)

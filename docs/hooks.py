@@ -21,10 +21,10 @@ def on_files(files: Files, config: Any) -> Files:
         if path.stem in HELPERS:
             continue
         summary = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
-        title = path.stem.replace("_", " ")
+        title = " ".join(_word(part) for part in path.stem.split("_"))
         rows.append(f"| [{title}]({path.stem}.md) | {' '.join(summary.split())} |")
-        source = path.relative_to(ROOT)
-        text = f'# {title.capitalize()}\n\n{summary}\n\n```python\n--8<-- "{source}"\n```\n'
+        code = f'```python\n--8<-- "{path.relative_to(ROOT)}"\n```'
+        text = f"# {title[0].upper()}{title[1:]}\n\n{summary}\n\n{code}\n"
         files.append(_page(config, f"cookbook/{path.stem}.md", text))
     files.append(_page(config, "internals.md", _without_links(ROOT / "ARCHITECTURE.md")))
     index = files.get_file_from_path("cookbook/index.md")
@@ -35,6 +35,17 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     return markdown.replace("{{ recipes }}", config["extra"]["recipes"])
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Docstrings are written for readers of source: their roles and double colons go."""
+    html = re.sub(r":(class|func|meth|mod):(?=<code>)", "", html)
+    return html.replace("::</p>", ":</p>")
+
+
+def _word(part: str) -> str:
+    acronyms = {"ctc", "gae", "hmm", "kv", "lru", "lstm", "maml", "ode", "rnn", "rssm", "ssm"}
+    return part.upper() if part in acronyms else part
 
 
 def _page(config: Any, path: str, text: str) -> File:
