@@ -1,4 +1,4 @@
-# make demo | test | test-slow | lint | bench | gpu | fuzz | fuzz-csrc | clean
+# make demo | test | test-slow | lint | docs | bench | gpu | fuzz | fuzz-csrc | clean
 #
 #   make test TORCH=2.13.0     the same suite on another torch
 #   make test ARGS="-k nested" anything pytest takes
@@ -25,7 +25,7 @@ PACKAGES := torch==$(TORCH) $(if $(HAS_XLA),torch_xla==2.9.0)
 
 export PJRT_DEVICE := CPU
 
-.PHONY: demo test test-slow lint bench gpu fuzz fuzz-csrc clean
+.PHONY: demo test test-slow lint docs bench gpu fuzz fuzz-csrc clean
 .DELETE_ON_ERROR:
 
 demo: $(ENV)/.installed
@@ -43,6 +43,10 @@ test-slow: $(ENV)/.installed
 lint: $(ENV)/.installed
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+
+# The site, in build/site: without torch, since the reference is read from the source.
+docs: .venv/docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build $(ARGS)
 
 bench: $(ENV)/.installed-bench
 	$(PY) -m benchmarks $(ARGS)
@@ -82,6 +86,11 @@ $(ENV)/.torch:
 # Also compiles the extension, which lands in torch_scan_hop/ and serves every environment (abi3).
 $(ENV)/.installed: $(ENV)/.torch pyproject.toml setup.py $(SOURCES)
 	$(PIP) -e '.[dev]'
+	touch $@
+
+.venv/docs/.installed: pyproject.toml
+	test -x .venv/docs/bin/python || $(PYTHON) -m venv .venv/docs
+	.venv/docs/bin/python -m pip install -q --disable-pip-version-check 'mkdocs-material>=9.6,<10' 'mkdocstrings[python]>=0.29,<2'
 	touch $@
 
 $(ENV)/.installed-bench: $(ENV)/.installed

@@ -13,6 +13,7 @@ from torch_scan_hop import (
     accelerate_torch,
     debug,
     fallback,
+    progress,
     scan,
     scan_layers,
     set_default,
@@ -123,6 +124,7 @@ ARGUMENTS = {
     "checkpoint is zero": lambda: scan(add, H, XS, checkpoint=0),
     "no snapshots": lambda: scan(add, H, XS, checkpoint=Binomial(0)),
     "compile is a string": lambda: scan(add, H, XS, compile="yes"),
+    "progress is a number": lambda: scan(add, H, XS, progress=3),
 }
 
 #: what combine_fn returns
@@ -169,6 +171,7 @@ OTHERS = {
     "a default of another type": lambda: set_default(compile=1),
     "accelerate_torch of a string": lambda: accelerate_torch("yes"),
     "debug of a string": lambda: debug(detect_nonfinite="yes").__enter__(),
+    "progress of a number": lambda: progress(3).__enter__(),
     "a layer that is none": lambda: scan_layers([nn.Linear(2, 2), "x"], H),
     "layers of two widths": lambda: scan_layers([nn.Linear(2, 2), nn.Linear(2, 3)], H),
     "layers of two kinds": lambda: scan_layers([nn.Linear(2, 2), nn.Tanh()], H),

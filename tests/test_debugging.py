@@ -8,7 +8,7 @@ import pytest
 import torch
 from oracle import assert_same, loop
 
-from torch_scan_hop import NonFiniteError, debug, scan, scan_layers
+from torch_scan_hop import NonFiniteError, debug, fallback, scan, scan_layers, set_default
 from torch_scan_hop.debugging import is_debugging
 
 F64 = torch.float64
@@ -124,3 +124,69 @@ def test_compiled_calls_are_not_affected():
     h, xs = torch.zeros(2), torch.randn(4, 2)
     with debug():
         assert_same(run(h, xs), loop(cell, h, xs), 1e-6)
+
+
+# --- scans as they are, whose results are looked at ---
+
+
+def logs(h, x):
+    h = torch.log(h - x)
+    return {"h": h}["h"], h * 2
+
+
+START, ONES = torch.full((2,), 3.0), torch.ones(4, 2)
+WHERE = r"carry holds nan after step 1 of 4; aten\.log\.default gave the first, at .*log\(h - x\)"
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_nan_is_found_in_the_results_and_named_by_another_run(compile):
+    scan(logs, START, ONES, compile=compile)
+    with set_default(detect_nonfinite=True):
+        with pytest.raises(NonFiniteError, match=WHERE):
+            scan(logs, START, ONES, compile=compile)
+        # the caller's own, and results that are finite though their sum is not
+        assert scan(logs, START / 0, ONES, compile=compile)[0].isinf().all()
+        huge = torch.full((4, 2), 3e38)
+        assert scan(lambda h, x: (h, x + h), torch.zeros(2), huge)[1].sum().isinf()
+        w = torch.full((2,), 0.5, requires_grad=True)
+        scan(lambda h, x: (h * w + x, h), START, ONES, compile=compile)[0].sum().backward()
+    assert w.grad.isfinite().all()
+    assert scan(logs, START, ONES, compile=compile)[0].isnan().all()
+
+
+def test_a_nan_that_does_not_come_again_is_an_error_all_the_same():
+    runs = []
+
+    def drawn(h, x):
+        runs.append(float(h[0]))
+        return (h / 0 if len(runs) == 1 else h + 1), None
+
+    with fallback("allow"), set_default(detect_nonfinite=True):
+        with pytest.raises(NonFiniteError, match=r"carry holds a nan.*draws random numbers"):
+            scan(drawn, torch.ones(2), length=1)
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_programs_name_the_leaf_and_run_as_python_under_debug(backend):
+    program = torch.compile(lambda h, xs: scan(logs, h, xs), backend=backend, fullgraph=True)
+    assert program(START, ONES)[0].isnan().all()
+    with set_default(detect_nonfinite=True):
+        with pytest.raises(RuntimeError, match=r"scan: carry holds a nan .*debug"):
+            program(START, ONES)
+        assert program(START / 0, ONES)[0].isinf().all()
+    with debug(detect_nonfinite=True), pytest.raises(NonFiniteError, match=WHERE):
+        program(START, ONES)
+    assert program(START, ONES)[0].isnan().all()
+
+
+def test_an_exported_program_asserts():
+    class Program(torch.nn.Module):
+        def forward(self, h, xs):
+            return scan(logs, h, xs)
+
+    with set_default(detect_nonfinite=True):
+        program = torch.export.export(Program(), (START, ONES), strict=True).module()
+    with pytest.raises(RuntimeError, match=r"ys holds a nan|carry holds a nan"):
+        program(START, ONES)
+    assert program(START / 0, ONES)[0].isinf().all()

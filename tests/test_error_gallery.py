@@ -123,6 +123,8 @@ no snapshots: ScanValueError
     scan: checkpoint must have at least 1 snapshot and 1 sweep, but got Binomial(0, 2).
 compile is a string: ScanTypeError
     scan: compile must be True or False, but got str.
+progress is a number: ScanTypeError
+    scan: progress must be True, False, None or a label (a string), but got int.
 """,
         )
 
@@ -188,13 +190,15 @@ a function in y: ScanTypeError
 fallback is misspelt: ScanValueError
     fallback: mode must be one of ('error', 'warn', 'allow'), but got 'eror'.
 an unknown default: ScanTypeError
-    set_default: no default is called 'unroll'; there is compile.
+    set_default: no default is called 'unroll'; there is compile, detect_nonfinite.
 a default of another type: ScanTypeError
     set_default: compile must be True or False, but got int.
 accelerate_torch of a string: ScanTypeError
     accelerate_torch: on must be True or False, but got str.
 debug of a string: ScanTypeError
     debug: detect_nonfinite must be True or False, but got str.
+progress of a number: ScanTypeError
+    progress: label must be a string, but got int. It stands before the bar; leave it out for none of your own.
 a layer that is none: ScanTypeError
     scan_layers: layers must be modules, but layers[1] is str.
 layers of two widths: ScanValueError

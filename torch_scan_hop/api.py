@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop._torch.transforms import collect_failed_trace
 from torch_scan_hop.arguments import Options, checked_call
 from torch_scan_hop.capture import NotCaptured, call_captured, check_captured
-from torch_scan_hop.debugging import debugged_loop, is_debugging
+from torch_scan_hop.debugging import check_results, debugged_loop, is_debugging
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, add_note
 from torch_scan_hop.fallback import (
     PACKAGE,
@@ -26,6 +27,7 @@ from torch_scan_hop.fallback import (
 )
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.plain_loop import run_loop
+from torch_scan_hop.progress_bar import check_progress, run_with_bar
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.segments import Binomial, segmented, treeverse
 from torch_scan_hop.settings import check_flag, defaults
@@ -44,6 +46,7 @@ def scan(
     unroll: int = 1,
     checkpoint: Any = None,
     compile: bool | None = None,
+    progress: bool | str | None = None,
 ) -> tuple[Any, Any]:
     """Carry a state along a dimension: ``jax.lax.scan`` for PyTorch.
 
@@ -80,6 +83,9 @@ def scan(
             those in eager mode. Without effect under transforms of ``torch.func``, modes and
             tracers, on XLA, and inside ``torch.compile``. None: what
             :func:`torch_scan_hop.set_default` says (at first False).
+        progress: True, or a label, shows a bar (of tqdm) while this call runs, and while its
+            backward does, in eager mode; see :func:`torch_scan_hop.progress`, which also shows what
+            is compiled. Without effect inside ``torch.compile`` and on XLA.
 
     Returns:
         ``(carry, ys)``: the last carry, in the structure of ``init``, and the stacked ``y``:
@@ -102,7 +108,17 @@ def scan(
         compile = defaults().compile
     check_flag("scan", "compile", compile)
     call = checked_call(combine_fn, init, xs, length, dim, Options(reverse, unroll, checkpoint))
-    carry, ys = _run(combine_fn, init, call.xs, call.trip_count, call.options, compile)
+    check_progress(progress)
+    if progress and not torch.compiler.is_dynamo_compiling():
+        one_loop = unroll == 1 and (checkpoint in (None, "full") or callable(checkpoint))
+        run = functools.partial(
+            _run, combine_fn, init, call.xs, call.trip_count, call.options, compile
+        )
+        carry, ys = run_with_bar(progress, call.trip_count if one_loop else None, run)
+    else:
+        carry, ys = _run(combine_fn, init, call.xs, call.trip_count, call.options, compile)
+    if defaults().detect_nonfinite:
+        check_results(combine_fn, init, call.xs, call.trip_count, reverse, (carry, ys))
     if dim != 0:
         place = _leading_position(call.xs, dim)
         ys = tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)

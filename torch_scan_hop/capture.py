@@ -20,6 +20,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo_loading import load_dynamo
 from torch_scan_hop._torch.operators import under_users_mode
 from torch_scan_hop._torch.transforms import (
     StopRecomputation,
@@ -134,6 +135,7 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
     Whatever goes wrong on the way, in Dynamo, in torch or here, is no reason for the caller's
     program to fail: the loop will run it, or raise what is the program's own error.
     """
+    load_dynamo()
     from torch_scan_hop._torch.dynamo import compilers_error, is_data_dependent, is_limit_hit
 
     prepare_xla_if_loaded()
@@ -178,6 +180,7 @@ def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
 
     For one who wants to know: nothing is run, and what is captured for calls stays as it is.
     """
+    load_dynamo()
     from torch_scan_hop._torch.dynamo import capture_graph
 
     looked_at = own_copy(entry, code_of(combine_fn), "look_at")

@@ -1,7 +1,10 @@
 """``with torch_scan_hop.debug():`` runs scans as the Python loop, where everything can be watched.
 
 Nothing is captured: ``print``, ``pdb`` and ``torch.autograd.detect_anomaly`` see each step, and an
-error of the body says in which step it was raised.
+error of the body says in which step it was raised. What ``torch.compile`` made runs as the Python
+that it was made of.
+
+``set_default(detect_nonfinite=True)`` lets scans run as they are, and looks at their results.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.operators import TorchDispatchMode
+from torch_scan_hop._torch.operators import TorchDispatchMode, assert_on_device
+from torch_scan_hop._torch.transforms import under_transform
 from torch_scan_hop.errors import add_note
 from torch_scan_hop.fallback import NOT_USERS, code_of, name_of
 from torch_scan_hop.reference import scan_loop
@@ -43,12 +47,14 @@ _settings: contextvars.ContextVar[_Settings | None] = contextvars.ContextVar(
 def debug(detect_nonfinite: bool = False) -> Iterator[None]:
     """Run scans as plain Python loops, in this thread, for as long as the context lasts.
 
-    Calls inside ``torch.compile`` and export are not affected.
+    So are the scans of functions and modules that ``torch.compile`` compiles: they run as they were
+    written. Exported programs and what AOTInductor made are not affected.
 
     Args:
         detect_nonfinite: raise :class:`NonFiniteError` at the first step whose carry or y holds a
             nan or an inf that was not in its inputs, and name the operator that gave it. Every
-            operator's result is looked at, which makes a step several times as slow.
+            operator's result is looked at, which makes a step several times as slow; see
+            :func:`torch_scan_hop.set_default` for a check that costs next to nothing.
 
     Example:
         >>> from torch_scan_hop import scan
@@ -61,7 +67,8 @@ def debug(detect_nonfinite: bool = False) -> Iterator[None]:
     check_flag("debug", "detect_nonfinite", detect_nonfinite)
     token = _settings.set(_Settings(detect_nonfinite))
     try:
-        yield
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         _settings.reset(token)
 
@@ -95,6 +102,50 @@ def debugged_loop(
         return result
 
     return scan_loop(step, init, xs, trip_count, reverse)
+
+
+def check_results(
+    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, reverse: bool, results: Any
+) -> None:
+    """Raise if a scan has made a nan or an inf, for ``set_default(detect_nonfinite=True)``."""
+    leaves = [
+        *tree.leaves_with_paths(results[0], "carry"),
+        *tree.leaves_with_paths(results[1], "ys"),
+    ]
+    found = [(path, leaf) for path, leaf in leaves if _may_be_non_finite(leaf)]
+    given = [leaf for leaf in tree.tensors((init, xs)) if _may_be_non_finite(leaf)]
+    if torch.compiler.is_dynamo_compiling():
+        for path, leaf in found:
+            allowed = torch.stack([~torch.isfinite(leaf).all() for leaf in given]).any()
+            assert_on_device(torch.isfinite(leaf).all() | allowed, _IN_PROGRAM.format(path))
+        return
+    if is_debugging() or under_transform() or not found:
+        return
+    bad = next((path for path, leaf in found if not _is_finite(leaf)), None)
+    if bad is None or not all(map(_is_finite, given)):
+        return
+    with debug(detect_nonfinite=True):
+        debugged_loop(combine_fn, init, xs, trip_count, reverse)
+    raise NonFiniteError(
+        f"scan: {bad} holds a nan or an inf. Run once more, step by step, it does not: the body "
+        "draws random numbers, or changes what it closes over."
+    )
+
+
+_IN_PROGRAM = (
+    "scan: {} holds a nan or an inf that was not in the inputs. Run the program under "
+    "torch_scan_hop.debug(detect_nonfinite=True) to learn the step, the operator and the line."
+)
+
+
+def _may_be_non_finite(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def _is_finite(leaf: torch.Tensor) -> bool:
+    with torch.no_grad():
+        # one pass without a temporary; what is finite may still have an infinite sum
+        return bool(torch.isfinite(leaf.sum())) or bool(torch.isfinite(leaf).all())
 
 
 class _Watch(TorchDispatchMode):

@@ -30,7 +30,6 @@ from torch_scan_hop._torch.dynamo import (
     make_attr,
     make_traceable,
     reconstruct_outputs,
-    register_variable,
     sequence_items,
     speculate,
     users_error,
@@ -326,10 +325,8 @@ class RefusalVariable(TorchHigherOrderOperatorVariable):
         raise users_error(kind, message)
 
 
-register_variable("scan_refusal", lambda _value, _upstream: RefusalVariable)
-
-
-def _tracker_of(value: Any, upstream: Any) -> Any:
+def tracker_of_scan(value: Any, upstream: Any) -> Any:
+    """The tracker of ``value``, an operator called scan: of ours, or of torch's own ``scan()``."""
     if isinstance(value, ScanOperator):
         return ScanVariable
     return TorchsScanVariable if accelerates_torch() else _as_torch_has_it(upstream)
@@ -360,6 +357,3 @@ def _as_torch_has_it(upstream: Any) -> Any:
             return result
 
     return OwnScanVariable
-
-
-register_variable("scan", _tracker_of)

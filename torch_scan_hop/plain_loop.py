@@ -23,6 +23,7 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import copy_on_write, has_memory_alone, is_plain_tensor
 from torch_scan_hop._torch.transforms import under_transform
+from torch_scan_hop.progress_bar import steps as progressing
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.step import CombineFn, as_output_tensor, device_of, split_result, stacked
 
@@ -56,7 +57,7 @@ def _run(combine_fn: CombineFn, init: Any, xs: Any, order: range) -> tuple[Any, 
     is_written = False
     steps: list[Leaves] = [[] for _ in order]
     y: Any = None
-    for t in order:
+    for t in progressing(order):
         y = None
         following, y = split_result(combine_fn(carry_of(carry), x_at(t)))
         is_written = is_written or _versions(carry) != versions
@@ -80,7 +81,7 @@ def _run_tensors(
     version, is_written = 0, False
     steps: list[Leaves] = [[] for _ in order]
     y: Any = None
-    for t in order:
+    for t in progressing(order):
         y = None
         x = rows[t] if xs._version == xs_version else xs[t].clone()
         following, y = split_result(combine_fn(carry[0], x))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop.progress_bar import steps as progressing
 from torch_scan_hop.step import CombineFn, as_carry, device_of, split_result, stacked, step
 
 
@@ -76,7 +77,7 @@ def scan_loop(
     order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
     steps: list[list[torch.Tensor]] = [[] for _ in range(trip_count)]
     y: Any = None
-    for t in order:
+    for t in progressing(order):
         x = tree.slice_at(xs, t)
         if has_numbers and t == order[0]:
             first = _with_exact_ys(combine_fn, device) if trip_count > 1 else combine_fn

@@ -29,6 +29,7 @@ class Setting:
 @dataclass(frozen=True)
 class Defaults:
     compile: bool = False
+    detect_nonfinite: bool = False
 
 
 _current = Defaults()
@@ -50,6 +51,11 @@ class set_default(Setting):
     Args:
         compile: whether scans in eager mode are compiled by Inductor (False at first); see
             ``compile`` of :func:`torch_scan_hop.scan`.
+        detect_nonfinite: whether the results of each scan are looked at, and a nan or an inf that
+            was not in its inputs is a :class:`torch_scan_hop.NonFiniteError` (False at first). In
+            eager mode the scan is run once more, as :func:`torch_scan_hop.debug` runs it, to name
+            the step and the operator. In a compiled or exported program it is an assertion, which
+            names the leaf. What comes and goes between two steps, and in no y, is not seen.
 
     Raises:
         TypeError: a default that does not exist, or a value of another type.

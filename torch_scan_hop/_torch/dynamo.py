@@ -1,6 +1,6 @@
 """Dynamo's variable trackers and eager capture (checked on torch 2.9.1, 2.13.0, 2.15.0).
 
-Imported on first use of Dynamo only: importing ``torch._dynamo`` takes seconds.
+Imported on first use of Dynamo only (see ``dynamo_loading``).
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ __all__ = [
     "make_traceable",
     "not_fx_tracing",
     "reconstruct_outputs",
-    "register_variable",
     "sequence_items",
     "speculate",
     "users_error",
@@ -127,17 +126,6 @@ def users_error(kind: type[Exception], message: str) -> UserError:
     """A ``kind`` that Dynamo passes on as it is, with the user's lines below its message."""
     made = _as_users_error(kind)  # type: ignore[arg-type]
     return made(UserErrorType.INVALID_INPUT, message)
-
-
-def register_variable(name: str, make: Callable[[Any, Any], Any]) -> None:
-    """Let ``make(op, upstream_class)`` pick the tracker of operators called ``name``."""
-    upstream = _hops._hop_name_to_variable_class.get(name)
-
-    def pick(value: Any, source: Any = None, **kwargs: Any) -> Any:
-        chosen = make(value, upstream)
-        return chosen(value, source, **kwargs)
-
-    _hops._hop_name_to_variable_class[name] = pick  # type: ignore[assignment]
 
 
 def sequence_items(tx: Any, variable: VariableTracker) -> list[VariableTracker]:
@@ -324,6 +312,10 @@ def is_limit_hit(error: BaseException) -> bool:
     return isinstance(error, FailOnRecompileLimitHit)
 
 
+# What Dynamo says where the calling thread traces with FX; until torch 2.14 also if another does,
+# for which there is the lock.
+_NESTED_TRACE = "using FX to symbolically trace"
+
 # captures in a row without a call that found its own among those there are
 MANY_CAPTURES = 8
 
@@ -356,6 +348,9 @@ def compile_for_capture(
                 result = run_known(*args)
             except not_traced:
                 pass
+            except RuntimeError as error:
+                if _NESTED_TRACE not in str(error):
+                    raise
             else:
                 misses = 0
                 return result

@@ -45,6 +45,8 @@ __all__ = [
     "declared_output",
     "fake_mode",
     "fresh_loop_index",
+    "import_into",
+    "indented",
     "is_tensor_ir",
     "keep_buffers",
     "layout_like",
@@ -132,7 +134,9 @@ def lower_subgraph(name: str, gm: fx.GraphModule, examples: Sequence[Any]) -> Su
 
 
 @contextlib.contextmanager
-def _indented(wrapper: Any, graph: Any) -> Iterator[None]:
+def indented(wrapper: Any, graph: Any = None) -> Iterator[None]:
+    """What is written within is a block of the wrapper's code; ``graph``: whose, if another's."""
+    graph = V.graph if graph is None else graph
     wrapper.writeline(EnterSubgraphLine(wrapper, graph))
     yield
     wrapper.writeline(ExitSubgraphLine(wrapper))
@@ -146,7 +150,7 @@ def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Seque
     graph: Any = subgraph.graph
     parent = V.graph
     first = len(wrapper.lines)
-    with _indented(wrapper, graph):
+    with indented(wrapper, graph):
         # a name in `freed` is never deleted or reused by the memory planner
         wrapper.freed.update(input_names)
         wrapper.push_codegened_graph(graph)
@@ -175,6 +179,13 @@ def _reuse_buffers_within(lines: Sequence[Any]) -> None:
 
 def trip_count_code(wrapper: Any, size: Any) -> str:
     return str(wrapper.codegen_sizevar(size))
+
+
+def import_into(wrapper: Any, function: Callable[..., Any]) -> str:
+    """The name that ``function`` has in the code of a Python wrapper."""
+    name = f"{function.__module__}.{function.__qualname__}"
+    wrapper.add_import_once(f"import {function.__module__}")
+    return name
 
 
 def declare_loop_index(wrapper: Any, name: str) -> None:

@@ -25,15 +25,16 @@ from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, LocalBufferContext, 
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.utils import Placeholder, parallel_num_threads
 from torch._inductor.virtualized import V
-from torch.utils._sympy.functions import CeilDiv, Min
+from torch.utils._sympy.functions import CeilDiv, Max, Min
 
-from torch_scan_hop._torch.inductor_values import likely_size
+from torch_scan_hop._torch.inductor import indented
 
 __all__ = [
     "DTYPE_TO_CPP",
     "CeilDiv",
     "KernelFunction",
     "LaneNest",
+    "Max",
     "address_of",
     "after_stores",
     "is_removed",
@@ -133,14 +134,20 @@ class LaneNest(CppKernelProxy):
         nest: Any = self.loop_nest
         nest.n_parallel_loops = len(nest.loops)
 
-    def repeat(self, step: Any, trip_count: Any, tile: Any, lanes_per_tile: int) -> None:
-        """Let each tile of lanes run all steps before the next one; the symbols count them."""
-        self.work_per_lane = likely_size(trip_count, fallback=lanes_per_tile)
+    def repeat(
+        self, step: Any, steps: tuple[Any, Any], tile: Any, lanes_per_tile: int, likely: int
+    ) -> None:
+        """Let each tile of lanes run these steps before the next one; the symbols count them.
+
+        ``likely``: how many steps there are, as far as that is known.
+        """
+        self.work_per_lane = likely
         nest: Any = self.loop_nest
         *outer, lanes = nest.loops
         tiles = LoopLevel(tile, CeilDiv(lanes.size, lanes_per_tile))
-        steps = self.kernels[-1].rename_indexing(trip_count)
-        time = LoopLevel(step, steps, is_reduction=True)  # neither parallel nor vectorised
+        begin, end = map(self.kernels[-1].rename_indexing, steps)
+        # neither parallel nor vectorised
+        time = LoopLevel(step, end, offset=begin, is_reduction=True)
         first = tile * lanes_per_tile
         lanes.offset, lanes.size = first, Min(lanes.size, first + lanes_per_tile)
         nest.loops = [*outer, tiles, time, lanes]
@@ -198,11 +205,12 @@ class KernelFunction:
         self.code.writeline("#pragma omp for")
 
     def define_and_call(self, wrapper: Any, declarations: str) -> None:
-        """Define the function, after ``declarations``, and call it at this place of the wrapper."""
+        """Define the function, after ``declarations``, and call it in a block of the wrapper."""
         function = 'extern "C"'
         source = self._group.codegen_group().replace(function, f"{declarations}{function}", 1)
         scheduling: Any = CppScheduling.__new__(CppScheduling)
         scheduling.kernel_group = self._group
         with config.patch({"cpp.descriptive_names": False}):
             name = CppScheduling.define_kernel(scheduling, source, [], self._group.args)
-        self._group.call_kernel(wrapper, name)
+        with indented(wrapper):
+            self._group.call_kernel(wrapper, name)

@@ -45,6 +45,7 @@ __all__ = [
     "ProxyTorchDispatchMode",
     "TorchDispatchMode",
     "TransformType",
+    "assert_on_device",
     "below_autograd",
     "copy_on_write",
     "current_dispatch_mode",
@@ -90,6 +91,11 @@ class FlatOperator(HigherOrderOperator):
         with below_autograd():
             key = key_extractor(tensors, self.non_fallthrough_keys).highestPriorityTypeId()
         return key in (DispatchKey.CPU, DispatchKey.CUDA)
+
+
+def assert_on_device(condition: torch.Tensor, message: str) -> None:
+    """Fail with ``message`` where ``condition`` is false, without a wait for its value."""
+    torch._assert_async(condition, message)
 
 
 @contextlib.contextmanager

@@ -1,19 +1,15 @@
-"""Numbers that stand for any, as a trace sees them (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+"""Numbers that stand for any, as a trace sees them (checked on torch 2.9.1, 2.13.0, 2.15.0).
+
+What imports sympy is imported on first use: it takes longer than all of this package.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import (
-    SYMPY_INTERP,
-    DimDynamic,
-    ShapeEnv,
-    free_unbacked_symbols,
-)
-from torch.utils._sympy.printers import PythonPrinter
 
 from torch_scan_hop._torch.tracing import FakeTensorMode
 
@@ -24,9 +20,15 @@ SMALLEST_SIZE = 2
 NEAR = 16
 
 
-class _Printer(PythonPrinter):
-    def _print_Float(self, expr: Any) -> str:
-        return repr(float(expr))  # all digits: a guard may compare with it
+@functools.cache
+def _printer() -> Any:
+    from torch.utils._sympy.printers import PythonPrinter
+
+    class Printer(PythonPrinter):
+        def _print_Float(self, expr: Any) -> str:
+            return repr(float(expr))  # all digits: a guard may compare with it
+
+    return Printer()
 
 
 def is_symbolic(value: Any) -> bool:
@@ -44,6 +46,8 @@ def open_number(value: Any) -> str | None:
 
 def has_unknown_size(value: torch.Tensor) -> bool:
     """Whether a fake tensor's size depends on the values of another tensor."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
     return bool(free_unbacked_symbols(value.shape))
 
 
@@ -56,6 +60,9 @@ class Symbols:
     """
 
     def __init__(self) -> None:
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+        self.dynamic = DimDynamic.DYNAMIC
         self.env = ShapeEnv(
             duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
         )
@@ -72,7 +79,7 @@ class Symbols:
         if value < SMALLEST_SIZE:
             return self._known(open_number, value, f"fixed_{len(self.names)}", f"== {value}")
         source = self._source()
-        symbol = self.env.create_symbol(value, source, DimDynamic.DYNAMIC)
+        symbol = self.env.create_symbol(value, source, self.dynamic)
         self.near.append(f"{value} <= {NEAR} * {symbol} <= {NEAR**2 * value}")
         made = self.env.create_symintnode(symbol, hint=value, source=source)
         return self._known(open_number, made, str(symbol), f">= {SMALLEST_SIZE}")
@@ -82,7 +89,7 @@ class Symbols:
         if open_number in self.known:
             return self._again(open_number)
         source = self._source()
-        symbol = self.env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
+        symbol = self.env.create_unspecified_symbol(value, source, self.dynamic)
         make = (
             self.env.create_symfloatnode if isinstance(value, float) else self.env.create_symintnode
         )
@@ -120,6 +127,8 @@ class Symbols:
 
     def function(self, values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
         """``values`` (numbers, symbolic or not) as a function of the numbers symbols stand for."""
+        import sympy
+
         printed = [self._printed(sympy.sympify(_expression(v))) for v in values]
         return self._compiled("(" + "".join(f"{p}, " for p in printed) + ")")
 
@@ -127,9 +136,11 @@ class Symbols:
         unknown = {str(s) for s in expression.free_symbols} - set(self.names)
         if unknown:
             raise ValueError(f"{unknown} are not numbers of the call")
-        return str(_Printer().doprint(expression))
+        return str(_printer().doprint(expression))
 
     def _compiled(self, source: str) -> Callable[..., Any]:
+        from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
         found: Callable[..., Any] = eval(f"lambda {', '.join(self.names)}: {source}", SYMPY_INTERP)
         return found
 

@@ -17,7 +17,6 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher, suspend_functionalization
-from torch._functorch._aot_autograd.functional_utils import has_data_mutation
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._guards import detect_fake_mode
 from torch._higher_order_ops import effects
@@ -37,7 +36,6 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_mode,
     make_fx,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -82,13 +80,21 @@ def is_functionalized(tensors: Sequence[Any]) -> bool:
     return any(isinstance(t, FunctionalTensor) for t in tensors)
 
 
+def statically_known_true(condition: Any) -> bool:
+    """Whether ``condition`` holds as far as that is known; Dynamo traces this."""
+    # imported here, as below: it imports sympy, which takes longer than all of this package
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(condition))
+
+
 def are_known_equal(size: Any, other: Any) -> bool:
     """Whether two sizes are equal as far as that is known: no guard is made, nothing is traced."""
     if isinstance(size, int) and isinstance(other, int):
         return size == other
     # to a trace under way a comparison of symbols is an operator
     with disable_proxy_modes_tracing():
-        return bool(statically_known_true(size == other))
+        return statically_known_true(size == other)
 
 
 def are_all_known_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -163,6 +169,8 @@ def fake_mode_of(tensors: Sequence[Any]) -> FakeTensorMode:
     active = detect_fake_mode()
     if active is not None:
         return active
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     # operators with unknown results (while_loop) want somewhere to make symbols; reading a
     # value stays an error
     symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
@@ -209,6 +217,7 @@ def unwrap_functional(value: Any) -> Any:
 
 def _functionalized(fn: Callable[..., Any], mutated: set[int] | None = None) -> Callable[..., Any]:
     """``fn`` with in-place operations turned into functional ones, under autograd."""
+    from torch._functorch._aot_autograd.functional_utils import has_data_mutation
 
     def wrapper(*args: Any) -> Any:
         with FunctionalTensorMode():

@@ -49,6 +49,7 @@ __all__ = [
     "SingleLevelFunction",
     "StopRecomputation",
     "add_batch_dim",
+    "backward_under_way",
     "dual_level",
     "enable_single_level_autograd_function",
     "get_unwrapped",
@@ -73,6 +74,11 @@ __all__ = [
     "wrap_batched",
     "wrap_for_level",
 ]
+
+
+def backward_under_way() -> int:
+    """Which backward this thread is in; -1 if in none."""
+    return int(torch._C._current_graph_task_id())
 
 
 _CLOSE: dict[TransformType, Any] = {

@@ -28,6 +28,7 @@ from torch_scan_hop.examples import step_examples
 from torch_scan_hop.graph_cleanup import clean_up
 from torch_scan_hop.memo import remember
 from torch_scan_hop.op import FORWARD, Body, ScanOptions
+from torch_scan_hop.progress_bar import steps as progressing
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.rewrites.sizes import lift_integers
@@ -91,7 +92,7 @@ def loop(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tup
     stacks: list[torch.Tensor] = []
     ys: Sequence[Any] = ()
     places: list[Sequence[torch.Tensor]] = []
-    for t in order:
+    for t in progressing(order):
         out = body(*carry, *slices[t], *inputs.additional)
         if t == order[0]:
             _check_carry(carry, out)

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import progress_bar
 from torch_scan_hop.eager.fuse import fused
 from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.memo import SYMBOLS
@@ -333,7 +334,7 @@ class EagerLoop:
         for k, position in self.written_ahead.items():
             rows[k] = _rows_ahead(rows[k], inputs.carry[position], reverse)
         carry = self.run_loop(
-            order,
+            progress_bar.steps(order),
             [c.contiguous() for c in inputs.carry],
             [x.unbind(0) for x in inputs.xs],
             inputs.additional,

@@ -6,9 +6,10 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from torch_scan_hop.explain.facts import Captures, Checkpoint, Scan
+if TYPE_CHECKING:  # a dozen dataclasses take their time, and are wanted where there is a scan
+    from torch_scan_hop.explain.facts import Captures, Checkpoint, Scan
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop import progress_bar
 from torch_scan_hop._torch.inductor import (
     AllocateLine,
     DeclaredOutput,
@@ -23,6 +24,7 @@ from torch_scan_hop._torch.inductor import (
     declare_loop_index,
     fake_mode,
     fresh_loop_index,
+    import_into,
     is_tensor_ir,
     lower_subgraph,
     size_expression,
@@ -221,7 +223,8 @@ class PythonLoop(LoopEmitter):
         declare_loop_index(self.wrapper, index)
         trip_count = trip_count_code(self.wrapper, self.loop.trip_count)
         span = f"range({trip_count} - 1, -1, -1)" if self.loop.reverse else f"range({trip_count})"
-        self.wrapper.writeline(f"for {index} in {span}:")
+        steps = import_into(self.wrapper, progress_bar.steps)
+        self.wrapper.writeline(f"for {index} in {steps}({span}):")
 
     def close_loop(self) -> None:
         wrapper = self.wrapper

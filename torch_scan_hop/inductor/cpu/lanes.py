@@ -13,6 +13,7 @@ from typing import Any
 
 from torch_scan_hop._torch.inductor_cpp import (
     KernelFunction,
+    Max,
     address_of,
     after_stores,
     is_removed,
@@ -29,6 +30,7 @@ from torch_scan_hop._torch.inductor_values import (
 )
 from torch_scan_hop.inductor.cpu.tanh import VectorOps
 from torch_scan_hop.inductor.lane_body import PointwiseBody
+from torch_scan_hop.inductor.spans import Span
 from torch_scan_hop.inductor.step import STEP, TILE
 
 
@@ -101,9 +103,9 @@ def tile_lanes(sizes: Sequence[Any], bytes_per_lane: int) -> int:
 
 
 def emit_kernel(
-    wrapper: Any, node: Any, loop: TimeLoop, index_of: Any, sizes: Sequence[Any], trip_count: Any
+    wrapper: Any, node: Any, loop: TimeLoop, index_of: Any, sizes: Sequence[Any], span: Span
 ) -> None:
-    """Define a kernel that runs ``loop`` for each lane of ``sizes``, and call it here."""
+    """Define a kernel that runs a span of ``loop`` for each lane of ``sizes``, and call it here."""
     bytes_per_lane = sum(2 * store.layout.dtype.itemsize for store in loop.carry)
     tile = tile_lanes(sizes, bytes_per_lane)
     function = KernelFunction(node)
@@ -112,7 +114,10 @@ def emit_kernel(
         step = function.nest(lambda lane: loop.step(index_of(lane)), sizes)
     for nest in (seed, step):
         nest.for_threads()
-    step.repeat(STEP, trip_count, TILE, tile)
+    # init is copied by the call that runs the first step
+    seed.repeat(STEP, (0, Max(0, 1 - span.first)), TILE, tile, likely=1)
+    likely = likely_size(span.trip_count, fallback=tile)
+    step.repeat(STEP, (span.first, span.end), TILE, tile, likely)
     for nest in (seed, step):
         function.add(nest)
     function.define_and_call(wrapper, PREFETCH_SOURCE)

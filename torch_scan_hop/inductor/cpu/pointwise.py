@@ -19,8 +19,9 @@ from torch_scan_hop.inductor.lane_body import (
     lanes_are_independent,
     merged_dimensions,
 )
-from torch_scan_hop.inductor.node import KernelNode, ScanCall
+from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import is_pointwise
+from torch_scan_hop.inductor.spans import KernelInSpans, Span
 from torch_scan_hop.inductor.step import step_index
 
 
@@ -32,7 +33,7 @@ def fits_lanes_of_the_cpu(examples: StepExamples) -> bool:
     )
 
 
-class PointwiseKernel(KernelNode):
+class PointwiseKernel(KernelInSpans):
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:
         return is_pointwise(body)
@@ -44,11 +45,11 @@ class PointwiseKernel(KernelNode):
         step = PointwiseBody(call.body, call.operands, step_index(call.trip_count, call.reverse))
         return cls(call, step) if lanes_are_independent(step, call.examples) else None
 
-    def call_kernel(self, wrapper: Any) -> None:
+    def call_span(self, wrapper: Any, span: Span) -> None:
         n = len(self.operands.carry)
         loop = TimeLoop(
             self.step, self.operands.carry, self.destinations[:n], self.destinations[n:]
         )
         layouts = [output.layout for output in self.outputs]
         sizes, index_of = merged_dimensions(self.step, layouts[0].size, layouts)
-        emit_kernel(wrapper, self, loop, index_of, sizes, self.trip_count)
+        emit_kernel(wrapper, self, loop, index_of, sizes, span)

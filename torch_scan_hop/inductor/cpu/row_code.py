@@ -4,8 +4,8 @@
 
     pack the weights
     for each tile of rows, shared by threads:
-        copy init to the carries
-        for each step:
+        copy init to the carries, if the first step is one of the span
+        for each step of the span:
             nests of stage 0; product 0; nests of stage 1; ...
 """
 
@@ -44,6 +44,7 @@ from torch_scan_hop.inductor.cpu.places import (
 )
 from torch_scan_hop.inductor.cpu.product import packed, register_block, source_of_product
 from torch_scan_hop.inductor.cpu.row_body import RowBody
+from torch_scan_hop.inductor.spans import Span
 from torch_scan_hop.inductor.step import CARRY, STEP, TILE
 
 WEIGHT = "scan_buf_weight_"
@@ -62,25 +63,25 @@ def emit_rows(
     body: RowBody,
     init: Sequence[Any],
     names: Sequence[str],
-    trip_count: Any,
+    span: Span,
 ) -> None:
-    """Define a kernel that runs all steps of ``body``, and call it here.
+    """Define a kernel that runs a span of the steps of ``body``, and call it here.
 
     ``names`` of the buffers that final carries and ys are written to.
     """
-    _RowCode(body, init, names, trip_count, node).emit(wrapper)
+    _RowCode(body, init, names, span, node).emit(wrapper)
 
 
 class _RowCode:
     def __init__(
-        self, body: RowBody, init: Sequence[Any], names: Sequence[str], trip_count: Any, node: Any
+        self, body: RowBody, init: Sequence[Any], names: Sequence[str], span: Span, node: Any
     ) -> None:
         self.body = body
         self.init = init
         places = [*body.carry, *body.ys]
         #: the buffers that results are written to
         self.names = {place.name: name for place, name in zip(places, names, strict=True)}
-        self.trip_count = trip_count
+        self.span = span
         self.function = KernelFunction(node)
         self.code = self.function.code
         self.product = f"{self.function.name}_product"
@@ -104,9 +105,11 @@ class _RowCode:
                 self.code.writeline(f"const int64_t {FIRST_ROW} = {TILE} * {self.tile};")
                 end = f"std::min<int64_t>({rows}, {FIRST_ROW} + {self.tile})"
                 self.code.writeline(f"const int64_t {END_ROW} = {end};")
-                self._seed()
-                steps = self.function.text(self.trip_count)
-                self.code.writeline(f"for (int64_t {STEP} = 0; {STEP} < {steps}; ++{STEP})")
+                begin, end = map(self.function.text, (self.span.first, self.span.end))
+                self.code.writeline(f"if ({begin} == 0)")
+                with self.code.indent():
+                    self._seed()
+                self.code.writeline(f"for (int64_t {STEP} = {begin}; {STEP} < {end}; ++{STEP})")
                 with self.code.indent():
                     self._step()
         self.function.define_and_call(wrapper, source_of_product(self.product))

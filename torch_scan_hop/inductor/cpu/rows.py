@@ -22,8 +22,9 @@ from torch_scan_hop.inductor.cpu.fits import are_on_cpu, are_stored_in_vectors
 from torch_scan_hop.inductor.cpu.row_body import RowBody
 from torch_scan_hop.inductor.cpu.row_code import emit_rows
 from torch_scan_hop.inductor.cpu.row_independence import rows_are_independent
-from torch_scan_hop.inductor.node import KernelNode, ScanCall
+from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import PRODUCTS, is_plain, is_pointwise
+from torch_scan_hop.inductor.spans import KernelInSpans, Span
 from torch_scan_hop.inductor.step import step_index
 
 aten = torch.ops.aten
@@ -51,7 +52,7 @@ def fits_vectors_of_the_cpu(examples: StepExamples) -> bool:
     )
 
 
-class RowsKernel(KernelNode):
+class RowsKernel(KernelInSpans):
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:
         return has_small_products(body) and is_pointwise(body, {*PRODUCTS, aten.cat.default})
@@ -67,6 +68,6 @@ class RowsKernel(KernelNode):
         step = RowBody(call.body, call.operands, layouts, step_index(call.trip_count, call.reverse))
         return cls(call, step) if rows_are_independent(step) else None
 
-    def call_kernel(self, wrapper: Any) -> None:
+    def call_span(self, wrapper: Any, span: Span) -> None:
         names = [destination.name for destination in self.destinations]
-        emit_rows(wrapper, self, self.step, self.operands.carry, names, self.trip_count)
+        emit_rows(wrapper, self, self.step, self.operands.carry, names, span)

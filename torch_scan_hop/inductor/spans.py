@@ -1,0 +1,104 @@
+"""A kernel of a whole loop runs some of its steps in each call: Python looks up in between.
+
+Otherwise nobody could interrupt a loop of minutes, or see how far it is. A call is a fraction of a
+second, and most loops are one. The carry is handed over where it ends, in the results. (A kernel of
+a GPU is no call that Python waits for.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop import progress_bar
+from torch_scan_hop._torch.inductor import (
+    declare_loop_index,
+    fresh_loop_index,
+    import_into,
+    size_expression,
+    trip_count_code,
+    uses_cpp_wrapper,
+)
+from torch_scan_hop._torch.tracing import likely_value
+from torch_scan_hop.inductor.node import KernelNode, ScanCall
+
+aten = torch.ops.aten
+
+# What a call does at most, in results of operators. A call packs the weights anew.
+WORK_PER_CALL = 3 * 10**8
+# multiplications in the time of another operator on one element
+PRODUCTS_AT_ONCE = 8
+
+
+def steps_per_call(body: fx.GraphModule) -> int:
+    """How many steps a call of a kernel runs at most."""
+    return max(1, WORK_PER_CALL // max(1, sum(map(_work_of, body.graph.nodes))))
+
+
+def _work_of(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor):
+        return 0
+    work = math.prod(map(likely_value, value.shape))
+    if node.target in (aten.mm.default, aten.addmm.default):
+        inner = likely_value(node.args[-1].meta["val"].shape[0])  # type: ignore[union-attr]
+        work *= max(1, inner // PRODUCTS_AT_ONCE)
+    return work
+
+
+@dataclass(frozen=True)
+class Span:
+    """The steps of a call, ``first`` to ``end`` in the order that they run, at most ``most``.
+
+    ``first`` and ``end`` are variables of the wrapper; the call that begins at 0 copies init.
+    """
+
+    trip_count: Any
+    first: Any
+    end: Any
+    most: int
+
+    @contextlib.contextmanager
+    def calls(self, wrapper: Any) -> Iterator[None]:
+        """Around the block that calls the kernel: once for each span."""
+        first, end = str(self.first), str(self.end)
+        for name in (first, end):
+            declare_loop_index(wrapper, name)
+        count = trip_count_code(wrapper, self.trip_count)
+        if not uses_cpp_wrapper():
+            calls = import_into(wrapper, progress_bar.calls)
+            wrapper.writeline(f"for {first}, {end} in {calls}({count}, {self.most}):")
+            yield
+            return
+        # nobody is there to look up
+        wrapper.writeline("{")
+        wrapper.writeline(f"    int64_t {first} = 0, {end} = {count};")
+        yield
+        wrapper.writeline("}")
+
+
+class KernelInSpans(KernelNode):
+    """A kernel that is called once for each span of steps."""
+
+    def __init__(self, call: ScanCall, step: Any) -> None:
+        super().__init__(call, step)
+        self.span = Span(
+            call.trip_count,
+            size_expression(call.examples.index),
+            size_expression(fresh_loop_index()),
+            steps_per_call(call.body),
+        )
+
+    def call_span(self, wrapper: Any, span: Span) -> None:
+        """Define the kernel and call it for the steps of ``span``, at this place of the wrapper."""
+        raise NotImplementedError
+
+    def call_kernel(self, wrapper: Any) -> None:
+        with self.span.calls(wrapper):
+            self.call_span(wrapper, self.span)

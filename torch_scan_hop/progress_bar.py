@@ -1,0 +1,230 @@
+"""How far a long scan is: a bar, moved by the loops of eager mode and of Inductor's Python wrapper.
+
+A loop asks :func:`steps` what to go through. Where nobody wants a bar it gets back what it gave;
+otherwise a generator that looks at the clock once in a while. Captured graphs know nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import perf_counter
+from typing import Any
+
+from torch_scan_hop import tree
+from torch_scan_hop._torch.transforms import backward_under_way
+from torch_scan_hop.errors import ScanTypeError, describe
+from torch_scan_hop.refusals import refused
+
+# seconds from one look at the clock to the next, and of a kernel's call while there is a bar
+LOOK = 0.02
+
+
+class _Bar:
+    """One bar, which the outermost loops move while it is in force.
+
+    ``total``: the steps there will be. None if that is not known: then those of the loops so far.
+    ``backward``: outside of which it is not in force; one that fails leaves its bar behind.
+    """
+
+    def __init__(self, label: str, total: int | None, backward: int | None) -> None:
+        self.bar = _tqdm()(total=total or 0, desc=label, unit=" steps")
+        self.grows = total is None
+        self.is_moved = False
+        self.backward = backward
+
+    def follow(
+        self, order: Iterable[Any], total: int, count: Callable[[Any], int]
+    ) -> Iterator[Any]:
+        """What is in ``order``, each of which is so many steps."""
+        self.is_moved = True
+        if self.grows:
+            self.bar.total += total
+        pending, stride, at = 0, 1, perf_counter()
+        try:
+            for step in order:
+                yield step
+                pending += count(step)
+                if pending >= stride:
+                    now = perf_counter()
+                    self.bar.update(pending)
+                    stride = 2 * stride if now - at < LOOK else max(1, stride // 2)
+                    pending, at = 0, now
+        finally:
+            self.bar.update(pending)
+            self.is_moved = False
+
+    def close(self) -> None:
+        self.bar.refresh()
+        self.bar.close()
+
+
+_bar: contextvars.ContextVar[_Bar | None] = contextvars.ContextVar(
+    "torch_scan_hop_progress", default=None
+)
+
+
+def _bar_at_hand() -> _Bar | None:
+    """The bar in force, unless the loop that asks is within one that moves it."""
+    bar = _bar_in_force()
+    return None if bar is None or bar.is_moved else bar
+
+
+def _bar_in_force() -> _Bar | None:
+    bar = _bar.get()
+    if bar is None or bar.backward in (None, backward_under_way()):
+        return bar
+    return None
+
+
+# --- asked by loops ---
+
+
+def steps(order: range) -> Iterable[int]:
+    """``order``, which moves the bar that is in force.
+
+    >>> steps(range(3))
+    range(0, 3)
+    """
+    bar = _bar_at_hand()
+    return order if bar is None else bar.follow(order, len(order), lambda _: 1)
+
+
+def calls(trip_count: int, most: int) -> Iterable[tuple[int, int]]:
+    """The first step and the end of each call of a kernel that runs ``most`` steps at most.
+
+    Between two calls Python sees signals. While there is a bar, calls are short. There is always
+    one call: it copies init.
+
+    >>> list(calls(5, 2)), list(calls(0, 2))
+    ([(0, 2), (2, 4), (4, 5)], [(0, 0)])
+    """
+    bar = _bar_at_hand()
+    if bar is None:
+        spans = range(0, max(1, trip_count), most)
+        return [(first, min(trip_count, first + most)) for first in spans]
+    return bar.follow(_short_calls(trip_count, most), trip_count, lambda span: span[1] - span[0])
+
+
+def _short_calls(trip_count: int, most: int) -> Iterator[tuple[int, int]]:
+    first, length = 0, max(1, min(most, trip_count // 64))
+    while True:
+        end, at = min(trip_count, first + length), perf_counter()
+        yield first, end
+        length = min(most, 2 * length) if perf_counter() - at < LOOK else max(1, length // 2)
+        first = end
+        if first >= trip_count:
+            return
+
+
+# --- said by users ---
+
+
+@contextlib.contextmanager
+def progress(label: str = "scan") -> Iterator[None]:
+    """Show a bar for the scans that run while the context lasts, in this thread.
+
+    One bar for all of them, which counts the steps of the outermost loops, of backwards, too. It is
+    moved by the loops of eager mode and by those that Inductor compiles, in its Python wrapper.
+    XLA and the C++ wrapper run a loop in one go, and do not move it.
+
+    Args:
+        label: what stands before the bar.
+
+    Raises:
+        ImportError: tqdm is not installed.
+
+    Example:
+        >>> with progress("training"):  # doctest: +SKIP
+        ...     model(batch).backward()
+        training: 100%|██████████| 2000/2000 [00:03<00:00, 612.12 steps/s]
+    """
+    if not isinstance(label, str):
+        raise refused(
+            ScanTypeError,
+            f"progress: label must be a string, but got {describe(label)}. It stands before the "
+            "bar; leave it out for none of your own.",
+        )
+    with _showing(label, None):
+        yield
+
+
+def check_progress(wanted: Any) -> None:
+    if not isinstance(wanted, (bool, str, type(None))):
+        raise refused(
+            ScanTypeError,
+            "scan: progress must be True, False, None or a label (a string), but got "
+            f"{describe(wanted)}.",
+        )
+
+
+def run_with_bar(
+    wanted: bool | str, total: int | None, run: Callable[[], tuple[Any, Any]]
+) -> tuple[Any, Any]:
+    """``run()``, a call of a scan, with a bar for it, and one for its backward."""
+    label = wanted if isinstance(wanted, str) else "scan"
+    with _showing(label, total):
+        results = run()
+    _follow_backward(results, f"{label}, backward", total)
+    return results
+
+
+@contextlib.contextmanager
+def _showing(label: str, total: int | None, backward: int | None = None) -> Iterator[None]:
+    if _bar_in_force() is not None:
+        yield  # one bar, the outermost
+        return
+    bar = _Bar(label, total, backward)
+    token = _bar.set(bar)
+    try:
+        yield
+    finally:
+        _bar.reset(token)
+        bar.close()
+
+
+def _tqdm() -> Any:
+    try:
+        from tqdm.auto import tqdm  # a bar of its own in a notebook
+    except ImportError as error:
+        raise ImportError(
+            "torch_scan_hop: progress needs tqdm, which is not installed. "
+            "Run pip install tqdm, or leave progress out."
+        ) from error
+    return tqdm
+
+
+# --- the backward of a call, which runs when the call is over ---
+
+#: nodes of autograd's graph that run a scan's backward
+_BACKWARDS = ("ScanFunction", "CompiledFunction")
+# results are a few views or copies away from it
+_DEPTH = 6
+
+
+def _follow_backward(results: Any, label: str, total: int | None) -> None:
+    nodes = [leaf.grad_fn for leaf in tree.tensors(results) if leaf.grad_fn is not None]
+    for node in _nodes_of_scans(nodes):
+        shown: list[contextlib.ExitStack] = []
+
+        def begin(_: Any, shown: Any = shown) -> None:
+            stack = contextlib.ExitStack()
+            stack.enter_context(_showing(label, total, backward_under_way()))
+            shown.append(stack)
+
+        def end(*_: Any, shown: Any = shown) -> None:
+            while shown:
+                shown.pop().close()
+
+        node.register_prehook(begin)
+        node.register_hook(end)
+
+
+def _nodes_of_scans(nodes: Sequence[Any]) -> list[Any]:
+    for _ in range(_DEPTH):
+        found = [n for n in nodes if n.name().startswith(_BACKWARDS)]
+        if found:
+            return list(dict.fromkeys(found))
+        nodes = [n for node in nodes for n, _ in node.next_functions if n is not None]
+    return []
