@@ -150,4 +150,8 @@ def launches(wrapper: str) -> int:
 
 
 def loops(wrapper: str) -> int:
-    return len(re.findall(r"^\s+for \w+ in [\w.]*\.steps\(range\(", wrapper[wrapper.index("def call(") :], re.M))
+    return len(
+        re.findall(
+            r"^\s+for \w+ in [\w.]*\.steps\(range\(", wrapper[wrapper.index("def call(") :], re.M
+        )
+    )
