@@ -24,7 +24,7 @@ from torch_scan_hop.legality.checker import Checker, checking
 
 from .by_hand import loop
 from .direct import operator_scan
-from .modes import Mode, parse_mode
+from .modes import EXPORT, Mode, parse_mode
 from .program import Program, tolerance_of
 
 Namespace = dict[str, Any]
@@ -210,9 +210,21 @@ def _evaluated(
         inputs, run = _batched(namespace, run, loop_is_wanted)
     else:
         inputs = namespace["inputs"](0)
-    if mode.backend is not None and not loop_is_wanted and compiled:
+    if mode.backend == EXPORT and not loop_is_wanted:
+        run = _exported(run, inputs, strict=bool(mode.dynamic))
+    elif mode.backend is not None and not loop_is_wanted and compiled:
         run = torch.compile(run, backend=mode.backend, fullgraph=True, dynamic=mode.dynamic)
     return TRANSFORMS[mode.transform](run, inputs)
+
+
+def _exported(run: Any, inputs: dict[str, Any], strict: bool) -> Any:
+    class Exported(torch.nn.Module):
+        def forward(self, inputs: dict[str, Any]) -> Any:
+            return run(inputs)
+
+    module = torch.export.export(Exported(), (inputs,), strict=strict).module()
+    torch.manual_seed(0)
+    return module
 
 
 def _with_checkpoint(scan: Any, namespace: Namespace, policy: str) -> Any:

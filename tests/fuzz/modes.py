@@ -13,6 +13,9 @@ from torch_scan_hop import api, fallback, set_default
 from torch_scan_hop.rewrites import blocks
 from torch_scan_hop.rewrites.options import Options, using_options
 
+#: torch.export, whose second word is whether it is strict
+EXPORT = "export"
+
 BACKENDS: dict[str, tuple[str | None, bool | None]] = {
     "eager": (None, None),
     "loop": (None, None),
@@ -20,6 +23,8 @@ BACKENDS: dict[str, tuple[str | None, bool | None]] = {
     "inductor": ("inductor", False),
     "inductor_dynamic": ("inductor", True),
     "inductor_cpp": ("inductor", False),
+    "export": (EXPORT, True),
+    "export_not_strict": (EXPORT, False),
 }
 TRANSFORMS = ("double", "jvp", "vmap", "func_grad", "forward_over_reverse")
 REWRITES = tuple(f.name for f in dataclasses.fields(Options) if f.type == "bool")

@@ -105,3 +105,21 @@ def scattered_memory_has_torchs_derivative() -> Iterator[object]:
     left = [p for p in graph_cleanup._CLEAN_UP if p.__name__ != "index_strided_scatters"]
     with mock.patch.object(graph_cleanup, "_CLEAN_UP", tuple(left)):
         yield None
+
+
+@mutant("-", "eager", "pointwise,reductions")
+def operators_of_one_layout_get_any() -> Iterator[object]:
+    """What group_norm's backward and view_as_complex read has the layout of whatever comes back."""
+    from torch_scan_hop import strided
+
+    with mock.patch.dict(strided.ONE_LAYOUT, clear=True):
+        yield None
+
+
+@mutant("-", "export", "inner_jvp")
+def exports_keep_levels() -> Iterator[object]:
+    """An export writes down what opens functorch's levels in a body, and not what they do."""
+    from torch_scan_hop.dispatch import proxy
+
+    with mock.patch.object(proxy, "opens_levels", lambda body: False):
+        yield None
