@@ -465,6 +465,7 @@ def test_compiled_autograd():
     assert_same(w.grad, torch.autograd.grad(loop(cell, h, xs)[1].sum(), w)[0])
 
 
+@pytest.mark.slow
 def test_torchs_caches_serve_a_second_process_and_know_our_options(tmp_path):
     program = textwrap.dedent(
         """

@@ -76,8 +76,9 @@ print("all right", flush=True)
 @pytest.mark.parametrize(
     "kinds",
     [
-        ["eager", "plain loop", "kernel"],
-        pytest.param(["backward", "counted loop"], marks=pytest.mark.slow),
+        ["eager", "plain loop"],
+        pytest.param(["kernel", "counted loop"], marks=pytest.mark.slow),
+        pytest.param(["backward"], marks=pytest.mark.slow),
     ],
 )
 def test_ctrl_c_ends_a_loop_within_a_second_and_breaks_nothing(kinds):
