@@ -1,15 +1,18 @@
-"""What eager programs gain: ``scan(compile=True)``, and TorchRL's GRU on our operator.
+"""Eager programs: ``scan(compile=True)``, TorchRL's GRU on our operator, a bar, the import.
 
     python -m benchmarks.eager_programs
 
 Milliseconds of a training step, contestants interleaved, one thread. ``compile=True`` and a
-``torch.compile`` of the whole call are warm. TorchRL's rows are there where torchrl and hoptorch
-are installed.
+``torch.compile`` of the whole call are warm. Rows of TorchRL, and of a bar, are there
+where torchrl and hoptorch, and tqdm, are installed.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -113,11 +116,53 @@ def torchrl() -> Rows:
         )
 
 
+def bars() -> Rows:
+    if importlib.util.find_spec("tqdm") is None:
+        return []
+    torch.set_num_threads(1)
+    xs, w = torch.randn(20_000, 4, 32), torch.randn(32, 32) / 32
+
+    def cell(h: torch.Tensor, x: torch.Tensor) -> Any:
+        h = torch.tanh(h @ w + x)
+        return h, h
+
+    def call(progress: bool, compile: bool) -> Callable[[], object]:
+        return lambda: scan(cell, torch.zeros(4, 32), xs, compile=compile, progress=progress)
+
+    rows: Rows = []
+    for compile in (False, True):
+        calls = {"no bar": call(False, compile), "progress=True": call(True, compile)}
+        rows += _rows("compile=True" if compile else "eager", calls, "no bar")
+    return rows
+
+
+_IMPORT = """
+import sys, time
+import torch
+start = time.perf_counter()
+import torch_scan_hop
+print(time.perf_counter() - start)
+"""
+
+
+def imports() -> Rows:
+    def once() -> float:
+        done = subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, check=True)
+        return float(done.stdout)
+
+    once()  # writes the byte code
+    return [
+        ["import, over torch's own", f"{1000 * statistics.median(once() for _ in range(9)):.0f}"]
+    ]
+
+
 def main() -> None:
     start, before = time.perf_counter(), report.load()
     lstm = measured("benchmarks.eager_programs:compiled")
     gru = measured("benchmarks.eager_programs:torchrl")
-    for found in (lstm, gru):
+    bar = measured("benchmarks.eager_programs:bars")
+    imported = measured("benchmarks.eager_programs:imports")
+    for found in (lstm, gru, bar, imported):
         if isinstance(found, dict) and "failed" in found:
             raise SystemExit(found["failed"])
     minutes = (time.perf_counter() - start) / 60
@@ -130,6 +175,10 @@ def main() -> None:
             "## TorchRL's GRUModule",
             "",
             *report.table(["", "recurrent backend", "ms"], [row[:3] for row in gru]),
+            "## A bar: 20,000 steps of an RNN, B=4 H=32, forward",
+            "",
+            *report.table(["", "", "ms", "/ no bar"], bar),
+            *report.table(["", "ms, median of 9 processes"], imported),
         ]
     )
     (RESULTS / "eager_programs.md").write_text(text + "\n")

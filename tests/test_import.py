@@ -141,16 +141,3 @@ torch.testing.assert_close(got[0][1], loop(H + 1, XS)[0])
 is_right(program)
 is_right(torch.compile(program, backend="aot_eager", fullgraph=True))
 """)
-
-
-@pytest.mark.slow
-def test_it_is_imported_in_150_ms():
-    """Over torch's own import, of a processor that may be busy: the best of some processes."""
-    code = """
-from time import process_time
-start = process_time()
-import torch_scan_hop
-print(process_time() - start)
-"""
-    run(code)  # writes the byte code
-    assert min(float(run(code)) for _ in range(5)) < 0.15

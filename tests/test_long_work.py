@@ -281,26 +281,3 @@ def test_without_tqdm_it_says_what_to_do(monkeypatch):
     with pytest.raises(ImportError, match=r"progress needs tqdm.*pip install tqdm"):
         scan(rnn, H, XS, progress=True)
     assert_same(scan(rnn, H, XS), scan_loop(rnn, H, XS, 100, False), 1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compiled", [False, True])
-def test_it_costs_little(bars, compiled):
-    """Of a step of a small cell: a hundredth, and what the machine's noise adds."""
-    xs = torch.randn(20_000, 4, 32)
-    w = torch.randn(32, 32) / 32
-
-    def cell(h, x):
-        h = torch.tanh(h @ w + x)
-        return h, h
-
-    def run(wanted):
-        start = time.process_time()
-        scan(cell, torch.zeros(4, 32), xs, compile=compiled, progress=wanted)
-        return time.process_time() - start
-
-    for wanted in (False, True):
-        run(wanted)
-    pairs = [(run(False), run(True)) for _ in range(15)]
-    off, on = (min(times) for times in zip(*pairs, strict=True))
-    assert on < 1.05 * off + 1e-3, (off, on)
