@@ -156,7 +156,8 @@ def _run(
             )
         except NotCaptured as error:
             reason, is_lasting = error.reason, error.is_lasting
-        collect_failed_trace()
+        if is_lasting:  # or nothing was traced
+            collect_failed_trace()
     if current_dispatch_mode() is not None:  # it is there to see every operator, of a loop, too
         return run_loop(combine_fn, init, xs, trip_count, options.reverse)
     refuse_if_not_allowed(combine_fn, reason)

@@ -39,7 +39,6 @@ __all__ = [
     "named_input",
     "no_interpreter",
     "ops",
-    "plain_symbol",
     "pointwise_like",
     "shifted_by_one",
     "slice_at",
@@ -154,11 +153,6 @@ def shifted_by_one(stack: Any, init: Any, reverse: bool) -> Any:
         return ops.where(ops.eq(at, edge), load_init(rest), load([neighbour, *rest]))
 
     return pointwise_like(stack, inner_fn, stack.get_size())
-
-
-def plain_symbol(number: int) -> Any:
-    """A symbol that is printed as it is; of another prefix it would be a kernel's argument."""
-    return sympy.Symbol(f"x{number}", integer=True, nonnegative=True)
 
 
 # --- a graph as values ---

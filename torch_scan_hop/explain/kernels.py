@@ -129,15 +129,24 @@ def _not_served(call: Any) -> str:
 
 
 def _why_not_triton_rows(call: Any) -> str:
-    from torch_scan_hop.inductor import gpu, qualify
+    from torch_scan_hop.inductor import gpu
+
+    reason = _why_not_around_products(call)
+    if reason:
+        return reason
+    if not gpu.RowsKernel.may_qualify(call.body):
+        return "neither pointwise nor a product with a weight: a scaled addmm"
+    return _not_served(call)
+
+
+def _why_not_around_products(call: Any) -> str:
+    from torch_scan_hop.inductor import qualify
 
     if not any(n.target in qualify.PRODUCTS for n in call.body.graph.nodes):
         return "no product"
-    if not gpu.RowsKernel.may_qualify(call.body):
-        known = {*qualify.PRODUCTS, qualify.CAT}
-        others = _operators_that_fail(call.body, qualify.is_pointwise, known)
-        return f"neither pointwise nor a product with a weight: {others or 'a scaled addmm'}"
-    return _not_served(call)
+    known = {*qualify.PRODUCTS, qualify.CAT}
+    others = _operators_that_fail(call.body, qualify.is_pointwise, known)
+    return f"neither pointwise nor a product with a weight: {others}" if others else ""
 
 
 def _why_not_pointwise(call: Any, unfit: str | None = None) -> str:
@@ -157,15 +166,12 @@ def _why_not_rows(call: Any) -> str:
     from torch_scan_hop.inductor import qualify
     from torch_scan_hop.inductor.cpu import rows
 
-    products = {n for n in call.body.graph.nodes if n.target in qualify.PRODUCTS}
-    if not products:
-        return "no product"
-    known = {*qualify.PRODUCTS, torch.ops.aten.cat.default}
-    others = _operators_that_fail(call.body, qualify.is_pointwise, known)
-    if others:
-        return f"neither pointwise nor a product with a weight: {others}"
+    reason = _why_not_around_products(call)
+    if reason:
+        return reason
     if not rows.has_small_products(call.body):
-        total = sum(_weight_bytes(n) for n in products)
+        products = [n for n in call.body.graph.nodes if n.target in qualify.PRODUCTS]
+        total = sum(map(_weight_bytes, products))
         if total > rows.WEIGHT_BYTES:
             limit = rows.WEIGHT_BYTES
             return f"its weights take {total:,} bytes, more than {limit:,}: not a core's cache"

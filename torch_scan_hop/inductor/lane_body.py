@@ -20,7 +20,8 @@ from torch_scan_hop._torch.inductor_values import (
 )
 from torch_scan_hop._torch.tracing import are_all_known_equal
 from torch_scan_hop.inductor.body import StepExamples
-from torch_scan_hop.inductor.step import CARRY, lane_symbols, step_inputs
+from torch_scan_hop.inductor.node import ScanCall
+from torch_scan_hop.inductor.step import CARRY, lane_symbols, step_index, step_inputs
 from torch_scan_hop.signature import Inputs
 
 
@@ -74,7 +75,16 @@ def merged_dimensions(
     return merged or [sympy.Integer(1)], lambda lanes: reindex(lanes[: len(merged)])
 
 
-def lanes_are_independent(step: PointwiseBody, examples: StepExamples) -> bool:
+def independent_lanes(call: ScanCall) -> PointwiseBody | None:
+    """The step of a call whose lanes have one shape, and read no other lane; None of others."""
+    if not has_one_shape(call.examples):
+        return None
+    index = step_index(call.trip_count, call.reverse)
+    step = PointwiseBody(call.body, call.operands, index)
+    return step if _read_no_other(step, call.examples) else None
+
+
+def _read_no_other(step: PointwiseBody, examples: StepExamples) -> bool:
     """Whether a step reads the carry only where it writes it."""
     like = examples.inputs.carry[0]
     index = lane_symbols(like.ndim)

@@ -18,6 +18,7 @@ from torch_scan_hop._torch.inductor import (
     declared_output,
     is_tensor_ir,
     keep_buffers,
+    layout_like,
     register_node,
     size_expression,
     uses_cpp_wrapper,
@@ -51,6 +52,13 @@ class ScanCall:
     @property
     def trip_count(self) -> Any:
         return size_expression(self.examples.inputs.trip_count)
+
+    def result_layouts(self) -> list[Any]:
+        """Of final carries, then ys, wherever they are written to."""
+        return [
+            layout_like(like) if place is None else place.data.layout
+            for like, place in zip(self.examples.results(), self.into, strict=True)
+        ]
 
 
 class ScanNode(ExternKernel):

@@ -13,9 +13,9 @@ from torch import fx
 from torch_scan_hop._torch.inductor_values import (
     InlineLowering,
     ops,
-    plain_symbol,
     pointwise_like,
 )
+from torch_scan_hop.inductor.step import plain_symbol
 
 aten = torch.ops.aten
 

@@ -27,8 +27,7 @@ from torch_scan_hop._torch.inductor import (
 )
 from torch_scan_hop._torch.tracing import likely_value
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
-
-aten = torch.ops.aten
+from torch_scan_hop.inductor.qualify import PRODUCTS
 
 # What a call does at most, in results of operators. A call packs the weights anew.
 WORK_PER_CALL = 3 * 10**8
@@ -46,7 +45,7 @@ def _work_of(node: fx.Node) -> int:
     if node.op != "call_function" or not isinstance(value, torch.Tensor):
         return 0
     work = math.prod(map(likely_value, value.shape))
-    if node.target in (aten.mm.default, aten.addmm.default):
+    if node.target in PRODUCTS:
         inner = likely_value(node.args[-1].meta["val"].shape[0])  # type: ignore[union-attr]
         work *= max(1, inner // PRODUCTS_AT_ONCE)
     return work

@@ -5,15 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import sympy
+
 from torch_scan_hop._torch.inductor_values import (
     InlineLowering,
     OpsHandler,
     masked,
     named_input,
-    plain_symbol,
     slice_at,
 )
 from torch_scan_hop.signature import Inputs
+
+
+def variable(name: str) -> Any:
+    """A symbol for an index, that is printed as it is."""
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def plain_symbol(number: int) -> Any:
+    """A variable of Inductor's kernels in C++; of another prefix it would be an argument."""
+    return variable(f"x{number}")
+
 
 STEP = plain_symbol(999)  # in the order that steps run
 TILE = plain_symbol(998)

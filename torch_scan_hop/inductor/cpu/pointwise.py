@@ -13,24 +13,14 @@ from torch import fx
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.cpu.fits import are_on_cpu, are_stored_in_vectors
 from torch_scan_hop.inductor.cpu.lanes import TimeLoop, emit_kernel
-from torch_scan_hop.inductor.lane_body import (
-    PointwiseBody,
-    has_one_shape,
-    lanes_are_independent,
-    merged_dimensions,
-)
+from torch_scan_hop.inductor.lane_body import independent_lanes, merged_dimensions
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import is_pointwise
 from torch_scan_hop.inductor.spans import KernelInSpans, Span
-from torch_scan_hop.inductor.step import step_index
 
 
 def fits_lanes_of_the_cpu(examples: StepExamples) -> bool:
-    return (
-        has_one_shape(examples)
-        and are_on_cpu(examples.flat())
-        and are_stored_in_vectors(examples.results())
-    )
+    return are_on_cpu(examples.flat()) and are_stored_in_vectors(examples.results())
 
 
 class PointwiseKernel(KernelInSpans):
@@ -40,10 +30,8 @@ class PointwiseKernel(KernelInSpans):
 
     @classmethod
     def lower(cls, call: ScanCall) -> PointwiseKernel | None:
-        if not fits_lanes_of_the_cpu(call.examples):
-            return None
-        step = PointwiseBody(call.body, call.operands, step_index(call.trip_count, call.reverse))
-        return cls(call, step) if lanes_are_independent(step, call.examples) else None
+        step = independent_lanes(call) if fits_lanes_of_the_cpu(call.examples) else None
+        return None if step is None else cls(call, step)
 
     def call_span(self, wrapper: Any, span: Span) -> None:
         n = len(self.operands.carry)

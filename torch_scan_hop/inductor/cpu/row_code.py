@@ -30,7 +30,6 @@ from torch_scan_hop._torch.inductor_values import (
     likely_size,
     no_interpreter,
     ops,
-    plain_symbol,
 )
 from torch_scan_hop.inductor.cpu.places import (
     NEXT,
@@ -45,7 +44,7 @@ from torch_scan_hop.inductor.cpu.places import (
 from torch_scan_hop.inductor.cpu.product import packed, register_block, source_of_product
 from torch_scan_hop.inductor.cpu.row_body import RowBody
 from torch_scan_hop.inductor.spans import Span
-from torch_scan_hop.inductor.step import CARRY, STEP, TILE
+from torch_scan_hop.inductor.step import CARRY, STEP, TILE, plain_symbol
 
 WEIGHT = "scan_buf_weight_"
 FIRST_ROW = plain_symbol(997)

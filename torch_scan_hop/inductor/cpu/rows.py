@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
-from torch_scan_hop._torch.inductor import layout_like
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.cpu.fits import are_on_cpu, are_stored_in_vectors
@@ -23,11 +21,9 @@ from torch_scan_hop.inductor.cpu.row_body import RowBody
 from torch_scan_hop.inductor.cpu.row_code import emit_rows
 from torch_scan_hop.inductor.cpu.row_independence import rows_are_independent
 from torch_scan_hop.inductor.node import ScanCall
-from torch_scan_hop.inductor.qualify import PRODUCTS, is_plain, is_pointwise
+from torch_scan_hop.inductor.qualify import CAT, PRODUCTS, is_plain, is_pointwise
 from torch_scan_hop.inductor.spans import KernelInSpans, Span
 from torch_scan_hop.inductor.step import step_index
-
-aten = torch.ops.aten
 
 # What the weights may take of a core's cache: from there on a step waits for memory, and
 # threads that share the columns of a product read less of it.
@@ -55,17 +51,14 @@ def fits_vectors_of_the_cpu(examples: StepExamples) -> bool:
 class RowsKernel(KernelInSpans):
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:
-        return has_small_products(body) and is_pointwise(body, {*PRODUCTS, aten.cat.default})
+        return has_small_products(body) and is_pointwise(body, {*PRODUCTS, CAT})
 
     @classmethod
     def lower(cls, call: ScanCall) -> RowsKernel | None:
         if not fits_vectors_of_the_cpu(call.examples):
             return None
-        layouts = [
-            layout_like(like) if place is None else place.data.layout
-            for like, place in zip(call.examples.results(), call.into, strict=True)
-        ]
-        step = RowBody(call.body, call.operands, layouts, step_index(call.trip_count, call.reverse))
+        index = step_index(call.trip_count, call.reverse)
+        step = RowBody(call.body, call.operands, call.result_layouts(), index)
         return cls(call, step) if rows_are_independent(step) else None
 
     def call_span(self, wrapper: Any, span: Span) -> None:

@@ -31,8 +31,8 @@ from torch_scan_hop._torch.inductor_triton import (
     simplified,
 )
 from torch_scan_hop._torch.inductor_values import bounds_of
-from torch_scan_hop.inductor.gpu.source import Parameters, TritonSource, indented, kept, variable
-from torch_scan_hop.inductor.step import STEP
+from torch_scan_hop.inductor.gpu.source import Parameters, TritonSource, indented, kept
+from torch_scan_hop.inductor.step import STEP, variable
 
 # How far loads run ahead of the loop, in steps: they wait in shared memory, or in registers
 # where they are narrower than what the hardware copies there. Not measured on a GPU.

@@ -10,9 +10,9 @@ import sympy
 from torch_scan_hop._torch.inductor_triton import TritonLines
 from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand
 from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode
-from torch_scan_hop.inductor.gpu.source import TritonSource, variable
+from torch_scan_hop.inductor.gpu.source import TritonSource
 from torch_scan_hop.inductor.lane_body import PointwiseBody, merged_dimensions
-from torch_scan_hop.inductor.step import StepOps
+from torch_scan_hop.inductor.step import StepOps, variable
 
 
 def emit_lanes(

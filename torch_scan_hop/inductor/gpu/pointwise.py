@@ -10,14 +10,12 @@ from typing import Any
 
 from torch import fx
 
-from torch_scan_hop._torch.inductor import layout_like
 from torch_scan_hop.inductor.gpu.lanes import emit_lanes
 from torch_scan_hop.inductor.gpu.launch import call_lanes
 from torch_scan_hop.inductor.gpu.serving import are_served
-from torch_scan_hop.inductor.lane_body import PointwiseBody, has_one_shape, lanes_are_independent
+from torch_scan_hop.inductor.lane_body import independent_lanes
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 from torch_scan_hop.inductor.qualify import is_pointwise
-from torch_scan_hop.inductor.step import step_index
 
 
 class PointwiseKernel(KernelNode):
@@ -29,15 +27,10 @@ class PointwiseKernel(KernelNode):
 
     @classmethod
     def lower(cls, call: ScanCall) -> PointwiseKernel | None:
-        if not are_served(call.examples.flat()) or not has_one_shape(call.examples):
+        body = independent_lanes(call) if are_served(call.examples.flat()) else None
+        if body is None:
             return None
-        body = PointwiseBody(call.body, call.operands, step_index(call.trip_count, call.reverse))
-        if not lanes_are_independent(body, call.examples):
-            return None
-        layouts = [
-            layout_like(like) if place is None else place.data.layout
-            for like, place in zip(call.examples.results(), call.into, strict=True)
-        ]
+        layouts = call.result_layouts()
         return cls(call, emit_lanes(body, call.operands.carry, layouts, call.trip_count))
 
     def call_kernel(self, wrapper: Any) -> None:

@@ -16,8 +16,8 @@ from torch_scan_hop._torch.inductor_triton import TritonLines, storage_type
 from torch_scan_hop._torch.inductor_values import NotPointwise, handled_by, handler_at_hand
 from torch_scan_hop.inductor.gpu.code import LANE, MASK, STEPS_AHEAD, StepCode
 from torch_scan_hop.inductor.gpu.row_body import PRODUCT, Product, RowBody
-from torch_scan_hop.inductor.gpu.source import TritonSource, variable
-from torch_scan_hop.inductor.step import CARRY, StepOps
+from torch_scan_hop.inductor.gpu.source import TritonSource
+from torch_scan_hop.inductor.step import CARRY, StepOps, variable
 
 ROWS = 16  # of a program: the least that a tensor core multiplies
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import fx
 
-from torch_scan_hop._torch.inductor import layout_like
 from torch_scan_hop.inductor.gpu.launch import call_program
 from torch_scan_hop.inductor.gpu.row_body import RowBody
 from torch_scan_hop.inductor.gpu.row_code import ROWS, emit_rows
@@ -39,11 +38,9 @@ class RowsKernel(KernelNode):
         if not are_served(call.examples.flat()) or not call.operands.carry:
             return None
         body = RowBody(call.body, call.operands, step_index(call.trip_count, call.reverse))
-        layouts = [
-            layout_like(like) if place is None else place.data.layout
-            for like, place in zip(call.examples.results(), call.into, strict=True)
-        ]
-        return cls(call, emit_rows(body, call.operands.carry, layouts, call.trip_count))
+        return cls(
+            call, emit_rows(body, call.operands.carry, call.result_layouts(), call.trip_count)
+        )
 
     def call_kernel(self, wrapper: Any) -> None:
         source, warps = self.step

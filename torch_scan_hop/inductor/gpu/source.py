@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 
 from torch_scan_hop._torch.inductor_triton import compute_type, is_graph_symbol, storage_type
@@ -74,10 +73,6 @@ class Parameters:
     @property
     def dtypes(self) -> tuple[torch.dtype | None, ...]:
         return tuple(dtype for _, dtype in self._found.values())
-
-
-def variable(name: str) -> Any:
-    return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
 def kept(value: Any, dtype: torch.dtype) -> str:
