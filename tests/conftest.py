@@ -1,4 +1,4 @@
-"""Every test starts from the same seed, and leaves no compiled code behind.
+"""Every test starts from the same seed, compiles what it runs, and leaves no compiled code behind.
 
 What every rewrite makes is checked (``torch_scan_hop.legality``), but where a test breaks parts
 of the package on purpose; with UNCHECKED in the environment nothing is, to see what it costs.
@@ -10,6 +10,7 @@ import os
 
 import pytest
 import torch
+from graph_caches import graph_caches
 
 from torch_scan_hop import capture
 from torch_scan_hop.fallback import forget_reasons
@@ -55,6 +56,7 @@ def _no_rewrite_is_dropped(request, caplog):
 def _fresh_torch():
     torch.manual_seed(0)
     forget_reasons()
-    yield
+    with graph_caches(False):
+        yield
     torch._dynamo.reset()
     capture._entries.clear()

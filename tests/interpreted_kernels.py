@@ -14,9 +14,8 @@ pytest.importorskip("triton")
 import torch
 import triton_interpreter  # noqa: F401  before Inductor
 from gpu_cells import CASES, ROW_CASES, Case, randn, row_case
+from graph_caches import graph_caches
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
-from torch._functorch import config as functorch_config
-from torch._inductor import config
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop.inductor import cpu, gpu
@@ -34,8 +33,7 @@ def compiled_for_gpu():
     with (
         on_the_cpu(),
         watching(lambda _, kernel: chosen.append(kernel)),
-        config.patch(fx_graph_cache=False),
-        functorch_config.patch(enable_autograd_cache=False),
+        graph_caches(False),
     ):
         yield chosen
 

@@ -64,7 +64,7 @@ SLOW = pytest.mark.slow
         pytest.param("gru", False, marks=SLOW),
     ],
 )
-def test_inductor(cell, reverse, short_blocks, fresh_inductor):
+def test_inductor(cell, reverse, short_blocks):
     p = CELLS[cell].problem(torch.float64, T=12, B=2)
     params = list(p.params.values())
     check(p.combine_fn, p.init, p.xs, params=params, reverse=reverse, variant=Variant("inductor"))
@@ -73,7 +73,7 @@ def test_inductor(cell, reverse, short_blocks, fresh_inductor):
 
 @pytest.mark.torch_version
 @pytest.mark.parametrize("cell", ["lstm", pytest.param("linear_recurrence", marks=SLOW)])
-def test_cpp_wrapper(cell, short_blocks, fresh_inductor):
+def test_cpp_wrapper(cell, short_blocks):
     p = CELLS[cell].problem(torch.float64, T=12, B=2)
     with torch._inductor.config.patch(cpp_wrapper=True):
         check(
@@ -87,7 +87,7 @@ def test_cpp_wrapper(cell, short_blocks, fresh_inductor):
 
 
 @pytest.mark.torch_version
-def test_a_dynamic_batch_is_no_reason_to_compile_again(short_blocks, fresh_inductor):
+def test_a_dynamic_batch_is_no_reason_to_compile_again(short_blocks):
     w = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
 
     def cell(h, x):
@@ -123,17 +123,6 @@ def adding_products():
     """``h + x @ w``, of which the product leaves the loop."""
     tensors = torch.randn(2, 3), torch.randn(2, 3), torch.randn(3, 3)
     return make_fx(lambda h, x, w: (h + x @ w, h + 1))(*tensors), Signature(1, 1, 1)
-
-
-@pytest.fixture
-def fresh_inductor():
-    """A cached graph would skip the passes that a test watches."""
-    torch._dynamo.reset()
-    with (
-        torch._inductor.config.patch(fx_graph_cache=False),
-        torch._functorch.config.patch(enable_autograd_cache=False),
-    ):
-        yield
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -180,6 +180,19 @@ def test_compiled_programs_name_the_leaf_and_run_as_python_under_debug(backend):
     assert program(START, ONES)[0].isnan().all()
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_program_without_floating_point_inputs_is_checked(backend):
+    def count(n, k):
+        return n + k, 1.0 / n
+
+    program = torch.compile(lambda n, ks: scan(count, n, ks), backend=backend, fullgraph=True)
+    with set_default(detect_nonfinite=True):
+        n, ys = program(torch.tensor(1), torch.ones(3, dtype=torch.int64))
+        assert n == 4 and ys.isfinite().all()
+        with pytest.raises(RuntimeError, match="scan: ys holds a nan or an inf"):
+            program(torch.tensor(-1), torch.ones(3, dtype=torch.int64))
+
+
 def test_an_exported_program_asserts():
     class Program(torch.nn.Module):
         def forward(self, h, xs):

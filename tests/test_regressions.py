@@ -9,6 +9,7 @@ import gc
 
 import pytest
 import torch
+from graph_caches import graph_caches
 from oracle import VARIANTS, assert_same, check, gradients, loop
 from torch import nn
 
@@ -197,7 +198,8 @@ def test_inductor_caches_graphs_that_hold_a_scan():
     for _ in range(2):
         torch._dynamo.reset()
         counters.clear()
-        torch.compile(run, fullgraph=True)(*args)
+        with graph_caches(True):
+            torch.compile(run, fullgraph=True)(*args)
     assert not counters["inductor"]["fxgraph_cache_bypass"]
     assert (
         counters["inductor"]["fxgraph_cache_hit"] or counters["aot_autograd"]["autograd_cache_hit"]
