@@ -465,6 +465,27 @@ def test_compiled_autograd():
     assert_same(w.grad, torch.autograd.grad(loop(cell, h, xs)[1].sum(), w)[0])
 
 
+@pytest.mark.torch_version
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_numbers_that_a_body_computes_of_sizes_and_floats(backend):
+    def cell_with(f):
+        def cell(h, x):
+            n = h.shape[0] * h.shape[1] + 1
+            return torch.tanh((1 - f * 2) * h * n + x) / (n + f), h.reshape(-1)
+
+        return cell
+
+    @torch.compile(backend=backend, fullgraph=True, dynamic=True)
+    def run(h, xs, f):
+        return scan(cell_with(f), h, xs)
+
+    for batch, number in ((3, 0.5), (4, 0.25), (5, 0.3)):
+        given = [randn(batch, 2).requires_grad_(), randn(4, batch, 2).requires_grad_()]
+        got, want = run(*given, number), loop(cell_with(number), *given)
+        assert_same(got, want)
+        assert_same(gradients(got, given), gradients(want, given))
+
+
 @pytest.mark.slow
 def test_torchs_caches_serve_a_second_process_and_know_our_options(tmp_path):
     program = textwrap.dedent(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cells import GRU, LSTM
-from oracle import Variant, assert_same, check, loop
+from oracle import Variant, assert_same, check, gradients, loop
 from torch._inductor import compile_fx
 
 from torch_scan_hop import fallback, scan, set_default
@@ -47,6 +47,103 @@ def test_a_third_size_compiles_nothing(compilations):
         xs = torch.randn(T, B, 3, dtype=F64)
         check(cell, torch.zeros(B, 3, dtype=F64), xs, variant=COMPILED, params=[weight])
         assert len(compilations) == min(k, 1) + 1
+
+
+DECIDED_BY_THE_EXPONENT = pytest.mark.skipif(
+    torch.__version__ < "2.15", reason="torch traces another operator for some exponents"
+)
+
+
+def every_operator_with_a_number(f):
+    def cell(h, x):
+        computed = torch.tanh((1 - f * 2) * h / f + x * -f)
+        bounded = h.clamp(max=f) + h.clamp(-f, f) + h % f
+        chosen = torch.where(h > f, h * 0.5, f) + (h <= f) * f
+        filled = torch.full((2, 3), f, dtype=h.dtype) * h + h.masked_fill(h > 0, f)
+        scaled = torch.add(h, x, alpha=f) + torch.addcmul(x, h, x, value=f)
+        integers = (torch.arange(3) * f).to(h.dtype)
+        ys = f - h * x, f / (h.abs() + 1), bounded, chosen, filled, scaled, integers, f
+        return torch.sin(computed), ys
+
+    return cell
+
+
+def a_product_with_a_number(f):
+    return lambda h, x: (torch.tanh(h * f + x), h + f)
+
+
+def a_power_with_a_number(f):
+    return lambda h, x: (torch.tanh((h.abs() + 1) ** f + x), h)
+
+
+def a_scan_with_a_number(f):
+    def inner(a, b):
+        return torch.sin(a * f + b), a
+
+    return lambda h, x: scan(inner, h, torch.stack([x, x * f]))
+
+
+NUMBERS = [0.5, 0.625, 0.75, 0.875]
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize(
+    ("cell_with", "dtype"), [(a_scan_with_a_number, F64), (a_product_with_a_number, torch.bfloat16)]
+)
+def test_a_third_float_compiles_nothing(cell_with, dtype, compilations):
+    h, xs = torch.rand(2, 3), torch.rand(4, 2, 3)
+    for k, number in enumerate(NUMBERS):
+        given = [t.to(dtype).requires_grad_() for t in (h, xs)]
+        cell = cell_with(number)
+        got, want = scan(cell, *given, compile=True), loop(cell, *given)
+        tolerance = 6e-2 if dtype == torch.bfloat16 else 1e-12
+        assert_same(got, want, tolerance)
+        assert_same(gradients(got, given), gradients(want, given), tolerance)
+        assert len(compilations) == min(k, 1) + 1
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize(
+    "cell_with",
+    [
+        every_operator_with_a_number,
+        pytest.param(a_power_with_a_number, marks=DECIDED_BY_THE_EXPONENT),
+    ],
+)
+def test_operators_do_with_a_tensor_what_they_do_with_a_number(cell_with):
+    graphs = []
+
+    def backend(gm, examples):
+        graphs.append(gm)
+        return torch._dynamo.lookup_backend("aot_eager_decomp_partition")(gm, examples)
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def run(h, xs, f):
+        return scan(cell_with(f), h, xs)
+
+    h, xs = (torch.rand(s, dtype=F64, requires_grad=True) for s in ((2, 3), (4, 2, 3)))
+    for number in NUMBERS:
+        got, want = run(h, xs, number), loop(cell_with(number), h, xs)
+        assert_same(got, want)
+        assert_same(gradients(got, [h, xs]), gradients(want, [h, xs]))
+    assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_float_of_a_compiled_program_compiles_nothing(dtype, compilations):
+    """Of 0-d carries: a tensor, unlike a number, would decide the type of the result."""
+
+    def cell_with(f):
+        return lambda h, x: (torch.tanh(h * f + x), h > f)
+
+    @torch.compile(fullgraph=True)
+    def run(h, xs, f):
+        return scan(cell_with(f), h, xs)
+
+    h, xs = torch.tensor(0.3, dtype=dtype), torch.linspace(0, 1, 5).to(dtype)
+    for number in (0.5, 0.1, 0.2, 0.7):
+        assert_same(run(h, xs, number), loop(cell_with(number), h, xs), 1e-2)
+    assert len(compilations) == 2
 
 
 def test_a_buffer_is_written_to(compilations):

@@ -93,7 +93,8 @@ def decompose_mutating_operators(gm: fx.GraphModule) -> None:
 def let_scans_be_empty(op: Any) -> None:
     """Torch 2.13 takes ``xs[0]`` for an example of a slice, which an empty scan has not got.
 
-    And ``init`` for an example of a carry, which is contiguous in a step, whatever ``init`` is.
+    And ``init`` for an example of a carry, which is contiguous in a step, whatever ``init`` is; and
+    takes a number that was a symbol when the body was traced for another value.
     """
     extract = getattr(fx_utils, "_extract_subgraphs_and_args", None)
     if extract is None:
@@ -106,7 +107,10 @@ def let_scans_be_empty(op: Any) -> None:
         body, init, xs, additional = args
         slices = (x.new_empty_strided(x.shape[1:], x.stride()[1:]) for x in xs)
         carry = (c.new_empty(c.shape) for c in init)
-        yield body, (*carry, *slices, *additional)
+        placeholders = body.graph.find_nodes(op="placeholder")[len(init) + len(xs) :]
+        pairs = zip(additional, placeholders, strict=True)
+        same = [a if isinstance(a, torch.Tensor) else p.meta["val"] for a, p in pairs]
+        yield body, (*carry, *slices, *same)
 
     fx_utils._extract_subgraphs_and_args = with_slices  # type: ignore[attr-defined, assignment]
 

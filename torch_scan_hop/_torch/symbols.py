@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from torch_scan_hop._torch.tracing import FakeTensorMode
 
@@ -44,11 +46,46 @@ def open_number(value: Any) -> str | None:
     return None if expression.is_number else str(expression)
 
 
+def closed(value: Any) -> Any:
+    """The plain number where a guard has decided what a symbol is; others as they are."""
+    if isinstance(value, torch.SymFloat) and not is_symbolic(value):
+        return float(value)
+    return int(value) if isinstance(value, torch.SymInt) and not is_symbolic(value) else value
+
+
 def has_unknown_size(value: torch.Tensor) -> bool:
     """Whether a fake tensor's size depends on the values of another tensor."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     return bool(free_unbacked_symbols(value.shape))
+
+
+def tracked(number: Any) -> Any:
+    """``number`` as the trace at hand knows it, computed anew if it was computed elsewhere.
+
+    A body is traced apart, and so are the numbers that it computes. The trace around it knows
+    symbols, and what it has computed itself; from torch 2.13 on most other expressions, too.
+    """
+    mode = get_proxy_mode()
+    if mode is None or not is_symbolic(number):
+        return number
+    tracer: Any = mode.tracer
+    if proxy_tensor.get_proxy_slot(number, tracer, False, lambda _: True):
+        return number
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    expression = number.node.expr
+    known = {s: tracer.sympy_expr_tracker.get(s) for s in expression.free_symbols}
+    if None in known.values():
+        return number
+    values = {symbol: _number_of(entry) for symbol, entry in known.items()}
+    return sympy_interp(PythonReferenceAnalysis, values, expression)
+
+
+def _number_of(entry: Any) -> Any:
+    """What a trace knows of a symbol; before torch 2.13 its proxy alone."""
+    return entry.value if hasattr(entry, "value") else entry.force().node.meta["val"]
 
 
 class Symbols:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.symbols import tracked
 from torch_scan_hop._torch.tracing import is_functionalized, is_tracing_a_body
 from torch_scan_hop._torch.transforms import has_tangents, over_grads_batch
 from torch_scan_hop.autodiff.custom import gradients_of_loop
@@ -166,7 +167,7 @@ class _BackwardPass:
 
     def _invariant(self, handover: Handover) -> Any:
         if handover.source is Source.SIZE:
-            return self.call.sizes.get(handover, handover.size)
+            return tracked(self.call.sizes.get(handover, handover.size))
         number = self.call.additional[handover.index]
         if number is not None:
             return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -18,13 +19,16 @@ from torch_scan_hop._torch.operators import (
     track_tensor_tree,
     unique_graph_id,
 )
+from torch_scan_hop._torch.symbols import closed
 from torch_scan_hop._torch.tracing import is_tracing_a_body, needs_no_trace, trace
 from torch_scan_hop.examples import step_examples
+from torch_scan_hop.float_operands import floats_as_tensors
 from torch_scan_hop.graph_cleanup import copy_of, drop_lazy_views, own_strided_memory
 from torch_scan_hop.linalg_checks import thread_linalg_checks
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs
 from torch_scan_hop.stamp import stamp
+from torch_scan_hop.step import device_of
 from torch_scan_hop.stops import drop_stops
 
 
@@ -40,7 +44,9 @@ def _zeros(shape: Any, stride: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 def _fresh(value: Any) -> Any:
-    return _zeros(value.shape, value.stride(), value) if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return _zeros(value.shape, value.stride(), value)
+    return closed(value)
 
 
 def _fresh_slice(xs: torch.Tensor) -> torch.Tensor:
@@ -91,6 +97,13 @@ def _body_of_this_trace(
     return body
 
 
+def _as_tensor(mode: ProxyTorchDispatchMode, inputs: Inputs[Any], number: Any) -> torch.Tensor:
+    """As torch's pass for floats, which runs after this trace, knows how to compute it."""
+    with mode:
+        ones = torch.ones((), dtype=torch.float64, device=device_of(inputs.carry, inputs.xs))
+        return ones * number
+
+
 @scan_op.kernel(ProxyTorchDispatchMode)
 def proxy(
     mode: ProxyTorchDispatchMode, combine_fn: Body, inputs: Inputs[Any], options: ScanOptions
@@ -102,6 +115,7 @@ def proxy(
             drop_stops(body)
         inputs = _without_unread(body, inputs)
         if not mode.pre_dispatch:
+            inputs = floats_as_tensors(body, inputs, functools.partial(_as_tensor, mode, inputs))
             legality.checked("capture", body, inputs.signature, functional=False)
     stamp(body)
     _, name = unique_graph_id(mode, prefix="scan_body")
