@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from torch_scan_hop import scan
+from torch_scan_hop import Binomial, scan
 
 pytestmark = pytest.mark.torch_version
 F64 = torch.float64
@@ -482,6 +482,29 @@ def test_numbers_that_a_body_computes_of_sizes_and_floats(backend):
     for batch, number in ((3, 0.5), (4, 0.25), (5, 0.3)):
         given = [randn(batch, 2).requires_grad_(), randn(4, batch, 2).requires_grad_()]
         got, want = run(*given, number), loop(cell_with(number), *given)
+        assert_same(got, want)
+        assert_same(gradients(got, given), gradients(want, given))
+
+
+@pytest.mark.torch_version
+def test_two_bodies_read_one_number():
+    def run(scan_, h, xs, f):
+        def inner(h, x):
+            return torch.sin(h * f + x), h * f
+
+        def outer(h, x):
+            h, y = scan_(inner, h, x)
+            return scan_(lambda h, x: (h - x * f, h), h, y)[0], y
+
+        h, ys = scan_(outer, h, xs)
+        return scan_(inner, h, ys.sum(1), checkpoint=Binomial(2))
+
+    compiled = torch.compile(
+        functools.partial(run, scan), backend="aot_eager", fullgraph=True, dynamic=True
+    )
+    given = [randn(3).requires_grad_(), randn(4, 2, 3).requires_grad_()]
+    for number in (0.5, 0.25):
+        got, want = compiled(*given, number), run(loop, *given, number)
         assert_same(got, want)
         assert_same(gradients(got, given), gradients(want, given))
 

@@ -34,6 +34,7 @@ from torch_scan_hop._torch.dynamo import (
     speculate,
     users_error,
 )
+from torch_scan_hop._torch.dynamo_floats import floats_are_read_outside_bodies
 from torch_scan_hop._torch.dynamo_indexing import indices_are_captured
 from torch_scan_hop._torch.effects import Effects
 from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
@@ -75,7 +76,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     def _call_function(
         self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
-        with indices_are_captured(tx):
+        with indices_are_captured(tx), floats_are_read_outside_bodies():
             return self._capture(tx, args, kwargs)
 
     def _capture(self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]) -> VariableTracker:
@@ -99,7 +100,6 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         _refuse_unknown_sizes(graph)
         body = CapturedBody(tx, graph, len(init), len(xs))
         inputs = [v.as_proxy() for v in [*init, *xs, *additional]] + list(lifted)
-        inputs = body.lift_numbers(inputs)
         mutated = body.make_pure()
         if mutated:
             _refuse_shared_memory(tx, inputs, mutated, len(init))
@@ -239,23 +239,6 @@ class CapturedBody:
 
     def placeholders(self) -> list[fx.Node]:
         return self.graph.find_nodes(op="placeholder")
-
-    def lift_numbers(self, inputs: list[Any]) -> list[Any]:
-        """Read closed-over floats before the loop: Dynamo hands them in as tensors to read."""
-        inputs = list(inputs)
-        for k, placeholder in enumerate(self.placeholders()):
-            reads = [n for n in placeholder.users if n.op == "call_method" and n.target == "item"]
-            if k < self.n_carry + self.n_xs or not reads or len(reads) < len(placeholder.users):
-                continue
-            number = reads[0].meta["example_value"]
-            inputs[k] = create_proxy(self.tx, "call_method", "item", (inputs[k],))
-            inputs[k].node.meta["example_value"] = number
-            placeholder.meta["example_value"] = number
-            placeholder.type = None
-            for read in reads:
-                read.replace_all_uses_with(placeholder)
-                self.graph.erase_node(read)
-        return inputs
 
     def make_pure(self) -> list[int]:
         """Positions of the additional inputs that became carries, in their new order."""

@@ -43,6 +43,8 @@ class Builder:
         self.extras: list[str] = []
         #: leaves of the carry that are Python numbers at first, or after a step
         self.numbers: list[str] = []
+        #: Python floats that the program is given
+        self.floats: list[str] = []
         #: what the scan is called again in
         self.context = ""
         self.depth = 0

@@ -247,6 +247,8 @@ def _batched(namespace: Namespace, run: Any, as_stack: bool) -> tuple[dict[str, 
     inputs = {}
     for name in names:
         first = examples[0][name]
+        if not isinstance(first, Tensor):
+            raise _Discarded("vmap takes no floats")
         values = [e[name].detach() for e in examples]
         value = first.detach() if name in shared else torch.stack(values)
         inputs[name] = value.requires_grad_(first.requires_grad)
@@ -305,7 +307,7 @@ def weighted_sum(result: Any) -> Tensor:
 
 
 def _wrt(inputs: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: t for name, t in inputs.items() if t.requires_grad}
+    return {n: t for n, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad}
 
 
 def _gradients(total: Tensor, wrt: dict[str, Tensor], label: str, create: bool = False) -> Values:
@@ -325,7 +327,8 @@ def _values_and_gradients(run: Any, inputs: dict[str, Any]) -> Values:
     result = run(inputs)
     values = _named(result)
     values |= _gradients(weighted_sum(result), _wrt(inputs), "gradient")
-    values |= {f"input {name}": t.detach() for name, t in inputs.items()}
+    given = {name: t for name, t in inputs.items() if isinstance(t, Tensor)}
+    values |= {f"input {name}": t.detach() for name, t in given.items()}
     return values
 
 
@@ -340,7 +343,8 @@ def _second_order(run: Any, inputs: dict[str, Any]) -> Values:
 
 
 def _over_floats(inputs: dict[str, Any]) -> tuple[list[str], tuple[Tensor, ...]]:
-    names = [n for n, t in inputs.items() if t.is_floating_point() or t.is_complex()]
+    tensors = {name: t for name, t in inputs.items() if isinstance(t, Tensor)}
+    names = [n for n, t in tensors.items() if t.is_floating_point() or t.is_complex()]
     return names, tuple(inputs[n].detach() for n in names)
 
 

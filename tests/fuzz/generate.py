@@ -6,12 +6,14 @@ import random
 import re
 from collections.abc import Sequence
 
-from . import rules_context, rules_math, rules_shape, rules_special, rules_write
+from . import rules_context, rules_floats, rules_math, rules_shape, rules_special, rules_write
 from .builder import RULES, Builder, NoOperandError
 from .program import Carried, Input, Program, Scanned, Shape, Size, Statement, Type, Var, size_text
 from .rules_special import DRAWS, attempt
 
-_REGISTERED = (rules_context, rules_math, rules_shape, rules_special, rules_write)
+_REGISTERED = (
+    rules_context, rules_floats, rules_math, rules_shape, rules_special, rules_write,
+)  # fmt: skip
 
 #: what a program may hold unless ``--features`` says otherwise; the rest are switches
 DEFAULT = (
@@ -20,15 +22,16 @@ DEFAULT = (
 )  # fmt: skip
 #: ``kernel``: leaves of one shape, as the kernel of a pointwise body wants them; ``rows``: those of
 #: one batch in float32, with weights; ``long``: every program has many steps; ``contexts``: the scan
-#: is called a second time, in another context; ``complex_carry``: most carries are complex
+#: is called a second time, in another context; ``complex_carry``: most carries are complex;
+#: ``floats``: closed-over Python floats
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
-    "contexts", "complex_carry", "fills", "inner_jvp",
+    "contexts", "complex_carry", "fills", "inner_jvp", "floats",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
 TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
-WEIGHTS = {"pointwise": 3, "indexing": 3, "buffers": 2}
+WEIGHTS = {"pointwise": 3, "indexing": 3, "buffers": 2, "floats": 8}
 
 
 def generate(seed: int, features: Sequence[str] = DEFAULT) -> Program:
@@ -290,6 +293,8 @@ class _Generator:
             self.g.vars.append(Var(made.name, Type((m,), "i", False, high=n)))
         if self.has("aliases") and rng.random() < 0.5:
             self._alias()
+        for _ in range(2 if self.has("floats") else 0):
+            self.g.floats.append(self._input("f", Type((), "f"), f"{self.g.number():.4f}").name)
 
     def _weight(self) -> None:
         """A matrix that fits the last dimension of something in scope."""

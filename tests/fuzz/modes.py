@@ -20,6 +20,7 @@ BACKENDS: dict[str, tuple[str | None, bool | None]] = {
     "eager": (None, None),
     "loop": (None, None),
     "aot_eager": ("aot_eager", None),
+    "aot_dynamic": ("aot_eager_decomp_partition", True),
     "inductor": ("inductor", False),
     "inductor_dynamic": ("inductor", True),
     "inductor_cpp": ("inductor", False),
