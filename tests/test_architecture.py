@@ -82,8 +82,8 @@ EXCEPTIONS = {
     "torch_scan_hop._torch.tracing": {"torch_scan_hop.legality"},
     # writes calls of these functions into Dynamo's graphs
     "torch_scan_hop._torch.dynamo_indexing": {
-        "torch_scan_hop.indexing",
-        "torch_scan_hop.index_nodes",
+        "torch_scan_hop.capture.indexing",
+        "torch_scan_hop.capture.index_nodes",
     },
 }
 

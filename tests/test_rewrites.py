@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop import scan
-from torch_scan_hop.graph_cleanup import clean_up
+from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.op import FORWARD, REVERSE
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.rewrites import Options, make_plan, using_options

@@ -12,8 +12,9 @@ from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop._torch.transforms import collect_failed_trace
 from torch_scan_hop.arguments import Options, checked_call
-from torch_scan_hop.capture import NotCaptured, call_captured, check_captured
+from torch_scan_hop.capture.replay import NotCaptured, call_captured, check_captured
 from torch_scan_hop.debugging import check_results, debugged_loop, is_debugging
+from torch_scan_hop.eager.plain_loop import run_loop
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, add_note
 from torch_scan_hop.fallback import (
     PACKAGE,
@@ -26,13 +27,12 @@ from torch_scan_hop.fallback import (
     users_frames,
 )
 from torch_scan_hop.op import scan_op, scan_options
-from torch_scan_hop.plain_loop import run_loop
 from torch_scan_hop.progress_bar import check_progress, run_with_bar
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.segments import Binomial, segmented, treeverse
+from torch_scan_hop.schedule.segments import Binomial, segmented, treeverse
+from torch_scan_hop.schedule.unroll import block_of, unrolled
 from torch_scan_hop.settings import check_flag, defaults
 from torch_scan_hop.step import CombineFn, as_carry, device_of, step
-from torch_scan_hop.unroll import block_of, unrolled
 
 
 def scan(

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
 from torch_scan_hop.fallback import code_of
-from torch_scan_hop.refusals import refused
-from torch_scan_hop.segments import check_policy
+from torch_scan_hop.schedule.segments import check_policy
 from torch_scan_hop.settings import check_flag
 
 

@@ -29,8 +29,8 @@ from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
 from torch_scan_hop.autodiff.handover import Partition, Source
 from torch_scan_hop.autodiff.joint import trace_joint
 from torch_scan_hop.autodiff.partition import partition_of
+from torch_scan_hop.body.fakes import contiguous_like, like
 from torch_scan_hop.errors import hint_about
-from torch_scan_hop.examples import contiguous_like, like
 from torch_scan_hop.signature import Inputs, Signature
 
 

@@ -29,8 +29,8 @@ from torch_scan_hop._torch.operators import (
     trace_symbolically,
 )
 from torch_scan_hop._torch.transforms import unwrap_if_dead
+from torch_scan_hop.body.cache import remember
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
-from torch_scan_hop.memo import remember
 from torch_scan_hop.signature import Inputs, results_of
 
 Body = Callable[..., Any]

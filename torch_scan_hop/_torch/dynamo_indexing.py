@@ -3,8 +3,8 @@
 Checked on torch 2.9.1, 2.13.0, 2.15.0. Dynamo runs every operation that it captures on fakes, and
 ``x[t]`` asks a fake for its value. All of ``x[t]``, ``x[t] = v``, ``x.select(0, t)`` and
 ``torch.narrow(x, 0, t, 2)`` become nodes in one place, ``OutputGraph.create_proxy``; there they are
-written as calls of :mod:`torch_scan_hop.indexing`, which ask for no value. A slice whose bounds are
-tensors is refused (2.9), or asks for their values, when it is made: it keeps them here.
+written as calls of :mod:`torch_scan_hop.capture.indexing`, which ask for no value. A slice whose
+bounds are tensors is refused (2.9), or asks for their values, when it is made: it keeps them here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lists import SliceVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
-from torch_scan_hop.errors import UNKNOWN_LENGTH
-from torch_scan_hop.index_nodes import length_between
-from torch_scan_hop.indexing import (
+from torch_scan_hop.capture.index_nodes import length_between
+from torch_scan_hop.capture.indexing import (
     entries_of,
     getitem,
     index_select,
@@ -36,6 +35,7 @@ from torch_scan_hop.indexing import (
     select_key,
     setitem,
 )
+from torch_scan_hop.errors import UNKNOWN_LENGTH
 
 Call = tuple[Any, tuple[Any, ...]]
 

@@ -20,7 +20,7 @@ from torch_scan_hop._torch.transforms import has_tangents, over_grads_batch
 from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.derivative import Derivative, DerivativeThroughLoop, all_inputs
 from torch_scan_hop.autodiff.handover import Handover, Source
-from torch_scan_hop.carries_in import CarriesIn, in_graph, with_joined, with_stacks
+from torch_scan_hop.body.carries_in import CarriesIn, in_graph, with_joined, with_stacks
 from torch_scan_hop.eager.run import dense
 from torch_scan_hop.op import FORWARD, REVERSE, Body, RunScan, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs

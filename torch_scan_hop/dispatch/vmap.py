@@ -21,12 +21,12 @@ from torch_scan_hop._torch.tracing import fake_mode_of, fake_tensor, run_fake, t
 from torch_scan_hop._torch.transforms import restore_vmap, unwrap_batched, wrap_batched
 from torch_scan_hop.autodiff.custom import refuse_custom_function
 from torch_scan_hop.autodiff.differentiability import carry_fixpoint
-from torch_scan_hop.examples import step_examples
-from torch_scan_hop.graph_cleanup import clean_up
-from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
+from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
+from torch_scan_hop.body.cleanup import clean_up
+from torch_scan_hop.body.fakes import step_examples
+from torch_scan_hop.body.stop_gradient import with_stops
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs
-from torch_scan_hop.stops import with_stops
 
 
 def _move(value: Any, source: int | None, target: int) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop.records import run_node, same_strides
+from torch_scan_hop.body.meta_values import run_node, same_strides
 from torch_scan_hop.rewrites.classify import is_tensor
 
 aten = torch.ops.aten

@@ -19,14 +19,15 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.operators import preserving_node_meta, storage_of
 from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake, trace
-from torch_scan_hop.any_size import derived
-from torch_scan_hop.carries_in import CarriesIn, with_joined, with_stacks
+from torch_scan_hop.body.any_size import derived
+from torch_scan_hop.body.cache import remember
+from torch_scan_hop.body.carries_in import CarriesIn, with_joined, with_stacks
+from torch_scan_hop.body.cleanup import clean_up
+from torch_scan_hop.body.fakes import step_examples
+from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.eager.sized_plan import PlanForAnySize, SizedPlan
 from torch_scan_hop.eager.writer import EagerLoop, StackLike
 from torch_scan_hop.errors import ScanTypeError, describe
-from torch_scan_hop.examples import step_examples
-from torch_scan_hop.graph_cleanup import clean_up
-from torch_scan_hop.memo import remember
 from torch_scan_hop.op import FORWARD, Body, ScanOptions
 from torch_scan_hop.progress_bar import steps as progressing
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
@@ -34,7 +35,6 @@ from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.rewrites.sizes import lift_integers
 from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.step import empty_stack
-from torch_scan_hop.stops import drop_stops
 
 log = logging.getLogger(__name__)
 

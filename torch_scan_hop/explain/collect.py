@@ -13,7 +13,7 @@ from torch import fx
 from torch_scan_hop import tree
 from torch_scan_hop.api import scan_tree, start_of
 from torch_scan_hop.arguments import Call
-from torch_scan_hop.capture import NotCaptured, history_of, look_at_call
+from torch_scan_hop.capture.replay import NotCaptured, history_of, look_at_call
 from torch_scan_hop.debugging import is_debugging
 from torch_scan_hop.errors import describe
 from torch_scan_hop.explain.explanation import Explanation

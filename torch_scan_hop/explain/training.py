@@ -16,7 +16,7 @@ from torch_scan_hop.autodiff.derive import derivative_of
 from torch_scan_hop.autodiff.differentiability import needs_grad
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.partition import Partition
-from torch_scan_hop.capture import NotCaptured
+from torch_scan_hop.capture.replay import NotCaptured
 from torch_scan_hop.explain.facts import Memory, Residual
 from torch_scan_hop.explain.loops import line_of, type_of, value_name
 from torch_scan_hop.explain.places import operator_name

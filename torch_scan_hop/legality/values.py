@@ -16,10 +16,10 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop._torch.tracing import are_all_known_equal, are_known_equal
+from torch_scan_hop.body.cache import SYMBOLS
+from torch_scan_hop.body.meta_values import arguments_of, run_node
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.structure import strides_agree
-from torch_scan_hop.memo import SYMBOLS
-from torch_scan_hop.records import arguments_of, run_node
 
 # how many sizes, or values, these have, only data can tell
 _OF_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}

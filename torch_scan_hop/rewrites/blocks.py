@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch_scan_hop.carries_in import CarriesIn, in_graph, stacks_of
+from torch_scan_hop.body.carries_in import CarriesIn, in_graph, stacks_of
 from torch_scan_hop.op import RunScan, ScanOptions
 from torch_scan_hop.rewrites.options import current_options
 from torch_scan_hop.rewrites.plan import ScanPlan

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch import xla as _xla
+from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
 from torch_scan_hop.eager.run import empty_results
-from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body, ScanOptions
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.signature import Inputs, Signature

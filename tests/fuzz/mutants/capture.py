@@ -45,7 +45,7 @@ def one_draw_for_all_steps() -> Iterator[object]:
 @mutant("f", "eager", "pointwise,aliases")
 def shared_memory_is_copied() -> Iterator[object]:
     """What a body changes is carried as a copy, even if another tensor has the same memory."""
-    from torch_scan_hop import dynamo
+    from torch_scan_hop.capture import variables
 
-    with mock.patch.object(dynamo, "_refuse_shared_memory", lambda *args: None):
+    with mock.patch.object(variables, "_refuse_shared_memory", lambda *args: None):
         yield None

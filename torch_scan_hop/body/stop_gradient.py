@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch_scan_hop import legality
 from torch_scan_hop._torch.operators import OpOverload, below_autograd
 from torch_scan_hop._torch.transforms import make_dual, unpack_dual
-from torch_scan_hop.records import replace_by_source
+from torch_scan_hop.body.meta_values import replace_by_source
 
 _library = torch.library.Library("torch_scan_hop", "DEF")
 _library.define("stop_gradient(Tensor value, bool reverse_only) -> Tensor")

@@ -12,13 +12,13 @@ from torch_scan_hop._torch.dynamo_loading import register_trackers
 
 
 def _of_scan(operator: Any, torchs_tracker: Any) -> Any:
-    from torch_scan_hop.dynamo import tracker_of_scan
+    from torch_scan_hop.capture.variables import tracker_of_scan
 
     return tracker_of_scan(operator, torchs_tracker)
 
 
 def _of_refusal(operator: Any, torchs_tracker: Any) -> Any:
-    from torch_scan_hop.dynamo import RefusalVariable
+    from torch_scan_hop.capture.variables import RefusalVariable
 
     return RefusalVariable
 

@@ -1,6 +1,7 @@
 """Nodes of a captured body that read or write at 0-d tensors, and the views that they stand for.
 
-Dynamo's graph of a body holds calls of :func:`~torch_scan_hop.indexing.getitem` and ``setitem``.
+Dynamo's graph of a body holds calls of :func:`~torch_scan_hop.capture.indexing.getitem` and
+``setitem``.
 Two things become of them, in this order:
 
 1. What eager PyTorch gives for ``x[t]`` is a view, and a gather is a copy. :func:`keep_views`
@@ -29,8 +30,15 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from torch_scan_hop._torch.effects import Effects, Storage
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, run_fake
-from torch_scan_hop.examples import like
-from torch_scan_hop.indexing import Place, TensorProxy, getitem, index_select, place_of, setitem
+from torch_scan_hop.body.fakes import like
+from torch_scan_hop.capture.indexing import (
+    Place,
+    TensorProxy,
+    getitem,
+    index_select,
+    place_of,
+    setitem,
+)
 
 _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
     operator.add: operator.add,

@@ -11,11 +11,11 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.operators import FakeTensor, HigherOrderOperator, OpOverload
 from torch_scan_hop._torch.tracing import are_all_known_equal, plain_fake
-from torch_scan_hop.linalg_checks import thread_linalg_checks
-from torch_scan_hop.records import replace_by_source
+from torch_scan_hop.body.linalg_checks import thread_linalg_checks
+from torch_scan_hop.body.meta_values import replace_by_source
+from torch_scan_hop.body.stop_gradient import is_stop
+from torch_scan_hop.body.strided import index_strided_scatters, own_strided_memory
 from torch_scan_hop.signature import results_of
-from torch_scan_hop.stops import is_stop
-from torch_scan_hop.strided import index_strided_scatters, own_strided_memory
 
 aten = torch.ops.aten
 
@@ -196,7 +196,7 @@ def _trim_scan(module: fx.GraphModule, node: fx.Node) -> None:
 
 
 def drop_detaches(graph: fx.Graph) -> None:
-    """Autograd's own: a body says where gradients stop with an operator, see ``stops``."""
+    """Autograd's own: a body says where gradients stop with an operator, see ``stop_gradient``."""
     for node in graph.find_nodes(op="call_function", target=aten.detach.default):
         source = node.args[0]
         if not (isinstance(source, fx.Node) and source.op == "get_attr"):

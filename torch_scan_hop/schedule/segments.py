@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError
-from torch_scan_hop.refusals import refused
 from torch_scan_hop.step import CombineFn
 
 Run = Callable[..., tuple[Any, Any]]

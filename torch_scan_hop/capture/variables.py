@@ -40,15 +40,15 @@ from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_le
 from torch_scan_hop._torch.own_scan import give_back, remember_code
 from torch_scan_hop._torch.symbols import has_unknown_size
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs, run_fake
-from torch_scan_hop.aliases import REASON, check_memory, share_memory
 from torch_scan_hop.autodiff.policy import POLICY
-from torch_scan_hop.examples import like
+from torch_scan_hop.body.fakes import like
+from torch_scan_hop.capture.cache_key import add_cache_key
+from torch_scan_hop.capture.index_nodes import write_indices
+from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
 from torch_scan_hop.fallback import users_line
-from torch_scan_hop.index_nodes import write_indices
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
 from torch_scan_hop.settings import accelerates_torch
 from torch_scan_hop.signature import output_node
-from torch_scan_hop.stamp import stamp
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
 
@@ -105,7 +105,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
             _refuse_shared_memory(tx, inputs, mutated, len(init))
         n_step = len(init) + len(xs)
         module = body.module()
-        stamp(module)
+        add_cache_key(module)
         if callable(checkpoint):
             # a function is no argument of a graph node; it stays with the body
             module.meta[POLICY], checkpoint = checkpoint, None

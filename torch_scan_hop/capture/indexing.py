@@ -13,7 +13,7 @@ what 0-d tensors say (:class:`Place`), then the rest of it, as PyTorch carries i
 bool tensors are masks in a key, and never read here.
 
 These functions ask tensors for their rank and dtype alone, not for their sizes: graphs are
-written with them, too (:mod:`torch_scan_hop.index_nodes`).
+written with them, too (:mod:`torch_scan_hop.capture.index_nodes`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tensors that a body changes in place, and that are other tensors of the scan as well.
 
-A changed tensor becomes a carry (``dynamo``): a copy, which other names for the same memory do not
+A changed tensor becomes a carry (``purify``): a copy, which other names for the same memory do not
 see. ``row = buf[0]`` beside a body that does ``buf.add_(x)``, two views of one buffer, ``w`` and
 ``w.detach()``, the xs themselves: such a body runs as a loop, where one memory is one memory.
 """

@@ -2,7 +2,7 @@
 
 An exception that traced code raises is, for Dynamo, a path that it cannot follow: what is shown is
 torch's text about that. So traced code says what is wrong to an operator whose tracker raises at
-once, an error that is of the same kind as in eager mode (see ``dynamo.RefusalVariable``).
+once, an error that is of the same kind as in eager mode (see ``variables.RefusalVariable``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""From Python to one body graph: Dynamo captures a call, guarded, and eager mode replays it."""

@@ -1,0 +1,1 @@
+"""Which steps run as one scan, and which of them are recomputed: each strategy is nested scans."""
