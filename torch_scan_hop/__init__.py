@@ -8,7 +8,7 @@ from torch_scan_hop.explain import Explanation, explain
 from torch_scan_hop.fallback import NotTraceableError, fallback
 from torch_scan_hop.layers import scan_layers
 from torch_scan_hop.progress_bar import progress
-from torch_scan_hop.schedule.segments import Binomial
+from torch_scan_hop.schedule.policy import Binomial
 from torch_scan_hop.settings import accelerate_torch, set_default
 from torch_scan_hop.versions import show_versions, warn_of_unknown_torch
 

@@ -27,7 +27,7 @@ from torch import fx
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
-from torch_scan_hop.body.cleanup import is_random, is_view, same_value
+from torch_scan_hop.body.node_kinds import is_random, is_view, same_value
 
 
 @dataclass(frozen=True)

@@ -2,100 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.operators import FakeTensor, HigherOrderOperator, OpOverload
+from torch_scan_hop._torch.operators import FakeTensor
 from torch_scan_hop._torch.tracing import are_all_known_equal, plain_fake
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
 from torch_scan_hop.body.meta_values import replace_by_source
-from torch_scan_hop.body.stop_gradient import is_stop
+from torch_scan_hop.body.node_kinds import is_identity
 from torch_scan_hop.body.strided import index_strided_scatters, own_strided_memory
-from torch_scan_hop.signature import results_of
 
 aten = torch.ops.aten
-
-# values pass through these unchanged in a functional graph, and so do gradients
-_IDENTITIES = {aten.alias.default, aten.lift_fresh_copy.default}
-
-
-def is_identity(node: fx.Node) -> bool:
-    if node.op != "call_function":
-        return False
-    if node.target in _IDENTITIES:
-        argument = node.args[0]
-        return not (isinstance(argument, fx.Node) and argument.op == "get_attr")
-    if node.target is aten.clone.default:
-        return node.kwargs.get("memory_format") in (None, torch.preserve_format)
-    return False
-
-
-def same_value(node: fx.Node) -> fx.Node:
-    """The earliest node with this node's value: copies of any layout are looked through."""
-    while node.op == "call_function" and (
-        node.target is aten.clone.default or node.target in _IDENTITIES
-    ):
-        argument = node.args[0]
-        if not isinstance(argument, fx.Node) or argument.op == "get_attr":
-            break
-        node = argument
-    return node
-
-
-def is_random(node: fx.Node) -> bool:
-    """Draws random numbers, itself or in a body it is handed."""
-    if node.op == "get_attr":
-        value = _attribute(node)
-        return isinstance(value, fx.GraphModule) and any(map(is_random, value.graph.nodes))
-    if isinstance(node.target, HigherOrderOperator):
-        return any(is_random(n) for n in node.all_input_nodes if n.op == "get_attr")
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
-
-
-def _attribute(node: fx.Node) -> object:
-    value: object = node.graph.owning_module
-    for name in str(node.target).split("."):
-        value = getattr(value, name, None)
-    return value
-
-
-def is_view(node: fx.Node) -> bool:
-    """As free as a view: one, an element of one (``split``), or a stopped gradient."""
-    if node.op != "call_function":
-        return False
-    if node.target is operator.getitem:
-        source = node.args[0]
-        return isinstance(source, fx.Node) and _returns_views(source)
-    return _returns_views(node) or is_stop(node)
-
-
-def viewed(node: fx.Node) -> fx.Node:
-    """The value whose memory ``node`` may share: what it is a view of, however many times."""
-    while is_view(node):
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        node = source.args[0] if node.target is operator.getitem else source  # type: ignore[assignment]
-    return node
-
-
-def _returns_views(node: fx.Node) -> bool:
-    target = node.target
-    if not isinstance(target, OpOverload):
-        return False
-    if target is aten.reshape.default:
-        return True
-    returns = target._schema.returns
-    if not returns:
-        return False
-    if target.is_view:
-        return True
-    alias = returns[0].alias_info
-    return alias is not None and not alias.is_write
 
 
 def drop_identities(graph: fx.Graph) -> None:
@@ -149,50 +69,6 @@ def _have_same_shape(old: Any, new: Any) -> bool:
 
 def _has_static_shape(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and all(isinstance(s, int) for s in value.shape)
-
-
-def trim_scans(module: fx.GraphModule) -> None:
-    """Scans in ``module`` return only the ys that something reads."""
-    from torch_scan_hop.op import scan_op
-
-    for node in module.graph.find_nodes(op="call_function", target=scan_op):
-        _trim_scan(module, node)
-    module.graph.eliminate_dead_code()
-    module.recompile()
-    legality.checked("trim_scans", module)
-
-
-def _trim_scan(module: fx.GraphModule, node: fx.Node) -> None:
-    body_node, init = node.args[:2]
-    assert isinstance(body_node, fx.Node)
-    body = getattr(module, str(body_node.target))
-    results = results_of(body.graph)
-    users = [u for u in node.users if u.target is operator.getitem]
-    read = {u.args[1] for u in users if u.users}
-    n_carry = len(init)  # type: ignore[arg-type]
-    kept = [k for k in range(len(results)) if k < n_carry or k in read]
-    if len(kept) == len(results) or len(users) != len(node.users):
-        return
-    graph = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
-    graph.graph_copy(body.graph, env)
-    graph.output(tuple(env[results[k]] for k in kept))
-    name = f"{body_node.target}_trimmed"
-    while hasattr(module, name):
-        name += "_"
-    trimmed = fx.GraphModule(body, graph, "ScanBody")
-    trimmed.graph.eliminate_dead_code()
-    trimmed.recompile()
-    module.add_submodule(name, trimmed)
-    with module.graph.inserting_before(node):
-        node.args = (module.graph.get_attr(name), *node.args[1:])
-    position = {old: new for new, old in enumerate(kept)}
-    for user in users:
-        if user.users:
-            user.args = (node, position[user.args[1]])  # type: ignore[index]
-        else:
-            module.graph.erase_node(user)
-    node.meta["val"] = tuple(node.meta["val"][k] for k in kept)
 
 
 def drop_detaches(graph: fx.Graph) -> None:

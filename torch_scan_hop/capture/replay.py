@@ -28,13 +28,9 @@ from torch_scan_hop._torch.transforms import (
     put_back_on_error,
     under_transform,
 )
-from torch_scan_hop.fallback import (
-    announce_not_compiled,
-    code_of,
-    may_compile,
-    reason_of,
-    warn_of_captures,
-)
+from torch_scan_hop.capture.reasons import reason_of
+from torch_scan_hop.capture.user_code import code_of
+from torch_scan_hop.fallback import announce_not_compiled, may_compile, warn_of_captures
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
 Entry = Callable[..., Any]

@@ -45,7 +45,7 @@ from torch_scan_hop.body.fakes import like
 from torch_scan_hop.capture.cache_key import add_cache_key
 from torch_scan_hop.capture.index_nodes import write_indices
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
-from torch_scan_hop.fallback import users_line
+from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.op import ScanOperator, scan_op, scan_options
 from torch_scan_hop.settings import accelerates_torch
 from torch_scan_hop.signature import output_node

@@ -30,7 +30,7 @@ from torch import fx
 
 from torch_scan_hop import progress_bar
 from torch_scan_hop.body.cache import SYMBOLS
-from torch_scan_hop.body.cleanup import is_view
+from torch_scan_hop.body.node_kinds import is_view
 from torch_scan_hop.eager.fuse import fused
 from torch_scan_hop.rewrites.classify import is_tensor
 from torch_scan_hop.signature import Inputs, Signature

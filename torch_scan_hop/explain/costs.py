@@ -18,7 +18,7 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from torch_scan_hop._torch.tracing import likely_value
-from torch_scan_hop.body.cleanup import is_view
+from torch_scan_hop.body.node_kinds import is_view
 from torch_scan_hop.explain.facts import DROPPED, LOOP, ONCE, Operator, Work
 from torch_scan_hop.explain.sites import Site, attribute, nbytes_of, recorded
 from torch_scan_hop.op import ScanOperator

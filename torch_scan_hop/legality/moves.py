@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.body.cleanup import is_random
+from torch_scan_hop.body.node_kinds import is_random
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.structure import (
     check_arity,

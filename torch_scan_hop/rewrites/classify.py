@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator
-from torch_scan_hop.body.cleanup import is_random
+from torch_scan_hop.body.node_kinds import is_random
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.signature import Inputs
 

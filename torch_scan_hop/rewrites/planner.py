@@ -10,7 +10,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import likely_value
-from torch_scan_hop.body.cleanup import is_view
+from torch_scan_hop.body.node_kinds import is_view
 from torch_scan_hop.rewrites.accumulate import Accumulator, find_accumulator, read_stack_instead
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.rewrites.classify import (

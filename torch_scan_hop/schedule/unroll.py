@@ -12,58 +12,52 @@ rest runs first. With a symbolic trip count both scans stay, and either may be e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.tracing import statically_known_true
+from torch_scan_hop.schedule.run import Run
 from torch_scan_hop.step import CombineFn, device_of, step
 
-# (combine_fn, init, xs, trip_count) -> (carry, ys)
-RunScan = Callable[[CombineFn, Any, Any, Any], tuple[Any, Any]]
+
+def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
+    """``run``, with blocks of ``unroll`` steps; their carries are matched with ``template``."""
+
+    def run_unrolled(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
+        n_blocks, n_rest = trip_count // unroll, trip_count % unroll
+        if statically_known_true(n_blocks == 0):
+            return run(combine_fn, init, xs, trip_count)
+        block = _block_of(combine_fn, template, unroll, reverse)
+        in_blocks = n_blocks * unroll
+
+        def run_blocks(carry: Any) -> tuple[Any, Any]:
+            blocks = tree.map_leaves(
+                lambda leaf: leaf[:in_blocks].reshape(n_blocks, unroll, *leaf.shape[1:]), xs
+            )
+            carry, ys = run(block, carry, blocks, n_blocks)
+            return carry, tree.map_leaves(lambda y: y.reshape(in_blocks, *y.shape[2:]), ys)
+
+        def run_rest(carry: Any) -> tuple[Any, Any]:
+            rest = tree.map_leaves(lambda leaf: leaf[in_blocks:], xs)
+            return run(combine_fn, carry, rest, n_rest)
+
+        if statically_known_true(n_rest == 0):
+            return run_blocks(init)
+        if reverse:
+            carry, ys_of_rest = run_rest(init)
+            carry, ys = run_blocks(carry)
+        else:
+            carry, ys = run_blocks(init)
+            carry, ys_of_rest = run_rest(carry)
+        pairs = zip(tree.tensors(ys), tree.tensors(ys_of_rest), strict=True)
+        return carry, tree.unflatten(ys, [torch.cat(pair) for pair in pairs])
+
+    return run_unrolled
 
 
-def unrolled(
-    run: RunScan,
-    combine_fn: CombineFn,
-    block: CombineFn,
-    init: Any,
-    xs: Any,
-    trip_count: Any,
-    unroll: int,
-    reverse: bool,
-) -> tuple[Any, Any]:
-    """``run(combine_fn, init, xs, trip_count)``, with ``block`` for ``unroll`` steps."""
-    n_blocks, n_rest = trip_count // unroll, trip_count % unroll
-    if statically_known_true(n_blocks == 0):
-        return run(combine_fn, init, xs, trip_count)
-    in_blocks = n_blocks * unroll
-
-    def run_blocks(carry: Any) -> tuple[Any, Any]:
-        blocks = tree.map_leaves(
-            lambda leaf: leaf[:in_blocks].reshape(n_blocks, unroll, *leaf.shape[1:]), xs
-        )
-        carry, ys = run(block, carry, blocks, n_blocks)
-        return carry, tree.map_leaves(lambda y: y.reshape(in_blocks, *y.shape[2:]), ys)
-
-    def run_rest(carry: Any) -> tuple[Any, Any]:
-        return run(combine_fn, carry, tree.map_leaves(lambda leaf: leaf[in_blocks:], xs), n_rest)
-
-    if statically_known_true(n_rest == 0):
-        return run_blocks(init)
-    if reverse:
-        carry, ys_of_rest = run_rest(init)
-        carry, ys = run_blocks(carry)
-    else:
-        carry, ys = run_blocks(init)
-        carry, ys_of_rest = run_rest(carry)
-    pairs = zip(tree.tensors(ys), tree.tensors(ys_of_rest), strict=True)
-    return carry, tree.unflatten(ys, [torch.cat(pair) for pair in pairs])
-
-
-def block_of(combine_fn: CombineFn, init: Any, unroll: int, reverse: bool) -> CombineFn:
+def _block_of(combine_fn: CombineFn, template: Any, unroll: int, reverse: bool) -> CombineFn:
     """``unroll`` steps as one; its x has a leading dimension of that size, and so has its y."""
     order = range(unroll - 1, -1, -1) if reverse else range(unroll)
 
@@ -73,7 +67,7 @@ def block_of(combine_fn: CombineFn, init: Any, unroll: int, reverse: bool) -> Co
         y: Any = None
         for t in order:
             x = tree.slice_at(xs, t)
-            leaves, y = step(combine_fn, carry, x, init, device)
+            leaves, y = step(combine_fn, carry, x, template, device)
             # copies, as between the steps of a scan: the next step may work in place
             steps.append([leaf.clone() for leaf in tree.tensors(y)])
             carry = tree.unflatten(carry, [leaf.clone() for leaf in leaves])
