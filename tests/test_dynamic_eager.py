@@ -15,8 +15,8 @@ from torch._dynamo.utils import counters
 
 import torch_scan_hop
 from torch_scan_hop import scan
-from torch_scan_hop._torch import dynamo as dynamo_shim
 from torch_scan_hop._torch import tracing
+from torch_scan_hop._torch.dynamo import contexts
 from torch_scan_hop.autodiff import joint
 from torch_scan_hop.capture import replay
 from torch_scan_hop.dispatch import jvp, vmap
@@ -489,7 +489,7 @@ def defined_anew(k, w):
 @pytest.mark.filterwarnings("error:.*could not be traced")
 @pytest.mark.filterwarnings("error:.*captured anew")
 def test_a_cell_that_is_defined_often_is_captured_each_time(monkeypatch):
-    monkeypatch.setattr(dynamo_shim, "CAPTURES_PER_FUNCTION", 8)
+    monkeypatch.setattr(contexts, "CAPTURES_PER_FUNCTION", 8)
     alive = []
     gc.collect()
     entries = len(replay._entries)

@@ -11,6 +11,7 @@ from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop._torch.transforms import collect_failed_trace
 from torch_scan_hop.arguments import checked_call
+from torch_scan_hop.capture.numbers import scan_of_numbers
 from torch_scan_hop.capture.reasons import remember_reason, remembered_reason
 from torch_scan_hop.capture.replay import NotCaptured, call_captured, check_captured
 from torch_scan_hop.capture.user_code import PACKAGE, code_of, name_of, users_frames
@@ -238,8 +239,9 @@ def scan_flat(
     options = scan_options(how.reverse, how.checkpoint)
     numbers = [k for k, leaf in enumerate(tree.tensors(template)) if isinstance(leaf, int)]
     if numbers:
-        options["promoted"] = numbers  # for our variable tracker alone: not part of the operator
-    carry, ys = scan_op(body, carry_leaves, x_leaves, (), **options)
+        carry, ys = scan_of_numbers(numbers, body, carry_leaves, x_leaves, (), **options)
+    else:
+        carry, ys = scan_op(body, carry_leaves, x_leaves, (), **options)
     return tree.unflatten(init, list(carry)), ys
 
 

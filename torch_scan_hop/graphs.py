@@ -23,7 +23,8 @@ import torch
 from torch import fx
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS, capture_graph
+from torch_scan_hop._torch.dynamo.errors import DYNAMO_ERRORS
+from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
 from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, run_fake
 from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
 from torch_scan_hop.autodiff.handover import Partition, Source

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_scan_hop._torch.dynamo_loading import register_trackers
+from torch_scan_hop._torch.dynamo.loading import register_trackers
 
 
 def _of_scan(operator: Any, torchs_tracker: Any) -> Any:
@@ -23,6 +23,18 @@ def _of_refusal(operator: Any, torchs_tracker: Any) -> Any:
     return RefusalVariable
 
 
+def _of_scan_of_numbers(operator: Any, torchs_tracker: Any) -> Any:
+    from torch_scan_hop.capture.variables import ScanOfNumbersVariable
+
+    return ScanOfNumbersVariable
+
+
 def register() -> None:
     """Called once, when all of this package that is imported with it is there."""
-    register_trackers({"scan": _of_scan, "scan_refusal": _of_refusal})
+    register_trackers(
+        {
+            "scan": _of_scan,
+            "scan_of_numbers": _of_scan_of_numbers,
+            "scan_refusal": _of_refusal,
+        }
+    )

@@ -20,7 +20,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.dynamo_loading import load_dynamo
+from torch_scan_hop._torch.dynamo.loading import load_dynamo
 from torch_scan_hop._torch.operators import under_users_mode
 from torch_scan_hop._torch.transforms import (
     StopRecomputation,
@@ -132,7 +132,7 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
     program to fail: the loop will run it, or raise what is the program's own error.
     """
     load_dynamo()
-    from torch_scan_hop._torch.dynamo import compilers_error, is_data_dependent, is_limit_hit
+    from torch_scan_hop._torch.dynamo.errors import compilers_error, is_data_dependent, is_limit_hit
 
     prepare_xla_if_loaded()
     on_xla = _on_xla(args)
@@ -177,7 +177,7 @@ def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
     For one who wants to know: nothing is run, and what is captured for calls stays as it is.
     """
     load_dynamo()
-    from torch_scan_hop._torch.dynamo import capture_graph
+    from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
 
     looked_at = own_copy(entry, code_of(combine_fn), "look_at")
     try:
@@ -214,7 +214,7 @@ def history_of(combine_fn: Any) -> list[str]:
 
 
 def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entry:
-    from torch_scan_hop._torch.dynamo import compile_for_capture
+    from torch_scan_hop._torch.dynamo.captures import CapturedFunction
 
     # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
     static = under_transform() or on_xla
@@ -225,7 +225,7 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
     if kind not in entries:
         # an entry that held its key would keep both, and all that was captured, for ever
         report = functools.partial(warn_of_captures, weakref.ref(code))
-        entries[kind] = compile_for_capture(
+        entries[kind] = CapturedFunction(
             own_copy(entry, code),
             False if static else None,
             _Unseen,

@@ -225,7 +225,7 @@ def explain_compiled(
     fn: Callable[..., Any], args: Sequence[Any], title: str, limits: Limits, kernels: bool
 ) -> Explanation:
     """A function or module that ``torch.compile`` was given, as it is captured with ``args``."""
-    from torch_scan_hop._torch.dynamo import capture_graph
+    from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
     from torch_scan_hop.capture.reasons import reason_of
 
     try:
