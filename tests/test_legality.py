@@ -13,7 +13,7 @@ from torch_scan_hop import fallback, inductor, legality, scan
 from torch_scan_hop.autodiff import cut
 from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.eager import fuse
-from torch_scan_hop.eager.writer import EagerLoop
+from torch_scan_hop.eager.loop import EagerLoop
 from torch_scan_hop.inductor import body as inductor_body
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.checker import Checker, checking

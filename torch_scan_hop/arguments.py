@@ -16,7 +16,7 @@ from torch_scan_hop.schedule.strategies import Schedule
 from torch_scan_hop.settings import check_flag
 
 
-class Call(NamedTuple):
+class CheckedCall(NamedTuple):
     """A call whose arguments are right: xs with the scanned dimension first, and its length."""
 
     xs: Any
@@ -26,7 +26,7 @@ class Call(NamedTuple):
 
 def checked_call(
     combine_fn: Any, init: Any, xs: Any, length: Any, dim: Any, schedule: Schedule
-) -> Call:
+) -> CheckedCall:
     """Raises for arguments that do not fit."""
     _check_options(combine_fn, length, dim, schedule.reverse, schedule.unroll)
     check_policy(schedule.checkpoint)
@@ -34,7 +34,7 @@ def checked_call(
     trip_count = _trip_count(xs, length, dim)
     if dim != 0:
         xs = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
-    return Call(xs, trip_count, schedule)
+    return CheckedCall(xs, trip_count, schedule)
 
 
 def _check_options(combine_fn: Any, length: Any, dim: Any, reverse: Any, unroll: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.tracing import FakeTensorMode
+from torch_scan_hop._torch.fakes import FakeTensorMode
 
 Number = int | float
 # torch takes a symbolic size to be at least this: 0 and 1 are sizes of their own

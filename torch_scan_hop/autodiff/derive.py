@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.symbols import Symbols
-from torch_scan_hop._torch.tracing import FakeTensorMode, is_traced, run_fake
+from torch_scan_hop._torch.tracing import is_traced, run_fake
 from torch_scan_hop.autodiff.custom import has_custom_function
 from torch_scan_hop.autodiff.derivative import (
     ClosedDerivative,
@@ -24,7 +25,7 @@ from torch_scan_hop.autodiff.joint import trace_joint
 from torch_scan_hop.autodiff.partition import partition_of
 from torch_scan_hop.autodiff.policy import policy_of
 from torch_scan_hop.body.any_size import derived
-from torch_scan_hop.body.fakes import contiguous_like
+from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.op import Body, RunScan, ScanOptions
 from torch_scan_hop.signature import Inputs, Signature
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake
+from torch_scan_hop._torch.fakes import FakeTensorMode
+from torch_scan_hop._torch.tracing import run_fake
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
 from torch_scan_hop.body.cache import autocast_state, metadata, remember
 from torch_scan_hop.op import Body

@@ -68,7 +68,7 @@ def run(call: DifferentiatedCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
 
 
 #: (shape, dtype, device)
-Metadata = tuple[Any, ...]
+TensorMetadata = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class _Record:
     call: DifferentiatedCall
     slots: dict[Handover, int]  # positions among the saved tensors
     trip_count: Any
-    outputs_like: tuple[Metadata, ...]
+    outputs_like: tuple[TensorMetadata, ...]
     # accumulators start as zeros like these: metadata is enough
     additional_like: tuple[Any, ...]  # None for numbers
 
 
-def _metadata(value: torch.Tensor) -> Metadata:
+def _metadata(value: torch.Tensor) -> TensorMetadata:
     return value.shape, value.dtype, value.device
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.operators import preserving_node_meta
-from torch_scan_hop._torch.tracing import FakeTensorMode, trace
+from torch_scan_hop._torch.tracing import trace
 from torch_scan_hop.autodiff.custom import has_custom_function
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators

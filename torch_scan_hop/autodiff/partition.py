@@ -24,7 +24,7 @@ from torch_scan_hop.autodiff.cut import Cut, ancestors_of, decide
 from torch_scan_hop.autodiff.handover import Handover, Partition
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy
-from torch_scan_hop.body.fakes import contiguous_like
+from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.body.trim_scans import trim_scans
 
 aten = torch.ops.aten

@@ -16,11 +16,12 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.fakes import FakeTensorMode, detect_fake_mode
 from torch_scan_hop._torch.symbols import Number, Symbols, open_number
-from torch_scan_hop._torch.tracing import FakeTensorMode, detect_fake_mode, is_traced
+from torch_scan_hop._torch.tracing import is_traced
 from torch_scan_hop._torch.transforms import under_transform
 from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
-from torch_scan_hop.body.fakes import step_examples, symbolic_step_examples
+from torch_scan_hop.body.step_examples import step_examples, symbolic_step_examples
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torch_scan_hop._torch.tracing import fake_like_number
+from torch_scan_hop._torch.fakes import fake_like_number
 
 aten = torch.ops.aten
 _raise_if_failed = aten._linalg_check_errors.default

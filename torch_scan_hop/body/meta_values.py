@@ -15,7 +15,8 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop._torch.operators import FakeTensor, FakeTensorMode, OpOverload
-from torch_scan_hop._torch.tracing import are_all_known_equal, replaying, unwrap_functional
+from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop._torch.tracing import replaying, unwrap_functional
 
 
 def replace_by_source(node: fx.Node, source: fx.Node) -> None:
@@ -58,13 +59,13 @@ def record_again(nodes: Sequence[fx.Node]) -> None:
 
 def run_node(node: fx.Node) -> Any:
     """What the operator of ``node`` gives for the records of its arguments."""
-    args, kwargs = arguments_of(node)
+    args, kwargs = recorded_arguments(node)
     args, kwargs, mode = _in_one_mode(args, kwargs, node.meta.get("val"))
     with replaying(mode):
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def arguments_of(node: fx.Node) -> tuple[Any, Any]:
+def recorded_arguments(node: fx.Node) -> tuple[Any, Any]:
     return fx.map_arg((node.args, node.kwargs), _record)  # type: ignore[return-value]
 
 

@@ -29,8 +29,9 @@ from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
 from torch_scan_hop._torch.effects import Effects, Storage
-from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, run_fake
-from torch_scan_hop.body.fakes import like
+from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of
+from torch_scan_hop._torch.tracing import run_fake
+from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.capture.indexing import (
     Place,
     TensorProxy,

@@ -22,7 +22,7 @@ def _a_slice(xs: torch.Tensor) -> torch.Tensor:
     return example + xs.sum() if xs.requires_grad else example
 
 
-def step_examples(
+def example_arguments(
     tx: Any,
     init: list[VariableTracker],
     xs: list[VariableTracker],
@@ -51,7 +51,7 @@ def with_dtypes_of_step(
 
     def dtypes_after(carry: list[VariableTracker]) -> dict[int, torch.dtype]:
         with discard_graph_changes(tx):
-            result = combine_fn.call_function(tx, step_examples(tx, carry, *rest), {})
+            result = combine_fn.call_function(tx, example_arguments(tx, carry, *rest), {})
             found = sequence_items(tx, sequence_items(tx, result)[0])
             return {k: example_value(found[k]).dtype for k in positions}
 

@@ -12,8 +12,9 @@ from torch_scan_hop._torch.dynamo.variables import (
     known_modules,
 )
 from torch_scan_hop._torch.effects import Effects
-from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, mutated_inputs, run_fake
-from torch_scan_hop.body.fakes import like
+from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of
+from torch_scan_hop._torch.tracing import mutated_inputs, run_fake
+from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.capture.index_nodes import write_indices
 from torch_scan_hop.op import ScanOperator
 from torch_scan_hop.signature import output_node

@@ -34,10 +34,10 @@ from torch_scan_hop.fallback import announce_not_compiled, may_compile, warn_of_
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
 Entry = Callable[..., Any]
-Kind = tuple[bool, bool, bool]
+CaptureKind = tuple[bool, bool, bool]
 # By identity: code objects that say the same are equal, and the entry would go with the first of
 # them, while the second is in use (a cell of a notebook that runs again).
-_entries: MutableMapping[types.CodeType, dict[Kind, Entry]] = WeakIdKeyDictionary()
+_entries: MutableMapping[types.CodeType, dict[CaptureKind, Entry]] = WeakIdKeyDictionary()
 
 
 def explicit(fn: Any) -> Any:
@@ -112,14 +112,18 @@ class NotCaptured(Exception):
         self.is_lasting = is_lasting
 
 
-class _Unseen(Exception):
-    """An entry ran untraced: Dynamo has no capture for these arguments, or is switched off."""
+class _RanUntraced(Exception):
+    """An entry began to run as Python: no capture fits these arguments, or Dynamo is switched off.
+
+    Dynamo has no call that replays a capture where one fits and says so where none does; but what
+    has no capture runs as it is, and raises this before it has done anything.
+    """
 
 
 def check_captured() -> None:
     """Called in what :func:`call_captured` captures, where it must never run as Python."""
     if not torch.compiler.is_dynamo_compiling():
-        raise _Unseen
+        raise _RanUntraced
 
 
 def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = False) -> Any:
@@ -151,7 +155,7 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
                 raise
             _entries.pop(code_of(combine_fn), None)  # full of other shapes or closures: start anew
         return call()
-    except _Unseen:
+    except _RanUntraced:
         raise NotCaptured("Dynamo is disabled", is_lasting=False) from None
     except StopRecomputation:
         raise  # no error: a checkpoint around the scan has what it wanted
@@ -183,7 +187,7 @@ def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
     try:
         with put_back_on_error():
             return capture_graph(looked_at, (explicit(combine_fn), *args), names_of(combine_fn))
-    except _Unseen:
+    except _RanUntraced:
         raise NotCaptured("Dynamo is disabled", is_lasting=False) from None
     except Exception as error:
         raise NotCaptured(reason_of(error)) from error
@@ -228,7 +232,7 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
         entries[kind] = CapturedFunction(
             own_copy(entry, code),
             False if static else None,
-            _Unseen,
+            _RanUntraced,
             report,
             "inductor" if compiled else "eager",
         )

@@ -37,7 +37,7 @@ from torch_scan_hop._torch.own_scan import give_back, remember_code
 from torch_scan_hop._torch.symbols import has_unknown_size
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.capture.cache_key import add_cache_key
-from torch_scan_hop.capture.number_dtypes import step_examples, with_dtypes_of_step
+from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
 from torch_scan_hop.capture.purify import CapturedBody
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
 from torch_scan_hop.capture.user_code import users_line
@@ -102,7 +102,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     def _capture(self, tx: Any, call: _Call) -> VariableTracker:
         given = call.inputs
         with discard_graph_changes(tx):
-            examples = step_examples(tx, given.carry, given.xs, given.additional)
+            examples = example_arguments(tx, given.carry, given.xs, given.additional)
         make_traceable(call.combine_fn)
         levels = open_levels()
         _, spec, graph, lifted = speculate(tx, call.combine_fn, examples, self._operator())

@@ -18,7 +18,7 @@ from torch_scan_hop._torch.transforms import has_tangents, make_dual, unpack_dua
 from torch_scan_hop.autodiff.derive import differentiated_call
 from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
 from torch_scan_hop.autodiff.function import ScanFunction
-from torch_scan_hop.body.fakes import step_examples
+from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.dispatch.jvp import scan_of_duals, tangent_scan
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs

@@ -20,8 +20,8 @@ from torch_scan_hop._torch.operators import (
 )
 from torch_scan_hop._torch.tracing import is_tracing_a_body, needs_no_trace, trace
 from torch_scan_hop.body.cleanup import copy_of, drop_lazy_views, own_strided_memory
-from torch_scan_hop.body.fakes import step_examples
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
+from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.capture.cache_key import add_cache_key
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op

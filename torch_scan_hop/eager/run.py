@@ -16,17 +16,18 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.operators import preserving_node_meta, storage_of
 from torch_scan_hop._torch.symbols import Symbols
-from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake, trace
+from torch_scan_hop._torch.tracing import run_fake, trace
 from torch_scan_hop.body.any_size import derived
 from torch_scan_hop.body.cache import remember
 from torch_scan_hop.body.carries_in import CarriesIn, with_joined, with_stacks
 from torch_scan_hop.body.cleanup import clean_up
-from torch_scan_hop.body.fakes import step_examples
+from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
+from torch_scan_hop.eager.loop import EagerLoop, StackLike
 from torch_scan_hop.eager.sized_plan import PlanForAnySize, SizedPlan
-from torch_scan_hop.eager.writer import EagerLoop, StackLike
 from torch_scan_hop.errors import ScanTypeError, describe
 from torch_scan_hop.op import FORWARD, Body, ScanOptions
 from torch_scan_hop.progress_bar import steps as progressing
@@ -117,7 +118,7 @@ def straight_line_loop(
     into: Sequence[torch.Tensor | None] | None = None,
     like: Sequence[StackLike] | None = None,
 ) -> tuple[Any, ...]:
-    """The loop that a plan leaves, run by :class:`~torch_scan_hop.eager.writer.EagerLoop`."""
+    """The loop that a plan leaves, run by :class:`~torch_scan_hop.eager.loop.EagerLoop`."""
     eager = eager_loop(body, inputs.signature, own_xs)
     carry, stacks = eager(inputs, options.reverse, into, like)
     return (*unaliased(carry, [*inputs.flat(), *stacks]), *stacks)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.fx.traceback import preserve_node_meta
 
-from torch_scan_hop._torch.tracing import fake_mode_of, fake_tensor
+from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
 from torch_scan_hop.autodiff.derivative import Derivative
 from torch_scan_hop.autodiff.derive import derivative_of
 from torch_scan_hop.autodiff.differentiability import needs_grad

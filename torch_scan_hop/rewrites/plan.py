@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.tracing import likely_value
+from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.node_kinds import is_view, viewed
 from torch_scan_hop.op import FORWARD, RunScan, ScanOptions
 from torch_scan_hop.rewrites.accumulate import Accumulator

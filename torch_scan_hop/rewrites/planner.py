@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.tracing import likely_value
+from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.node_kinds import is_view
 from torch_scan_hop.rewrites.accumulate import Accumulator, find_accumulator, read_stack_instead
 from torch_scan_hop.rewrites.batchable import is_batchable

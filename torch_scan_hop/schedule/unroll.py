@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.tracing import statically_known_true
+from torch_scan_hop._torch.sizes import statically_known_true
 from torch_scan_hop.schedule.run import Run
 from torch_scan_hop.step import CombineFn, device_of, step
 

@@ -19,7 +19,9 @@ def _dtypes_from_scalars(tx: Any, combine_fn: Any, init: Any, rest: Any, positio
     init = list(init)
     for _ in positions:
         with number_dtypes.discard_graph_changes(tx):
-            result = combine_fn.call_function(tx, number_dtypes.step_examples(tx, init, *rest), {})
+            result = combine_fn.call_function(
+                tx, number_dtypes.example_arguments(tx, init, *rest), {}
+            )
             carry = sequence_items(tx, sequence_items(tx, result)[0])
             dtypes = {k: number_dtypes.example_value(carry[k]).dtype for k in positions}
         changed = [k for k in positions if number_dtypes.example_value(init[k]).dtype != dtypes[k]]

@@ -73,7 +73,7 @@ class CapturedFunction:
             else:
                 self._captures_in_a_row = 0
                 return result
-        with _one_thread_at_a_time() as had_to_wait:
+        with _holding_the_lock() as had_to_wait:
             if had_to_wait and may_be_known:
                 with contextlib.suppress(self._not_traced):
                     return self._run_known(*args)  # another thread has captured it
@@ -111,7 +111,7 @@ class CapturedFunction:
 
 
 @contextlib.contextmanager
-def _one_thread_at_a_time() -> Iterator[bool]:
+def _holding_the_lock() -> Iterator[bool]:
     """Tracers patch torch's modules, and guards look at those; whether this thread had to wait."""
     had_to_wait = not compile_lock.acquire(blocking=False)
     if had_to_wait:

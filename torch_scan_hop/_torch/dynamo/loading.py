@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.tracing import isolated
+from torch_scan_hop._torch.isolation import isolated
 
 _DYNAMO = "torch._dynamo"
 _HOPS = "torch._dynamo.variables.higher_order_ops"

@@ -171,6 +171,17 @@ def lasting_changes_are_refused(tx: Any) -> Iterator[None]:
     """Trace a body; raise Unsupported, with the user's line, if it leaves something changed."""
     random_calls = len(tx.output.random_calls)
     watch = _Watch()
+    with _changes_noted(watch), _generators_refused():
+        yield
+    watch.check()
+    if len(tx.output.random_calls) > random_calls:
+        raise Unsupported(
+            "the body draws from Python's `random`, and would draw once for all steps"
+        )
+
+
+@contextlib.contextmanager
+def _changes_noted(watch: _Watch) -> Iterator[None]:
     check, store_attr = SideEffects.check_allowed_side_effect, SideEffects.store_attr
 
     def watch_change(self: SideEffects, item: VariableTracker) -> bool:
@@ -195,22 +206,26 @@ def lasting_changes_are_refused(tx: Any) -> Iterator[None]:
         finally:
             watch.assigning = False
 
-    def wrap(self: VariableBuilder, value: Any) -> Any:
-        if isinstance(value, types.GeneratorType):
-            raise _refusal(_users_line())  # reading from it is what changes it
-        return wrap_value(self, value)
-
     effects: Any = SideEffects
-    wrap_value = VariableBuilder._wrap
-    VariableBuilder._wrap = wrap  # type: ignore[method-assign]
     effects.check_allowed_side_effect, effects.store_attr = watch_change, watch_assignment
     try:
         yield
     finally:
         effects.check_allowed_side_effect, effects.store_attr = check, store_attr
+
+
+@contextlib.contextmanager
+def _generators_refused() -> Iterator[None]:
+    """A body that reads from a generator changes it, and no attribute tells."""
+    wrap_value = VariableBuilder._wrap
+
+    def wrap(self: VariableBuilder, value: Any) -> Any:
+        if isinstance(value, types.GeneratorType):
+            raise _refusal(_users_line())
+        return wrap_value(self, value)
+
+    VariableBuilder._wrap = wrap  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
         VariableBuilder._wrap = wrap_value  # type: ignore[method-assign]
-    watch.check()
-    if len(tx.output.random_calls) > random_calls:
-        raise Unsupported(
-            "the body draws from Python's `random`, and would draw once for all steps"
-        )

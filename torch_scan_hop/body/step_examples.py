@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of, fake_tensor
 from torch_scan_hop._torch.symbols import Symbols
-from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, fake_tensor
 from torch_scan_hop.signature import Inputs
 
 
