@@ -17,6 +17,16 @@ from torch._subclasses.functional_tensor import (
 
 from torch_scan_hop._torch.isolation import isolated
 
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "detect_fake_mode",
+    "fake_like_number",
+    "fake_mode_of",
+    "fake_tensor",
+    "plain_fake",
+]
+
 
 def _underlying_fake(tensor: Any) -> FakeTensor | None:
     while True:

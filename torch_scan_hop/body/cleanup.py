@@ -8,8 +8,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.fakes import plain_fake
-from torch_scan_hop._torch.operators import FakeTensor
+from torch_scan_hop._torch.fakes import FakeTensor, plain_fake
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
 from torch_scan_hop.body.meta_values import replace_by_source

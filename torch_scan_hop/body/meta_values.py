@@ -14,7 +14,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
-from torch_scan_hop._torch.operators import FakeTensor, FakeTensorMode, OpOverload
+from torch_scan_hop._torch.fakes import FakeTensor, FakeTensorMode
+from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop._torch.tracing import replaying, unwrap_functional
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.operators import FakeTensor
+from torch_scan_hop._torch.fakes import FakeTensor
 
 aten = torch.ops.aten
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop._torch.operators import (
     DispatchKey,
-    FakeTensor,
     below_autograd,
     copy_on_write,
     is_plain_tensor,
