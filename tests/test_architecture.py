@@ -57,6 +57,38 @@ def test_no_circle_of_imports():
     assert not left, f"in or above a circle: {sorted(left)}"
 
 
+def given_by(tree: ast.AST) -> set[str]:
+    """The names that a module has, as far as its source says so."""
+    found: set[str] = set()
+    for node in running(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+GIVEN = {name: given_by(ast.parse(file.read_text())) for name, file in NAMES.items()}
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("folder", ["torch_scan_hop", "tests", "benchmarks", "examples"])
+def test_what_is_imported_is_there(folder):
+    """In functions, too, which run on some machines only."""
+    absent = set()
+    for file in (REPOSITORY / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            module = getattr(node, "module", None) or ""
+            if not isinstance(node, ast.ImportFrom) or module.split(".")[0] != "torch_scan_hop":
+                continue
+            for name in (alias.name for alias in node.names):
+                if f"{module}.{name}" not in NAMES and name not in GIVEN.get(module, ()):
+                    absent.add(f"{file.name}: {module}.{name}")
+    assert not absent
+
+
 # what Inductor and Dynamo keep of the graph at hand, which objects that they hand out lead to
 OF_THE_GRAPH_AT_HAND = r"\bV\.[a-z]|\btx\.output\b|\b_cdata\b"
 
@@ -133,7 +165,7 @@ def test_the_top_of_the_package_is_what_users_look_for():
     assert {f.stem for f in PACKAGE.glob("*.py")} == AT_THE_TOP | {"__init__"}
 
 
-MAP = (Path(__file__).parent.parent / "ARCHITECTURE.md").read_text()
+MAP = (REPOSITORY / "ARCHITECTURE.md").read_text()
 
 
 def test_the_map_names_every_package_and_module_at_the_top():

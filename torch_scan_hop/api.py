@@ -124,7 +124,8 @@ def start_of(init: Any, xs: Any) -> tuple[Any, Any]:
         return None, init
     device = device_of(init, xs)
     carry = tree.map_leaves(lambda leaf: as_carry(leaf, device), init)
-    # a capture is guarded on numbers: it sees where they stand, and tensors with their values
+    # A capture is guarded on the numbers that it sees, and there would be one for each value. So
+    # it sees 0 where a number stands, and a tensor with its value.
     return tree.map_leaves(lambda leaf: 0 if isinstance(leaf, tree.NUMBERS) else leaf, init), carry
 
 
@@ -172,7 +173,8 @@ def _run_in_python(
         return run_loop(combine_fn, init, xs, trip_count, reverse)
     except (ScanTypeError, ScanValueError) as error:
         code = code_of(combine_fn)
-        # a scan in its body has said so, and what this package scans is not the caller's
+        # The name is not said twice, where a scan in the body has named its own function, nor where
+        # that function is this package's (scan_layers) and means nothing to the caller.
         if " combine_fn is " not in str(error) and not code.co_filename.startswith(PACKAGE):
             error.args = (f"{error} combine_fn is {name_of(code)}.",)
         error.__traceback__ = users_frames(error.__traceback__)
@@ -198,7 +200,8 @@ def scan_tree(
     """
     check_captured()
     if template is not None and not is_one_scan(schedule):
-        # the parts begin with tensors: a scan of no steps says in which dtypes
+        # a schedule of several scans begins each with tensors: a scan of no steps finds the dtypes
+        # that Python numbers in init take
         no_xs = tree.map_leaves(lambda leaf: leaf[:0], xs)
         init, _ = scan_flat(combine_fn, template, init, no_xs, 0, Schedule(False, 1, None))
         template = None

@@ -146,7 +146,7 @@ class ScanOperator(FlatOperator):
         if dispatch_key == DispatchKey.Python:
             mode = current_dispatch_mode()
             if mode is not None and type(mode) not in self.python_key_table:
-                # a FLOP counter, a logger
+                # a mode that knows nothing of scans (a FLOP counter, a logger) is to see operators
                 return self.under_users_modes(*args, **kwargs)
         if dispatch_key == DispatchKey.FuncTorchGradWrapper:
             # saved by a functorch level that has ended: vjp's function is called after it

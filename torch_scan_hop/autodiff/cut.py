@@ -138,7 +138,8 @@ class _Rules:
             return True
         if self.readable is not None:
             return same_value(node) in self.readable
-        # an element of a tuple (a nested scan's residual) costs nothing once the tuple is there
+        # asked of an element of a tuple (a nested scan's residual), the policy decides about the
+        # operator that returns the tuple: the element costs nothing once that has run
         if producer not in self.of_forward:
             return must_save(self.policy, producer)
         if wants_recompute(self.policy, node, producer):

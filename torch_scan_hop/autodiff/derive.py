@@ -84,7 +84,7 @@ def _derive(
     flow = gradient_flow(body, examples, wanted, mode)
     first = _partition(body, signature, examples, flow, mode, checkpoint)
     if traced:
-        # a traced backward is not differentiated again through this Function
+        # a second derivative of a traced backward is that trace's: it does not come back here
         return Derivative(signature, flow, first)
     if has_custom_function(body):
         return DerivativeThroughLoop(signature, flow, first, body)

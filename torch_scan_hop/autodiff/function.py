@@ -201,12 +201,12 @@ class _BackwardPass:
         options = FORWARD if self.call.reverse else REVERSE
         flat = tuple(with_stacks(inputs).flat())
         join = CarriesIn.whole
-        # compiled autograd has Dynamo trace this very function
+        # for compiled autograd Dynamo traces this very function, and is to see the operator
         traced = torch.compiler.is_dynamo_compiling()
         if not traced and not torch.is_grad_enabled() and not has_tangents(flat):
             if scan_op.goes_to_kernel(flat):
                 return dense(body, inputs, options)
-            # a body's derivative is differentiated again, where its scan is
+            # where a body is traced, this backward may be differentiated again with it
             if is_functionalized(flat) and not is_tracing_a_body():
                 cotangent = next(c for c in self.cotangents if c is not None)
                 join = functools.partial(in_graph, after=cotangent)
@@ -216,7 +216,8 @@ class _BackwardPass:
         partition = self.partition
         if partition.per_step or any(self.flow.ys):
             return partition.backward
-        # nothing varies from step to step: the body takes no xs, the scan needs one to count
+        # the body takes no xs, since nothing varies from step to step; the scan has one all the
+        # same, whose length is the trip count, and the body passes it over
         backward = partition.backward
 
         def body(*flat: Any) -> Any:

@@ -84,7 +84,8 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
         outputs = tuple(o if d else _cut_off(o) for o, d in zip(outputs, flow, strict=True))
     if is_traced(tensors) or not all(map(is_plain_tensor, tensors)):
         return outputs
-    # a y that the backward reads is the caller's to change, as a loop's stack is
+    # A caller may change ys in place, as those of a loop. Where the backward reads a y, the caller
+    # gets a copy on write of it.
     read = call.derivative.saved_ys
     n_carry = len(inputs.carry)
     return tuple(copy_on_write(o) if k - n_carry in read else o for k, o in enumerate(outputs))

@@ -134,7 +134,7 @@ def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
 
     def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> AnyPlan:
         with torch.no_grad():
-            # one who wants to know which lines nodes are of asks torch to preserve that
+            # `torch.fx.traceback.preserve_node_meta` asks which of the user's lines a node is of
             graph = trace(preserving_node_meta(body), examples.flat(), mode)
         clean_up(graph)
         drop_stops(graph)
@@ -151,7 +151,8 @@ def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols)
     options = current_options()
     plan = make_plan(graph, signature, options, pointwise_pays=True, guard_sizes=False)
     n_loop = (len(plan.decisions.loop_carry), max(1, len(plan.loop_xs)), len(plan.loop_additional))
-    # all that may decide anything by a size does it now, while that makes a guard
+    # Made now, though it runs later: what looks at a size must do so while the look is recorded as
+    # a guard, by which the plan is later found to fit a call or not.
     loop = eager_loop(plan.body, Signature(*n_loop), plan.own_xs)
     return PlanForAnySize(plan, sizes, loop.ys, symbols)
 

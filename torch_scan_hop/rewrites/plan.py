@@ -114,7 +114,7 @@ class ScanPlan:
         return [
             k
             for k, n in enumerate(self.loop_xs)
-            # the result of a product is new memory
+            # only a product's result is sure to be new memory, not a view of something else
             if n in made and is_contraction(n) and n not in read_by_others
             if not self.is_read_outside(n)
         ]
@@ -197,7 +197,7 @@ class ScanPlan:
         self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any], trip_count: Any
     ) -> list[Any]:
         """All ys, contiguous, each a tensor of its own; None where nothing reads it."""
-        # results alias neither inputs nor one another: a view of what is taken is copied
+        # a y must not share memory with an input or with another y: such a view is copied
         taken = {*self.roles.xs, *self.roles.carry, *self.roles.additional}
         ys: list[Any] = []
         for k, node in enumerate(self.outputs.ys):

@@ -48,7 +48,7 @@ class _Step:
     def __init__(self, body: Body, inputs: Inputs[Any]) -> None:
         self.graph: StepGraph = trace_step(body, inputs)
         self.signature = self.graph.signature
-        # XLA fuses pointwise work, so only contractions are worth a stack of their results
+        # XLA fuses pointwise work into one kernel; only contractions gain from leaving the loop
         self.plan = make_plan(
             self.graph.module, self.signature, current_options(), pointwise_pays=False
         )
