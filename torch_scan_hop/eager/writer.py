@@ -31,7 +31,7 @@ from torch import fx
 from torch_scan_hop.body.cache import SYMBOLS
 from torch_scan_hop.body.node_kinds import is_view
 from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, binding, can_write_to, value_of
-from torch_scan_hop.rewrites.classify import is_tensor
+from torch_scan_hop.rewrites.classify import is_tensor_node
 from torch_scan_hop.signature import Signature
 
 
@@ -119,7 +119,7 @@ class LoopWriter:
         if node.target is aten.addmm.default and node.args[0] not in node.args[1:]:
             operands = node.args[:1]
         for value in operands:
-            if not is_tensor(value) or len(value.users) != 1:
+            if not is_tensor_node(value) or len(value.users) != 1:
                 continue
             made_here = value.target in WITH_OUT and value not in self.slot_of
             like = value.meta["val"]

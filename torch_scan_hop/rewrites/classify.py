@@ -68,7 +68,7 @@ def is_reduction(node: fx.Node) -> bool:
     return node.target in REDUCTIONS
 
 
-def is_tensor(node: Any) -> bool:
+def is_tensor_node(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 

@@ -20,7 +20,7 @@ from torch_scan_hop.rewrites.classify import (
     Stays,
     ancestors,
     is_contraction,
-    is_tensor,
+    is_tensor_node,
     nbytes,
 )
 from torch_scan_hop.rewrites.parts import Part, extract
@@ -132,7 +132,7 @@ class ScanPlan:
             made += [
                 n
                 for n in part.module.graph.nodes
-                if n.op == "call_function" and is_tensor(n) and not is_view(n)
+                if n.op == "call_function" and is_tensor_node(n) and not is_view(n)
             ]
         return [nbytes(n) for n in made]
 

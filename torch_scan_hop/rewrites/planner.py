@@ -21,7 +21,7 @@ from torch_scan_hop.rewrites.classify import (
     is_contraction,
     is_pinned,
     is_reduction,
-    is_tensor,
+    is_tensor_node,
     nbytes,
 )
 from torch_scan_hop.rewrites.options import Options
@@ -227,7 +227,7 @@ class Planner:
         for node in self.body.graph.nodes:
             if self.dependence.get(node) is not Dependence.XS or node.op != "call_function":
                 continue
-            if not is_tensor(node) or not self._is_read(node, roots, in_loop):
+            if not is_tensor_node(node) or not self._is_read(node, roots, in_loop):
                 continue
             why = self._why_not_batched(node, spent)
             if why is None:
@@ -261,7 +261,7 @@ class Planner:
         for node in self.body.graph.nodes:
             if self.dependence.get(node) is not Dependence.INVARIANT or node.op != "call_function":
                 continue
-            if not is_tensor(node) or not self._is_read(node, roots, varying):
+            if not is_tensor_node(node) or not self._is_read(node, roots, varying):
                 continue
             if not self.options.hoist_invariant:
                 self.stays[node] = Stays.SWITCHED_OFF
@@ -272,7 +272,7 @@ class Planner:
         return found
 
     def _invariant_is_small(self, node: fx.Node) -> bool:
-        sources = [n for n in ancestors([node]) if n.op == "placeholder" and is_tensor(n)]
+        sources = [n for n in ancestors([node]) if n.op == "placeholder" and is_tensor_node(n)]
         size: Any = sum(self._nbytes(n) for n in sources)
         return bool(self._nbytes(node) <= self.options.memory_gate * size + self.budget)
 
