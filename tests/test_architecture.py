@@ -20,16 +20,20 @@ NAMES = {
 }
 
 
+def imported_by(node: ast.AST) -> set[str]:
+    """The modules of this package that an import statement names."""
+    found: set[str] = set()
+    if isinstance(node, ast.ImportFrom) and node.module:
+        paths = (f"{node.module}.{alias.name}" for alias in node.names)
+        found = {path if path in NAMES else node.module for path in paths}
+    elif isinstance(node, ast.Import):
+        found = {alias.name for alias in node.names}
+    return found & NAMES.keys()
+
+
 def imported(file: Path) -> set[str]:
     """The modules of this package that ``file`` imports anywhere but for type checkers."""
-    found: set[str] = set()
-    for node in running(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            paths = (f"{node.module}.{alias.name}" for alias in node.names)
-            found |= {path if path in NAMES else node.module for path in paths}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found & NAMES.keys()
+    return set().union(*map(imported_by, running(ast.parse(file.read_text()))))
 
 
 def running(tree: ast.AST):
@@ -87,6 +91,51 @@ def test_what_is_imported_is_there(folder):
                 if f"{module}.{name}" not in NAMES and name not in GIVEN.get(module, ()):
                     absent.add(f"{file.name}: {module}.{name}")
     assert not absent
+
+
+def imported_at_once(tree: ast.AST) -> set[str]:
+    """What a module imports when it is imported: not in a function."""
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        found |= imported_by(node)
+        if not isinstance(node, ast.FunctionDef):
+            found |= imported_at_once(node)
+    return found
+
+
+AT_ONCE = {name: imported_at_once(ast.parse(file.read_text())) for name, file in NAMES.items()}
+
+
+def loaded_with(name: str) -> set[str]:
+    loaded: set[str] = set()
+    left = [name]
+    while left:
+        module = left.pop()
+        if module not in loaded:
+            loaded.add(module)
+            left += AT_ONCE[module]
+    return loaded
+
+
+TO_NO_END = {
+    # lists all that it registers in one place, most of which does need Inductor
+    "torch_scan_hop.inductor": "register",
+}
+
+
+def test_a_function_imports_what_is_not_loaded_anyway():
+    """An import in a function says: this takes its time, or its dependency is not always there."""
+    always = loaded_with("torch_scan_hop")
+    assert "torch_scan_hop.op" in always and "torch_scan_hop.capture.variables" not in always
+    for name, file in NAMES.items():
+        loaded = always | loaded_with(name)
+        for function in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(function, ast.FunctionDef) or TO_NO_END.get(name) == function.name:
+                continue
+            in_vain = loaded & set().union(*map(imported_by, ast.walk(function)))
+            assert not in_vain, (name, function.name)
 
 
 # what Inductor and Dynamo keep of the graph at hand, which objects that they hand out lead to
@@ -181,6 +230,24 @@ def test_the_map_names_nothing_that_is_not_there():
     named = {n for n in re.findall(r"`(\w+(?:/\w+)+)`", MAP) if n.split("/")[0] in roots}
     assert named
     assert not {n for n in named if not any(PACKAGE.glob(f"{n}*"))}
+
+
+#: classes of one name in two modules: why
+TWINS = {
+    "ForwardBackward": "what forward_and_backward gives, in graphs and in vjp, which stands alone",
+    "Place": "where a key points (capture/indexing), where a kernel's value is (inductor/cpu)",
+}
+
+
+def test_a_name_stands_for_one_class():
+    """The compilers of two devices have the same parts, and call them the same."""
+    modules: dict[str, set[str]] = {}
+    for name, file in NAMES.items():
+        where = re.sub(r"\.inductor\.(cpu|gpu)\..*", ".inductor", name)
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, set()).add(where)
+    assert {name for name, places in modules.items() if len(places) > 1} == TWINS.keys()
 
 
 def lines_of(function: ast.FunctionDef) -> int:

@@ -7,13 +7,12 @@ import operator
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop.op import scan_op
 from torch_scan_hop.signature import results_of
 
 
 def trim_scans(module: fx.GraphModule) -> None:
     """Scans in ``module`` return only the ys that something reads."""
-    from torch_scan_hop.op import scan_op
-
     for node in module.graph.find_nodes(op="call_function", target=scan_op):
         _trim_scan(module, node)
     module.graph.eliminate_dead_code()

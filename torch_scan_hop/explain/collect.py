@@ -13,7 +13,7 @@ from torch import fx
 from torch_scan_hop import tree
 from torch_scan_hop.api import scan_tree, start_of
 from torch_scan_hop.arguments import CheckedCall
-from torch_scan_hop.capture.reasons import GENERAL_FIX, fix_in, remembered_reason
+from torch_scan_hop.capture.reasons import GENERAL_FIX, fix_in, reason_of, remembered_reason
 from torch_scan_hop.capture.replay import NotCaptured, history_of, look_at_call
 from torch_scan_hop.capture.user_code import code_of, name_of
 from torch_scan_hop.debugging import is_debugging
@@ -226,7 +226,6 @@ def explain_compiled(
 ) -> Explanation:
     """A function or module that ``torch.compile`` was given, as it is captured with ``args``."""
     from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
-    from torch_scan_hop.capture.reasons import reason_of
 
     try:
         graph, _, names, _, _ = capture_graph(fn, tuple(args))
