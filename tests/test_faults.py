@@ -25,6 +25,7 @@ from torch_scan_hop.inductor import passes
 from torch_scan_hop.inductor.cpu import PointwiseKernel, RowsKernel
 from torch_scan_hop.rewrites import parts, planner
 from torch_scan_hop.rewrites.plan import ScanPlan
+from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
 pytestmark = [
     pytest.mark.faults,
@@ -69,7 +70,8 @@ CAPTURE = {
 
 
 def patched_by_us():
-    """What captures patch for a while."""
+    """What captures patch for a while; what XLA's first scan patches, it patches for good."""
+    prepare_xla_if_loaded()
     config = torch._dynamo.config
     return (
         SideEffects.check_allowed_side_effect,
