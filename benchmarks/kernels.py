@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels [--quick]
 
-What ``inductor/rows.py`` chooses by the bytes of the weights should be the faster of the two.
+What ``inductor/cpu/rows`` chooses by the bytes of the weights should be the faster of the two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KERNEL, LOOP = "one kernel", "counted loop"
 
 def measure(width: int, batch: int, rounds: int) -> dict[str, Any]:
     """Milliseconds both ways, whatever would be chosen, and what is."""
-    from torch_scan_hop.inductor import rows
+    from torch_scan_hop.inductor.cpu import rows
 
     weights = 4 * width * 4 * width  # of the product with the carry
     chosen = KERNEL if weights <= rows.WEIGHT_BYTES else LOOP

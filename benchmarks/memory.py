@@ -27,7 +27,7 @@ from benchmarks.timing import interleaved
 from tests.cells import Problem, TanhRNN
 from tests.policies import keep_products
 from torch_scan_hop import scan
-from torch_scan_hop.segments import Binomial
+from torch_scan_hop.schedule.policy import Binomial
 
 LIMIT_SECONDS = 20.0
 B, D, H = 4, 32, 64

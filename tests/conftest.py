@@ -12,7 +12,7 @@ import pytest
 import torch
 from graph_caches import graph_caches
 
-from torch_scan_hop import capture
+from torch_scan_hop.capture import replay
 from torch_scan_hop.fallback import forget_reasons
 from torch_scan_hop.legality.checker import Checker, checking
 
@@ -59,4 +59,4 @@ def _fresh_torch():
     with graph_caches(False):
         yield
     torch._dynamo.reset()
-    capture._entries.clear()
+    replay._entries.clear()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torch_scan_hop.segments import Binomial
+from torch_scan_hop.schedule.policy import Binomial
 
 
 def keep_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop import scan
-from torch_scan_hop.carries_in import CarriesIn, in_graph
+from torch_scan_hop.body.carries_in import CarriesIn, in_graph
 from torch_scan_hop.eager import run as dense
 from torch_scan_hop.inductor import passes
 from torch_scan_hop.reference import scan_loop

@@ -14,10 +14,11 @@ from oracle import assert_same, check, gradients, loop, scalar
 from torch._dynamo.utils import counters
 
 import torch_scan_hop
-from torch_scan_hop import capture, scan
-from torch_scan_hop._torch import dynamo as dynamo_shim
+from torch_scan_hop import scan
 from torch_scan_hop._torch import tracing
+from torch_scan_hop._torch.dynamo import contexts
 from torch_scan_hop.autodiff import joint
+from torch_scan_hop.capture import replay
 from torch_scan_hop.dispatch import jvp, vmap
 from torch_scan_hop.eager import run as dense
 
@@ -444,7 +445,7 @@ def test_another_body_starts_static():
 
 
 def test_a_failing_trace_for_any_size_is_no_error(monkeypatch):
-    from torch_scan_hop import any_size
+    from torch_scan_hop.body import any_size
 
     def fail(*_):
         raise RuntimeError("no")
@@ -488,10 +489,10 @@ def defined_anew(k, w):
 @pytest.mark.filterwarnings("error:.*could not be traced")
 @pytest.mark.filterwarnings("error:.*captured anew")
 def test_a_cell_that_is_defined_often_is_captured_each_time(monkeypatch):
-    monkeypatch.setattr(dynamo_shim, "CAPTURES_PER_FUNCTION", 8)
+    monkeypatch.setattr(contexts, "CAPTURES_PER_FUNCTION", 8)
     alive = []
     gc.collect()
-    entries = len(capture._entries)
+    entries = len(replay._entries)
     for k in range(14):
         w = torch.randn(3, 3, requires_grad=True)
         fn = defined_anew(k, w)
@@ -502,7 +503,7 @@ def test_a_cell_that_is_defined_often_is_captured_each_time(monkeypatch):
         del w, fn, got
     gc.collect()
     assert sum(r() is not None for r in alive) <= 3
-    assert len(capture._entries) <= entries + 1
+    assert len(replay._entries) <= entries + 1
 
 
 def same_code(w):

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from torch_scan_hop import explain, legality, scan
-from torch_scan_hop.capture import history_of
+from torch_scan_hop.capture.replay import history_of
 from torch_scan_hop.debugging import debug
 from torch_scan_hop.eager import run
 from torch_scan_hop.explain.facts import CONTRACTED, LOOP

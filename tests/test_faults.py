@@ -17,14 +17,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 
 from torch_scan_hop import NotTraceableError, fallback, scan
-from torch_scan_hop._torch import dynamo as capture_of_torch
 from torch_scan_hop._torch import tracing
+from torch_scan_hop._torch.dynamo import captures, speculation
 from torch_scan_hop.autodiff import derive
 from torch_scan_hop.eager import run as dense
 from torch_scan_hop.inductor import passes
 from torch_scan_hop.inductor.cpu import PointwiseKernel, RowsKernel
 from torch_scan_hop.rewrites import parts, planner
 from torch_scan_hop.rewrites.plan import ScanPlan
+from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
 pytestmark = [
     pytest.mark.faults,
@@ -61,22 +62,23 @@ CAPTURE = {
     "trace": (tracing, "make_fx"),
     "derivative": (derive, "trace_joint"),
     "plan_of": (dense, "plan_of"),
-    "speculate": (capture_of_torch, "speculate_subgraph"),
-    "hop_capture": (capture_of_torch, "_hop_capture"),
-    "functorch_views": (capture_of_torch, "_functorch_views"),
-    "more_captures": (capture_of_torch, "_more_captures"),
+    "speculate": (speculation, "speculate_subgraph"),
+    "hop_capture": (captures, "hop_capture"),
+    "functorch_views": (captures, "functorch_views"),
+    "more_captures": (captures, "more_captures"),
 }
 
 
 def patched_by_us():
-    """What captures patch for a while."""
+    """What captures patch for a while; what XLA's first scan patches, it patches for good."""
+    prepare_xla_if_loaded()
     config = torch._dynamo.config
     return (
         SideEffects.check_allowed_side_effect,
         SideEffects.store_attr,
         MetaTensorDescriber.describe_tensor,
         FakeTensor.__dict__.get("nbytes"),
-        capture_of_torch.AutogradFunctionVariable.call_apply,
+        speculation.AutogradFunctionVariable.call_apply,
         config.recompile_limit,
         config.automatic_dynamic_shapes,
         torch._C._functorch.get_dynamic_layer_stack_depth(),
@@ -166,19 +168,19 @@ def test_the_warning_has_the_reason_and_the_users_line(body, reason, line):
 
 
 def test_the_decision_is_remembered_until_the_body_is_another(monkeypatch):
-    captures = []
-    original = capture_of_torch.compile_for_capture
+    calls = []
+    original = captures.CapturedFunction
 
     def counting(*args):
         run = original(*args)
 
         def counted(*arguments):
-            captures.append(1)
+            calls.append(1)
             return run(*arguments)
 
         return counted
 
-    monkeypatch.setattr(capture_of_torch, "compile_for_capture", counting)
+    monkeypatch.setattr(captures, "CapturedFunction", counting)
 
     def cell(loud):
         def body(h, x):
@@ -190,9 +192,9 @@ def test_the_decision_is_remembered_until_the_body_is_another(monkeypatch):
 
     for _ in range(5):
         scan(cell(True), torch.zeros(2), torch.ones(3, 2))
-    assert len(captures) == 1
+    assert len(calls) == 1
     scan(cell(False), torch.zeros(2), torch.ones(3, 2))
-    assert len(captures) == 2
+    assert len(calls) == 2
 
 
 @pytest.mark.filterwarnings("default")

@@ -13,7 +13,7 @@ from oracle import Variant, assert_same, check, differentiable, loop
 from torch import Tensor
 
 from torch_scan_hop import scan
-from torch_scan_hop.indexing import getitem, narrow_key, select_key, setitem
+from torch_scan_hop.capture.indexing import getitem, narrow_key, select_key, setitem
 
 pytestmark = pytest.mark.torch_version
 

@@ -11,9 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop import fallback, inductor, legality, scan
 from torch_scan_hop.autodiff import cut
+from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.eager import fuse
-from torch_scan_hop.eager.writer import EagerLoop
-from torch_scan_hop.graph_cleanup import clean_up
+from torch_scan_hop.eager.loop import EagerLoop
 from torch_scan_hop.inductor import body as inductor_body
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.checker import Checker, checking
@@ -224,9 +224,9 @@ def test_a_loop_is_given_what_its_body_was_traced_for(checker):
 
 
 def test_a_body_for_any_strides_views_none(checker, monkeypatch):
-    from torch_scan_hop import graph_cleanup
+    from torch_scan_hop.body import cleanup
 
-    monkeypatch.setattr(graph_cleanup, "_VIEWS_OF_ANY_STRIDE", {})
+    monkeypatch.setattr(cleanup, "_VIEWS_OF_ANY_STRIDE", {})
     with pytest.raises(
         IllegalRewrite, match=r"clean_up: view \(aten.view.default\): expected resh"
     ):

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from torch_scan_hop import scan
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.segments import Binomial, segment_length
+from torch_scan_hop.schedule.policy import Binomial
+from torch_scan_hop.schedule.segments import segment_length
 
 T, B, D, H = 37, 2, 3, 4
 

@@ -10,8 +10,9 @@ from fuzz.generate import DEFAULT
 from fuzz.modes import parse_mode
 from oracle import assert_same
 
-from torch_scan_hop import plain_loop, tree
-from torch_scan_hop.plain_loop import run_loop
+from torch_scan_hop import tree
+from torch_scan_hop.eager import plain_loop
+from torch_scan_hop.eager.plain_loop import run_loop
 from torch_scan_hop.reference import scan_loop
 
 F64 = torch.float64

@@ -945,7 +945,7 @@ def test_a_failed_capture_leaves_nothing_behind():
 
 
 def test_autocast_of_every_device_is_part_of_a_traces_key():
-    from torch_scan_hop.memo import autocast_state
+    from torch_scan_hop.body.cache import autocast_state
 
     states = {autocast_state()}
     for device in ("cpu", "cuda", "xpu", "mps"):

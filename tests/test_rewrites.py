@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop import scan
-from torch_scan_hop.graph_cleanup import clean_up
+from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.op import FORWARD, REVERSE
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.rewrites import Options, make_plan, using_options
@@ -307,7 +307,7 @@ def test_eager_values_with_each_rewrite_off(switch):
 
 
 def test_the_loop_of_an_lstm_is_straight_line_code():
-    from torch_scan_hop.eager.writer import EagerLoop
+    from torch_scan_hop.eager.loop import EagerLoop
 
     def step(h, c, gates_x, u):
         i, f, g, o = (gates_x + h @ u).chunk(4, -1)
@@ -406,7 +406,7 @@ def test_the_eager_loop_adds_to_a_product_where_it_is():
     )
     plan = make_plan(body, Signature(1, 1, 2), Options(), pointwise_pays=True)
     assert plan.own_xs == [0]
-    from torch_scan_hop.eager.writer import EagerLoop
+    from torch_scan_hop.eager.loop import EagerLoop
 
     source = EagerLoop(plan.body, Signature(1, 1, 1), plan.own_xs).source
     assert "call_addmm(mm_1, h_1, u_1, out=mm_1)" in source, source
@@ -431,7 +431,7 @@ def test_a_carry_that_is_a_y_is_written_by_the_step_before(steps, reverse):
 
 
 def test_the_eager_loop_writes_carries_ahead():
-    from torch_scan_hop.eager.writer import EagerLoop
+    from torch_scan_hop.eager.loop import EagerLoop
 
     body = body_of(lambda c, x: [c * x, c], torch.empty(B, H), torch.empty(B, H))
     loop = EagerLoop(body, Signature(1, 1, 0))

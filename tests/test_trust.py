@@ -19,7 +19,7 @@ from oracle import assert_same
 from torch import fx
 
 from torch_scan_hop import scan
-from torch_scan_hop._torch.operators import FakeTensor
+from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop.reference import scan_loop
 
 ROOT = Path(__file__).parent.parent

@@ -1,14 +1,14 @@
 """The scan that PyTorch users reach for: five lines of Python, one operator."""
 
 from torch_scan_hop import dispatch as _dispatch  # noqa: F401  (registers the kernels)
-from torch_scan_hop import trackers as _trackers
 from torch_scan_hop.api import scan
+from torch_scan_hop.capture import registration as _trackers
 from torch_scan_hop.debugging import NonFiniteError, debug
 from torch_scan_hop.explain import Explanation, explain
 from torch_scan_hop.fallback import NotTraceableError, fallback
 from torch_scan_hop.layers import scan_layers
 from torch_scan_hop.progress_bar import progress
-from torch_scan_hop.segments import Binomial
+from torch_scan_hop.schedule.policy import Binomial
 from torch_scan_hop.settings import accelerate_torch, set_default
 from torch_scan_hop.versions import show_versions, warn_of_unknown_torch
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,28 +10,22 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop._torch.transforms import collect_failed_trace
-from torch_scan_hop.arguments import Options, checked_call
-from torch_scan_hop.capture import NotCaptured, call_captured, check_captured
+from torch_scan_hop.arguments import checked_call
+from torch_scan_hop.capture.numbers import scan_of_numbers
+from torch_scan_hop.capture.reasons import remember_reason, remembered_reason
+from torch_scan_hop.capture.replay import NotCaptured, call_captured, check_captured
+from torch_scan_hop.capture.user_code import PACKAGE, code_of, name_of, users_frames
 from torch_scan_hop.debugging import check_results, debugged_loop, is_debugging
+from torch_scan_hop.eager.plain_loop import run_loop
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, add_note
-from torch_scan_hop.fallback import (
-    PACKAGE,
-    announce,
-    code_of,
-    name_of,
-    refuse_if_not_allowed,
-    remember_reason,
-    remembered_reason,
-    users_frames,
-)
+from torch_scan_hop.fallback import announce, refuse_if_not_allowed
 from torch_scan_hop.op import scan_op, scan_options
-from torch_scan_hop.plain_loop import run_loop
 from torch_scan_hop.progress_bar import check_progress, run_with_bar
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.segments import Binomial, segmented, treeverse
+from torch_scan_hop.schedule.run import Run
+from torch_scan_hop.schedule.strategies import Schedule, is_one_scan, scheduled
 from torch_scan_hop.settings import check_flag, defaults
 from torch_scan_hop.step import CombineFn, as_carry, device_of, step
-from torch_scan_hop.unroll import block_of, unrolled
 
 
 def scan(
@@ -107,16 +100,16 @@ def scan(
     if compile is None:
         compile = defaults().compile
     check_flag("scan", "compile", compile)
-    call = checked_call(combine_fn, init, xs, length, dim, Options(reverse, unroll, checkpoint))
+    call = checked_call(combine_fn, init, xs, length, dim, Schedule(reverse, unroll, checkpoint))
     check_progress(progress)
     if progress and not torch.compiler.is_dynamo_compiling():
         one_loop = unroll == 1 and (checkpoint in (None, "full") or callable(checkpoint))
         run = functools.partial(
-            _run, combine_fn, init, call.xs, call.trip_count, call.options, compile
+            _run, combine_fn, init, call.xs, call.trip_count, call.schedule, compile
         )
         carry, ys = run_with_bar(progress, call.trip_count if one_loop else None, run)
     else:
-        carry, ys = _run(combine_fn, init, call.xs, call.trip_count, call.options, compile)
+        carry, ys = _run(combine_fn, init, call.xs, call.trip_count, call.schedule, compile)
     if defaults().detect_nonfinite:
         check_results(combine_fn, init, call.xs, call.trip_count, reverse, (carry, ys))
     if dim != 0:
@@ -131,37 +124,38 @@ def start_of(init: Any, xs: Any) -> tuple[Any, Any]:
         return None, init
     device = device_of(init, xs)
     carry = tree.map_leaves(lambda leaf: as_carry(leaf, device), init)
-    # a capture is guarded on numbers: it sees where they stand, and tensors with their values
+    # A capture is guarded on the numbers that it sees, and there would be one for each value. So
+    # it sees 0 where a number stands, and a tensor with its value.
     return tree.map_leaves(lambda leaf: 0 if isinstance(leaf, tree.NUMBERS) else leaf, init), carry
 
 
 def _run(
-    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, options: Options, compiled: bool
+    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, schedule: Schedule, compiled: bool
 ) -> tuple[Any, Any]:
     template, carry = start_of(init, xs)
     if torch.compiler.is_dynamo_compiling():
-        return scan_tree(combine_fn, template, carry, xs, trip_count, options)
+        return scan_tree(combine_fn, template, carry, xs, trip_count, schedule)
     if is_debugging():
-        return debugged_loop(combine_fn, init, xs, trip_count, options.reverse)
+        return debugged_loop(combine_fn, init, xs, trip_count, schedule.reverse)
     if torch.jit.is_tracing():  # deprecated, and its check compares two runs, node by node
         refuse_if_not_allowed(combine_fn, _JIT_TRACE)
         announce(combine_fn, _JIT_TRACE)
-        return scan_loop(combine_fn, init, xs, trip_count, options.reverse)
+        return scan_loop(combine_fn, init, xs, trip_count, schedule.reverse)
     reason = remembered_reason(combine_fn)
     is_lasting = False
     if reason is None:
         try:
             return call_captured(
-                scan_tree, combine_fn, template, carry, xs, trip_count, options, compiled=compiled
+                scan_tree, combine_fn, template, carry, xs, trip_count, schedule, compiled=compiled
             )
         except NotCaptured as error:
             reason, is_lasting = error.reason, error.is_lasting
         if is_lasting:  # or nothing was traced
             collect_failed_trace()
     if current_dispatch_mode() is not None:  # it is there to see every operator, of a loop, too
-        return run_loop(combine_fn, init, xs, trip_count, options.reverse)
+        return run_loop(combine_fn, init, xs, trip_count, schedule.reverse)
     refuse_if_not_allowed(combine_fn, reason)
-    result = _run_in_python(combine_fn, init, xs, trip_count, options.reverse)
+    result = _run_in_python(combine_fn, init, xs, trip_count, schedule.reverse)
     if is_lasting:
         remember_reason(combine_fn, reason)
     announce(combine_fn, reason)
@@ -179,7 +173,8 @@ def _run_in_python(
         return run_loop(combine_fn, init, xs, trip_count, reverse)
     except (ScanTypeError, ScanValueError) as error:
         code = code_of(combine_fn)
-        # a scan in its body has said so, and what this package scans is not the caller's
+        # The name is not said twice, where a scan in the body has named its own function, nor where
+        # that function is this package's (scan_layers) and means nothing to the caller.
         if " combine_fn is " not in str(error) and not code.co_filename.startswith(PACKAGE):
             error.args = (f"{error} combine_fn is {name_of(code)}.",)
         error.__traceback__ = users_frames(error.__traceback__)
@@ -196,7 +191,7 @@ def _run_in_python(
 
 
 def scan_tree(
-    combine_fn: CombineFn, template: Any, init: Any, xs: Any, trip_count: Any, options: Options
+    combine_fn: CombineFn, template: Any, init: Any, xs: Any, trip_count: Any, schedule: Schedule
 ) -> tuple[Any, Any]:
     """The scan of pytrees, as one flat scan or unrolled. Dynamo traces this, in eager mode too.
 
@@ -204,47 +199,28 @@ def scan_tree(
     for each leaf whose dtype the step decides.
     """
     check_captured()
-    if template is not None and (options.unroll > 1 or options.checkpoint not in (None, "full")):
-        # the parts begin with tensors: a scan of no steps says in which dtypes
+    if template is not None and not is_one_scan(schedule):
+        # a schedule of several scans begins each with tensors: a scan of no steps finds the dtypes
+        # that Python numbers in init take
         no_xs = tree.map_leaves(lambda leaf: leaf[:0], xs)
-        init, _ = scan_flat(combine_fn, template, init, no_xs, 0, Options(False, 1, None))
+        init, _ = scan_flat(combine_fn, template, init, no_xs, 0, Schedule(False, 1, None))
         template = None
     if template is None:
         template = init
 
-    def run_with(policy: Any) -> Callable[..., tuple[Any, Any]]:
+    def one_scan(policy: Any) -> Run:
+        how = Schedule(schedule.reverse, 1, policy)
+
         def run(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
-            return scan_flat(
-                combine_fn, template, init, xs, trip_count, Options(options.reverse, 1, policy)
-            )
+            return scan_flat(combine_fn, template, init, xs, trip_count, how)
 
         return run
 
-    def run_steps(
-        combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, policy: Any = None
-    ) -> tuple[Any, Any]:
-        run = run_with(policy)
-        if options.unroll == 1:
-            return run(combine_fn, init, xs, trip_count)
-        block = block_of(combine_fn, template, options.unroll, options.reverse)
-        return unrolled(
-            run, combine_fn, block, init, xs, trip_count, options.unroll, options.reverse
-        )
-
-    policy = options.checkpoint
-    if policy == "sqrt" or isinstance(policy, int):
-        return segmented(
-            run_with("full"), run_steps, combine_fn, init, xs, trip_count, policy, options.reverse
-        )
-    if isinstance(policy, Binomial):
-        return treeverse(
-            run_with("full"), run_steps, combine_fn, init, xs, trip_count, policy, options.reverse
-        )
-    return run_steps(combine_fn, init, xs, trip_count, policy)
+    return scheduled(one_scan, template, schedule)(combine_fn, init, xs, trip_count)
 
 
 def scan_flat(
-    combine_fn: CombineFn, template: Any, init: Any, xs: Any, trip_count: Any, how: Options
+    combine_fn: CombineFn, template: Any, init: Any, xs: Any, trip_count: Any, how: Schedule
 ) -> tuple[Any, Any]:
     """Pytrees to the flat operator and back.
 
@@ -266,8 +242,9 @@ def scan_flat(
     options = scan_options(how.reverse, how.checkpoint)
     numbers = [k for k, leaf in enumerate(tree.tensors(template)) if isinstance(leaf, int)]
     if numbers:
-        options["promoted"] = numbers  # for our variable tracker alone: not part of the operator
-    carry, ys = scan_op(body, carry_leaves, x_leaves, (), **options)
+        carry, ys = scan_of_numbers(numbers, body, carry_leaves, x_leaves, (), **options)
+    else:
+        carry, ys = scan_op(body, carry_leaves, x_leaves, (), **options)
     return tree.unflatten(init, list(carry)), ys
 
 

@@ -8,38 +8,33 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop.capture.refusals import refused
+from torch_scan_hop.capture.user_code import code_of
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
-from torch_scan_hop.fallback import code_of
-from torch_scan_hop.refusals import refused
-from torch_scan_hop.segments import check_policy
+from torch_scan_hop.schedule.policy import check_policy
+from torch_scan_hop.schedule.strategies import Schedule
 from torch_scan_hop.settings import check_flag
 
 
-class Options(NamedTuple):
-    reverse: bool
-    unroll: int
-    checkpoint: Any
-
-
-class Call(NamedTuple):
+class CheckedCall(NamedTuple):
     """A call whose arguments are right: xs with the scanned dimension first, and its length."""
 
     xs: Any
     trip_count: Any
-    options: Options
+    schedule: Schedule
 
 
 def checked_call(
-    combine_fn: Any, init: Any, xs: Any, length: Any, dim: Any, options: Options
-) -> Call:
+    combine_fn: Any, init: Any, xs: Any, length: Any, dim: Any, schedule: Schedule
+) -> CheckedCall:
     """Raises for arguments that do not fit."""
-    _check_options(combine_fn, length, dim, options.reverse, options.unroll)
-    check_policy(options.checkpoint)
+    _check_options(combine_fn, length, dim, schedule.reverse, schedule.unroll)
+    check_policy(schedule.checkpoint)
     _check_leaves(init, xs)
     trip_count = _trip_count(xs, length, dim)
     if dim != 0:
         xs = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
-    return Call(xs, trip_count, options)
+    return CheckedCall(xs, trip_count, schedule)
 
 
 def _check_options(combine_fn: Any, length: Any, dim: Any, reverse: Any, unroll: Any) -> None:

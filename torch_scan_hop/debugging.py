@@ -22,8 +22,8 @@ import torch.utils._pytree as pytree
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import TorchDispatchMode, assert_on_device
 from torch_scan_hop._torch.transforms import under_transform
+from torch_scan_hop.capture.user_code import NOT_USERS, code_of, name_of
 from torch_scan_hop.errors import add_note
-from torch_scan_hop.fallback import NOT_USERS, code_of, name_of
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.settings import check_flag
 from torch_scan_hop.step import CombineFn, split_result

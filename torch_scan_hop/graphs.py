@@ -23,14 +23,16 @@ import torch
 from torch import fx
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS, capture_graph
-from torch_scan_hop._torch.tracing import FakeTensorMode, fake_mode_of, run_fake
+from torch_scan_hop._torch.dynamo.errors import DYNAMO_ERRORS
+from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
+from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of
+from torch_scan_hop._torch.tracing import run_fake
 from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
 from torch_scan_hop.autodiff.handover import Partition, Source
 from torch_scan_hop.autodiff.joint import trace_joint
 from torch_scan_hop.autodiff.partition import partition_of
+from torch_scan_hop.body.step_examples import contiguous_like, like
 from torch_scan_hop.errors import hint_about
-from torch_scan_hop.examples import contiguous_like, like
 from torch_scan_hop.signature import Inputs, Signature
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from torch_scan_hop.api import scan
+from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
-from torch_scan_hop.refusals import refused
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -29,8 +29,8 @@ from torch_scan_hop._torch.operators import (
     trace_symbolically,
 )
 from torch_scan_hop._torch.transforms import unwrap_if_dead
+from torch_scan_hop.body.cache import remember
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
-from torch_scan_hop.memo import remember
 from torch_scan_hop.signature import Inputs, results_of
 
 Body = Callable[..., Any]
@@ -64,7 +64,7 @@ REVERSE = ScanOptions(reverse=True)
 RunScan = Callable[[Body, Inputs[Any], ScanOptions], Sequence[Any]]
 
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+KernelFn = TypeVar("KernelFn", bound=Callable[..., Any])
 
 
 def _with_roles(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,20 +85,20 @@ class ScanOperator(FlatOperator):
         super().__init__("scan", cacheable=True)
         self.under_users_modes: Callable[..., Any]
 
-    def kernel(self, key: Any) -> Callable[[Kernel], Kernel]:
+    def kernel(self, key: Any) -> Callable[[KernelFn], KernelFn]:
         """Registers ``run(body, inputs, options)``; a mode, or an interpreter, comes first."""
 
-        def register(run: Kernel) -> Kernel:
+        def register(run: KernelFn) -> KernelFn:
             self.py_impl(key)(_with_roles(run))
             return run
 
         return register
 
-    def functionalize_kernel(self, run: Kernel) -> Kernel:
+    def functionalize_kernel(self, run: KernelFn) -> KernelFn:
         self.py_functionalize_impl(_with_roles(run))
         return run
 
-    def users_modes_kernel(self, run: Kernel) -> Kernel:
+    def users_modes_kernel(self, run: KernelFn) -> KernelFn:
         """What runs where a dispatch mode of the user's wants to see operators."""
         self.under_users_modes = _with_roles(run)
         return run
@@ -146,7 +146,7 @@ class ScanOperator(FlatOperator):
         if dispatch_key == DispatchKey.Python:
             mode = current_dispatch_mode()
             if mode is not None and type(mode) not in self.python_key_table:
-                # a FLOP counter, a logger
+                # a mode that knows nothing of scans (a FLOP counter, a logger) is to see operators
                 return self.under_users_modes(*args, **kwargs)
         if dispatch_key == DispatchKey.FuncTorchGradWrapper:
             # saved by a functorch level that has ended: vjp's function is called after it

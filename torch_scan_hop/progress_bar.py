@@ -14,8 +14,8 @@ from typing import Any
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.transforms import backward_under_way
+from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, describe
-from torch_scan_hop.refusals import refused
 
 # seconds from one look at the clock to the next, and of a kernel's call while there is a bar
 LOOK = 0.02

@@ -90,7 +90,8 @@ def scan_loop(
         # neither is the next step's, or the caller's, to change
         carry = tree.unflatten(init, [leaf.clone() for leaf in leaves])
     if has_numbers:
-        # a y that is the number itself has the dtype that it has in the steps after the first
+        # a y that is a Python number of init, returned as it is, gets the dtype that this carry has
+        # from the second step on
         last = steps[order[-1]]
         steps[order[0]] = [
             leaf.to(like.dtype) for leaf, like in zip(steps[order[0]], last, strict=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_scan_hop._torch.own_scan import forget_captures
+from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, describe
-from torch_scan_hop.refusals import refused
 
 
 class Setting:

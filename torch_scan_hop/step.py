@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
-from torch_scan_hop.refusals import refused
 
 CombineFn = Callable[[Any, Any], tuple[Any, Any]]
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, carry_mismatch, describe
-from torch_scan_hop.refusals import refused
 
 NUMBERS = (bool, int, float, complex)
 CARRY_FIX = "Return (carry, y), the carry first, in the structure of init."

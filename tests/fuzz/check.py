@@ -18,7 +18,7 @@ from torch import Tensor
 
 import torch_scan_hop
 from torch_scan_hop import tree
-from torch_scan_hop._torch.dynamo import DYNAMO_ERRORS
+from torch_scan_hop._torch.dynamo.errors import DYNAMO_ERRORS
 from torch_scan_hop.fallback import forget_reasons
 from torch_scan_hop.legality.checker import Checker, checking
 

@@ -16,11 +16,8 @@ from torch._higher_order_ops.utils import (
 )
 from torch._higher_order_ops.utils import reenter_make_fx, unique_graph_id
 from torch._ops import HigherOrderOperator, OpOverload, key_extractor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import (
     CppFunctionalizeAPI,
-    FunctionalTensor,
-    FunctionalTensorMode,
 )
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
@@ -35,11 +32,7 @@ from torch.utils._python_dispatch import (
 __all__ = [
     "CppFunctionalizeAPI",
     "DispatchKey",
-    "FakeTensor",
-    "FakeTensorMode",
     "FlatOperator",
-    "FunctionalTensor",
-    "FunctionalTensorMode",
     "HigherOrderOperator",
     "OpOverload",
     "ProxyTorchDispatchMode",

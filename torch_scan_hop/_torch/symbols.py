@@ -13,7 +13,7 @@ import torch
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from torch_scan_hop._torch.tracing import FakeTensorMode
+from torch_scan_hop._torch.fakes import FakeTensorMode
 
 Number = int | float
 # torch takes a symbolic size to be at least this: 0 and 1 are sizes of their own

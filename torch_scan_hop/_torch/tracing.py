@@ -16,55 +16,25 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher, suspend_functionalization
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._guards import detect_fake_mode
+from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops import effects
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
     FakeTensorMode,
 )
 from torch._subclasses.functional_tensor import (
     FunctionalTensor,
     FunctionalTensorMode,
 )
-from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.proxy_tensor import (
-    disable_proxy_modes_tracing,
     get_proxy_mode,
     make_fx,
 )
 from torch.fx.traceback import preserve_node_meta
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.transforms import put_back_on_error
-
-__all__ = [
-    "DATA_DEPENDENT_ERRORS",
-    "FakeTensor",
-    "FakeTensorMode",
-    "are_all_known_equal",
-    "are_known_equal",
-    "detect_fake_mode",
-    "fake_like_number",
-    "fake_mode_of",
-    "fake_tensor",
-    "is_functionalized",
-    "is_traced",
-    "is_tracing_a_body",
-    "isolated",
-    "likely_value",
-    "mutated_inputs",
-    "plain_fake",
-    "replaying",
-    "run_fake",
-    "statically_known_true",
-    "trace",
-    "without_tokens",
-]
+from torch_scan_hop._torch.isolation import isolated
 
 # what fakes raise where a value is read, or decides a shape
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -78,130 +48,6 @@ def is_traced(tensors: Sequence[Any]) -> bool:
 def is_functionalized(tensors: Sequence[Any]) -> bool:
     """Whether AOTAutograd traces these tensors."""
     return any(isinstance(t, FunctionalTensor) for t in tensors)
-
-
-def statically_known_true(condition: Any) -> bool:
-    """Whether ``condition`` holds as far as that is known; Dynamo traces this."""
-    # imported here, as below: it imports sympy, which takes longer than all of this package
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    return bool(statically_known_true(condition))
-
-
-def are_known_equal(size: Any, other: Any) -> bool:
-    """Whether two sizes are equal as far as that is known: no guard is made, nothing is traced."""
-    if isinstance(size, int) and isinstance(other, int):
-        return size == other
-    # to a trace under way a comparison of symbols is an operator
-    with disable_proxy_modes_tracing():
-        return statically_known_true(size == other)
-
-
-def are_all_known_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
-    """The same of two shapes, or of the strides of two tensors."""
-    return len(sizes) == len(others) and all(map(are_known_equal, sizes, others))
-
-
-def likely_value(size: Any) -> int:
-    """What a size was when it was traced, without a guard on it; 1 where that is not known."""
-    if not isinstance(size, torch.SymInt):
-        return int(size)
-    hint = size.node.hint
-    return 1 if hint is None else int(hint)
-
-
-@contextlib.contextmanager
-def isolated() -> Iterator[None]:
-    """Set aside every dispatch mode, functorch level and functionalization pass."""
-    with (
-        temporarily_clear_interpreter_stack(),
-        suspend_functionalization(),
-        _disable_current_modes(),
-        # a user's hooks (offloading) are for real residuals, not for a trace's fakes
-        _without_saved_tensors_hooks(),
-        # its checks read values, and fakes have none
-        torch.autograd.set_detect_anomaly(False),
-        # a body that raises leaves the functorch levels open that it opened
-        put_back_on_error(),
-    ):
-        yield
-
-
-def _without_saved_tensors_hooks() -> contextlib.AbstractContextManager[Any]:
-    state: Any = torch._C._autograd
-    # functorch's grad forbids hooks: while there are any, and from then on
-    if not state._saved_tensors_hooks_is_enabled():
-        return contextlib.nullcontext()
-    if state._top_saved_tensors_default_hooks(True) is None:
-        return contextlib.nullcontext()
-    return saved_tensors_hooks(_unchanged, _unchanged)
-
-
-def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _underlying_fake(tensor: Any) -> FakeTensor | None:
-    while True:
-        if isinstance(tensor, FakeTensor):
-            return tensor
-        if isinstance(tensor, FunctionalTensor):
-            tensor = torch._from_functional_tensor(tensor.elem)
-        elif isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
-            tensor
-        ):
-            tensor = torch._C._functorch.get_unwrapped(tensor)
-        elif isinstance(tensor, torch.Tensor) and torch._is_functional_tensor(tensor):
-            tensor = torch._from_functional_tensor(tensor)
-        else:
-            return None
-
-
-def fake_mode_of(tensors: Sequence[Any]) -> FakeTensorMode:
-    """The fake mode these tensors live in, however wrapped, or a new static one.
-
-    A caller's mode must be reused: it owns the symbols in the tensors' shapes.
-    """
-    for tensor in tensors:
-        fake = _underlying_fake(tensor)
-        if fake is not None:
-            return fake.fake_mode
-    active = detect_fake_mode()
-    if active is not None:
-        return active
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    # operators with unknown results (while_loop) want somewhere to make symbols; reading a
-    # value stays an error
-    symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols)
-
-
-def fake_tensor(
-    mode: FakeTensorMode,
-    shape: Sequence[Any],
-    stride: Sequence[Any] | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    requires_grad: bool = False,
-) -> torch.Tensor:
-    """A fresh fake tensor: never the caller's object, so that make_fx cannot merge two."""
-    with isolated(), mode:
-        if stride is None:
-            out = torch.empty(tuple(shape), dtype=dtype, device=device)
-        else:
-            out = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
-        return out.requires_grad_(requires_grad)
-
-
-def plain_fake(fake: FakeTensor) -> torch.Tensor:
-    """A fake of the same metadata that is no lazy view (conjugated, negated)."""
-    return fake_tensor(fake.fake_mode, fake.shape, fake.stride(), fake.dtype, fake.device)
-
-
-def fake_like_number(fake: FakeTensor) -> torch.Tensor:
-    """A fake of shape ``[]`` with the dtype and device of ``fake``."""
-    return fake_tensor(fake.fake_mode, (), None, fake.dtype, fake.device)
 
 
 def _wrap(tensor: Any) -> Any:

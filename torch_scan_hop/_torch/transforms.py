@@ -14,19 +14,10 @@ from torch._C._functorch import (
     _unwrap_for_grad,
     _wrap_for_grad,
     get_dynamic_layer_stack_depth,
-    get_unwrapped,
-    is_batchedtensor,
-    is_functorch_wrapped_tensor,
-    is_gradtrackingtensor,
     is_legacy_batchedtensor,
-    maybe_get_bdim,
-    maybe_get_level,
     peek_interpreter_stack,
     pop_dynamic_layer_stack,
     push_dynamic_layer_stack,
-)
-from torch._C._functorch import (
-    _add_batch_dim as add_batch_dim,
 )
 from torch._C._functorch import (
     unwrap_if_dead as _unwrap_if_dead,
@@ -48,21 +39,13 @@ StopRecomputation: type[Exception] = checkpoint._StopRecomputationError
 __all__ = [
     "SingleLevelFunction",
     "StopRecomputation",
-    "add_batch_dim",
     "backward_under_way",
     "dual_level",
     "enable_single_level_autograd_function",
-    "get_unwrapped",
     "gradients_enabled",
     "has_tangents",
     "in_plain_eager",
-    "is_batchedtensor",
-    "is_forward_mode",
-    "is_functorch_wrapped_tensor",
-    "is_gradtrackingtensor",
     "make_dual",
-    "maybe_get_bdim",
-    "maybe_get_level",
     "over_grads_batch",
     "put_back_on_error",
     "restore_vmap",
@@ -160,12 +143,6 @@ def in_plain_eager() -> bool:
         and not torch.jit.is_tracing()
         and not torch.compiler.is_exporting()
     )
-
-
-def is_forward_mode() -> bool:
-    """Whether a functorch ``jvp`` is the innermost active transform."""
-    interpreter = peek_interpreter_stack()
-    return interpreter is not None and interpreter.key() == TransformType.Jvp
 
 
 def unwrap_for_level(value: Any, level: int) -> Any:

@@ -37,7 +37,6 @@ __all__ = [
     "derived",
     "executed_fallbacks",
     "hlo_of",
-    "is_pending",
     "let_fakes_describe_wrapped_tensors",
     "let_gradients_through_mark_sharding",
     "lowering_mode",
@@ -82,11 +81,6 @@ def unwrapped(value: Any) -> Any:
         torch._functionalize_sync(value)
         return torch._from_functional_tensor(value)
     return value
-
-
-def is_pending(tensors: Sequence[torch.Tensor]) -> list[bool]:
-    """Which of these tensors stand for a graph that has not run yet."""
-    return list(_c._check_tensor_need_materialization(list(tensors)))
 
 
 # --- tracing without executing ---

@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.custom_functions import is_custom_function, with_connected_functions
+from torch_scan_hop.body.cache import remember
 from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM
-from torch_scan_hop.memo import remember
 from torch_scan_hop.op import Body
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.signature import Inputs

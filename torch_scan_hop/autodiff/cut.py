@@ -27,7 +27,7 @@ from torch import fx
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
-from torch_scan_hop.graph_cleanup import is_random, is_view, same_value
+from torch_scan_hop.body.node_kinds import is_random, is_view, same_value
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ class _Rules:
             return True
         if self.readable is not None:
             return same_value(node) in self.readable
-        # an element of a tuple (a nested scan's residual) costs nothing once the tuple is there
+        # asked of an element of a tuple (a nested scan's residual), the policy decides about the
+        # operator that returns the tuple: the element costs nothing once that has run
         if producer not in self.of_forward:
             return must_save(self.policy, producer)
         if wants_recompute(self.policy, node, producer):

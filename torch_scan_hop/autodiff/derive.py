@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.symbols import Symbols
-from torch_scan_hop._torch.tracing import FakeTensorMode, is_traced, run_fake
-from torch_scan_hop.any_size import derived
+from torch_scan_hop._torch.tracing import is_traced, run_fake
 from torch_scan_hop.autodiff.custom import has_custom_function
 from torch_scan_hop.autodiff.derivative import (
     ClosedDerivative,
@@ -24,7 +24,8 @@ from torch_scan_hop.autodiff.handover import Handover, Partition, Source
 from torch_scan_hop.autodiff.joint import trace_joint
 from torch_scan_hop.autodiff.partition import partition_of
 from torch_scan_hop.autodiff.policy import policy_of
-from torch_scan_hop.examples import contiguous_like
+from torch_scan_hop.body.any_size import derived
+from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.op import Body, RunScan, ScanOptions
 from torch_scan_hop.signature import Inputs, Signature
 
@@ -83,7 +84,7 @@ def _derive(
     flow = gradient_flow(body, examples, wanted, mode)
     first = _partition(body, signature, examples, flow, mode, checkpoint)
     if traced:
-        # a traced backward is not differentiated again through this Function
+        # a second derivative of a traced backward is that trace's: it does not come back here
         return Derivative(signature, flow, first)
     if has_custom_function(body):
         return DerivativeThroughLoop(signature, flow, first, body)

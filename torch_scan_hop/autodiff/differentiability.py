@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake
+from torch_scan_hop._torch.fakes import FakeTensorMode
+from torch_scan_hop._torch.tracing import run_fake
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
-from torch_scan_hop.memo import autocast_state, metadata, remember
+from torch_scan_hop.body.cache import autocast_state, metadata, remember
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs
 

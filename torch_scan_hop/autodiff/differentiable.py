@@ -39,7 +39,7 @@ def _by_parts(operator: Any) -> Any:
     return run
 
 
-# Of what is written to in place, and has a derivative for real numbers alone.
+# Writes into a slice: torch's derivatives of them are for real numbers alone.
 _OF_COMPLEX = {
     operator: _by_parts(operator)
     for operator in (aten.slice_scatter.default, aten.select_scatter.default)

@@ -21,7 +21,7 @@ from torch_scan_hop._torch.transforms import has_tangents, over_grads_batch
 from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.derivative import Derivative, DerivativeThroughLoop, all_inputs
 from torch_scan_hop.autodiff.handover import Handover, Source
-from torch_scan_hop.carries_in import CarriesIn, in_graph, with_joined, with_stacks
+from torch_scan_hop.body.carries_in import CarriesIn, in_graph, with_joined, with_stacks
 from torch_scan_hop.eager.run import dense
 from torch_scan_hop.op import FORWARD, REVERSE, Body, RunScan, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs
@@ -69,7 +69,7 @@ def run(call: DifferentiatedCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
 
 
 #: (shape, dtype, device)
-Metadata = tuple[Any, ...]
+TensorMetadata = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ class _Record:
     call: DifferentiatedCall
     slots: dict[Handover, int]  # positions among the saved tensors
     trip_count: Any
-    outputs_like: tuple[Metadata, ...]
+    outputs_like: tuple[TensorMetadata, ...]
     # accumulators start as zeros like these: metadata is enough
     additional_like: tuple[Any, ...]  # None for numbers
 
 
-def _metadata(value: torch.Tensor) -> Metadata:
+def _metadata(value: torch.Tensor) -> TensorMetadata:
     return value.shape, value.dtype, value.device
 
 
@@ -202,12 +202,12 @@ class _BackwardPass:
         options = FORWARD if self.call.reverse else REVERSE
         flat = tuple(with_stacks(inputs).flat())
         join = CarriesIn.whole
-        # compiled autograd has Dynamo trace this very function
+        # for compiled autograd Dynamo traces this very function, and is to see the operator
         traced = torch.compiler.is_dynamo_compiling()
         if not traced and not torch.is_grad_enabled() and not has_tangents(flat):
             if scan_op.goes_to_kernel(flat):
                 return dense(body, inputs, options)
-            # a body's derivative is differentiated again, where its scan is
+            # where a body is traced, this backward may be differentiated again with it
             if is_functionalized(flat) and not is_tracing_a_body():
                 cotangent = next(c for c in self.cotangents if c is not None)
                 join = functools.partial(in_graph, after=cotangent)
@@ -217,7 +217,8 @@ class _BackwardPass:
         partition = self.partition
         if partition.per_step or any(self.flow.ys):
             return partition.backward
-        # nothing varies from step to step: the body takes no xs, the scan needs one to count
+        # the body takes no xs, since nothing varies from step to step; the scan has one all the
+        # same, whose length is the trip count, and the body passes it over
         backward = partition.backward
 
         def body(*flat: Any) -> Any:

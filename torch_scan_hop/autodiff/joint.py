@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.operators import preserving_node_meta
-from torch_scan_hop._torch.tracing import FakeTensorMode, trace
+from torch_scan_hop._torch.tracing import trace
 from torch_scan_hop.autodiff.custom import has_custom_function
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
-from torch_scan_hop.graph_cleanup import clean_up
+from torch_scan_hop.body.cleanup import clean_up
+from torch_scan_hop.body.stop_gradient import with_stops
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs, Signature, results_of
-from torch_scan_hop.stops import with_stops
 
 aten = torch.ops.aten
 

@@ -24,8 +24,8 @@ from torch_scan_hop.autodiff.cut import Cut, ancestors_of, decide
 from torch_scan_hop.autodiff.handover import Handover, Partition
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy
-from torch_scan_hop.examples import contiguous_like
-from torch_scan_hop.graph_cleanup import trim_scans
+from torch_scan_hop.body.step_examples import contiguous_like
+from torch_scan_hop.body.trim_scans import trim_scans
 
 aten = torch.ops.aten
 
@@ -108,7 +108,8 @@ class _BackwardBuilder:
         node = self.graph.placeholder(f"accumulator_{k}")
         roles = self.joint.signature.split_inputs(self.joint.primals())
         value = roles.additional[k].meta["val"]
-        # a carry is contiguous, whatever the strides of what it sums gradients of
+        # the accumulator is a carry of the backward, and carries are contiguous: the strides of
+        # the tensor whose gradient it sums do not count
         node.meta["val"] = contiguous_like(value.fake_mode, value)
         return node
 
@@ -143,7 +144,8 @@ class _BackwardBuilder:
         term = self.env[gradient]
         value = gradient.meta["val"]
         if value.is_complex() and not value.is_contiguous():
-            # Inductor adds complex numbers as rows of reals, which a transposed matrix has not got
+            # Inductor adds complex numbers as a view of reals whose last dimension has stride 1,
+            # and a transposed matrix has no such view
             term = self.graph.call_function(
                 aten.clone.default, (term,), {"memory_format": torch.contiguous_format}
             )

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop._torch.operators import (
     DispatchKey,
-    FakeTensor,
     below_autograd,
     copy_on_write,
     is_plain_tensor,
@@ -18,8 +18,8 @@ from torch_scan_hop._torch.transforms import has_tangents, make_dual, unpack_dua
 from torch_scan_hop.autodiff.derive import differentiated_call
 from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
 from torch_scan_hop.autodiff.function import ScanFunction
+from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.dispatch.jvp import scan_of_duals, tangent_scan
-from torch_scan_hop.examples import step_examples
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs
 
@@ -84,7 +84,8 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
         outputs = tuple(o if d else _cut_off(o) for o, d in zip(outputs, flow, strict=True))
     if is_traced(tensors) or not all(map(is_plain_tensor, tensors)):
         return outputs
-    # a y that the backward reads is the caller's to change, as a loop's stack is
+    # A caller may change ys in place, as those of a loop. Where the backward reads a y, the caller
+    # gets a copy on write of it.
     read = call.derivative.saved_ys
     n_carry = len(inputs.carry)
     return tuple(copy_on_write(o) if k - n_carry in read else o for k, o in enumerate(outputs))

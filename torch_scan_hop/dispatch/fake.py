@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.operators import FakeTensorMode
+from torch_scan_hop._torch.fakes import FakeTensorMode
+from torch_scan_hop.body.step_examples import contiguous_like, slice_like
 from torch_scan_hop.errors import describe
-from torch_scan_hop.examples import contiguous_like, slice_like
 from torch_scan_hop.op import Body, ScanOptions, scan_op
 from torch_scan_hop.signature import Inputs
 from torch_scan_hop.step import empty_stack

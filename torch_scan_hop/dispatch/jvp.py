@@ -29,14 +29,14 @@ from torch_scan_hop._torch.transforms import (
 from torch_scan_hop.autodiff.custom import refuse_custom_function
 from torch_scan_hop.autodiff.differentiability import carry_fixpoint
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
-from torch_scan_hop.examples import step_examples
-from torch_scan_hop.graph_cleanup import clean_up
-from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
+from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
+from torch_scan_hop.body.cleanup import clean_up
+from torch_scan_hop.body.step_examples import step_examples
+from torch_scan_hop.body.stop_gradient import with_stops
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs, Signature
-from torch_scan_hop.stops import with_stops
 
-Pair = tuple[Any, Any]  # (primal, tangent or None)
+Dual = tuple[Any, Any]  # (primal, tangent or None)
 
 
 class TangentBody:
@@ -47,7 +47,7 @@ class TangentBody:
         self.flags = list(flags)
         self.n_carry = n_carry
 
-    def pairs(self, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Pair]:
+    def pairs(self, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Dual]:
         given = iter(tangents)
         with dual_level():
             duals = [
@@ -95,7 +95,7 @@ class _Layout:
             flat += [next(given) for flag in flags if flag]
         return flat
 
-    def joined(self, inputs: Inputs[Pair]) -> Inputs[Any]:
+    def joined(self, inputs: Inputs[Dual]) -> Inputs[Any]:
         return Inputs(
             self.join(inputs.carry, self.carry),
             self.join(inputs.xs, self.xs),
@@ -103,7 +103,7 @@ class _Layout:
         )
 
     @staticmethod
-    def join(pairs: Sequence[Pair], flags: Sequence[bool]) -> list[Any]:
+    def join(pairs: Sequence[Dual], flags: Sequence[bool]) -> list[Any]:
         primals = [p for p, _ in pairs]
         tangents = [
             (torch.zeros_like(p) if t is None else t)
@@ -113,10 +113,10 @@ class _Layout:
         return [*primals, *tangents]
 
 
-Traced = tuple[fx.GraphModule, _Layout, list[bool]]
+TangentTrace = tuple[fx.GraphModule, _Layout, list[bool]]
 
 
-def _tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Traced:
+def _tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> TangentTrace:
     """The traced body, which of its inputs have tangents, and which of its ys."""
     refuse_custom_function(body)
     key = (
@@ -127,13 +127,13 @@ def _tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Traced:
         autocast_state(),
     )
 
-    def trace() -> Traced:
+    def trace() -> TangentTrace:
         return _trace_tangent_body(with_differentiable_operators(body), inputs, start)
 
     return remember(body, key, trace)
 
 
-def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Traced:
+def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> TangentTrace:
     n_carry = len(inputs.carry)
     mode, examples = step_examples(inputs)
 
@@ -166,13 +166,13 @@ def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Trac
     return module, layout, y_flags
 
 
-def tangent_scan(body: Body, inputs: Inputs[Pair], options: ScanOptions) -> list[Pair]:
+def tangent_scan(body: Body, inputs: Inputs[Dual], options: ScanOptions) -> list[Dual]:
     """The scan's results and their tangents, None where there is none."""
     has_tangent = inputs.map(lambda pair: pair[1] is not None)
     start = _Layout(*map(tuple, (has_tangent.carry, has_tangent.xs, has_tangent.additional)))
     module, layout, y_flags = _tangent_body(body, inputs.map(lambda pair: pair[0]), start)
     results = iter(call_scan(module, layout.joined(inputs), options))
-    pairs: list[Pair] = []
+    pairs: list[Dual] = []
     for flags in (layout.carry, tuple(y_flags)):
         values = [next(results) for _ in flags]
         tangents = [next(results) if flag else None for flag in flags]
@@ -180,7 +180,7 @@ def tangent_scan(body: Body, inputs: Inputs[Pair], options: ScanOptions) -> list
     return pairs
 
 
-def _as_duals(pairs: Sequence[Pair]) -> tuple[Any, ...]:
+def _as_duals(pairs: Sequence[Dual]) -> tuple[Any, ...]:
     return tuple(p if t is None else make_dual(p, t) for p, t in pairs)
 
 
@@ -193,7 +193,7 @@ def scan_of_duals(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tupl
 def jvp(interpreter: Any, body: Body, inputs: Inputs[Any], options: ScanOptions) -> Any:
     level = interpreter.level()
 
-    def below(value: Any) -> Pair:
+    def below(value: Any) -> Dual:
         return tuple(unwrap_for_level(v, level) for v in unpack_dual(value))  # type: ignore[return-value]
 
     pairs_below = inputs.map(below)

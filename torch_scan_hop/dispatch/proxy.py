@@ -21,15 +21,15 @@ from torch_scan_hop._torch.operators import (
 )
 from torch_scan_hop._torch.symbols import closed
 from torch_scan_hop._torch.tracing import is_tracing_a_body, needs_no_trace, trace
-from torch_scan_hop.examples import step_examples
-from torch_scan_hop.float_operands import floats_as_tensors
-from torch_scan_hop.graph_cleanup import copy_of, drop_lazy_views, own_strided_memory
-from torch_scan_hop.linalg_checks import thread_linalg_checks
+from torch_scan_hop.body.cleanup import copy_of, drop_lazy_views, own_strided_memory
+from torch_scan_hop.body.float_operands import floats_as_tensors
+from torch_scan_hop.body.linalg_checks import thread_linalg_checks
+from torch_scan_hop.body.step_examples import step_examples
+from torch_scan_hop.body.stop_gradient import drop_stops
+from torch_scan_hop.capture.cache_key import add_cache_key
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs
-from torch_scan_hop.stamp import stamp
 from torch_scan_hop.step import device_of
-from torch_scan_hop.stops import drop_stops
 
 
 def _zeros(shape: Any, stride: Any, like: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ def proxy(
         if not mode.pre_dispatch:
             inputs = floats_as_tensors(body, inputs, functools.partial(_as_tensor, mode, inputs))
             legality.checked("capture", body, inputs.signature, functional=False)
-    stamp(body)
+    add_cache_key(body)
     _, name = unique_graph_id(mode, prefix="scan_body")
     tracer: Any = mode.tracer
     tracer.root.register_module(name, body)

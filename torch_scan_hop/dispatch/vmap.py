@@ -16,17 +16,18 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
 from torch_scan_hop._torch.operators import TransformType
-from torch_scan_hop._torch.tracing import fake_mode_of, fake_tensor, run_fake, trace
+from torch_scan_hop._torch.tracing import run_fake, trace
 from torch_scan_hop._torch.transforms import restore_vmap, unwrap_batched, wrap_batched
 from torch_scan_hop.autodiff.custom import refuse_custom_function
 from torch_scan_hop.autodiff.differentiability import carry_fixpoint
-from torch_scan_hop.examples import step_examples
-from torch_scan_hop.graph_cleanup import clean_up
-from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
+from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
+from torch_scan_hop.body.cleanup import clean_up
+from torch_scan_hop.body.step_examples import step_examples
+from torch_scan_hop.body.stop_gradient import with_stops
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs
-from torch_scan_hop.stops import with_stops
 
 
 def _move(value: Any, source: int | None, target: int) -> Any:
@@ -110,12 +111,12 @@ def _dims_by_role(groups: Any, in_dims: Any) -> Inputs[int | None]:
     return Inputs(*map(list, flat))
 
 
-Traced = tuple[fx.GraphModule, tuple[bool, ...], list[bool]]
+BatchedTrace = tuple[fx.GraphModule, tuple[bool, ...], list[bool]]
 
 
 def _vmapped_body(
     body: Body, inputs: Inputs[Any], batched: Inputs[bool], batch_size: int, randomness: str
-) -> Traced:
+) -> BatchedTrace:
     """The traced body, and which carries and ys it batches."""
     refuse_custom_function(body)
     key = (
@@ -132,7 +133,7 @@ def _vmapped_body(
 
 def _trace_vmapped_body(
     body: Body, inputs: Inputs[Any], batched: Inputs[bool], batch_size: int, randomness: str
-) -> Traced:
+) -> BatchedTrace:
     n_carry = len(inputs.carry)
     _, plain = step_examples(dataclasses.replace(inputs, carry=[]))
     mode = fake_mode_of(inputs.flat())

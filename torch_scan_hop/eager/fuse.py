@@ -11,8 +11,9 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop.records import run_node, same_strides
-from torch_scan_hop.rewrites.classify import is_tensor
+from torch_scan_hop.body.meta_values import run_node, same_strides
+from torch_scan_hop.eager.calls import value_of
+from torch_scan_hop.rewrites.classify import is_tensor_node
 
 aten = torch.ops.aten
 
@@ -31,7 +32,7 @@ def fused(body: fx.GraphModule) -> fx.GraphModule:
 def _fuse_addition(graph: fx.Graph, node: fx.Node) -> None:
     left, right = node.args
     for term, other in ((left, right), (right, left)):
-        if not (isinstance(term, fx.Node) and is_tensor(term) and is_tensor(other)):
+        if not (isinstance(term, fx.Node) and is_tensor_node(term) and is_tensor_node(other)):
             continue
         assert isinstance(other, fx.Node)
         call = _sum_with(other, term)
@@ -55,11 +56,11 @@ def _sum_with(other: fx.Node, term: fx.Node) -> tuple[Any, tuple[Any, ...], dict
     """``other + term`` as a call of one operator."""
     if term.target is aten.mul.Tensor:
         left, right = term.args
-        if is_tensor(left) and is_tensor(right):
+        if is_tensor_node(left) and is_tensor_node(right):
             return aten.addcmul.default, (other, left, right), {}
-        if is_tensor(left) and isinstance(right, (int, float)) and not isinstance(right, bool):
+        if is_tensor_node(left) and isinstance(right, (int, float)) and not isinstance(right, bool):
             return aten.add.Tensor, (other, left), {"alpha": right}
-    if term.target is aten.mm.default and _value(other).shape == _value(term).shape:
+    if term.target is aten.mm.default and value_of(other).shape == value_of(term).shape:
         return aten.addmm.default, (other, *term.args), {}
     return None
 
@@ -69,18 +70,14 @@ def _keeps_layout(replacement: fx.Node) -> bool:
 
     Each operator has its own way with operands that are not contiguous.
     """
-    value = _value(replacement)
-    if all(_value(n).is_contiguous() for n in [replacement, *replacement.all_input_nodes]):
+    value = value_of(replacement)
+    if all(value_of(n).is_contiguous() for n in [replacement, *replacement.all_input_nodes]):
         return True
     return same_strides(run_node(replacement), value)
 
 
-def _value(node: fx.Node) -> Any:
-    return node.meta["val"]
-
-
 def _same_type(node: fx.Node, *inputs: fx.Node) -> bool:
     """No promotion takes place, and rounding in between makes no difference to speak of."""
-    dtype = _value(node).dtype
+    dtype = value_of(node).dtype
     exact_enough = dtype in (torch.float32, torch.float64)
-    return exact_enough and all(_value(n).dtype == dtype for n in inputs)
+    return exact_enough and all(value_of(n).dtype == dtype for n in inputs)

@@ -16,17 +16,19 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.operators import preserving_node_meta, storage_of
 from torch_scan_hop._torch.symbols import Symbols
-from torch_scan_hop._torch.tracing import FakeTensorMode, run_fake, trace
-from torch_scan_hop.any_size import derived
-from torch_scan_hop.carries_in import CarriesIn, with_joined, with_stacks
+from torch_scan_hop._torch.tracing import run_fake, trace
+from torch_scan_hop.body.any_size import derived
+from torch_scan_hop.body.cache import remember
+from torch_scan_hop.body.carries_in import CarriesIn, with_joined, with_stacks
+from torch_scan_hop.body.cleanup import clean_up
+from torch_scan_hop.body.step_examples import step_examples
+from torch_scan_hop.body.stop_gradient import drop_stops
+from torch_scan_hop.eager.loop import EagerLoop, StackLike
 from torch_scan_hop.eager.sized_plan import PlanForAnySize, SizedPlan
-from torch_scan_hop.eager.writer import EagerLoop, StackLike
 from torch_scan_hop.errors import ScanTypeError, describe
-from torch_scan_hop.examples import step_examples
-from torch_scan_hop.graph_cleanup import clean_up
-from torch_scan_hop.memo import remember
 from torch_scan_hop.op import FORWARD, Body, ScanOptions
 from torch_scan_hop.progress_bar import steps as progressing
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
@@ -34,7 +36,6 @@ from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.rewrites.sizes import lift_integers
 from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.step import empty_stack
-from torch_scan_hop.stops import drop_stops
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ def straight_line_loop(
     into: Sequence[torch.Tensor | None] | None = None,
     like: Sequence[StackLike] | None = None,
 ) -> tuple[Any, ...]:
-    """The loop that a plan leaves, run by :class:`~torch_scan_hop.eager.writer.EagerLoop`."""
+    """The loop that a plan leaves, run by :class:`~torch_scan_hop.eager.loop.EagerLoop`."""
     eager = eager_loop(body, inputs.signature, own_xs)
     carry, stacks = eager(inputs, options.reverse, into, like)
     return (*unaliased(carry, [*inputs.flat(), *stacks]), *stacks)
@@ -133,7 +134,7 @@ def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
 
     def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> AnyPlan:
         with torch.no_grad():
-            # one who wants to know which lines nodes are of asks torch to preserve that
+            # `torch.fx.traceback.preserve_node_meta` asks which of the user's lines a node is of
             graph = trace(preserving_node_meta(body), examples.flat(), mode)
         clean_up(graph)
         drop_stops(graph)
@@ -150,7 +151,8 @@ def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols)
     options = current_options()
     plan = make_plan(graph, signature, options, pointwise_pays=True, guard_sizes=False)
     n_loop = (len(plan.decisions.loop_carry), max(1, len(plan.loop_xs)), len(plan.loop_additional))
-    # all that may decide anything by a size does it now, while that makes a guard
+    # Made now, though it runs later: what looks at a size must do so while the look is recorded as
+    # a guard, by which the plan is later found to fit a call or not.
     loop = eager_loop(plan.body, Signature(*n_loop), plan.own_xs)
     return PlanForAnySize(plan, sizes, loop.ys, symbols)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_scan_hop._torch.symbols import Number, Symbols
-from torch_scan_hop.eager.writer import StackLike
+from torch_scan_hop.eager.loop import StackLike
 from torch_scan_hop.rewrites import ScanPlan
 
 

@@ -21,85 +21,18 @@ def run_loop(order, init, xs, additional, places):
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-from torch_scan_hop import progress_bar
-from torch_scan_hop.eager.fuse import fused
-from torch_scan_hop.graph_cleanup import is_view
-from torch_scan_hop.memo import SYMBOLS
-from torch_scan_hop.rewrites.classify import is_tensor
-from torch_scan_hop.signature import Inputs, Signature
-from torch_scan_hop.step import empty_stack
-
-aten = torch.ops.aten
-
-# bindings that parse their arguments in C++, and take out=
-_WITH_OUT: dict[Any, Callable[..., Any]] = {
-    aten.add.Tensor: torch.add,
-    aten.sub.Tensor: torch.sub,
-    aten.mul.Tensor: torch.mul,
-    aten.div.Tensor: torch.div,
-    aten.neg.default: torch.neg,
-    aten.mm.default: torch.mm,
-    aten.bmm.default: torch.bmm,
-    aten.cat.default: torch.cat,
-    aten.addmm.default: torch.addmm,
-    aten.addcmul.default: torch.addcmul,
-    aten.sigmoid.default: torch.sigmoid,
-    aten.tanh.default: torch.tanh,
-    aten.exp.default: torch.exp,
-    aten.log.default: torch.log,
-    aten.sin.default: torch.sin,
-    aten.cos.default: torch.cos,
-    aten.sqrt.default: torch.sqrt,
-    aten.rsqrt.default: torch.rsqrt,
-    aten.maximum.default: torch.maximum,
-    aten.minimum.default: torch.minimum,
-    aten.sum.dim_IntList: torch.sum,
-}
-#: may write over any operand of the result's shape; addmm over what it adds to
-_ELEMENTWISE = _WITH_OUT.keys() - {
-    aten.mm.default,
-    aten.bmm.default,
-    aten.cat.default,
-    aten.addmm.default,
-    aten.sum.dim_IntList,
-}
-_WITHOUT_OUT: dict[Any, Callable[..., Any]] = {
-    aten.t.default: torch.t,
-    aten.permute.default: torch.permute,
-    aten.reshape.default: torch.reshape,
-    aten.unsqueeze.default: torch.unsqueeze,
-    aten.relu.default: torch.relu,
-    aten.where.self: torch.where,
-    aten.rsub.Scalar: torch.rsub,
-}
-
-
-def _binding(target: Any) -> Callable[..., Any]:
-    fast = _WITH_OUT.get(target) or _WITHOUT_OUT.get(target)
-    if fast is not None:
-        return fast
-    # past OpOverload.__call__, which is Python
-    return getattr(target, "_op", target)
-
-
-def _meta(node: fx.Node) -> torch.Tensor:
-    return node.meta["val"]
-
-
-def _can_write(node: fx.Node, like: torch.Tensor) -> bool:
-    """Whether ``node`` may compute straight into a contiguous slot like ``like``."""
-    if node.target not in _WITH_OUT or "out" in node.kwargs:
-        return False
-    inputs = [n.meta.get("val") for n in node.all_input_nodes]
-    dtypes = {v.dtype for v in inputs if isinstance(v, torch.Tensor)}
-    return dtypes == {like.dtype} and _meta(node).dtype == like.dtype
+from torch_scan_hop.body.cache import SYMBOLS
+from torch_scan_hop.body.node_kinds import is_view
+from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, binding, can_write_to, value_of
+from torch_scan_hop.rewrites.classify import is_tensor_node
+from torch_scan_hop.signature import Signature
 
 
 @dataclass
@@ -149,7 +82,7 @@ class LoopWriter:
         self.source = _Source()
         self.slot_of: dict[fx.Node, int] = {}
         for k, node in enumerate(self.outputs.ys):
-            if node not in self.slot_of and _can_write(node, _meta(node)):
+            if node not in self.slot_of and can_write_to(node, value_of(node)):
                 self.slot_of[node] = k
         #: by y: the carry that it is, which the step before writes to its place
         self.written_ahead: dict[int, int] = {}
@@ -162,7 +95,7 @@ class LoopWriter:
                 continue
             position = self.roles.carry.index(y)
             after = self.outputs.carry[position]
-            if after not in self.slot_of and _can_write(after, _meta(y)):
+            if after not in self.slot_of and can_write_to(after, value_of(y)):
                 self.slot_of[after] = k
                 self.written_ahead[k] = position
 
@@ -180,17 +113,17 @@ class LoopWriter:
 
     def _ends_here(self, node: fx.Node) -> fx.Node | None:
         """An operand whose memory the result of ``node`` may take: nothing else reads it."""
-        if not _can_write(node, _meta(node)):
+        if not can_write_to(node, value_of(node)):
             return None
-        operands: Sequence[Any] = node.args if node.target in _ELEMENTWISE else ()
+        operands: Sequence[Any] = node.args if node.target in ELEMENTWISE else ()
         if node.target is aten.addmm.default and node.args[0] not in node.args[1:]:
             operands = node.args[:1]
         for value in operands:
-            if not is_tensor(value) or len(value.users) != 1:
+            if not is_tensor_node(value) or len(value.users) != 1:
                 continue
-            made_here = value.target in _WITH_OUT and value not in self.slot_of
+            made_here = value.target in WITH_OUT and value not in self.slot_of
             like = value.meta["val"]
-            same = like.shape == _meta(node).shape and like.dtype == _meta(node).dtype
+            same = like.shape == value_of(node).shape and like.dtype == value_of(node).dtype
             if same and (made_here or value in self.own_xs):
                 return value
         return None
@@ -257,7 +190,7 @@ class LoopWriter:
             elif (ends := self._ends_here(node)) is not None:
                 arguments.append(f"out={ends.name}")
             name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
-            call = src.bind(f"call_{name}", _binding(node.target))
+            call = src.bind(f"call_{name}", binding(node.target))
             src.line(depth, f"{node.name} = {call}({', '.join(arguments)})")
         dead = [n.name for n in self.last_use.get(node, ())]
         if dead:
@@ -282,74 +215,7 @@ class LoopWriter:
         """Known from the operator; bodies are traced for contiguous carries."""
         if node in self.slot_of or node in self.roles.carry:
             return True
-        return _meta(node).is_contiguous() and not is_view(node) and node.op == "call_function"
-
-
-@dataclass(frozen=True)
-class StackLike:
-    """One y of a step: its shape, dtype and device."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @staticmethod
-    def of(value: torch.Tensor) -> StackLike:
-        return StackLike(tuple(value.shape), value.dtype, value.device)
-
-
-class EagerLoop:
-    """A compiled loop: ``loop(inputs, reverse, into)`` -> (carry..., ys...).
-
-    ``into`` has a place for each of the ys, or None where one is to be made, and ``like`` says of
-    what shape, if the body is for any size. What stands at ``own_xs`` is written over.
-    """
-
-    def __init__(
-        self, body: fx.GraphModule, signature: Signature, own_xs: Collection[int] = ()
-    ) -> None:
-        writer = LoopWriter(fused(body), signature, own_xs)
-        self.source = writer.write()
-        namespace = dict(writer.source.names)
-        exec(compile(self.source, "<torch_scan_hop eager loop>", "exec"), namespace)
-        self.run_loop = namespace["run_loop"]
-        self.written_ahead = writer.written_ahead
-        self.ys = [StackLike.of(_meta(y)) for y in writer.outputs.ys]
-
-    def __call__(
-        self,
-        inputs: Inputs[Any],
-        reverse: bool,
-        into: Sequence[torch.Tensor | None] | None = None,
-        like: Sequence[StackLike] | None = None,
-    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
-        trip_count = inputs.trip_count
-        places = into or [None] * len(self.ys)
-        stacks = [
-            empty_stack(y, trip_count) if place is None else place
-            for y, place in zip(like or self.ys, places, strict=True)
-        ]
-        order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
-        rows: list[Sequence[torch.Tensor]] = [s.unbind(0) for s in stacks]
-        for k, position in self.written_ahead.items():
-            rows[k] = _rows_ahead(rows[k], inputs.carry[position], reverse)
-        carry = self.run_loop(
-            progress_bar.steps(order),
-            [c.contiguous() for c in inputs.carry],
-            [x.unbind(0) for x in inputs.xs],
-            inputs.additional,
-            rows,
-        )
-        return carry, stacks
-
-
-def _rows_ahead(
-    rows: Sequence[torch.Tensor], init: torch.Tensor, reverse: bool
-) -> list[torch.Tensor]:
-    """For each step the row of the next one; the first one is ``init``."""
-    last = torch.empty_like(rows[0])
-    rows[-1 if reverse else 0].copy_(init)
-    return [last, *rows[:-1]] if reverse else [*rows[1:], last]
+        return value_of(node).is_contiguous() and not is_view(node) and node.op == "call_function"
 
 
 def source_of_example() -> str:
@@ -360,4 +226,4 @@ def source_of_example() -> str:
     for node in (carry, x, total):
         node.meta["val"] = torch.empty(2, device="meta")
     graph.output((total, total))
-    return EagerLoop(fx.GraphModule({}, graph), Signature(1, 1, 0)).source
+    return LoopWriter(fx.GraphModule({}, graph), Signature(1, 1, 0)).write()

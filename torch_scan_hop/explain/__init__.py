@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.arguments import Options, checked_call
+from torch_scan_hop.arguments import checked_call
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
 from torch_scan_hop.explain.explanation import Explanation
+from torch_scan_hop.schedule.strategies import Schedule
 
 __all__ = ["Explanation", "explain"]
 
@@ -87,7 +88,7 @@ def explain(
         )
     from torch_scan_hop.explain.collect import explain_call
 
-    call = checked_call(combine_fn, init, xs, length, dim, Options(reverse, unroll, checkpoint))
+    call = checked_call(combine_fn, init, xs, length, dim, Schedule(reverse, unroll, checkpoint))
     with _random_state_kept():
         return explain_call(combine_fn, init, call, limits, kernels)
 

@@ -12,10 +12,13 @@ from torch import fx
 
 from torch_scan_hop import tree
 from torch_scan_hop.api import scan_tree, start_of
-from torch_scan_hop.arguments import Call
-from torch_scan_hop.capture import NotCaptured, history_of, look_at_call
+from torch_scan_hop.arguments import CheckedCall
+from torch_scan_hop.capture.reasons import GENERAL_FIX, fix_in, reason_of, remembered_reason
+from torch_scan_hop.capture.replay import NotCaptured, history_of, look_at_call
+from torch_scan_hop.capture.user_code import code_of, name_of
 from torch_scan_hop.debugging import is_debugging
 from torch_scan_hop.errors import describe
+from torch_scan_hop.explain.costs import Limits
 from torch_scan_hop.explain.explanation import Explanation
 from torch_scan_hop.explain.facts import Captures, Checkpoint, Leaf, Scan
 from torch_scan_hop.explain.kernels import kernels_of
@@ -41,15 +44,11 @@ from torch_scan_hop.explain.training import (
     nbytes_of_segment,
     shifted_bytes,
 )
-from torch_scan_hop.fallback import GENERAL_FIX, code_of, fix_in, name_of, remembered_reason
-
-Limits = tuple[float, float] | None
-
 
 # --- one scan ---
 
 
-def scan_facts(site: Site, limits: Limits, kernels: bool) -> Scan:
+def scan_facts(site: Site, limits: Limits | None, kernels: bool) -> Scan:
     loops, memory, note = [], None, ""
     if is_trained(site):
         derivative = derivative_at(site)
@@ -103,11 +102,11 @@ def _leaf(role: str, path: str, value: Any, owner: Any) -> Leaf:
 
 
 def explain_call(
-    combine_fn: Any, init: Any, call: Call, limits: Limits, kernels: bool
+    combine_fn: Any, init: Any, call: CheckedCall, limits: Limits | None, kernels: bool
 ) -> Explanation:
     title = f"scan of {name_of(code_of(combine_fn))}"
-    shown: dict[str, Any] = {"reverse": call.options.reverse, "unroll": call.options.unroll}
-    shown["checkpoint"] = describe_policy(call.options.checkpoint)
+    shown: dict[str, Any] = {"reverse": call.schedule.reverse, "unroll": call.schedule.unroll}
+    shown["checkpoint"] = describe_policy(call.schedule.checkpoint)
     options = ", ".join(f"{name}={value}" for name, value in shown.items())
     history = history_of(combine_fn)
     captures = Captures(len(history), tuple(readable_guard(g, combine_fn) for g in history if g))
@@ -126,7 +125,7 @@ def explain_call(
         return _as_loop(title, error.reason, captures, options)
 
 
-def _sites_of_call(combine_fn: Any, init: Any, call: Call) -> list[Site]:
+def _sites_of_call(combine_fn: Any, init: Any, call: CheckedCall) -> list[Site]:
     """The scans that ``scan`` would run; NotCaptured where it would run a loop."""
     if is_debugging():
         raise NotCaptured("debug() is in force")
@@ -135,7 +134,7 @@ def _sites_of_call(combine_fn: Any, init: Any, call: Call) -> list[Site]:
         raise NotCaptured(reason)
     template, carry = start_of(init, call.xs)
     graph, _, names, results, spec = look_at_call(
-        scan_tree, combine_fn, template, carry, call.xs, call.trip_count, call.options
+        scan_tree, combine_fn, template, carry, call.xs, call.trip_count, call.schedule
     )
     _, ys = pytree.tree_unflatten(results, spec)
     paths = (_paths(init, "carry"), _paths(call.xs, "x"), _paths(ys, "y"))
@@ -176,11 +175,13 @@ def _as_loop(title: str, reason: str, captures: Captures | None, options: str) -
     )
 
 
-def _checkpoint(combine_fn: Any, init: Any, call: Call, sites: Sequence[Site]) -> Checkpoint | None:
-    policy = call.options.checkpoint
+def _checkpoint(
+    combine_fn: Any, init: Any, call: CheckedCall, sites: Sequence[Site]
+) -> Checkpoint | None:
+    policy = call.schedule.checkpoint
     if policy is None or not any(map(is_trained, sites)):
         return None
-    plain = call._replace(options=call.options._replace(checkpoint=None))
+    plain = call._replace(schedule=call.schedule._replace(checkpoint=None))
     without = _kept(_sites_of_call(combine_fn, init, plain))
     cost = "what it does not save is computed once more" if callable(policy) else _cost_of(policy)
     segment = max(nbytes_of_segment(derivative_at(s)) for s in sites if is_trained(s))
@@ -211,7 +212,7 @@ def readable_guard(guard: str, fn: Any = None) -> str:
 
 
 def explain_program(
-    gm: fx.GraphModule, names: Sequence[str], title: str, limits: Limits, kernels: bool
+    gm: fx.GraphModule, names: Sequence[str], title: str, limits: Limits | None, kernels: bool
 ) -> Explanation:
     try:
         scans = tuple(scan_facts(site, limits, kernels) for site in _sites(gm, names))
@@ -221,11 +222,10 @@ def explain_program(
 
 
 def explain_compiled(
-    fn: Callable[..., Any], args: Sequence[Any], title: str, limits: Limits, kernels: bool
+    fn: Callable[..., Any], args: Sequence[Any], title: str, limits: Limits | None, kernels: bool
 ) -> Explanation:
     """A function or module that ``torch.compile`` was given, as it is captured with ``args``."""
-    from torch_scan_hop._torch.dynamo import capture_graph
-    from torch_scan_hop.fallback import reason_of
+    from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
 
     try:
         graph, _, names, _, _ = capture_graph(fn, tuple(args))

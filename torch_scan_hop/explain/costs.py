@@ -17,10 +17,10 @@ import torch.utils._pytree as pytree
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from torch_scan_hop._torch.tracing import likely_value
+from torch_scan_hop._torch.sizes import likely_value
+from torch_scan_hop.body.node_kinds import is_view
 from torch_scan_hop.explain.facts import DROPPED, LOOP, ONCE, Operator, Work
 from torch_scan_hop.explain.sites import Site, attribute, nbytes_of, recorded
-from torch_scan_hop.graph_cleanup import is_view
 from torch_scan_hop.op import ScanOperator
 
 Limits = tuple[float, float]

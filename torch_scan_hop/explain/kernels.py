@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import inductor
 from torch_scan_hop.explain.facts import Kernel
 from torch_scan_hop.explain.places import operator_name
 from torch_scan_hop.explain.sites import Site
@@ -23,7 +24,6 @@ def kernels_of(site: Site) -> tuple[Kernel, ...]:
     """What each loop becomes; one entry that says why where that is not known."""
     if site.operands.xs[0].device.type == "xla":
         return ()  # a While, in every case
-    from torch_scan_hop import inductor
     from torch_scan_hop._torch.inductor_dry_run import compiled_graphs, lower
     from torch_scan_hop.inductor.watch import watching
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from torch_scan_hop.body.node_kinds import is_random
 from torch_scan_hop.explain.facts import (
     AFTER,
     ALL_STEPS,
@@ -15,7 +16,6 @@ from torch_scan_hop.explain.facts import (
     ONCE,
     XS,
 )
-from torch_scan_hop.graph_cleanup import is_random
 from torch_scan_hop.op import ScanOperator
 from torch_scan_hop.rewrites import ScanPlan
 from torch_scan_hop.rewrites.accumulate import Accumulator

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.tracing import likely_value
-from torch_scan_hop.capture import closure_of, names_of
+from torch_scan_hop._torch.sizes import likely_value
+from torch_scan_hop.capture.replay import closure_of, names_of
 from torch_scan_hop.op import ScanOperator
 from torch_scan_hop.signature import Inputs, Signature
 

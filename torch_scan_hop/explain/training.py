@@ -10,18 +10,18 @@ import torch
 from torch import fx
 from torch.fx.traceback import preserve_node_meta
 
-from torch_scan_hop._torch.tracing import fake_mode_of, fake_tensor
+from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
 from torch_scan_hop.autodiff.derivative import Derivative
 from torch_scan_hop.autodiff.derive import derivative_of
 from torch_scan_hop.autodiff.differentiability import needs_grad
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.partition import Partition
-from torch_scan_hop.capture import NotCaptured
+from torch_scan_hop.capture.reasons import reason_of
+from torch_scan_hop.capture.replay import NotCaptured
 from torch_scan_hop.explain.facts import Memory, Residual
 from torch_scan_hop.explain.loops import line_of, type_of, value_name
 from torch_scan_hop.explain.places import operator_name
 from torch_scan_hop.explain.sites import Site, nbytes_of, recorded, scan_nodes
-from torch_scan_hop.fallback import reason_of
 from torch_scan_hop.signature import Inputs
 
 

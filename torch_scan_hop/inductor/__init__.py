@@ -23,14 +23,14 @@ def register() -> None:
         let_scans_be_empty,
         replace_scan_pass,
     )
-    from torch_scan_hop.carries_in import carries_in_op
+    from torch_scan_hop.body.carries_in import carries_in_op
+    from torch_scan_hop.capture.cache_key import has_cache_key
     from torch_scan_hop.inductor.loop import lower_carries_in, lower_to_loop_or_kernel
     from torch_scan_hop.inductor.passes import prepare_scans
     from torch_scan_hop.op import scan_op
-    from torch_scan_hop.stamp import is_stamped
 
     register_own_lowering(scan_op, lower_to_loop_or_kernel)
     register_own_lowering(carries_in_op, lower_carries_in)
-    keep_functional(is_stamped)
+    keep_functional(has_cache_key)
     let_scans_be_empty(scan_op)
     replace_scan_pass(scan_op, prepare_scans)

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor_values import NotPointwise
-from torch_scan_hop._torch.tracing import are_all_known_equal
+from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.inductor import cpu, gpu
 from torch_scan_hop.inductor.gpu.serving import is_gpu
 from torch_scan_hop.inductor.node import KernelNode, ScanCall

@@ -18,7 +18,7 @@ from torch_scan_hop._torch.inductor_values import (
     merged_sizes,
     ops,
 )
-from torch_scan_hop._torch.tracing import are_all_known_equal
+from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.step import CARRY, lane_symbols, step_index, step_inputs

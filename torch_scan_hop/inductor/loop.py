@@ -34,7 +34,7 @@ from torch_scan_hop._torch.inductor import (
 )
 from torch_scan_hop._torch.inductor_passes import decompose_mutating_operators
 from torch_scan_hop._torch.inductor_values import is_unrealized, shifted_by_one
-from torch_scan_hop.carries_in import is_in_graph
+from torch_scan_hop.body.carries_in import is_in_graph
 from torch_scan_hop.inductor import watch
 from torch_scan_hop.inductor.body import StepExamples, destination_passing
 from torch_scan_hop.inductor.kernels import kernel_of

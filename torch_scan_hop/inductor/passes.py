@@ -18,8 +18,8 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
 from torch_scan_hop._torch.inductor_passes import trace_decomposed
-from torch_scan_hop._torch.tracing import are_all_known_equal, likely_value
-from torch_scan_hop.carries_in import (
+from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
+from torch_scan_hop.body.carries_in import (
     CarriesIn,
     arguments_of,
     in_graph,

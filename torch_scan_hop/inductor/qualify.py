@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.graph_cleanup import is_view
+from torch_scan_hop.body.node_kinds import is_view
 
 _MAKE_OR_CONVERT = {
     "_to_copy", "clone", "constant_pad_nd", "convert_element_type", "copy", "empty", "fill", "full",

@@ -25,7 +25,7 @@ from torch_scan_hop._torch.inductor import (
     trip_count_code,
     uses_cpp_wrapper,
 )
-from torch_scan_hop._torch.tracing import likely_value
+from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 from torch_scan_hop.inductor.qualify import PRODUCTS
 

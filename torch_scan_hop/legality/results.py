@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import is_plain_tensor, storage_of
-from torch_scan_hop.graph_cleanup import viewed
+from torch_scan_hop.body.node_kinds import viewed
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.structure import outputs_of, value_of
 

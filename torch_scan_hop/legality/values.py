@@ -15,11 +15,11 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
-from torch_scan_hop._torch.tracing import are_all_known_equal, are_known_equal
+from torch_scan_hop._torch.sizes import are_all_known_equal, are_known_equal
+from torch_scan_hop.body.cache import SYMBOLS
+from torch_scan_hop.body.meta_values import recorded_arguments, run_node
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.structure import strides_agree
-from torch_scan_hop.memo import SYMBOLS
-from torch_scan_hop.records import arguments_of, run_node
 
 # how many sizes, or values, these have, only data can tell
 _OF_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
@@ -71,7 +71,7 @@ class Values:
 
     def _expected(self, where: str, node: fx.Node) -> list[Any]:
         key = _Key()
-        arguments = (node.target, *map(key.of, arguments_of(node)))
+        arguments = (node.target, *map(key.of, recorded_arguments(node)))
         known = self.known_of_traces if key.has_symbols else self.known
         try:
             return known[arguments]

@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
-from torch_scan_hop.graph_cleanup import viewed
+from torch_scan_hop.body.node_kinds import viewed
 from torch_scan_hop.legality import IllegalRewrite
 
 

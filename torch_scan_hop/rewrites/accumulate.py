@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.rewrites.classify import ancestors, is_tensor
+from torch_scan_hop.rewrites.classify import ancestors, is_tensor_node
 
 aten = torch.ops.aten
 
@@ -134,7 +134,7 @@ def find_accumulator(index: int, carry_in: fx.Node, carry_out: Any) -> Accumulat
         return None
     left, right = carry_out.args[:2]
     term = right if left is carry_in else left
-    if term is carry_in or not is_tensor(term):
+    if term is carry_in or not is_tensor_node(term):
         return None
     assert isinstance(term, fx.Node)
     value, like = term.meta["val"], carry_in.meta["val"]

@@ -12,18 +12,18 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch_scan_hop.carries_in import CarriesIn, in_graph, stacks_of
+from torch_scan_hop.body.carries_in import CarriesIn, in_graph, stacks_of
 from torch_scan_hop.op import RunScan, ScanOptions
 from torch_scan_hop.rewrites.options import current_options
 from torch_scan_hop.rewrites.plan import ScanPlan
 from torch_scan_hop.signature import Inputs
 from torch_scan_hop.step import empty_stack
 
-# what a block's stacks may take: about a core's cache
+# bytes of a block's stacks: they are to stay in a core's cache until the loop has read them
 BLOCK_BYTES = 2**21
-# a short scan has shorter ones, small beside its results
+# a scan is cut into so many blocks at least: then a block's stacks are small beside its results
 MIN_BLOCKS = 8
-# fewer steps do not pay for the calls that a block makes
+# steps of a block: with fewer, the calls that each block makes cost more than it saves
 MIN_BLOCK = 16
 
 

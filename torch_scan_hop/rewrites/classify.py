@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator
-from torch_scan_hop.graph_cleanup import is_random
+from torch_scan_hop.body.node_kinds import is_random
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.signature import Inputs
 
@@ -68,7 +68,7 @@ def is_reduction(node: fx.Node) -> bool:
     return node.target in REDUCTIONS
 
 
-def is_tensor(node: Any) -> bool:
+def is_tensor_node(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.tracing import likely_value
-from torch_scan_hop.graph_cleanup import is_view, viewed
+from torch_scan_hop._torch.sizes import likely_value
+from torch_scan_hop.body.node_kinds import is_view, viewed
 from torch_scan_hop.op import FORWARD, RunScan, ScanOptions
 from torch_scan_hop.rewrites.accumulate import Accumulator
 from torch_scan_hop.rewrites.classify import (
@@ -20,7 +20,7 @@ from torch_scan_hop.rewrites.classify import (
     Stays,
     ancestors,
     is_contraction,
-    is_tensor,
+    is_tensor_node,
     nbytes,
 )
 from torch_scan_hop.rewrites.parts import Part, extract
@@ -114,7 +114,7 @@ class ScanPlan:
         return [
             k
             for k, n in enumerate(self.loop_xs)
-            # the result of a product is new memory
+            # only a product's result is sure to be new memory, not a view of something else
             if n in made and is_contraction(n) and n not in read_by_others
             if not self.is_read_outside(n)
         ]
@@ -132,7 +132,7 @@ class ScanPlan:
             made += [
                 n
                 for n in part.module.graph.nodes
-                if n.op == "call_function" and is_tensor(n) and not is_view(n)
+                if n.op == "call_function" and is_tensor_node(n) and not is_view(n)
             ]
         return [nbytes(n) for n in made]
 
@@ -197,7 +197,7 @@ class ScanPlan:
         self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any], trip_count: Any
     ) -> list[Any]:
         """All ys, contiguous, each a tensor of its own; None where nothing reads it."""
-        # results alias neither inputs nor one another: a view of what is taken is copied
+        # a y must not share memory with an input or with another y: such a view is copied
         taken = {*self.roles.xs, *self.roles.carry, *self.roles.additional}
         ys: list[Any] = []
         for k, node in enumerate(self.outputs.ys):

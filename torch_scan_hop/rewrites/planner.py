@@ -9,8 +9,8 @@ from typing import Any
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.tracing import likely_value
-from torch_scan_hop.graph_cleanup import is_view
+from torch_scan_hop._torch.sizes import likely_value
+from torch_scan_hop.body.node_kinds import is_view
 from torch_scan_hop.rewrites.accumulate import Accumulator, find_accumulator, read_stack_instead
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.rewrites.classify import (
@@ -21,7 +21,7 @@ from torch_scan_hop.rewrites.classify import (
     is_contraction,
     is_pinned,
     is_reduction,
-    is_tensor,
+    is_tensor_node,
     nbytes,
 )
 from torch_scan_hop.rewrites.options import Options
@@ -29,10 +29,12 @@ from torch_scan_hop.rewrites.parts import unique
 from torch_scan_hop.rewrites.plan import Decisions, ScanPlan
 from torch_scan_hop.signature import Inputs, Signature, results_of
 
-# bytes: from here on writing a stack and reading it again costs more than a dispatch per step
+# An addition costs eager mode one dispatch per step; summed after the loop, its terms are written
+# to a stack and read again. Terms of more bytes than this make the stack the dearer of the two.
 SMALL_TERM = 4096
 
-# a step moves so many times as many bytes as a value that may be stacked to be summed later
+# `acc + g.sum(0)` may stack g and sum all of it after the loop. That is cheap where g is small
+# beside what a step reads and writes anyway: at most a CHEAP_STACKS-th of those bytes.
 CHEAP_STACKS = 4
 
 
@@ -86,7 +88,7 @@ class Planner:
         found = [
             find_accumulator(k, before, after)
             for k, (before, after) in enumerate(pairs)
-            # a running sum that is another result, too, is needed at every step
+            # a running sum that is returned as a y, too, must be known after every step
             if k not in self.constant_carry and results.count(after) == 1
         ]
         candidates = [a for a in found if a is not None and self.used[a.index]]
@@ -108,8 +110,8 @@ class Planner:
             return False
         if accumulator.is_product() or accumulator.leaves[0] in at_hand:
             return True
-        # a fused loop keeps it in registers; where dispatch is the cost, a stack of small terms is
-        # cheaper than an addition per step
+        # A fused loop adds in registers, for nothing. Where each operator costs a dispatch, a stack
+        # of small terms, summed at once, is cheaper than an addition per step.
         small = self._nbytes(accumulator.term) <= min(self.step_bytes, SMALL_TERM)
         return self.pointwise_pays and bool(small)
 
@@ -140,12 +142,12 @@ class Planner:
                 self.stays |= {} if why is None else {node: why}
         emitted = [n for n in targets if n not in sunk]
         in_loop |= self._loop_nodes(emitted)
-        # what the loop makes for another result it returns as well
+        # a value that the loop computes anyway, on the way to another result, is returned by it
         sunk = [n for n in sunk if n not in in_loop]
         emitted = [n for n in targets if n not in sunk]
         batched = self._batched([*carry_out, *emitted], in_loop)
         invariants = self._invariants([*carry_out, *emitted, *sunk, *batched])
-        # what is known before the loop is not returned by it
+        # and a value that is computed before the loop is not
         emitted = [n for n in emitted if n not in batched and n not in invariants]
         stacked = unique([*emitted, *self._frontier(sunk, in_loop)])
         return self._checked_plan(
@@ -202,7 +204,8 @@ class Planner:
             return Stays.NO_RULE
         added = [n for n in self._frontier([node], in_loop) if n not in self.ys]
         if not self.pointwise_pays and not any(is_contraction(n) for n in varying):
-            # a reduction keeps the loop from being one kernel; of stacks it costs a pass over them
+            # A reduction in the body keeps the loop from being one kernel. After the loop it costs
+            # one pass over stacks, which is worth it if those are returned anyway.
             pays = any(is_reduction(n) for n in varying) and not added
             return None if pays else Stays.CHEAP
         fits = bool(sum(self._nbytes(n) for n in added) <= self.budget)
@@ -224,7 +227,7 @@ class Planner:
         for node in self.body.graph.nodes:
             if self.dependence.get(node) is not Dependence.XS or node.op != "call_function":
                 continue
-            if not is_tensor(node) or not self._is_read(node, roots, in_loop):
+            if not is_tensor_node(node) or not self._is_read(node, roots, in_loop):
                 continue
             why = self._why_not_batched(node, spent)
             if why is None:
@@ -258,7 +261,7 @@ class Planner:
         for node in self.body.graph.nodes:
             if self.dependence.get(node) is not Dependence.INVARIANT or node.op != "call_function":
                 continue
-            if not is_tensor(node) or not self._is_read(node, roots, varying):
+            if not is_tensor_node(node) or not self._is_read(node, roots, varying):
                 continue
             if not self.options.hoist_invariant:
                 self.stays[node] = Stays.SWITCHED_OFF
@@ -269,7 +272,7 @@ class Planner:
         return found
 
     def _invariant_is_small(self, node: fx.Node) -> bool:
-        sources = [n for n in ancestors([node]) if n.op == "placeholder" and is_tensor(n)]
+        sources = [n for n in ancestors([node]) if n.op == "placeholder" and is_tensor_node(n)]
         size: Any = sum(self._nbytes(n) for n in sources)
         return bool(self._nbytes(node) <= self.options.memory_gate * size + self.budget)
 

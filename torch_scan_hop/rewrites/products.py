@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.records import record_again
+from torch_scan_hop.body.meta_values import record_again
 
 aten = torch.ops.aten
 

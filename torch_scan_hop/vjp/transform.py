@@ -13,22 +13,17 @@ split form cuts it there: what the backward half uses of the forward half are th
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
-from torch import Tensor, fx
+from torch import fx
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
-from .accumulate import Cotangents, is_projection
+from .joint import Joint, differentiate, nodes_in
 from .rules import DEFAULT_RULES
-from .shapes import is_complex, is_differentiable, shape, value
-from .table import MissingRule, Rule, RuleTable, missing_rule, refuse_mutation, spelling, where
-from .tracing import MetaTracer, Traced, trace
+from .table import RuleTable
+from .tracing import trace
 
 
 class ForwardBackward(NamedTuple):
@@ -77,7 +72,7 @@ def vjp_graph(
     >>> graph(torch.zeros(1), torch.ones(1), torch.ones(1))
     (tensor([0.]), (tensor([1.]), tensor([0.])))
     """
-    joint = _differentiate(trace(fn, example_args), rules)
+    joint = differentiate(trace(fn, example_args), rules)
     return _extract(joint, [*joint.inputs, *joint.cotangents], (joint.outputs, joint.grads), "VJP")
 
 
@@ -104,7 +99,7 @@ def forward_and_backward(
         d_arg_0 = d_out * sub
         return (d_arg_0,)
     """
-    joint = _differentiate(trace(fn, example_args), rules)
+    joint = differentiate(trace(fn, example_args), rules)
     used = _needed(joint.grads, stop=joint.forward)
     saved = [n for n in joint.graph.nodes if n in used & joint.forward and n.op != "get_attr"]
     return ForwardBackward(
@@ -119,195 +114,10 @@ def readable(module: fx.GraphModule) -> str:
     return code[code.index("def forward") :].rstrip()
 
 
-@dataclass(frozen=True)
-class _Joint:
-    """Both halves in one graph. `outputs` and `grads` are structures with its nodes as leaves."""
-
-    graph: fx.Graph
-    constants: dict[str, Tensor]
-    inputs: list[fx.Node]
-    cotangents: list[fx.Node]
-    outputs: Any
-    grads: Any
-    forward: frozenset[fx.Node]
-    names: dict[fx.Node, str]
-
-
-def _differentiate(source: Traced, rules: RuleTable) -> _Joint:
-    writer = _Writer(source, rules)
-    for node in source.graph.nodes:
-        if node.op != "placeholder":
-            refuse_mutation(node)
-            writer.forward(node)
-    half = frozenset(writer.tracer.graph.nodes)
-    named_outputs = zip(source.outputs, source.output_names, strict=True)
-    seeds = [writer.seed(output, name) for output, name in named_outputs]
-    for node in reversed(source.graph.nodes):
-        writer.backward(node)
-    outputs = [map_arg(out, lambda n: writer.env[n].node) for out in source.outputs]
-    grads = [writer.grads[n] for n in source.placeholders]
-    return _Joint(
-        graph=writer.tracer.graph,
-        constants=writer.tracer.constants,
-        inputs=[writer.env[n].node for n in source.placeholders],
-        cotangents=seeds,
-        outputs=_unflatten("an output", outputs, source.out_spec),
-        grads=_unflatten("an argument", grads, source.in_spec),
-        forward=half,
-        # Names of the original for the forward, and new ones like d_x for the backward.
-        names={**writer.cotangents.names, **{n: n.name for n in [*half, *seeds]}},
-    )
-
-
-class _Writer:
-    """Writes the two halves of the joint graph, a node of the source at a time."""
-
-    def __init__(self, source: Traced, rules: RuleTable) -> None:
-        self.tracer = MetaTracer()
-        self.tracer.constants = dict(source.constants)
-        self.rules = rules
-        self.env: dict[fx.Node, Any] = {
-            n: self.tracer.placeholder(n.name, n.meta["val"]) for n in source.placeholders
-        }
-        self.tape: dict[fx.Node, tuple[Rule, tuple[Any, ...], Any]] = {}
-        self.cotangents = Cotangents()
-        self.grads: dict[fx.Node, fx.Node | None] = {}
-        self.active = _active(source, rules)
-
-    def forward(self, node: fx.Node) -> None:
-        """Write the operation, as its rule says where it will be differentiated."""
-        self.tracer.origin = node.stack_trace or ""
-        if node not in self.active or is_projection(node):
-            self.env[node] = self._replay(node)
-            return
-        if is_complex(node):
-            raise NotImplementedError(f"no VJP rules for complex numbers\n{where(node)}")
-        if node.target not in self.rules:
-            raise missing_rule(node)
-        rule = self.rules[node.target]
-        bound = _bind(rule, node)
-        args, kwargs = map_arg((bound.args, bound.kwargs), lambda n: self.env[n])
-        with _located(node):
-            self.env[node], saved = rule.fwd(*args, **kwargs)
-        self.tape[node] = rule, bound.args, saved
-
-    def _replay(self, node: fx.Node) -> Any:
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: self.env[n])
-        if is_projection(node) and isinstance(args[0], tuple):
-            return args[0][cast(Any, args[1])]  # a rule may return a tuple of values
-        return self.tracer.create_proxy(node.op, node.target, args, kwargs, name=node.name)
-
-    def seed(self, output: Any, name: str) -> fx.Node:
-        """The input for the cotangent of an output."""
-        d = self.tracer.placeholder(f"d_{name}", value(output))
-        if isinstance(output, fx.Node) and output in self.active:
-            self.cotangents.add(output, d)
-        return d.node
-
-    def backward(self, node: fx.Node) -> None:
-        """Pass the cotangent of a node on to its arguments."""
-        self.tracer.origin = node.stack_trace or ""
-        d = self.cotangents.close(node)
-        if node.op == "placeholder":
-            self.grads[node] = None if d is None else d.node
-        if node.op == "placeholder" or d is None:
-            return
-        if is_projection(node):
-            self.cotangents.add(cast(fx.Node, node.args[0]), d, node.args[1])
-            return
-        rule, args, saved = self.tape[node]
-        with _located(node):
-            d_args = rule.bwd(saved, d)
-        d_args = d_args if isinstance(d_args, tuple) else (d_args,)
-        if len(d_args) > len(args):
-            raise ValueError(
-                f"the VJP rule for {spelling(node)} returned {len(d_args)} cotangents "
-                f"for {len(args)} arguments\n{where(node)}"
-            )
-        for arg, d_arg in zip(args, d_args, strict=False):
-            self._give(node, arg, d_arg)
-
-    def _give(self, node: fx.Node, arg: Any, d: Any) -> None:
-        """Add `d`, as the rule of `node` returned it, to the cotangent of one argument."""
-        if isinstance(arg, (list, tuple)):
-            for a, d_a in zip(arg, d or [None] * len(arg), strict=True):
-                self._give(node, a, d_a)
-        elif d is None or not isinstance(arg, fx.Node) or arg not in self.active:
-            return
-        elif isinstance(d, (list, tuple)):
-            for i, d_i in enumerate(d):
-                self.cotangents.add(arg, d_i, i)
-        elif shape(d) != shape(arg):
-            raise ValueError(
-                f"the VJP rule for {spelling(node)} returned a cotangent of shape {list(shape(d))} "
-                f"for an argument of shape {list(shape(arg))}\n{where(node)}"
-            )
-        else:
-            # A cotangent has the dtype of its value: undo promotions and conversions.
-            dtype = value(arg).dtype
-            self.cotangents.add(arg, d if value(d).dtype == dtype else d.to(dtype))
-
-
-def _active(source: Traced, rules: RuleTable) -> set[fx.Node]:
-    """The nodes through which a cotangent flows, from an output to an input."""
-    varying: set[fx.Node] = set()
-    for node in source.graph.nodes:
-        if node.op == "placeholder":
-            varies = is_differentiable(node)
-        else:
-            varies = not varying.isdisjoint(node.all_input_nodes) and is_differentiable(node)
-            varies = varies and not rules.is_constant(node.target)
-        if varies:
-            varying.add(node)
-    active = {out for out in source.outputs if isinstance(out, fx.Node)} & varying
-    for node in reversed(source.graph.nodes):
-        if node in active:
-            active |= varying.intersection(node.all_input_nodes)
-    return active
-
-
-def _bind(rule: Rule, node: fx.Node) -> inspect.BoundArguments:
-    """The arguments of a call as the parameters of its rule's `fwd`."""
-    try:
-        bound = inspect.signature(rule.fwd).bind(*node.args, **node.kwargs)
-    except TypeError as error:
-        raise MissingRule(
-            f"the VJP rule for {spelling(node)} cannot take this call: {error}\n{where(node)}"
-        ) from None
-    bound.apply_defaults()
-    return bound
-
-
-@contextmanager
-def _located(node: fx.Node) -> Iterator[None]:
-    """Say of a rule's complaint which line of the user's it is about."""
-    try:
-        yield
-    except (NotImplementedError, ValueError) as error:
-        raise type(error)(f"{error}\n{where(node)}") from error
-
-
-def _unflatten(what: str, leaves: list[Any], spec: pytree.TreeSpec) -> Any:
-    """The structure with nodes as leaves, if an FX graph can return it."""
-    tree = pytree.tree_unflatten(leaves, spec)
-    if len(_nodes(tree)) != sum(isinstance(leaf, fx.Node) for leaf in leaves):
-        raise TypeError(
-            f"{what} of the function has the structure {spec}, and an FX graph can return only "
-            "tuples, named tuples, lists and dicts: flatten it with pytree first"
-        )
-    return tree
-
-
-def _nodes(tree: Any) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    map_arg(tree, lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
-    return found
-
-
 def _needed(tree: Any, stop: Collection[fx.Node]) -> set[fx.Node]:
     """The nodes from which `tree` is computed, back to those in `stop`."""
     needed: set[fx.Node] = set()
-    todo = _nodes(tree)
+    todo = nodes_in(tree)
     while todo:
         node = todo.pop()
         if node not in needed:
@@ -328,7 +138,7 @@ def _constructed(graph: fx.Graph, tree: Any) -> Any:
     return items if isinstance(tree, tuple) else list(items)
 
 
-def _extract(joint: _Joint, inputs: list[fx.Node], output: Any, name: str) -> fx.GraphModule:
+def _extract(joint: Joint, inputs: list[fx.Node], output: Any, name: str) -> fx.GraphModule:
     """The part of the joint graph that computes `output` from `inputs`, with good names."""
     needed = _needed(output, stop=set(inputs))
     graph = fx.Graph()

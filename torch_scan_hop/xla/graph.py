@@ -16,12 +16,12 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import DATA_DEPENDENT_ERRORS, trace
-from torch_scan_hop.examples import step_examples
-from torch_scan_hop.graph_cleanup import clean_up
+from torch_scan_hop.body.cleanup import clean_up
+from torch_scan_hop.body.meta_values import run_node
+from torch_scan_hop.body.step_examples import step_examples
+from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.op import Body
-from torch_scan_hop.records import run_node
 from torch_scan_hop.signature import Inputs, Signature
-from torch_scan_hop.stops import drop_stops
 
 aten = torch.ops.aten
 

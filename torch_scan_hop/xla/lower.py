@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch import xla as _xla
+from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
 from torch_scan_hop.eager.run import empty_results
-from torch_scan_hop.memo import autocast_state, inputs_metadata, remember
 from torch_scan_hop.op import Body, ScanOptions
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.signature import Inputs, Signature
@@ -48,7 +48,7 @@ class _Step:
     def __init__(self, body: Body, inputs: Inputs[Any]) -> None:
         self.graph: StepGraph = trace_step(body, inputs)
         self.signature = self.graph.signature
-        # XLA fuses pointwise work, so only contractions are worth a stack of their results
+        # XLA fuses pointwise work into one kernel; only contractions gain from leaving the loop
         self.plan = make_plan(
             self.graph.module, self.signature, current_options(), pointwise_pays=False
         )

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch import xla as _xla
-from torch_scan_hop._torch.tracing import isolated
+from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop.signature import Signature
 from torch_scan_hop.xla._hlo import INVARIANT, SLICED, assemble_scan
 

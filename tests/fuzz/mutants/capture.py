@@ -13,10 +13,10 @@ from .registry import mutant
 @mutant("c", "eager", "pointwise,state")
 def assignments_are_lost() -> Iterator[object]:
     """A body may assign to attributes, globals and lists: Dynamo traces that, and forgets it."""
-    from torch_scan_hop._torch import dynamo
+    from torch_scan_hop._torch.dynamo import speculation
 
     with mock.patch.object(
-        dynamo, "lasting_changes_are_refused", lambda tx: contextlib.nullcontext()
+        speculation, "lasting_changes_are_refused", lambda tx: contextlib.nullcontext()
     ):
         yield None
 
@@ -24,9 +24,9 @@ def assignments_are_lost() -> Iterator[object]:
 @mutant("c", "eager", "pointwise,draws")
 def one_draw_for_all_steps() -> Iterator[object]:
     """A body may call random.random(): it is drawn when the body is traced, for all steps."""
-    from torch_scan_hop._torch import dynamo
+    from torch_scan_hop._torch.dynamo import speculation
 
-    refused = dynamo.lasting_changes_are_refused
+    refused = speculation.lasting_changes_are_refused
 
     @contextlib.contextmanager
     def but_draws(tx: Any) -> Iterator[None]:
@@ -38,14 +38,14 @@ def one_draw_for_all_steps() -> Iterator[object]:
             drawn[:], calls[n:] = calls[n:], []
         calls.extend(drawn)
 
-    with mock.patch.object(dynamo, "lasting_changes_are_refused", but_draws):
+    with mock.patch.object(speculation, "lasting_changes_are_refused", but_draws):
         yield None
 
 
 @mutant("f", "eager", "pointwise,aliases")
 def shared_memory_is_copied() -> Iterator[object]:
     """What a body changes is carried as a copy, even if another tensor has the same memory."""
-    from torch_scan_hop import dynamo
+    from torch_scan_hop.capture import variables
 
-    with mock.patch.object(dynamo, "_refuse_shared_memory", lambda *args: None):
+    with mock.patch.object(variables, "_refuse_shared_memory", lambda *args: None):
         yield None

@@ -62,9 +62,9 @@ def tangents_of_gradients_lost() -> Iterator[object]:
 @mutant("e", "eager+func_grad", "inner_jvp")
 def levels_are_constants() -> Iterator[object]:
     """A body with torch.func in it keeps the numbers of the functorch levels it was traced at."""
-    from torch_scan_hop import dynamo
+    from torch_scan_hop.capture import variables
 
-    with mock.patch.object(dynamo, "make_levels_relative", lambda graph, outside: None):
+    with mock.patch.object(variables, "make_levels_relative", lambda graph, outside: None):
         yield None
 
 
@@ -100,17 +100,17 @@ def factors_are_constants() -> Iterator[object]:
 @mutant("-", "eager+double", "pointwise,products,buffers,inplace")
 def scattered_memory_has_torchs_derivative() -> Iterator[object]:
     """``as_strided_scatter``, which fill_diagonal_ becomes, is differentiated by torch's formula."""
-    from torch_scan_hop import graph_cleanup
+    from torch_scan_hop.body import cleanup
 
-    left = [p for p in graph_cleanup._CLEAN_UP if p.__name__ != "index_strided_scatters"]
-    with mock.patch.object(graph_cleanup, "_CLEAN_UP", tuple(left)):
+    left = [p for p in cleanup._CLEAN_UP if p.__name__ != "index_strided_scatters"]
+    with mock.patch.object(cleanup, "_CLEAN_UP", tuple(left)):
         yield None
 
 
 @mutant("-", "eager", "pointwise,reductions")
 def operators_of_one_layout_get_any() -> Iterator[object]:
     """What group_norm's backward and view_as_complex read has the layout of whatever comes back."""
-    from torch_scan_hop import strided
+    from torch_scan_hop.body import strided
 
     with mock.patch.dict(strided.ONE_LAYOUT, clear=True):
         yield None

@@ -14,8 +14,8 @@ from .registry import mutant
 
 @contextmanager
 def _keys_with(state: Callable[[], Any]) -> Iterator[None]:
-    from torch_scan_hop import any_size
     from torch_scan_hop.autodiff import differentiability
+    from torch_scan_hop.body import any_size
     from torch_scan_hop.dispatch import jvp, vmap
 
     with ExitStack() as stack:
@@ -27,7 +27,7 @@ def _keys_with(state: Callable[[], Any]) -> Iterator[None]:
 @mutant("i", "eager+operator", "pointwise,contexts")
 def default_dtype_is_no_key() -> Iterator[object]:
     """A trace made under one default dtype serves another one."""
-    from torch_scan_hop.memo import autocast_state
+    from torch_scan_hop.body.cache import autocast_state
 
     with _keys_with(lambda: autocast_state()[:-2]):
         yield None
@@ -36,7 +36,7 @@ def default_dtype_is_no_key() -> Iterator[object]:
 @mutant("i", "eager+operator", "pointwise,contexts")
 def autocast_of_some_devices_is_no_key() -> Iterator[object]:
     """A trace made with autocast of XPU, MPS, HPU or MTIA on serves calls with it off."""
-    from torch_scan_hop.memo import autocast_state
+    from torch_scan_hop.body.cache import autocast_state
 
     def state() -> Any:
         known = tuple(

@@ -13,16 +13,18 @@ from .registry import mutant
 
 def _dtypes_from_scalars(tx: Any, combine_fn: Any, init: Any, rest: Any, positions: Any) -> Any:
     """Rounds that start with the scalars themselves, as they were before the mend."""
-    from torch_scan_hop import dynamo
-    from torch_scan_hop._torch.dynamo import ConstantVariable, sequence_items
+    from torch_scan_hop._torch.dynamo.variables import ConstantVariable, sequence_items
+    from torch_scan_hop.capture import number_dtypes
 
     init = list(init)
     for _ in positions:
-        with dynamo.discard_graph_changes(tx):
-            result = combine_fn.call_function(tx, dynamo._step_examples(tx, init, *rest), {})
+        with number_dtypes.discard_graph_changes(tx):
+            result = combine_fn.call_function(
+                tx, number_dtypes.example_arguments(tx, init, *rest), {}
+            )
             carry = sequence_items(tx, sequence_items(tx, result)[0])
-            dtypes = {k: dynamo.example_value(carry[k]).dtype for k in positions}
-        changed = [k for k in positions if dynamo.example_value(init[k]).dtype != dtypes[k]]
+            dtypes = {k: number_dtypes.example_value(carry[k]).dtype for k in positions}
+        changed = [k for k in positions if number_dtypes.example_value(init[k]).dtype != dtypes[k]]
         if not changed:
             break
         for k in changed:
@@ -33,7 +35,8 @@ def _dtypes_from_scalars(tx: Any, combine_fn: Any, init: Any, rest: Any, positio
 @mutant("g", "eager", "pointwise,numbers")
 def numbers_in_init_lose_digits() -> Iterator[object]:
     """A number in init is a scalar of the default dtype before a step says which dtype it has."""
-    from torch_scan_hop import api, dynamo, reference, tree
+    from torch_scan_hop import api, reference, tree
+    from torch_scan_hop.capture import number_dtypes
 
     def as_carry(leaf: Any, device: Any) -> Any:
         return tree.number_tensor(leaf, device) if isinstance(leaf, tree.NUMBERS) else leaf
@@ -41,7 +44,7 @@ def numbers_in_init_lose_digits() -> Iterator[object]:
     with (
         mock.patch.object(api, "as_carry", as_carry),
         mock.patch.object(reference, "as_carry", as_carry),
-        mock.patch.dict(dynamo._NUMBER_OF_DTYPE, {torch.float32: 1.0, torch.complex64: 1j}),
+        mock.patch.dict(number_dtypes._NUMBER_OF_DTYPE, {torch.float32: 1.0, torch.complex64: 1j}),
     ):
         yield None
 
@@ -64,7 +67,7 @@ def returned_numbers_lose_digits() -> Iterator[object]:
 @mutant("g", "eager", "pointwise,numbers")
 def numbers_have_widest_dtypes() -> Iterator[object]:
     """The dtype of a number in init is found from an int64 or float64 scalar, which promotes."""
-    from torch_scan_hop import dynamo
+    from torch_scan_hop.capture import variables
 
-    with mock.patch.object(dynamo, "_with_dtypes_of_step", _dtypes_from_scalars):
+    with mock.patch.object(variables, "with_dtypes_of_step", _dtypes_from_scalars):
         yield None

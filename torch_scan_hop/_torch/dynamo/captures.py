@@ -1,0 +1,138 @@
+"""Captures of one function: replayed where one fits a call, made where none does."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._C._functorch import peek_interpreter_stack
+from torch._dynamo.backends.debugging import make_eager_backend_with_torch_function_modes
+from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.utils import guard_failures
+from torch.overrides import _len_torch_function_stack
+
+from torch_scan_hop._torch.dynamo.contexts import (
+    functorch_views,
+    hop_capture,
+    more_captures,
+    no_code_is_kept,
+    not_fx_tracing,
+    parameters_of_symbolic_size,
+    without_tracer_modes,
+)
+
+# What Dynamo says where the calling thread traces with FX; until torch 2.14 also if another does,
+# for which there is the lock.
+_NESTED_TRACE = "using FX to symbolically trace"
+
+# captures in a row without a call that found its own among those there are
+MANY_CAPTURES = 8
+
+
+class CapturedFunction:
+    """``fn`` captured by Dynamo, and run as captured or compiled by ``backend``.
+
+    Torch's own "eager" runs it as captured, and is the only one that Dynamo accepts under
+    functorch transforms. ``not_traced`` is what ``fn`` raises when it runs without Dynamo.
+    ``report(count, guard)`` is called when ``count`` calls in a row needed a capture each.
+    ``history`` has for each capture the guard that called for it.
+    """
+
+    def __init__(
+        self,
+        fn: types.FunctionType,
+        dynamic: bool | None,
+        not_traced: type[Exception],
+        report: Callable[[int, str], None],
+        backend: str = "eager",
+    ) -> None:
+        self.history: list[str] = []
+        self._fn = fn
+        self._dynamic = dynamic
+        self._not_traced = not_traced
+        self._report = report
+        self._captures_in_a_row = 0
+        self._run_known = torch._dynamo.run(fn)  # what is captured already; else it just calls fn
+        with hop_capture():  # or torch.compile would do nothing in an export, now and later
+            self._compiled = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
+
+    def __call__(self, *args: Any) -> Any:
+        may_be_known = _len_torch_function_stack() == 0
+        if may_be_known:
+            try:
+                result = self._run_known(*args)
+            except self._not_traced:
+                pass
+            except RuntimeError as error:
+                if _NESTED_TRACE not in str(error):
+                    raise
+            else:
+                self._captures_in_a_row = 0
+                return result
+        with _holding_the_lock() as had_to_wait:
+            if had_to_wait and may_be_known:
+                with contextlib.suppress(self._not_traced):
+                    return self._run_known(*args)  # another thread has captured it
+            n_failures = len(guard_failures.get(self._fn.__code__, ()))
+            result = self._capture(args)
+            self._record(_guard_that_failed(self._fn, n_failures))
+        self._captures_in_a_row += 1
+        if self._captures_in_a_row == MANY_CAPTURES:
+            self._report(MANY_CAPTURES, _last_guard_that_failed(self._fn))
+        return result
+
+    def _record(self, guard: str) -> None:
+        if guard or not self.history:
+            self.history.append(guard)
+
+    def _capture(self, args: tuple[Any, ...]) -> Any:
+        with (
+            no_code_is_kept(),
+            not_fx_tracing(),
+            hop_capture(),
+            more_captures(),
+            functorch_views(),
+            parameters_of_symbolic_size(),
+        ):
+            if _len_torch_function_stack() == 0:
+                return self._compiled(*args)
+            with without_tracer_modes() as modes:
+                if not modes or peek_interpreter_stack() is not None:
+                    return self._compiled(*args)
+                with_modes = make_eager_backend_with_torch_function_modes(modes)
+                again = torch.compile(
+                    self._fn, backend=with_modes, fullgraph=True, dynamic=self._dynamic
+                )
+                return again(*args)
+
+
+@contextlib.contextmanager
+def _holding_the_lock() -> Iterator[bool]:
+    """Tracers patch torch's modules, and guards look at those; whether this thread had to wait."""
+    had_to_wait = not compile_lock.acquire(blocking=False)
+    if had_to_wait:
+        compile_lock.acquire()
+    try:
+        yield had_to_wait
+    finally:
+        compile_lock.release()
+
+
+def _last_guard_that_failed(fn: types.FunctionType) -> str:
+    """The condition alone: comments and the user's stack come behind it, captures' numbers before.
+
+    torch 2.9 has the conditions that failed on lines of their own, of which the last counts.
+    """
+    failures = guard_failures.get(fn.__code__) or ["an unknown guard"]
+    lines = str(failures[-1]).strip().partition("\nUser stack trace:")[0].splitlines()
+    return re.sub(r"^\d+/\d+: ", "", lines[-1]).partition("  # ")[0].strip()
+
+
+def _guard_that_failed(fn: types.FunctionType, position: int) -> str:
+    """The first that failed since there were ``position`` of them: that of the last capture."""
+    failures = guard_failures.get(fn.__code__, [])[position:]
+    return str(failures[0]).strip() if failures else ""

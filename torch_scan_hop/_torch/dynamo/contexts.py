@@ -1,0 +1,181 @@
+"""What is set aside while Dynamo captures: modes, limits, and what its own checks trip over."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._C._functorch import peek_interpreter_stack
+from torch._dynamo import bytecode_transformation
+from torch._dynamo import config as dynamo_config
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.meta_utils import MetaTensorDescriber
+from torch.fx.experimental.proxy_tensor import (
+    PreDispatchTorchFunctionMode,
+    TorchFunctionMetadataMode,
+)
+from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+@contextlib.contextmanager
+def not_fx_tracing() -> Iterator[None]:
+    """Dynamo refuses to start inside an FX trace; make_fx's own tracing is no obstacle."""
+    symbolic_trace = torch.fx._symbolic_trace
+    if hasattr(symbolic_trace, "_set_is_fx_tracing"):
+        before = symbolic_trace._get_is_fx_tracing()  # type: ignore[attr-defined]
+        symbolic_trace._set_is_fx_tracing(False)
+        try:
+            yield
+        finally:
+            symbolic_trace._set_is_fx_tracing(before)
+        return
+    before = symbolic_trace._is_fx_tracing_flag
+    symbolic_trace._is_fx_tracing_flag = False
+    try:
+        yield
+    finally:
+        symbolic_trace._is_fx_tracing_flag = before
+
+
+@contextlib.contextmanager
+def no_code_is_kept() -> Iterator[None]:
+    """Dynamo keeps the last 128 code objects it read, and what is captured lives as its code does.
+
+    A notebook's cell that is defined again would leave all that was captured of it behind.
+    """
+    try:
+        yield
+    finally:
+        cached = getattr(bytecode_transformation, "_cached_cleaned_instructions", None)
+        if cached is not None:
+            cached.cache_clear()
+
+
+@contextlib.contextmanager
+def parameters_of_symbolic_size() -> Iterator[None]:
+    """Dynamo counts the bytes of the parameters that it guards; make_fx's may have no number."""
+    if torch._C._len_torch_dispatch_stack() == 0:
+        yield
+        return
+    FakeTensor.nbytes = property(lambda self: self.numel() * self.element_size())  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del FakeTensor.nbytes
+
+
+@contextlib.contextmanager
+def functorch_views() -> Iterator[None]:
+    """Let Dynamo make fakes of functorch wrappers that are views, or results of operators.
+
+    Every dual tensor is a view, and ``grad`` of a function that computes ``init`` gives no leaf.
+    Dynamo's fakes of wrappers are neither, and it asserts that they are what they stand for; a
+    body that captures them reads them, and what it may do with them does not depend on that.
+    """
+    if peek_interpreter_stack() is None:
+        yield
+        return
+    original = MetaTensorDescriber.describe_tensor
+
+    def describe(self: Any, t: torch.Tensor, **kwargs: Any) -> Any:
+        description = original(self, t, **kwargs)
+        if description.is_functorch_wrapped:
+            description = dataclasses.replace(description, is_view=False, is_leaf=True)
+        return description
+
+    MetaTensorDescriber.describe_tensor = describe  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        MetaTensorDescriber.describe_tensor = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def without_tracer_modes() -> Iterator[list[Any]]:
+    """make_fx's own torch-function modes count calls, which no guard can hold.
+
+    There are those of several when one traces in another, as ``torch.func.linearize`` does.
+    """
+    stack = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
+    tracers = [m for m in stack if isinstance(m, _TRACER_MODES)]
+    users = [m for m in stack if not isinstance(m, _TRACER_MODES)]
+    for mode in users:
+        _push_mode(mode)
+    try:
+        yield tracers
+    finally:
+        for _ in users:
+            _pop_mode()
+        for mode in stack:
+            _push_mode(mode)
+
+
+_TRACER_MODES = (PreDispatchTorchFunctionMode, TorchFunctionMetadataMode)
+
+
+# a body may be called with many closures, shapes and functorch stacks
+CAPTURES_PER_FUNCTION = 64
+
+
+@contextlib.contextmanager
+def more_captures() -> Iterator[None]:
+    config: Any = dynamo_config
+    wanted = {
+        "recompile_limit": max(config.recompile_limit, CAPTURES_PER_FUNCTION),
+        # torch_xla's Dynamo bridge turns these the other way for the whole process
+        "automatic_dynamic_shapes": True,
+        "specialize_float": False,
+    }
+    before = {name: getattr(config, name) for name in wanted}
+    for name, value in wanted.items():
+        setattr(config, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+_utils = torch._higher_order_ops.utils
+
+
+@contextlib.contextmanager
+def hop_capture() -> Iterator[None]:
+    """torch >= 2.13 wants to know that this compile belongs to a higher-order operator."""
+    tls = getattr(_utils, "_hop_compile_tls", None)
+    if tls is None:
+        yield
+        return
+    before = getattr(tls, "in_hop_compile", False)
+    tls.in_hop_compile = True
+    try:
+        yield
+    finally:
+        tls.in_hop_compile = before
+
+
+_MODE_FLAGS = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+
+
+@contextlib.contextmanager
+def without_dispatch_modes() -> Iterator[None]:
+    """Dynamo does not start under a user's dispatch mode; torch 2.9 remembers one in flags."""
+    flags = vars(_python_dispatch)
+    before = {name: flags[name] for name in _MODE_FLAGS if name in flags}
+    with _disable_current_modes():
+        try:
+            for name in before:
+                setattr(_python_dispatch, name, False)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(_python_dispatch, name, value)

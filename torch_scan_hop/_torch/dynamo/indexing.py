@@ -1,0 +1,204 @@
+"""While a body is captured, indexing by a 0-d tensor is a node of its own.
+
+Checked on torch 2.9.1, 2.13.0, 2.15.0. Dynamo runs every operation that it captures on fakes, and
+``x[t]`` asks a fake for its value. All of ``x[t]``, ``x[t] = v``, ``x.select(0, t)`` and
+``torch.narrow(x, 0, t, 2)`` become nodes in one place, ``OutputGraph.create_proxy``; there they are
+written as calls of :mod:`torch_scan_hop.capture.indexing`, which ask for no value. A slice whose
+bounds are tensors is refused (2.9), or asks for their values, when it is made: it keeps them here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.lists import SliceVariable
+from torch._dynamo.variables.tensor import TensorVariable
+
+from torch_scan_hop.capture.index_nodes import length_between
+from torch_scan_hop.capture.indexing import (
+    entries_of,
+    getitem,
+    index_select,
+    is_position,
+    is_tensor,
+    is_window,
+    narrow_key,
+    select_key,
+    setitem,
+)
+from torch_scan_hop.errors import UNKNOWN_LENGTH
+
+Call = tuple[Any, tuple[Any, ...]]
+
+_VERSIONS = "torch_scan_hop.versions"
+"""In the meta of a node: of each 0-d tensor that it was made from, how often that was changed."""
+
+
+@contextlib.contextmanager
+def indices_are_captured(tx: Any) -> Iterator[None]:
+    """Capture what is indexed by 0-d tensors.
+
+    Only the graph that ``tx`` writes is changed: that of one capture, and of one thread.
+    """
+    output = tx.output
+    if "create_proxy" in vars(output):  # a scan in the body of a scan
+        yield
+        return
+    original = output.create_proxy
+
+    def create_proxy(kind: str, target: Any, args: Any, kwargs: Any, **more: Any) -> fx.Proxy:
+        call = _captured(kind, target, args, kwargs)
+        if call is not None:
+            kind, (target, args), kwargs = "call_function", call, {}
+        proxy = original(kind, target, args, kwargs, **more)
+        versions = [_version(a) for a in args] if isinstance(args, (tuple, list)) else []
+        if isinstance(proxy, fx.Proxy) and any(v is not None for v in versions):
+            proxy.node.meta[_VERSIONS] = versions
+        return proxy
+
+    _keep_bounds_of_slices()
+    output.create_proxy = create_proxy
+    _state.capturing = True
+    try:
+        yield
+    finally:
+        _state.capturing = False
+        del output.create_proxy
+
+
+_state = threading.local()
+
+
+@functools.cache
+def _keep_bounds_of_slices() -> None:
+    """Let a slice hold tensors, in threads that capture a body. Done once for the process."""
+    original = SliceVariable.__init__
+
+    def init(self: Any, items: Any, *args: Any, **kwargs: Any) -> None:
+        if not getattr(_state, "capturing", False):
+            original(self, items, *args, **kwargs)
+            return
+        items = [item.realize() for item in items]
+        kept = [isinstance(item, TensorVariable) for item in items]
+        none = ConstantVariable.create(None)
+        known = [none if is_kept else item for item, is_kept in zip(items, kept, strict=True)]
+        original(self, known, *args, **kwargs)
+        if any(kept):
+            start_first = items if len(items) > 1 else [none, *items]  # slice(stop)
+            self.items = (*start_first, none)[:3]
+
+    SliceVariable.__init__ = init  # type: ignore[method-assign]
+
+
+def _version(value: Any) -> int | None:
+    example = _example(value)
+    return example._version if is_position(example) else None
+
+
+def _is_fresh(node: fx.Node) -> bool:
+    """Whether neither the result of ``node`` nor what it was made from has changed since."""
+    return _version(node) == 0 and node.meta.get(_VERSIONS) == [_version(a) for a in node.args]
+
+
+def _example(value: Any) -> Any:
+    node = value.node if isinstance(value, fx.Proxy) else value
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else value
+
+
+def _captured(kind: str, target: Any, args: Any, kwargs: Any) -> Call | None:
+    """The call of ours that does the same, or None where there is no 0-d tensor among indices."""
+    if kind not in ("call_function", "call_method") or not args:
+        return None
+    rewrite = _CALLS.get(target) if _is_hashable(target) else None
+    if rewrite is None or not isinstance(_example(args[0]), torch.Tensor):
+        return None
+    return rewrite(*args, **kwargs)
+
+
+def _is_hashable(target: Any) -> bool:
+    return getattr(target, "__hash__", None) is not None
+
+
+def _is_position(value: Any) -> bool:
+    return is_position(_example(value))
+
+
+def _is_window(value: Any) -> bool:
+    if not isinstance(value, slice):
+        return False
+    return is_window(slice(_example(value.start), _example(value.stop)))
+
+
+def _lengths(key: Any) -> tuple[int, ...] | None:
+    """Lengths of the windows in a key; None if it is a key that PyTorch itself can read."""
+    entries = entries_of(key)
+    if not any(_is_position(e) or _is_window(e) for e in entries):
+        return None
+    return tuple(_length(e) for e in entries if _is_window(e))
+
+
+def _length(window: slice) -> int:
+    start, stop = (b.node if isinstance(b, fx.Proxy) else b for b in (window.start, window.stop))
+    length = length_between(start, stop, _is_fresh)
+    if length is None:
+        raise Unsupported(UNKNOWN_LENGTH)
+    return length
+
+
+def _getitem(x: Any, key: Any) -> Call | None:
+    lengths = _lengths(key)
+    return None if lengths is None else (getitem, (x, key, lengths))
+
+
+def _setitem(x: Any, key: Any, value: Any) -> Call | None:
+    lengths = _lengths(key)
+    return None if lengths is None else (setitem, (x, key, value, lengths))
+
+
+def _select(input: Any, dim: int, index: Any) -> Call | None:
+    index = _as_position(index)
+    if index is None:
+        return None
+    return getitem, (input, select_key(_example(input).dim(), dim, index), ())
+
+
+def _narrow(input: Any, dim: int, start: Any, length: int) -> Call | None:
+    start = _as_position(start)
+    if start is None or not isinstance(length, int):
+        return None
+    return getitem, (input, narrow_key(_example(input).dim(), dim, start), (length,))
+
+
+def _index_select(input: Any, dim: int, index: Any) -> Call | None:
+    return (index_select, (input, dim, index)) if _is_position(index) else None
+
+
+def _as_position(value: Any) -> Any:
+    """``value`` as an index of `select`, where uint8 is an integer as any other."""
+    example = _example(value)
+    if is_tensor(example) and example.dtype == torch.uint8 and example.dim() == 0:
+        raise Unsupported("select and narrow at a uint8 tensor; write t.long()")
+    return value if _is_position(value) else None
+
+
+_CALLS: dict[Any, Callable[..., Call | None]] = {
+    operator.getitem: _getitem,
+    "__getitem__": _getitem,
+    operator.setitem: _setitem,
+    "__setitem__": _setitem,
+    torch.select: _select,
+    "select": _select,
+    torch.index_select: _index_select,
+    "index_select": _index_select,
+    torch.narrow: _narrow,
+    "narrow": _narrow,
+}

@@ -1,0 +1,120 @@
+"""A function traced to a graph of its own, within the graph that Dynamo is capturing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import fx
+from torch._C._functorch import peek_interpreter_stack
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.exc import (
+    Unsupported,
+)
+from torch._dynamo.variables.base import (
+    AttributeMutationExisting,
+    AttributeMutationNew,
+    VariableTracker,
+)
+from torch._dynamo.variables.higher_order_ops import (
+    speculate_subgraph,
+)
+from torch._dynamo.variables.misc import AutogradFunctionVariable
+from torch._dynamo.variables.tensor import TensorVariable
+
+from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
+from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM
+
+
+def speculate(
+    tx: Any, fn: VariableTracker, args: list[VariableTracker], op: Any
+) -> tuple[Any, Any, fx.Graph, dict[fx.Proxy, fx.Proxy]]:
+    """Trace ``fn(*args)`` to a graph of its own, closures lifted to placeholders at the end.
+
+    Returns (flat results, their spec, graph, outer proxy -> placeholder of each closure).
+    """
+    config: Any = dynamo_config
+    before = tx.output.side_effects.clone()
+    with (
+        lasting_changes_are_refused(tx),
+        _custom_functions_are_nodes(),
+        # a body may read the weights of an nn.LSTM; Dynamo breaks the graph at its mention
+        config.patch(allow_rnn=True),
+    ):
+        (result, spec), graph, lifted = speculate_subgraph(
+            tx,
+            fn,
+            args,
+            {},
+            "torch.ops.higher_order.scan",
+            source_target=op,
+            set_subgraph_inputs="flatten_manual",
+            should_flatten_outputs=True,
+            restore_side_effects=False,
+            supports_input_mutation=True,
+            supports_aliasing=True,
+            **_ALIASED_INPUTS,
+        )
+    _keep_new_objects(before, tx.output.side_effects)
+    tx.output.side_effects = before
+    return result, spec, graph, lifted
+
+
+@contextlib.contextmanager
+def _custom_functions_are_nodes() -> Iterator[None]:
+    """A custom ``autograd.Function`` is captured with its backward.
+
+    Dynamo inlines its forward if no argument requires grad; but a carry may from the second
+    step on, and a functorch level may want its derivative.
+    """
+    original = AutogradFunctionVariable.call_apply
+
+    def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if peek_interpreter_stack() is not None:
+            raise Unsupported(CUSTOM_FUNCTION_UNDER_TRANSFORM)
+        args = [_as_requiring_grad(a.realize()) for a in args]
+        return original(self, tx, args, kwargs)
+
+    AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        AutogradFunctionVariable.call_apply = original  # type: ignore[method-assign]
+
+
+def _as_requiring_grad(variable: VariableTracker) -> VariableTracker:
+    value = example_value(variable) if isinstance(variable, TensorVariable) else None
+    if value is None or not (value.is_floating_point() or value.is_complex()):
+        return variable
+    return variable.clone(requires_grad=True)
+
+
+def _keep_new_objects(before: Any, after: Any) -> None:
+    """Add to ``before`` what Dynamo must know ``after`` a body was traced.
+
+    What a body assigns to attributes is forgotten (``module.steps += 1`` assigns what was
+    there), as Dynamo does for its own operators; but not the objects that the body made, or it
+    could return no dataclass.
+    """
+    before.track_runahead_tensor_and_symvar_side_effects(after)
+    for name in ("store_attr_mutations", "attr_mutation_kinds"):  # the second since 2.13
+        known = getattr(before, name, {})
+        for variable, attributes in getattr(after, name, {}).items():
+            if not isinstance(variable.mutation_type, AttributeMutationExisting):
+                known.setdefault(variable, attributes)
+    for value in after.keepalive:
+        variable = after.id_to_variable[id(value)]
+        if id(value) not in before.id_to_variable and isinstance(
+            variable.mutation_type, AttributeMutationNew
+        ):
+            before.id_to_variable[id(value)] = variable
+            before.keepalive.append(value)
+
+
+_ALIASED_INPUTS: dict[str, Any] = (
+    {"supports_input_input_aliasing": True}
+    if "supports_input_input_aliasing" in speculate_subgraph.__code__.co_varnames
+    else {}
+)

@@ -1,0 +1,107 @@
+"""Dynamo's variables, and the graph that they are written to: what a tracker needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.utils._pytree as pytree
+from torch import fx
+from torch._dynamo.variables import higher_order_ops as _hops
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import wrap_fx_proxy
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.higher_order_ops import (
+    TorchHigherOrderOperatorVariable,
+    discard_graph_changes,
+    make_attr,
+)
+from torch._dynamo.variables.lazy import LazyVariableTracker
+from torch._dynamo.variables.lists import ListVariable
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+__all__ = [
+    "ConstantVariable",
+    "LazyVariableTracker",
+    "TorchHigherOrderOperatorVariable",
+    "VariableTracker",
+    "call_inlined",
+    "create_node",
+    "create_proxy",
+    "discard_graph_changes",
+    "example_value",
+    "graph_being_traced",
+    "install_body",
+    "known_modules",
+    "make_attr",
+    "make_traceable",
+    "reconstruct_outputs",
+    "sequence_items",
+]
+
+
+def sequence_items(tx: Any, variable: VariableTracker) -> list[VariableTracker]:
+    unpack = getattr(_hops, "unpack_iterable", None)
+    if unpack is not None:
+        return list(unpack(tx, variable))
+    return list(variable.unpack_var_sequence(tx))
+
+
+def call_inlined(tx: Any, fn: Callable[..., Any], *args: VariableTracker) -> VariableTracker:
+    return _hops._make_inlined(tx, fn)(*args)
+
+
+def example_value(variable_or_node: Any) -> Any:
+    node = variable_or_node
+    if isinstance(node, VariableTracker):
+        node = node.as_proxy().node
+    elif isinstance(node, fx.Proxy):
+        node = node.node
+    return node.meta.get("example_value")
+
+
+def make_traceable(fn: VariableTracker) -> None:
+    """A GraphModule whose code is still to be generated cannot be traced into."""
+    module = getattr(fn, "value", None)
+    if isinstance(module, fx.GraphModule):
+        _LazyGraphModule.force_recompile(module)
+
+
+def create_node(
+    tx: Any, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> VariableTracker:
+    """Emit a node into the graph being captured and track its result."""
+    return wrap_fx_proxy(tx=tx, proxy=tx.output.create_proxy(kind, target, args, kwargs))
+
+
+def graph_being_traced(tx: Any) -> fx.Graph:
+    """The graph at hand: of the program, or of the body that is being captured within it."""
+    return tx.output.current_tracer.graph
+
+
+def create_proxy(tx: Any, kind: str, target: Any, args: tuple[Any, ...]) -> fx.Proxy:
+    """A node of the graph at hand, of whose result nothing is known yet."""
+    return tx.output.create_proxy(kind, target, args, {})
+
+
+def install_body(tx: Any, name: str, module: fx.GraphModule) -> str:
+    """The name, like ``name``, that ``module`` has among the modules of the graph at hand."""
+    return str(tx.output.install_subgraph(name, module))
+
+
+def known_modules(tx: Any) -> dict[str, Any]:
+    """What graphs of this capture may refer to by name."""
+    return dict(tx.output.nn_modules)
+
+
+def reconstruct_outputs(tx: Any, items: list[VariableTracker], spec: Any) -> VariableTracker:
+    """The pytree that the traced function returned, with ``items`` as its tensor leaves."""
+    flat: VariableTracker = ListVariable(items)
+    if spec.masks_to_filter_const_values:
+        from torch._dynamo.external_utils import insert_const_values_with_mask
+
+        flat = _hops._make_inlined(tx, insert_const_values_with_mask)(
+            flat, spec.masks_to_filter_const_values, spec.const_values
+        )
+        flat = ListVariable(sequence_items(tx, flat))
+    return _hops._make_inlined(tx, pytree.tree_unflatten)(flat, spec.treespec)

@@ -1,0 +1,91 @@
+"""Fake tensors, and the mode that they live in (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch._subclasses.functional_tensor import (
+    FunctionalTensor,
+)
+
+from torch_scan_hop._torch.isolation import isolated
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "detect_fake_mode",
+    "fake_like_number",
+    "fake_mode_of",
+    "fake_tensor",
+    "plain_fake",
+]
+
+
+def _underlying_fake(tensor: Any) -> FakeTensor | None:
+    while True:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if isinstance(tensor, FunctionalTensor):
+            tensor = torch._from_functional_tensor(tensor.elem)
+        elif isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(
+            tensor
+        ):
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        elif isinstance(tensor, torch.Tensor) and torch._is_functional_tensor(tensor):
+            tensor = torch._from_functional_tensor(tensor)
+        else:
+            return None
+
+
+def fake_mode_of(tensors: Sequence[Any]) -> FakeTensorMode:
+    """The fake mode these tensors live in, however wrapped, or a new static one.
+
+    A caller's mode must be reused: it owns the symbols in the tensors' shapes.
+    """
+    for tensor in tensors:
+        fake = _underlying_fake(tensor)
+        if fake is not None:
+            return fake.fake_mode
+    active = detect_fake_mode()
+    if active is not None:
+        return active
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # operators with unknown results (while_loop) want somewhere to make symbols; reading a
+    # value stays an error
+    symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols)
+
+
+def fake_tensor(
+    mode: FakeTensorMode,
+    shape: Sequence[Any],
+    stride: Sequence[Any] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    requires_grad: bool = False,
+) -> torch.Tensor:
+    """A fresh fake tensor: never the caller's object, so that make_fx cannot merge two."""
+    with isolated(), mode:
+        if stride is None:
+            out = torch.empty(tuple(shape), dtype=dtype, device=device)
+        else:
+            out = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
+        return out.requires_grad_(requires_grad)
+
+
+def plain_fake(fake: FakeTensor) -> torch.Tensor:
+    """A fake of the same metadata that is no lazy view (conjugated, negated)."""
+    return fake_tensor(fake.fake_mode, fake.shape, fake.stride(), fake.dtype, fake.device)
+
+
+def fake_like_number(fake: FakeTensor) -> torch.Tensor:
+    """A fake of shape ``[]`` with the dtype and device of ``fake``."""
+    return fake_tensor(fake.fake_mode, (), None, fake.dtype, fake.device)

@@ -1,0 +1,41 @@
+"""What is known of sizes that may be symbols, asked without a guard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+)
+
+
+def statically_known_true(condition: Any) -> bool:
+    """Whether ``condition`` holds as far as that is known; Dynamo traces this."""
+    # imported here: it imports sympy, which takes longer than all of this package
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(condition))
+
+
+def are_known_equal(size: Any, other: Any) -> bool:
+    """Whether two sizes are equal as far as that is known: no guard is made, nothing is traced."""
+    if isinstance(size, int) and isinstance(other, int):
+        return size == other
+    # to a trace under way a comparison of symbols is an operator
+    with disable_proxy_modes_tracing():
+        return statically_known_true(size == other)
+
+
+def are_all_known_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
+    """The same of two shapes, or of the strides of two tensors."""
+    return len(sizes) == len(others) and all(map(are_known_equal, sizes, others))
+
+
+def likely_value(size: Any) -> int:
+    """What a size was when it was traced, without a guard on it; 1 where that is not known."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    hint = size.node.hint
+    return 1 if hint is None else int(hint)

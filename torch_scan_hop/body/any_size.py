@@ -1,0 +1,168 @@
+"""What is derived from a body, once for all sizes and numbers that vary.
+
+Dynamo captures the second batch size, or the second value of a closed-over float, with a symbol in
+its place. What is derived from such a body (its derivative, its plan, and what is derived from
+those) is traced with a symbol there, too, and used again wherever the guards of that trace hold.
+Where it cannot be, or where nothing varies, it is derived for the very shapes of the call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.fakes import FakeTensorMode, detect_fake_mode
+from torch_scan_hop._torch.symbols import Number, Symbols, open_number
+from torch_scan_hop._torch.tracing import is_traced
+from torch_scan_hop._torch.transforms import under_transform
+from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
+from torch_scan_hop.body.step_examples import step_examples, symbolic_step_examples
+from torch_scan_hop.op import Body
+from torch_scan_hop.signature import Inputs
+
+Result = TypeVar("Result")
+#: for each flat input of a step the name of the number that it is, or of each dimension's; None
+#: where that does not vary
+Varying = tuple[Any, ...]
+#: makes a thing from (fake mode, examples, the symbols among them or None)
+Make = Callable[[FakeTensorMode, Inputs[Any], "Symbols | None"], Result]
+
+# a trace may be right for some sizes only; a body that wants more of them gets static ones
+MAX_TRACES = 4
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Member(Generic[Result]):
+    holds: Callable[..., bool]
+    pays: Callable[..., bool]
+    result: Result
+
+
+@dataclass
+class _Family(Generic[Result]):
+    """What was derived for inputs that differ in varying numbers only."""
+
+    members: list[_Member[Result]] = field(default_factory=list)
+    n_traces: int = 0
+
+    def find(self, numbers: Sequence[Number]) -> _Member[Result] | None:
+        right = [m for m in self.members if m.holds(*numbers)]
+        found = next((m for m in right if m.pays(*numbers)), None)
+        if found is None and right and self.n_traces >= MAX_TRACES:
+            return right[0]
+        return found
+
+
+def derived(
+    body: Body,
+    key: tuple[Any, ...],
+    inputs: Inputs[Any],
+    make: Make[Result],
+) -> tuple[Result, tuple[Number, ...]]:
+    """What ``make`` gives for inputs like these, and the numbers that its symbols stand for."""
+    key = (*key, autocast_state())
+    varying = _varying_of(body)
+    if varying is not None and _are_plain(inputs.flat()):
+        numbers = _numbers(varying, inputs)
+        family_key = (*key, "any", _skeleton(varying, inputs))
+        family: _Family[Result] = remember(body, family_key, _Family)
+        member = family.find(numbers)
+        if member is None and family.n_traces < MAX_TRACES:
+            family.n_traces += 1
+            member = _trace_member(varying, inputs, make)
+            if member is None or not member.holds(*numbers):
+                member = None
+                family.n_traces = MAX_TRACES
+            else:
+                family.members.insert(0, member)
+        if member is not None:
+            return member.result, numbers
+
+    def make_static() -> Result:
+        return make(*step_examples(inputs), None)
+
+    return remember(body, (*key, inputs_metadata(inputs)), make_static), ()
+
+
+def _trace_member(
+    varying: Varying,
+    inputs: Inputs[Any],
+    make: Make[Result],
+) -> _Member[Result] | None:
+    """None where it cannot be traced: what is wrong with the body, a static trace will say."""
+    try:
+        symbols = Symbols()
+        examples = symbolic_step_examples(symbols, varying, inputs)
+        result = make(symbols.mode, examples, symbols)
+        return _Member(symbols.guards(), symbols.are_near(), result)
+    except Exception:
+        _log.debug("a scan's body has no form for any size", exc_info=True)
+        return None
+
+
+# --- what varies ---
+
+
+def _varying_of(body: Body) -> Varying | None:
+    """What the trace that made ``body`` left open; None if nothing, or if it is no graph."""
+    if not isinstance(body, fx.GraphModule):
+        return None
+    return remember(body, ("varying",), lambda: _find_varying(body))
+
+
+def _find_varying(body: fx.GraphModule) -> Varying | None:
+    found: list[Any] = []
+    for node in body.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val", node.meta.get("example_value"))
+        if isinstance(value, torch.Tensor):
+            found.append(tuple(map(open_number, value.shape)))
+        else:
+            found.append(open_number(value))
+    is_open = any(any(v) if isinstance(v, tuple) else v for v in found)
+    return tuple(found) if is_open else None
+
+
+def _are_plain(values: Sequence[Any]) -> bool:
+    """Real tensors and numbers, which nobody traces or transforms."""
+    for value in values:
+        if type(value) not in _PLAIN:
+            return False
+    return not under_transform() and not is_traced(values) and detect_fake_mode() is None
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter, int, float, bool, complex, type(None)}
+
+
+def _shapes(inputs: Inputs[Any]) -> list[Any]:
+    """The shapes of a step's tensors, and its numbers."""
+    shapes = [*(c.shape for c in inputs.carry), *(x.shape[1:] for x in inputs.xs)]
+    return shapes + [a.shape if isinstance(a, torch.Tensor) else a for a in inputs.additional]
+
+
+def _numbers(varying: Varying, inputs: Inputs[Any]) -> tuple[Number, ...]:
+    found: list[Number] = []
+    for names, value in zip(varying, _shapes(inputs), strict=True):
+        if isinstance(names, tuple):
+            found += [size for size, name in zip(value, names, strict=True) if name is not None]
+        elif names is not None:
+            found.append(value)
+    return tuple(found)
+
+
+def _skeleton(varying: Varying, inputs: Inputs[Any]) -> tuple[Any, ...]:
+    """The metadata of these inputs but for what varies."""
+    found: list[Any] = []
+    for names, shape, value in zip(varying, _shapes(inputs), inputs.flat(), strict=True):
+        if isinstance(value, torch.Tensor):
+            sizes = tuple(s if name is None else None for s, name in zip(shape, names, strict=True))
+            found.append((sizes, value.dtype, value.device))
+        else:
+            found.append((type(value), value if names is None else None))
+    return tuple(found)

@@ -1,0 +1,141 @@
+"""Small simplifications of functional ATen graphs that every later stage profits from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop import legality
+from torch_scan_hop._torch.fakes import FakeTensor, plain_fake
+from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop.body.linalg_checks import thread_linalg_checks
+from torch_scan_hop.body.meta_values import replace_by_source
+from torch_scan_hop.body.node_kinds import is_identity
+from torch_scan_hop.body.strided import index_strided_scatters, own_strided_memory
+
+aten = torch.ops.aten
+
+
+def drop_identities(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if is_identity(node):
+            replace_by_source(node, node.args[0])
+            graph.erase_node(node)
+
+
+_VIEWS_OF_ANY_STRIDE = {
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,
+}
+
+
+def allow_any_stride(graph: fx.Graph) -> None:
+    """A body is traced for one layout and run with others: ``view`` becomes ``reshape``."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _VIEWS_OF_ANY_STRIDE:
+            node.target = _VIEWS_OF_ANY_STRIDE[node.target]
+
+
+def drop_copies(graph: fx.Graph) -> None:
+    """``copy(old, new)`` is ``new`` in the shape and dtype of ``old``; it has no derivative."""
+    for node in graph.find_nodes(op="call_function", target=aten.copy.default):
+        old: Any
+        new: Any
+        old, new = (n.meta.get("val") if isinstance(n, fx.Node) else None for n in node.args[:2])
+        same_shape = _have_same_shape(old, new)
+        known = same_shape or (_has_static_shape(old) and _has_static_shape(new))
+        if not known or old.device != new.device:
+            continue
+        value = node.args[1]
+        with graph.inserting_before(node):
+            if new.dtype != old.dtype:
+                value = graph.call_function(aten._to_copy.default, (value,), {"dtype": old.dtype})
+                value.meta["val"] = new.to(old.dtype)
+            if not same_shape:
+                value = graph.call_function(aten.expand.default, (value, list(old.shape)))
+                value.meta["val"] = new.expand(old.shape)
+        replace_by_source(node, value)
+        graph.erase_node(node)
+
+
+def _have_same_shape(old: Any, new: Any) -> bool:
+    """Whether they do, whatever their symbolic sizes are."""
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return False
+    return are_all_known_equal(old.shape, new.shape)
+
+
+def _has_static_shape(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and all(isinstance(s, int) for s in value.shape)
+
+
+def drop_detaches(graph: fx.Graph) -> None:
+    """Autograd's own: a body says where gradients stop with an operator, see ``stop_gradient``."""
+    for node in graph.find_nodes(op="call_function", target=aten.detach.default):
+        source = node.args[0]
+        if not (isinstance(source, fx.Node) and source.op == "get_attr"):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+# Lazy forms of a value: a flag on a view says that it is to be read conjugated or negated. In a
+# functional graph the value itself serves as well, and every operator and backend takes it.
+_LAZY_VIEWS = {
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+
+
+def drop_lazy_views(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in _LAZY_VIEWS:
+            if isinstance(node.args[0], (int, float, complex)):
+                _fold_number(graph, node)
+                continue
+            node.target = _LAZY_VIEWS[node.target]
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor) and (value.is_conj() or value.is_neg()):
+            node.meta["val"] = plain_fake(value)
+
+
+def _fold_number(graph: fx.Graph, node: fx.Node) -> None:
+    """A number that autograd conjugates (of ``c * (1 + 2j)``) is a number."""
+    value: Any = node.args[0]
+    folded = value.conjugate() if node.target is aten._conj.default else -value
+    for user in list(node.users):
+        swap = lambda n: folded if n is node else n  # noqa: E731
+        user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), swap)
+    graph.erase_node(node)
+
+
+_CLEAN_UP = (
+    # first: the others keep values, and not their strides
+    index_strided_scatters,
+    own_strided_memory,
+    drop_detaches,
+    thread_linalg_checks,
+    drop_copies,
+    drop_lazy_views,
+    drop_identities,
+    allow_any_stride,
+)
+
+
+def clean_up(module: fx.GraphModule) -> None:
+    legality.run_passes(module, _CLEAN_UP)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    legality.checked("clean_up", module, any_layout=True)
+
+
+def copy_of(module: fx.GraphModule) -> fx.GraphModule:
+    """The graph and those of its bodies, anew; what else it holds is shared."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    copy = fx.GraphModule(module, graph)
+    for name, child in list(copy.named_children()):
+        if isinstance(child, fx.GraphModule):
+            setattr(copy, name, copy_of(child))
+    return copy

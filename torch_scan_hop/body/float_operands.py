@@ -1,0 +1,213 @@
+"""Floats that vary enter the scans of a compiled program as 0-d tensors.
+
+The second value of a closed-over float is a symbol in what Dynamo captures. Torch's own pass
+(``tensorify_python_scalars``) turns operators with such a symbol into operators with a tensor, and
+compiles anew for each value of every symbol that is left. It does not look into bodies: a symbol
+that a body reads would be left.
+
+So where every operator that reads it has a form with a tensor, the body gets one. A number is
+float64 in Python, and is converted to what the operator computes in, as eager PyTorch does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.fakes import fake_mode_of
+from torch_scan_hop.body.step_examples import like
+from torch_scan_hop.signature import Inputs
+
+aten = torch.ops.aten
+convert = torch.ops.prims.convert_element_type.default
+
+# Python's arithmetic of floats, and that of float64 tensors, which gives the same
+_ARITHMETIC: dict[Any, Any] = {
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.truediv: aten.div.Tensor,
+    operator.neg: aten.neg.default,
+}
+
+# operators that take a number in place of a tensor, and their form for tensors
+_FORM: dict[Any, Any] = {
+    **{op: op for op in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)},
+    **{
+        getattr(aten, name).Scalar: getattr(aten, name).Tensor
+        for name in "add sub mul div remainder fmod gt lt ge le eq ne".split()
+    },
+    aten.pow.Tensor_Scalar: aten.pow.Tensor_Tensor,
+    aten.pow.Scalar: aten.pow.Tensor_Tensor,
+    aten.clamp_min.default: aten.clamp_min.Tensor,
+    aten.clamp_max.default: aten.clamp_max.Tensor,
+}
+
+# operators that multiply their second argument by a number, and what they call it
+_FACTOR: dict[Any, str] = {
+    aten.add.Tensor: "alpha",
+    aten.sub.Tensor: "alpha",
+    aten.addcmul.default: "value",
+    aten.addcdiv.default: "value",
+}
+
+
+def floats_as_tensors(
+    body: fx.GraphModule, inputs: Inputs[Any], as_tensor: Callable[[Any], torch.Tensor]
+) -> Inputs[Any]:
+    """``inputs`` with ``as_tensor(number)`` for each float that ``body`` can take as a tensor.
+
+    The body is changed to read it so.
+    """
+    placeholders = inputs.signature.inputs_of(body).additional
+    pairs = enumerate(zip(placeholders, inputs.additional, strict=True))
+    positions = {node: k for k, (node, value) in pairs if isinstance(value, torch.SymFloat)}
+    origins = _origins(body.graph, positions)
+    stuck = _stuck(origins)
+    additional = list(inputs.additional)
+    for node in [n for n in positions if n not in stuck]:
+        tensor = as_tensor(additional[positions[node]])
+        additional[positions[node]] = tensor
+        node.meta["val"] = like(fake_mode_of([tensor]), tensor)
+    for node, known in origins.items():
+        if not known & stuck:
+            _read_as_tensor(node, origins)
+    body.recompile()
+    return dataclasses.replace(inputs, additional=additional)
+
+
+def _origins(graph: fx.Graph, placeholders: Any) -> dict[fx.Node, set[fx.Node]]:
+    """The floats made of these placeholders by known arithmetic, in order, each with its own."""
+    origins: dict[fx.Node, set[fx.Node]] = {node: {node} for node in placeholders}
+    for node in graph.nodes:
+        floats = [n for n in node.all_input_nodes if n in origins]
+        others = [n for n in node.all_input_nodes if n not in origins]
+        if node.target in _ARITHMETIC and floats and all(map(_is_number, others)):
+            origins[node] = set().union(*(origins[n] for n in floats))
+    return origins
+
+
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(node.meta["val"], (torch.SymInt, torch.SymFloat, int, float))
+
+
+def _stuck(origins: dict[fx.Node, set[fx.Node]]) -> set[fx.Node]:
+    """Placeholders that an operator wants as numbers, and those that meet one of them."""
+    stuck: set[fx.Node] = set()
+    for node, known in origins.items():
+        if not all(user in origins or _has_form(user, node) for user in node.users):
+            stuck |= known
+    while more := {n for known in origins.values() if known & stuck for n in known} - stuck:
+        stuck |= more
+    return stuck
+
+
+def _has_form(user: fx.Node, number: fx.Node) -> bool:
+    """Whether ``user`` can read a tensor where it reads ``number``."""
+    if user.target in (aten.scalar_tensor.default, aten.full.default, aten.masked_fill.Scalar):
+        return True
+    if number in user.kwargs.values():
+        is_factor = user.kwargs.get(_FACTOR.get(user.target, "")) is number  # type: ignore[call-overload]
+        return is_factor and number not in user.args and _is_tensor(user.args[1])
+    return user.target in _FORM
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta["val"], torch.Tensor)
+
+
+def _read_as_tensor(number: fx.Node, origins: dict[fx.Node, set[fx.Node]]) -> None:
+    """Change ``number``, if it is computed, and who reads it, so that it is a tensor."""
+    if number.op != "placeholder":
+        for size in filter(_is_number, number.all_input_nodes):
+            number.replace_input_with(size, _tensor_of(size, number))
+        number.target = _ARITHMETIC[number.target]
+        number.meta["val"] = _value_of(number)
+    for user in [n for n in number.users if n not in origins]:
+        if user.target == aten.full.default:
+            _multiply_after(user, number)
+        elif user.target == aten.scalar_tensor.default:
+            user.target, user.args = convert, (number, user.meta["val"].dtype)
+            user.kwargs = {}
+        elif number in user.kwargs.values():
+            _multiply_before(user, number)
+        else:
+            _use_form_for_tensors(user, number)
+
+
+def _tensor_of(size: fx.Node, before: fx.Node) -> fx.Node:
+    """A number that the body computes of sizes."""
+    with before.graph.inserting_before(before):
+        made = before.graph.call_function(
+            aten.scalar_tensor.default, (size,), {"dtype": torch.float64}
+        )
+    made.meta["val"] = _value_of(made)
+    return made
+
+
+def _use_form_for_tensors(user: fx.Node, number: fx.Node) -> None:
+    expected = user.meta["val"]
+    others = [n for n in user.all_input_nodes if n is not number]
+    dtype = expected.dtype
+    if dtype == torch.bool:
+        dtype = torch.result_type(others[0].meta["val"], 1.0)
+    with user.graph.inserting_before(user):
+        converted = user.graph.call_function(convert, (number, _computed_in(dtype)))
+    converted.meta["val"] = _value_of(converted)
+    user.replace_input_with(number, converted)
+    if user.target == aten.masked_fill.Scalar:
+        user.target = aten.where.self
+        x, mask, value = user.args
+        user.args = (mask, value, x)
+    else:
+        user.target = _FORM[user.target]
+    user.meta["val"] = _value_of(user)
+    if user.meta["val"].dtype != expected.dtype:
+        _convert_after(user, expected)
+
+
+def _multiply_before(user: fx.Node, number: fx.Node) -> None:
+    """``add(a, b, alpha=number)`` as ``add(a, b * number)``."""
+    factor: Any = user.args[1]
+    with user.graph.inserting_before(user):
+        product = user.graph.call_function(aten.mul.Tensor, (factor, number))
+    product.meta["val"] = factor.meta["val"] * 1.0
+    user.kwargs = {k: v for k, v in user.kwargs.items() if v is not number}
+    user.update_arg(1, product)
+    _use_form_for_tensors(product, number)
+
+
+def _multiply_after(full: fx.Node, number: fx.Node) -> None:
+    """``full(size, number)`` as ``full(size, 1) * number``."""
+    graph, expected = full.graph, full.meta["val"]
+    full.args = (full.args[0], 1.0)
+    with graph.inserting_after(full):
+        converted = graph.call_function(convert, (number, expected.dtype))
+    with graph.inserting_after(converted):
+        product = graph.call_function(aten.mul.Tensor, (full, converted))
+    full.replace_all_uses_with(product, delete_user_cb=lambda n: n is not product)
+    converted.meta["val"] = _value_of(converted)
+    product.meta = {**full.meta, "val": expected}
+
+
+def _convert_after(node: fx.Node, expected: torch.Tensor) -> None:
+    with node.graph.inserting_after(node):
+        converted = node.graph.call_function(convert, (node, expected.dtype))
+    node.replace_all_uses_with(converted, delete_user_cb=lambda n: n is not converted)
+    converted.meta = {**node.meta, "val": expected}
+
+
+def _computed_in(dtype: torch.dtype) -> torch.dtype:
+    """What an operator with results of ``dtype`` converts a Python float to."""
+    real = dtype.to_real() if dtype.is_complex else dtype
+    return torch.float32 if real in (torch.float16, torch.bfloat16) else real
+
+
+def _value_of(node: fx.Node) -> Any:
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
+    return node.target(*args, **kwargs)  # type: ignore[operator]

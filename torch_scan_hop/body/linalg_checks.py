@@ -1,0 +1,88 @@
+"""Errors of singular matrices, as values that a functional graph hands on.
+
+``linalg.solve``, ``inv``, ``cholesky`` and their like end with ``_linalg_check_errors(info)``: an
+operator without a result, which raises. Nothing in a graph depends on it, so that whoever cuts a
+body in parts may lose it; and torch >= 2.13 calls it an effect, and wants it ordered by tokens
+that a loop's body has none of. Here the check is a value of its own, which is added to what the
+factorisation returned::
+
+    before: result, info = inv_ex(A); _linalg_check_errors(info); use(result)
+    after:  result, info = inv_ex(A); use(result + linalg_check(info))      # zero, or raises
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torch_scan_hop._torch.fakes import fake_like_number
+
+aten = torch.ops.aten
+_raise_if_failed = aten._linalg_check_errors.default
+
+# torch 2.9 drops an operator without a result where nothing reads one
+fx.node.has_side_effect(_raise_if_failed)
+
+_library = torch.library.Library("torch_scan_hop", "FRAGMENT")
+_library.define("linalg_check(Tensor info, str name, bool is_matrix) -> Tensor")
+linalg_check = torch.ops.torch_scan_hop.linalg_check.default
+
+
+def _checked(info: Tensor, name: str, is_matrix: bool) -> Tensor:
+    _raise_if_failed(info, name, is_matrix=is_matrix)
+    return torch.zeros((), dtype=info.dtype, device=info.device)
+
+
+def _unchecked(info: Tensor, name: str, is_matrix: bool) -> Tensor:
+    """Where no value can be read: fakes, and XLA, whose ``inf`` and ``nan`` then tell."""
+    return torch.zeros((), dtype=info.dtype, device=info.device)
+
+
+_library.impl("linalg_check", _checked, "CPU")
+_library.impl("linalg_check", _checked, "CUDA")
+_library.impl("linalg_check", _unchecked, "XLA")
+torch.library.register_fake("torch_scan_hop::linalg_check")(_unchecked)
+
+
+@torch.library.register_vmap("torch_scan_hop::linalg_check")
+def _vmapped(info: Any, in_dims: Any, value: Tensor, name: str, is_matrix: bool) -> Any:
+    return linalg_check(value, name, False), None
+
+
+def thread_linalg_checks(graph: fx.Graph) -> None:
+    """Each check in ``graph`` as a value that the results it is about depend on."""
+    for node in graph.find_nodes(op="call_function", target=_raise_if_failed):
+        _thread(graph, node)
+
+
+def _thread(graph: fx.Graph, check: fx.Node) -> None:
+    info: Any = check.args[0]
+    name = check.args[1]
+    is_matrix = bool(check.kwargs.get("is_matrix", False))
+    with graph.inserting_before(check):
+        zero = graph.call_function(linalg_check, (info, name, is_matrix))
+        zero.meta["val"] = fake_like_number(info.meta["val"])
+    for result in _results_beside(info):
+        users = [u for u in result.users if u > check]
+        if not users:
+            continue
+        with graph.inserting_after(max(zero, result)):
+            checked = graph.call_function(aten.add.Tensor, (result, zero))
+            checked.meta = dict(result.meta)
+        for user in users:
+            user.replace_input_with(result, checked)
+    graph.erase_node(check)
+
+
+def _results_beside(info: fx.Node) -> list[fx.Node]:
+    """The floating-point results of the operator whose ``info`` this is."""
+    if info.target is not operator.getitem:
+        return []
+    producer: Any = info.args[0]
+    elements = [u for u in producer.users if u.target is operator.getitem and u is not info]
+    return [
+        e for e in elements if e.meta["val"].dtype.is_floating_point or e.meta["val"].is_complex()
+    ]

@@ -1,0 +1,95 @@
+"""What is recorded of a graph's values (``meta["val"]``), found again where a rewrite changed it.
+
+Rewrites decide by these records, and compilers lower by them. A copy that is dropped leaves its
+source in its place, which has the same values, but maybe other strides; then so have its readers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+
+from torch_scan_hop._torch.fakes import FakeTensor, FakeTensorMode
+from torch_scan_hop._torch.operators import OpOverload
+from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop._torch.tracing import replaying, unwrap_functional
+
+
+def replace_by_source(node: fx.Node, source: fx.Node) -> None:
+    """Let all that reads ``node``, a copy of ``source``, read that."""
+    readers = list(node.users)
+    node.replace_all_uses_with(source)
+    if not same_strides(node.meta.get("val"), source.meta.get("val")):
+        record_again(readers)
+
+
+def same_strides(value: Any, other: Any) -> bool:
+    """As far as that is known without a guard; what is no tensor has none."""
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return True
+    return are_all_known_equal(value.stride(), other.stride())
+
+
+def record_again(nodes: Sequence[fx.Node]) -> None:
+    """Of ``nodes`` and of what reads them, as far as strides change."""
+    if not nodes:
+        return
+    pending = set(nodes)
+    for node in nodes[0].graph.nodes:
+        before = node.meta.get("val")
+        if node not in pending or node.op != "call_function" or before is None:
+            continue
+        if any(n.op != "get_attr" and n.meta.get("val") is None for n in node.all_input_nodes):
+            continue
+        if node.target is operator.getitem:
+            value = node.args[0].meta["val"][node.args[1]]
+        elif isinstance(node.target, OpOverload):
+            value = run_node(node)
+        else:
+            continue  # a loop's results are contiguous whatever it is given
+        pairs = zip(pytree.tree_leaves(before), pytree.tree_leaves(value), strict=True)
+        if not all(same_strides(a, b) for a, b in pairs):
+            node.meta["val"] = value
+            pending.update(node.users)
+
+
+def run_node(node: fx.Node) -> Any:
+    """What the operator of ``node`` gives for the records of its arguments."""
+    args, kwargs = recorded_arguments(node)
+    args, kwargs, mode = _in_one_mode(args, kwargs, node.meta.get("val"))
+    with replaying(mode):
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def recorded_arguments(node: fx.Node) -> tuple[Any, Any]:
+    return fx.map_arg((node.args, node.kwargs), _record)  # type: ignore[return-value]
+
+
+def _record(node: fx.Node) -> Any:
+    if node.op != "get_attr":
+        return node.meta["val"]
+    value = operator.attrgetter(str(node.target))(node.graph.owning_module)
+    return unwrap_functional(value)  # a constant of a trace under way
+
+
+def _in_one_mode(args: Any, kwargs: Any, recorded: Any) -> tuple[Any, Any, FakeTensorMode]:
+    """The arguments as fakes of one mode: a trace on real tensors has one for each record."""
+    leaves = pytree.tree_leaves((args, kwargs, recorded))
+    modes = {v.fake_mode for v in leaves if isinstance(v, FakeTensor)}
+    mode = modes.pop() if len(modes) == 1 else FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or getattr(value, "fake_mode", None) is mode:
+            return value
+        with replaying(mode):
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
+            )
+
+    args, kwargs = pytree.tree_map(fake, (args, kwargs))
+    return args, kwargs, mode

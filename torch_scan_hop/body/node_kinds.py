@@ -1,0 +1,91 @@
+"""What a node of a functional ATen graph is: a copy, a view, a draw of random numbers."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
+from torch_scan_hop.body.stop_gradient import is_stop
+
+aten = torch.ops.aten
+
+# values pass through these unchanged in a functional graph, and so do gradients
+_IDENTITIES = {aten.alias.default, aten.lift_fresh_copy.default}
+
+
+def is_identity(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if node.target in _IDENTITIES:
+        argument = node.args[0]
+        return not (isinstance(argument, fx.Node) and argument.op == "get_attr")
+    if node.target is aten.clone.default:
+        return node.kwargs.get("memory_format") in (None, torch.preserve_format)
+    return False
+
+
+def same_value(node: fx.Node) -> fx.Node:
+    """The earliest node with this node's value: copies of any layout are looked through."""
+    while node.op == "call_function" and (
+        node.target is aten.clone.default or node.target in _IDENTITIES
+    ):
+        argument = node.args[0]
+        if not isinstance(argument, fx.Node) or argument.op == "get_attr":
+            break
+        node = argument
+    return node
+
+
+def is_random(node: fx.Node) -> bool:
+    """Draws random numbers, itself or in a body it is handed."""
+    if node.op == "get_attr":
+        value = _attribute(node)
+        return isinstance(value, fx.GraphModule) and any(map(is_random, value.graph.nodes))
+    if isinstance(node.target, HigherOrderOperator):
+        return any(is_random(n) for n in node.all_input_nodes if n.op == "get_attr")
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def _attribute(node: fx.Node) -> object:
+    value: object = node.graph.owning_module
+    for name in str(node.target).split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def is_view(node: fx.Node) -> bool:
+    """As free as a view: one, an element of one (``split``), or a stopped gradient."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and _returns_views(source)
+    return _returns_views(node) or is_stop(node)
+
+
+def viewed(node: fx.Node) -> fx.Node:
+    """The value whose memory ``node`` may share: what it is a view of, however many times."""
+    while is_view(node):
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source.args[0] if node.target is operator.getitem else source  # type: ignore[assignment]
+    return node
+
+
+def _returns_views(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    if target is aten.reshape.default:
+        return True
+    returns = target._schema.returns
+    if not returns:
+        return False
+    if target.is_view:
+        return True
+    alias = returns[0].alias_info
+    return alias is not None and not alias.is_write

@@ -1,0 +1,163 @@
+"""Operators of memory and of one layout, in graphs that are about values.
+
+A graph is traced with one layout and runs with others: in a loop an x is a slice of all of them,
+with their memory, an offset and their strides; and a cotangent has whatever strides autograd gives
+it. ``as_strided`` and its scatter read memory: a user writes them, and functionalization does
+(``fill_diagonal_``). Others take one layout alone, and raise at the next or read it as if it were
+theirs; torch's own callers make sure with ``contiguous()``, of which a trace of contiguous
+examples keeps nothing. So what such an operator reads gets a copy with the strides that were seen,
+and what is scattered is an ``index_put`` of a flat copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.fakes import FakeTensor
+
+aten = torch.ops.aten
+
+
+def dense_order(value: torch.Tensor) -> list[int] | None:
+    """The permutation that makes ``value`` contiguous; None if it has gaps, or shares elements.
+
+    >>> dense_order(torch.ones(2, 3).t()), dense_order(torch.ones(2, 1).expand(2, 3))
+    ([1, 0], None)
+    """
+    if value.is_contiguous():
+        return list(range(value.ndim))
+    if not _are_ints(value.stride()) or not _are_ints(value.shape):
+        return None
+    strides, shape = value.stride(), value.shape
+    order = sorted(range(value.ndim), key=lambda d: (-strides[d], -shape[d]))
+    return order if value.permute(order).is_contiguous() else None
+
+
+def is_dense_copy(node: Any) -> bool:
+    """Whether ``node`` is a copy whose strides are known, or a permutation of one."""
+    while node.target is aten.permute.default:
+        node = node.args[0]
+    is_copy = node.target is aten.clone.default
+    return is_copy and node.kwargs.get("memory_format") is torch.contiguous_format
+
+
+#: operands by position, whose strides must be those that were seen
+ONE_LAYOUT = {
+    aten.as_strided.default: (0,),
+    aten.as_strided_scatter.default: (0,),
+    aten.view_as_complex.default: (0,),
+    aten.native_group_norm.default: (0,),
+    aten.native_group_norm_backward.default: (0, 1),
+}
+
+#: their results are new and contiguous, whatever the strides of what they read are
+_CONTIGUOUS = {
+    aten.select_backward.default,
+    aten.slice_backward.default,
+    aten.stack.default,
+    aten.zeros.default,
+    aten.full.default,
+    aten.mm.default,
+}
+
+
+def has_known_strides(node: Any) -> bool:
+    """Whether ``node`` has the strides of its example, in whatever layouts its graph runs."""
+    return is_dense_copy(node) or node.target in _CONTIGUOUS
+
+
+def own_strided_memory(graph: fx.Graph) -> None:
+    """What an operator of :data:`ONE_LAYOUT` reads has the strides that were seen."""
+    for target, positions in ONE_LAYOUT.items():
+        for node in graph.find_nodes(op="call_function", target=target):
+            for position in positions:
+                _own(node, node.args[position])
+
+
+def _own(node: fx.Node, source: Any) -> None:
+    value = source.meta.get("val")
+    order = dense_order(value) if isinstance(value, torch.Tensor) else None
+    if order is None or has_known_strides(source):
+        return
+    with node.graph.inserting_before(node):
+        copy = _permuted(source, order)
+        copy = _call(aten.clone.default, copy, memory_format=torch.contiguous_format)
+        node.replace_input_with(source, _permuted(copy, _inverse(order)))
+
+
+def index_strided_scatters(graph: fx.Graph) -> None:
+    """``as_strided_scatter`` is an ``index_put`` where its sizes are known.
+
+    torch's own derivative of it keeps of the cotangent what was overwritten, and drops the rest
+    (``as_strided_scatter_backward``, torch 2.9 to 2.15).
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.as_strided_scatter.default):
+        source, _, size, stride, *_ = node.args
+        value = source.meta.get("val")
+        order = dense_order(value) if isinstance(value, torch.Tensor) else None
+        if order is None or not all(map(_are_ints, (size, stride, value.shape))):
+            continue
+        with graph.inserting_before(node):
+            replacement = _as_index_put(node, order)
+        node.replace_all_uses_with(replacement)
+        graph.erase_node(node)
+
+
+def _as_index_put(node: fx.Node, order: list[int]) -> fx.Node:
+    source: Any = node.args[0]
+    values: Any = node.args[1]
+    size: Any = node.args[2]
+    stride: Any = node.args[3]
+    value: torch.Tensor = source.meta["val"]
+    given = node.args[4] if len(node.args) > 4 else node.kwargs.get("storage_offset")
+    offset: Any = 0 if given is None else given
+    device = value.device
+    positions: Any = None
+    for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
+        along = _like(value, node.graph, aten.arange.default, length, device=device)
+        along = _call(aten.mul.Tensor, along, step)
+        along = _call(aten.reshape.default, along, [-1, *[1] * (len(size) - dim - 1)])
+        positions = along if positions is None else _call(aten.add.Tensor, positions, along)
+    if positions is None:
+        positions = _like(
+            value, node.graph, aten.zeros.default, [1], dtype=torch.long, device=device
+        )
+    index = _call(aten.reshape.default, _call(aten.add.Tensor, positions, offset), [-1])
+    ordered = _permuted(source, order)
+    flat = _call(aten.reshape.default, ordered, [-1])
+    written = _call(aten.reshape.default, values, [-1])
+    put = _call(aten.index_put.default, flat, [index], written)
+    shaped = _call(aten.reshape.default, put, list(ordered.meta["val"].shape))
+    return _permuted(shaped, _inverse(order))
+
+
+def _are_ints(sizes: Any) -> bool:
+    return all(isinstance(size, int) for size in sizes)
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(d) for d in range(len(order))]
+
+
+def _permuted(node: fx.Node, order: list[int]) -> fx.Node:
+    return node if order == sorted(order) else _call(aten.permute.default, node, order)
+
+
+def _call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A node at the point of insertion of the graph of the first argument, with its example."""
+    node: fx.Node = args[0].graph.call_function(target, args, kwargs)
+    values = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+    node.meta["val"] = target(*values[0], **values[1])
+    return node
+
+
+def _like(value: Any, graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A node that makes a tensor of nothing, whose example is as much a fake as ``value``."""
+    node = graph.call_function(target, args, kwargs)
+    with value.fake_mode if isinstance(value, FakeTensor) else contextlib.nullcontext():
+        node.meta["val"] = target(*args, **kwargs)
+    return node

@@ -1,0 +1,36 @@
+"""What a compiled scan depends on besides its graph: part of the key in torch's caches.
+
+torch hashes the attributes of graph modules along with their code, and keeps ``meta`` when it
+copies one: each captured body carries its part of the key there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+
+from torch import fx
+
+from torch_scan_hop.rewrites.options import current_options
+
+
+@functools.cache
+def _source() -> str:
+    """Of this package, as torch does of itself: a version number may outlive an edit."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+_KEY = "torch_scan_hop"
+
+
+def add_cache_key(body: fx.GraphModule) -> None:
+    body.meta[_KEY] = f"{_source()} {current_options()}"
+
+
+def has_cache_key(module: fx.GraphModule) -> bool:
+    """Whether ``module`` is the body of a scan."""
+    return _KEY in module.meta

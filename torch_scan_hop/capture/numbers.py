@@ -1,0 +1,22 @@
+"""A scan that begins with Python numbers, which take the dtypes that a step gives them.
+
+Only a trace of the step can tell those. So traced code calls an operator that is told where the
+numbers stand. Dynamo's tracker of it (``variables.ScanOfNumbersVariable``) finds their dtypes, and
+what it writes to the graph is the scan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_scan_hop._torch.operators import FlatOperator
+
+
+class ScanOfNumbersOperator(FlatOperator):
+    """Never runs, and is in no graph."""
+
+    def __call__(self, positions: list[int], *args: Any, **options: Any) -> Any:  # type: ignore[override]
+        raise AssertionError("Dynamo alone meets scan_of_numbers")
+
+
+scan_of_numbers = ScanOfNumbersOperator("scan_of_numbers", cacheable=False)

@@ -1,0 +1,91 @@
+"""A captured body made pure: what it changes in place becomes a carry, or a copy of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from torch_scan_hop._torch.dynamo.variables import (
+    example_value,
+    known_modules,
+)
+from torch_scan_hop._torch.effects import Effects
+from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of
+from torch_scan_hop._torch.tracing import mutated_inputs, run_fake
+from torch_scan_hop.body.step_examples import like
+from torch_scan_hop.capture.index_nodes import write_indices
+from torch_scan_hop.op import ScanOperator
+from torch_scan_hop.signature import output_node
+
+
+class CapturedBody:
+    """The graph of a step as Dynamo captured it, made pure."""
+
+    def __init__(self, tx: Any, graph: fx.Graph, n_carry: int, n_xs: int) -> None:
+        self.tx = tx
+        self.graph = graph
+        self.n_carry = n_carry
+        self.n_xs = n_xs
+        write_indices(self.module())
+
+    def module(self) -> fx.GraphModule:
+        return fx.GraphModule(known_modules(self.tx), self.graph, "ScanBody")
+
+    def placeholders(self) -> list[fx.Node]:
+        return self.graph.find_nodes(op="placeholder")
+
+    def make_pure(self) -> list[int]:
+        """Positions of the additional inputs that became carries, in their new order."""
+        values = [example_value(n) for n in self.placeholders()]
+        mode: FakeTensorMode = fake_mode_of(values)
+        changed = mutated_inputs(self.module(), [like(mode, v) for v in values], mode)
+        first_additional = self.n_carry + self.n_xs
+        placeholders = self.placeholders()
+        copies = {k: self._copy_at_entry(placeholders[k]) for k in sorted(changed)}
+        carried = [k for k in sorted(changed) if k >= first_additional]
+        for position, k in enumerate(carried):
+            self._move(placeholders[k], self.n_carry + position)
+        self._return_as_carries([copies[k] for k in carried])
+        self._copy_for_scans(mode)
+        self.graph.lint()
+        return carried
+
+    def _copy_for_scans(self, mode: FakeTensorMode) -> None:
+        """A scan in the body gets a copy of what the body writes to after it.
+
+        Its backward may read more of what it was given than the loop's would, and autograd
+        counts writes.
+        """
+        scans = [n for n in self.graph.nodes if isinstance(n.target, ScanOperator)]
+        if not scans:
+            return
+        effects = Effects(self.module())
+        examples = [like(mode, example_value(n)) for n in self.placeholders()]
+        run_fake(effects.run, examples, mode)
+        order = list(effects.written)
+        for scan in scans:
+            later = set().union(*(effects.written[n] for n in order[order.index(scan) + 1 :]))
+            for given in [n for n in scan.all_input_nodes if effects.storages[n] & later]:
+                with self.graph.inserting_before(scan):
+                    copy = self.graph.call_method("clone", (given,))
+                copy.meta = dict(given.meta)
+                scan.replace_input_with(given, copy)
+
+    def _copy_at_entry(self, placeholder: fx.Node) -> fx.Node:
+        """The body works on a copy: what it is handed is never its own to change."""
+        last = self.placeholders()[-1]
+        with self.graph.inserting_after(last):
+            copy = self.graph.call_method("clone", (placeholder,))
+        copy.meta = dict(placeholder.meta)
+        placeholder.replace_all_uses_with(copy, lambda user: user is not copy)
+        return copy
+
+    def _move(self, placeholder: fx.Node, position: int) -> None:
+        others = [n for n in self.placeholders() if n is not placeholder]
+        others[position].prepend(placeholder)
+
+    def _return_as_carries(self, values: list[fx.Node]) -> None:
+        output: Any = output_node(self.graph)
+        results = list(output.args[0])
+        output.args = ((*results[: self.n_carry], *values, *results[self.n_carry :]),)

@@ -1,0 +1,118 @@
+"""Why a body was not traced: said in a line, with what helps, and remembered for its function."""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torch_scan_hop.capture.user_code import code_of, users_line
+from torch_scan_hop.errors import hint_about
+
+_PLAIN = (bool, int, str, type(None))
+# so many different settings are tried; a counter among them would be another one at each call
+MAX_SETTINGS = 4
+
+
+# Why a function was not traced, by the plain values that it reads.
+_Reasons = dict[Any, str]
+_refusals: MutableMapping[types.CodeType, _Reasons] = WeakIdKeyDictionary()
+
+
+def _plain_values(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, value.dim())
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict) and not isinstance(value, (type, types.ModuleType)):
+        return tuple((k, v) for k, v in attributes.items() if isinstance(v, _PLAIN))
+    return type(value)
+
+
+def _setting(fn: Any) -> Any:
+    """The plain values that ``fn`` reads: a flag that turns printing off makes it another body."""
+    found: list[Any] = []
+    while isinstance(fn, functools.partial):
+        found += map(_plain_values, (*fn.args, *fn.keywords.values()))
+        fn = fn.func
+    if isinstance(fn, types.MethodType):
+        found.append(_plain_values(fn.__self__))
+        fn = fn.__func__
+    if not isinstance(fn, types.FunctionType):
+        return (*found, _plain_values(fn))
+    for cell in fn.__closure__ or ():
+        try:
+            found.append(_plain_values(cell.cell_contents))
+        except ValueError:  # not assigned yet
+            found.append(None)
+    names = (name for name in fn.__code__.co_names if name in fn.__globals__)
+    found += [v for v in (fn.__globals__[n] for n in names) if isinstance(v, _PLAIN)]
+    return (*found, *map(_plain_values, fn.__defaults__ or ()))
+
+
+def remembered_reason(fn: Any) -> str | None:
+    """Why ``fn``, reading what it reads now, was not traced before; None if it may be tried."""
+    reasons = _refusals.get(code_of(fn))
+    if reasons is None:
+        return None
+    if len(reasons) >= MAX_SETTINGS:
+        return next(reversed(reasons.values()))
+    return reasons.get(_setting(fn))
+
+
+def remember_reason(fn: Any, reason: str) -> None:
+    _refusals.setdefault(code_of(fn), {})[_setting(fn)] = reason
+
+
+def forget_refusals() -> None:
+    """Let every function be tried again."""
+    _refusals.clear()
+
+
+_PREAMBLE = "Got graph break/error:"
+_FIXES = (
+    (
+        "data-dependent size|Dynamic shape operator",
+        "For h[mask] = new[mask] write h = torch.where(mask, new, h).",
+    ),
+    (r"print|logging|builtin.*skip", "Print after the scan, from ys, or run it under fallback."),
+    (
+        r"data.dependent|Could not (guard|extract)|\.item\(\)|unbacked",
+        "Choose with torch.where, or keep the value a tensor.",
+    ),
+    (r"requires_grad_|autograd\.grad", "Use torch.func.grad in the body."),
+)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why Dynamo gave up: the line that says so, where in the user's code, and what helps.
+
+    >>> reason_of(RuntimeError("It must be captured. Got graph break/error:\\n  x is odd\\n more"))
+    'x is odd'
+    """
+    text = str(error).rpartition(_PREAMBLE)[2]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = lines[0] if lines else type(error).__name__
+    explanation = [line for line in lines if line.startswith("Explanation:")]
+    if explanation and len(explanation[0]) < 200:
+        reason = f"{reason} ({explanation[0].removeprefix('Explanation:').strip()})"
+    if ", at " not in reason:
+        reason += users_line(str(error))
+    fixes = [fix for pattern, fix in _FIXES if re.search(pattern, reason, re.IGNORECASE)]
+    advice = [*fixes[:1], hint_about(error)]
+    return " ".join([reason.rstrip(". ") + "." if any(advice) else reason, *advice]).strip()
+
+
+#: where nothing better is known
+GENERAL_FIX = "Move what cannot be traced out of the body, or write it with tensor operators."
+
+
+def fix_in(reason: str) -> str:
+    """What :func:`reason_of` advises at the end of a reason; "" if it advises nothing."""
+    return next((fix for _, fix in _FIXES if reason.endswith(fix)), "")

@@ -1,0 +1,40 @@
+"""Which trackers follow our operators through Dynamo: said when Dynamo is imported.
+
+The trackers themselves are imported when Dynamo meets an operator of ours: they need all of Dynamo,
+and this package needs Dynamo at the first capture only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_scan_hop._torch.dynamo.loading import register_trackers
+
+
+def _of_scan(operator: Any, torchs_tracker: Any) -> Any:
+    from torch_scan_hop.capture.variables import tracker_of_scan
+
+    return tracker_of_scan(operator, torchs_tracker)
+
+
+def _of_refusal(operator: Any, torchs_tracker: Any) -> Any:
+    from torch_scan_hop.capture.variables import RefusalVariable
+
+    return RefusalVariable
+
+
+def _of_scan_of_numbers(operator: Any, torchs_tracker: Any) -> Any:
+    from torch_scan_hop.capture.variables import ScanOfNumbersVariable
+
+    return ScanOfNumbersVariable
+
+
+def register() -> None:
+    """Called once, when all of this package that is imported with it is there."""
+    register_trackers(
+        {
+            "scan": _of_scan,
+            "scan_of_numbers": _of_scan_of_numbers,
+            "scan_refusal": _of_refusal,
+        }
+    )

@@ -1,0 +1,250 @@
+"""Eager execution: Dynamo captures a call of ``scan`` once, guarded, and replays it.
+
+Guards make the cache sound: a closure or a default argument that changes is another
+capture. Each function body gets an entry of its own, so that one program's scans do not
+use up each other's recompilations.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import types
+import weakref
+import zlib
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo.loading import load_dynamo
+from torch_scan_hop._torch.operators import under_users_mode
+from torch_scan_hop._torch.transforms import (
+    StopRecomputation,
+    in_plain_eager,
+    put_back_on_error,
+    under_transform,
+)
+from torch_scan_hop.capture.reasons import reason_of
+from torch_scan_hop.capture.user_code import code_of
+from torch_scan_hop.fallback import announce_not_compiled, may_compile, warn_of_captures
+from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
+
+Entry = Callable[..., Any]
+CaptureKind = tuple[bool, bool, bool]
+# By identity: code objects that say the same are equal, and the entry would go with the first of
+# them, while the second is in use (a cell of a notebook that runs again).
+_entries: MutableMapping[types.CodeType, dict[CaptureKind, Entry]] = WeakIdKeyDictionary()
+
+
+def explicit(fn: Any) -> Any:
+    """``fn`` with what is bound to it as arguments of a partial, where Dynamo guards it.
+
+    A bound method is a new object at each access, and the defaults of a function made anew
+    (``lambda c, x, k=k: ...``) are read without a guard.
+
+    >>> explicit(lambda c, x, k=3: c).keywords
+    {'k': 3}
+    """
+    args: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = {}
+    function: Any = fn
+    while isinstance(function, (functools.partial, types.MethodType)):
+        if isinstance(function, types.MethodType):
+            function, args = function.__func__, (function.__self__, *args)
+        else:
+            keywords = {**function.keywords, **keywords}
+            function, args = function.func, (*function.args, *args)
+    if isinstance(function, types.FunctionType):
+        keywords = {**_defaults(function, n_given=len(args) + 2), **keywords}
+    if not args and not keywords:
+        return fn
+    return functools.partial(function, *args, **keywords)
+
+
+def _defaults(function: types.FunctionType, n_given: int) -> dict[str, Any]:
+    """Defaults of parameters that are not among the first ``n_given``."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    values = function.__defaults__ or ()
+    first = len(names) - len(values)
+    found = {
+        name: values[k - first]
+        for k, name in enumerate(names)
+        if k >= max(first, n_given, code.co_posonlyargcount)
+    }
+    return {**found, **(function.__kwdefaults__ or {})}
+
+
+def own_copy(
+    fn: types.FunctionType, body: types.CodeType, name: str | None = None
+) -> types.FunctionType:
+    """``fn`` with a code object of its own: Dynamo keeps its cache on the code object.
+
+    And with a name of its own: by name and line Dynamo remembers which sizes have varied, and those
+    of one body say nothing about another.
+    """
+    where = f"{body.co_name}_{body.co_firstlineno}_{zlib.crc32(body.co_filename.encode()):x}"
+    name = re.sub(r"\W", "_", f"{name or fn.__name__}_of_{where}")
+    copy = types.FunctionType(
+        fn.__code__.replace(co_name=name),
+        fn.__globals__,
+        fn.__name__,
+        fn.__defaults__,
+        fn.__closure__,
+    )
+    copy.__kwdefaults__ = fn.__kwdefaults__
+    return copy
+
+
+class NotCaptured(Exception):
+    """The call must run as a plain Python loop; ``reason`` says why.
+
+    ``is_lasting``: the same call would end the same way.
+    """
+
+    def __init__(self, reason: str, is_lasting: bool = True) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_lasting = is_lasting
+
+
+class _RanUntraced(Exception):
+    """An entry began to run as Python: no capture fits these arguments, or Dynamo is switched off.
+
+    Dynamo has no call that replays a capture where one fits and says so where none does; but what
+    has no capture runs as it is, and raises this before it has done anything.
+    """
+
+
+def check_captured() -> None:
+    """Called in what :func:`call_captured` captures, where it must never run as Python."""
+    if not torch.compiler.is_dynamo_compiling():
+        raise _RanUntraced
+
+
+def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = False) -> Any:
+    """``entry(combine_fn, *args)``, captured by Dynamo; raises NotCaptured where it cannot be.
+
+    With ``compiled``, Inductor compiles what is captured, wherever plain tensors run in plain eager
+    mode: a transform, a mode or a tracer around the call is there to see the scan itself.
+
+    Whatever goes wrong on the way, in Dynamo, in torch or here, is no reason for the caller's
+    program to fail: the loop will run it, or raise what is the program's own error.
+    """
+    load_dynamo()
+    from torch_scan_hop._torch.dynamo.errors import compilers_error, is_data_dependent, is_limit_hit
+
+    prepare_xla_if_loaded()
+    on_xla = _on_xla(args)
+
+    compiled = compiled and not on_xla and in_plain_eager() and may_compile(combine_fn)
+
+    def call() -> Any:
+        with put_back_on_error():
+            return _entry_of(entry, combine_fn, on_xla, compiled)(explicit(combine_fn), *args)
+
+    try:
+        try:
+            return call()
+        except Exception as error:
+            if not is_limit_hit(error):
+                raise
+            _entries.pop(code_of(combine_fn), None)  # full of other shapes or closures: start anew
+        return call()
+    except _RanUntraced:
+        raise NotCaptured("Dynamo is disabled", is_lasting=False) from None
+    except StopRecomputation:
+        raise  # no error: a checkpoint around the scan has what it wanted
+    except Exception as error:
+        failure = compilers_error(error)
+        if compiled and failure is not None:
+            announce_not_compiled(combine_fn, reason_of(failure))
+            return call_captured(entry, combine_fn, *args)
+        if on_xla and str(error).startswith("scan: "):
+            raise  # what XLA cannot have is said so: a loop would be a program for each step
+        reason = reason_of(error)
+        if on_xla and is_data_dependent(error):
+            # as a Python loop, each step would compile and run a program of its own
+            from torch_scan_hop.xla.graph import reads_data
+
+            raise reads_data(reason) from error
+        raise NotCaptured(reason) from error
+
+
+def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
+    """What ``capture_graph`` finds of ``entry(combine_fn, *args)``; NotCaptured if it cannot be.
+
+    For one who wants to know: nothing is run, and what is captured for calls stays as it is.
+    """
+    load_dynamo()
+    from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
+
+    looked_at = own_copy(entry, code_of(combine_fn), "look_at")
+    try:
+        with put_back_on_error():
+            return capture_graph(looked_at, (explicit(combine_fn), *args), names_of(combine_fn))
+    except _RanUntraced:
+        raise NotCaptured("Dynamo is disabled", is_lasting=False) from None
+    except Exception as error:
+        raise NotCaptured(reason_of(error)) from error
+
+
+def names_of(fn: Any) -> tuple[str, ...]:
+    """The variables that ``fn`` closes over, in the order of its cells."""
+    return getattr(code_of(fn), "co_freevars", ())
+
+
+def closure_of(fn: Any) -> dict[str, Any]:
+    """What ``fn`` closes over, by name."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    cells = getattr(getattr(fn, "__func__", fn), "__closure__", None) or ()
+    pairs = zip(names_of(fn), cells, strict=False)
+    return {name: cell.cell_contents for name, cell in pairs if cell != types.CellType()}
+
+
+def history_of(combine_fn: Any) -> list[str]:
+    """For each capture of ``combine_fn`` that is kept, the guard that called for it; "" at first.
+
+    >>> history_of(lambda c, x: (c, x))
+    []
+    """
+    entries = _entries.get(code_of(combine_fn), {})
+    return [guard for entry in entries.values() for guard in getattr(entry, "history", ())]
+
+
+def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entry:
+    from torch_scan_hop._torch.dynamo.captures import CapturedFunction
+
+    # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
+    static = under_transform() or on_xla
+    # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
+    kind = (static, under_users_mode(), compiled)
+    code = code_of(combine_fn)
+    entries = _entries.setdefault(code, {})
+    if kind not in entries:
+        # an entry that held its key would keep both, and all that was captured, for ever
+        report = functools.partial(warn_of_captures, weakref.ref(code))
+        entries[kind] = CapturedFunction(
+            own_copy(entry, code),
+            False if static else None,
+            _RanUntraced,
+            report,
+            "inductor" if compiled else "eager",
+        )
+    return entries[kind]
+
+
+def _on_xla(args: tuple[Any, ...]) -> bool:
+    """As ``step.device_of``: one tensor tells."""
+    if "torch_xla" not in sys.modules:
+        return False
+    for arg in args:
+        for leaf in tree.leaves(arg):
+            if isinstance(leaf, torch.Tensor):
+                return leaf.device.type == "xla"
+    return False

@@ -1,0 +1,48 @@
+"""Tensors that a body changes in place, and that are other tensors of the scan as well.
+
+A changed tensor becomes a carry (``purify``): a copy, which other names for the same memory do not
+see. ``row = buf[0]`` beside a body that does ``buf.add_(x)``, two views of one buffer, ``w`` and
+``w.detach()``, the xs themselves: such a body runs as a loop, where one memory is one memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_scan_hop._torch.operators import is_plain_tensor, storage_of
+
+
+class SharedMemory(RuntimeError):
+    """A body changes a tensor that shares its memory with another input."""
+
+
+REASON = (
+    "the body changes a tensor in place that shares memory with another tensor that it reads (a "
+    "view of it, its detach(), or the xs). Give the body one of them, or a clone"
+)
+
+
+def share_memory(changed: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether one of ``changed`` has its memory in common with another one or with ``others``.
+
+    >>> buffer = torch.zeros(3)
+    >>> share_memory([buffer], [buffer[0]]), share_memory([buffer], [torch.zeros(3)])
+    (True, False)
+    """
+    seen = {storage_of(t) for t in others if isinstance(t, torch.Tensor)}
+    for tensor in changed:
+        storage = storage_of(tensor)
+        if storage in seen:
+            return True
+        seen.add(storage)
+    return False
+
+
+def check_memory(changed: Sequence[Any], others: Sequence[Any]) -> None:
+    """Part of the captured program: what shared no memory when it was captured may do so now."""
+    tensors = [t for t in (*changed, *others) if isinstance(t, torch.Tensor)]
+    if all(map(is_plain_tensor, tensors)) and share_memory(changed, others):
+        raise SharedMemory(REASON)

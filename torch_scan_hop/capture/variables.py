@@ -1,0 +1,234 @@
+"""Dynamo: a scan is one node, its closures lifted to additional inputs.
+
+Tensors that the body changes in place (BatchNorm statistics, a KV cache) become extra
+carries, copied back after the loop; that serves autograd and every backend.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop import inductor
+from torch_scan_hop._torch.dynamo.errors import Unsupported, users_error
+from torch_scan_hop._torch.dynamo.floats import floats_are_read_outside_bodies
+from torch_scan_hop._torch.dynamo.indexing import indices_are_captured
+from torch_scan_hop._torch.dynamo.speculation import speculate
+from torch_scan_hop._torch.dynamo.variables import (
+    LazyVariableTracker,
+    TorchHigherOrderOperatorVariable,
+    VariableTracker,
+    create_node,
+    create_proxy,
+    discard_graph_changes,
+    example_value,
+    graph_being_traced,
+    install_body,
+    make_attr,
+    make_traceable,
+    reconstruct_outputs,
+    sequence_items,
+)
+from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
+from torch_scan_hop._torch.own_scan import give_back, remember_code
+from torch_scan_hop._torch.symbols import has_unknown_size
+from torch_scan_hop.autodiff.policy import POLICY
+from torch_scan_hop.capture.cache_key import add_cache_key
+from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
+from torch_scan_hop.capture.purify import CapturedBody
+from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
+from torch_scan_hop.capture.user_code import users_line
+from torch_scan_hop.op import ScanOperator, scan_op, scan_options
+from torch_scan_hop.settings import accelerates_torch
+from torch_scan_hop.signature import Inputs
+from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of the operator, as Dynamo sees it."""
+
+    combine_fn: VariableTracker
+    inputs: Inputs[VariableTracker]
+    reverse: bool
+    checkpoint: Any
+
+
+def _call_of(
+    tx: Any,
+    combine_fn: VariableTracker,
+    init: VariableTracker,
+    xs: VariableTracker,
+    additional_inputs: VariableTracker | None = None,
+    reverse: VariableTracker | None = None,
+    checkpoint: VariableTracker | None = None,
+    **of_torchs_own: VariableTracker,
+) -> _Call:
+    """What torch's own operator is told besides (2.15: which inputs are mutated) is found anew."""
+    additional = [] if additional_inputs is None else sequence_items(tx, additional_inputs)
+    return _Call(
+        combine_fn,
+        Inputs(sequence_items(tx, init), sequence_items(tx, xs), additional),
+        False if reverse is None else reverse.as_python_constant(),
+        None if checkpoint is None else checkpoint.as_python_constant(),
+    )
+
+
+class ScanVariable(TorchHigherOrderOperatorVariable):
+    """Tracks ``torch.ops.higher_order.scan``."""
+
+    _HOP_NAME = "torch.ops.higher_order.scan"
+    _ALLOW_FALLBACK_TO_EAGER = False
+    supports_input_mutation = True
+    supports_aliasing = True
+
+    def _call_function(
+        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        with indices_are_captured(tx), floats_are_read_outside_bodies():
+            prepare_xla_if_loaded()
+            args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
+            return self._capture(tx, self._called_with(tx, *args, **kwargs))
+
+    def _called_with(self, tx: Any, *args: Any, **kwargs: Any) -> _Call:
+        return _call_of(tx, *args, **kwargs)
+
+    def _operator(self) -> Any:
+        return self.value
+
+    def _capture(self, tx: Any, call: _Call) -> VariableTracker:
+        given = call.inputs
+        with discard_graph_changes(tx):
+            examples = example_arguments(tx, given.carry, given.xs, given.additional)
+        make_traceable(call.combine_fn)
+        levels = open_levels()
+        _, spec, graph, lifted = speculate(tx, call.combine_fn, examples, self._operator())
+        make_levels_relative(graph, levels)
+        _refuse_unknown_sizes(graph)
+        n_carry = len(given.carry)
+        body = CapturedBody(tx, graph, n_carry, len(given.xs))
+        inputs = [v.as_proxy() for v in given.flat()] + list(lifted)
+        mutated = body.make_pure()
+        if mutated:
+            _refuse_shared_memory(tx, inputs, mutated, n_carry)
+        outputs = _call_in_graph(tx, call, body, inputs, mutated)
+        last = n_carry + len(mutated)
+        for k, after in zip(mutated, outputs[n_carry:last], strict=True):
+            create_node(tx, "call_method", "copy_", (inputs[k], after.as_proxy()), {})
+        return reconstruct_outputs(tx, [*outputs[:n_carry], *outputs[last:]], spec)
+
+
+def _call_in_graph(
+    tx: Any, call: _Call, body: CapturedBody, inputs: list[Any], mutated: list[int]
+) -> list[VariableTracker]:
+    """The results of the scan's node; the inputs at ``mutated`` are carries of ``body``, the last.
+
+    ::
+
+        inputs: carry, xs, additional
+        node:   [carry, copies of the mutated ones], xs, additional without them
+    """
+    module = body.module()
+    add_cache_key(module)
+    checkpoint = call.checkpoint
+    if callable(checkpoint):
+        # a function is no argument of a graph node; it stays with the body
+        module.meta[POLICY], checkpoint = checkpoint, None
+    n_carry, n_step = body.n_carry, body.n_carry + body.n_xs
+    arguments = (
+        make_attr(tx, install_body(tx, "scan_body", module)),
+        # copies: what autograd saves of them must not change when they are written back
+        [*inputs[:n_carry], *(_cloned(tx, inputs[k]) for k in mutated)],
+        inputs[n_carry:n_step],
+        tuple(p for k, p in enumerate(inputs) if k >= n_step and k not in mutated),
+    )
+    keywords = scan_options(call.reverse, checkpoint)
+    return sequence_items(tx, create_node(tx, "call_function", scan_op, arguments, keywords))
+
+
+class ScanOfNumbersVariable(ScanVariable):
+    """Tracks ``scan_of_numbers``: finds the numbers' dtypes, and then is the scan from there."""
+
+    def _called_with(self, tx: Any, positions: Any, *args: Any, **kwargs: Any) -> _Call:
+        call = _call_of(tx, *args, **kwargs)
+        numbers = [v.as_python_constant() for v in sequence_items(tx, positions)]
+        carry, xs, additional = call.inputs.carry, call.inputs.xs, call.inputs.additional
+        carry = with_dtypes_of_step(tx, call.combine_fn, carry, [xs, additional], numbers)
+        return replace(call, inputs=Inputs(carry, xs, additional))
+
+    def _operator(self) -> Any:
+        return scan_op
+
+
+def _refuse_shared_memory(tx: Any, inputs: list[Any], mutated: list[int], n_carry: int) -> None:
+    """What a body changes is carried: as a copy, which nothing else may be a view of."""
+    changed = [inputs[k] for k in mutated]
+    # init is read before anything changes
+    others = [v for k, v in enumerate(inputs) if k >= n_carry and k not in mutated]
+    others = [v for v in others if isinstance(example_value(v), torch.Tensor)]
+    if share_memory(list(map(example_value, changed)), list(map(example_value, others))):
+        raise Unsupported(REASON)
+    create_proxy(tx, "call_function", check_memory, (changed, others))
+
+
+def _refuse_unknown_sizes(graph: fx.Graph) -> None:
+    """A step's results have one size: what is read by a mask may have any at each step."""
+    for node in graph.nodes:
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.Tensor) and has_unknown_size(value):
+            where = users_line(node.stack_trace or "")
+            raise Unsupported(f"a result of data-dependent size (a mask, nonzero, unique){where}")
+
+
+def _cloned(tx: Any, proxy: Any) -> Any:
+    return create_node(tx, "call_method", "clone", (proxy,), {}).as_proxy()
+
+
+class RefusalVariable(TorchHigherOrderOperatorVariable):
+    """Raises what traced code says is wrong with the caller's arguments or body."""
+
+    _HOP_NAME = "scan_refusal"
+
+    def call_function(
+        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        kind, message = (arg.as_python_constant() for arg in args)
+        raise users_error(kind, message)
+
+
+def tracker_of_scan(value: Any, upstream: Any) -> Any:
+    """The tracker of ``value``, an operator called scan: of ours, or of torch's own ``scan()``."""
+    if isinstance(value, ScanOperator):
+        return ScanVariable
+    return TorchsScanVariable if accelerates_torch() else _as_torch_has_it(upstream)
+
+
+class TorchsScanVariable(ScanVariable):
+    """Tracks the operator of torch's own ``scan()``, and gives what it captures to ours."""
+
+    def _call_function(
+        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        remember_code(tx)
+        return super()._call_function(tx, args, kwargs)
+
+
+@functools.cache
+def _as_torch_has_it(upstream: Any) -> Any:
+    """torch's tracker, which would find our operator under the name of its own."""
+
+    class OwnScanVariable(upstream):  # type: ignore[misc]
+        def _call_function(self, tx: Any, *args: Any) -> VariableTracker:
+            remember_code(tx)
+            inductor.register()  # it lets torch's pass find torch's operator, too
+            graph = graph_being_traced(tx)
+            before = set(graph.nodes)
+            result = super()._call_function(tx, *args)
+            give_back(graph, before, scan_op)
+            return result
+
+    return OwnScanVariable

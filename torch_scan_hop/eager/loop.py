@@ -1,0 +1,84 @@
+"""A loop as it runs: the function that ``writer`` wrote, and the tensors that it writes to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop import progress_bar
+from torch_scan_hop.eager.calls import value_of
+from torch_scan_hop.eager.fuse import fused
+from torch_scan_hop.eager.writer import LoopWriter
+from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.step import empty_stack
+
+
+@dataclass(frozen=True)
+class StackLike:
+    """One y of a step: its shape, dtype and device."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(value: torch.Tensor) -> StackLike:
+        return StackLike(tuple(value.shape), value.dtype, value.device)
+
+
+class EagerLoop:
+    """A compiled loop: ``loop(inputs, reverse, into)`` -> (carry..., ys...).
+
+    ``into`` has a place for each of the ys, or None where one is to be made, and ``like`` says of
+    what shape, if the body is for any size. What stands at ``own_xs`` is written over.
+    """
+
+    def __init__(
+        self, body: fx.GraphModule, signature: Signature, own_xs: Collection[int] = ()
+    ) -> None:
+        writer = LoopWriter(fused(body), signature, own_xs)
+        self.source = writer.write()
+        namespace = dict(writer.source.names)
+        exec(compile(self.source, "<torch_scan_hop eager loop>", "exec"), namespace)
+        self.run_loop = namespace["run_loop"]
+        self.written_ahead = writer.written_ahead
+        self.ys = [StackLike.of(value_of(y)) for y in writer.outputs.ys]
+
+    def __call__(
+        self,
+        inputs: Inputs[Any],
+        reverse: bool,
+        into: Sequence[torch.Tensor | None] | None = None,
+        like: Sequence[StackLike] | None = None,
+    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
+        trip_count = inputs.trip_count
+        places = into or [None] * len(self.ys)
+        stacks = [
+            empty_stack(y, trip_count) if place is None else place
+            for y, place in zip(like or self.ys, places, strict=True)
+        ]
+        order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+        rows: list[Sequence[torch.Tensor]] = [s.unbind(0) for s in stacks]
+        for k, position in self.written_ahead.items():
+            rows[k] = _rows_ahead(rows[k], inputs.carry[position], reverse)
+        carry = self.run_loop(
+            progress_bar.steps(order),
+            [c.contiguous() for c in inputs.carry],
+            [x.unbind(0) for x in inputs.xs],
+            inputs.additional,
+            rows,
+        )
+        return carry, stacks
+
+
+def _rows_ahead(
+    rows: Sequence[torch.Tensor], init: torch.Tensor, reverse: bool
+) -> list[torch.Tensor]:
+    """For each step the row of the next one; the first one is ``init``."""
+    last = torch.empty_like(rows[0])
+    rows[-1 if reverse else 0].copy_(init)
+    return [last, *rows[:-1]] if reverse else [*rows[1:], last]

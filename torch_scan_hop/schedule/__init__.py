@@ -1,0 +1,10 @@
+"""Which scans one call is, and which of their steps are recomputed in the backward.
+
+A strategy takes runs of one scan and gives a run of several (``run``); ``strategies`` chooses.
+
+``unroll``      blocks of steps, then the steps that are left
+``segments``    segments that are recomputed, each as a whole
+``treeverse``   at most so many carries alive, for further recomputation
+``stretches``   xs taken apart, ys put together
+``policy``      what ``checkpoint=`` may be
+"""

@@ -1,0 +1,70 @@
+"""``checkpoint="sqrt"`` or a number: segments, each recomputed as a whole in the backward.
+
+With ``k`` segments of ``m`` steps, ``k`` carries are kept, and ``m`` steps' residuals while a
+segment is differentiated; the forward runs twice. ``k ~ m ~ sqrt(T)`` balances them (Chen, Xu,
+Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost, 2016).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_scan_hop import tree
+from torch_scan_hop.schedule.run import Run
+from torch_scan_hop.schedule.stretches import flat, in_segments, joined_ys
+from torch_scan_hop.step import CombineFn
+
+
+def segment_length(trip_count: int, segments: int | str) -> int:
+    """Steps in a segment: for ``"sqrt"``, the power of two next below the root.
+
+    That takes comparisons alone, so that one trace serves all trip counts between two powers of
+    four, where a root would be a trace for each.
+
+    >>> segment_length(100, "sqrt"), segment_length(100, 3), segment_length(2, 5)
+    (8, 34, 1)
+    """
+    if segments == "sqrt":
+        length = 1
+        while trip_count >= 4 * length * length:
+            length *= 2
+        return length
+    assert isinstance(segments, int)
+    return max(1, -(-trip_count // segments))
+
+
+def _split(xs: Any, trip_count: int, length: int, reverse: bool) -> tuple[Any, Any]:
+    """(whole segments, the steps that run after them); backwards, those are the first."""
+    rest = trip_count % length
+    if reverse:
+        whole = tree.map_leaves(lambda x: x[rest:], xs)
+        return whole, tree.map_leaves(lambda x: x[:rest], xs)
+    whole = tree.map_leaves(lambda x: x[: trip_count - rest], xs)
+    return whole, tree.map_leaves(lambda x: x[trip_count - rest :], xs)
+
+
+def segmented(run_full: Run, run_steps: Run, segments: int | str, reverse: bool) -> Run:
+    """A scan over segments; ``run_full`` saves carries only, ``run_steps`` is a plain scan."""
+
+    def region(
+        combine_fn: CombineFn, carry: Any, xs: Any, steps: int, count: int
+    ) -> tuple[Any, Any]:
+        def segment(carry: Any, block: Any) -> tuple[Any, Any]:
+            return run_steps(combine_fn, carry, block, steps)
+
+        carry, ys = run_full(segment, carry, in_segments(xs, steps), count)
+        return carry, flat(ys)
+
+    def run(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
+        if trip_count == 0:
+            return run_steps(combine_fn, init, xs, trip_count)
+        length = segment_length(trip_count, segments)
+        whole, rest = _split(xs, trip_count, length, reverse)
+        carry, ys = region(combine_fn, init, whole, length, trip_count // length)
+        remaining = trip_count % length
+        if not remaining:
+            return carry, ys
+        carry, last = region(combine_fn, carry, rest, remaining, 1)
+        return carry, joined_ys([ys, last], reverse)
+
+    return run

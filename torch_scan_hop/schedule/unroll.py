@@ -1,0 +1,78 @@
+"""``unroll=k``: a scan over blocks of k steps, then a scan over the steps that are left.
+
+::
+
+    before: xs [T, ...]
+    after:  blocks [T // k, k, ...]    one step of the block scan runs k steps
+            rest   [T %  k, ...]       a scan of single steps
+
+Fewer, longer iterations: a compiler sees k steps at once, for k times the code. Reversed, the
+rest runs first. With a symbolic trip count both scans stay, and either may be empty.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_scan_hop import tree
+from torch_scan_hop._torch.sizes import statically_known_true
+from torch_scan_hop.schedule.run import Run
+from torch_scan_hop.step import CombineFn, device_of, step
+
+
+def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
+    """``run``, with blocks of ``unroll`` steps; their carries are matched with ``template``."""
+
+    def run_unrolled(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
+        n_blocks, n_rest = trip_count // unroll, trip_count % unroll
+        if statically_known_true(n_blocks == 0):
+            return run(combine_fn, init, xs, trip_count)
+        block = _block_of(combine_fn, template, unroll, reverse)
+        in_blocks = n_blocks * unroll
+
+        def run_blocks(carry: Any) -> tuple[Any, Any]:
+            blocks = tree.map_leaves(
+                lambda leaf: leaf[:in_blocks].reshape(n_blocks, unroll, *leaf.shape[1:]), xs
+            )
+            carry, ys = run(block, carry, blocks, n_blocks)
+            return carry, tree.map_leaves(lambda y: y.reshape(in_blocks, *y.shape[2:]), ys)
+
+        def run_rest(carry: Any) -> tuple[Any, Any]:
+            rest = tree.map_leaves(lambda leaf: leaf[in_blocks:], xs)
+            return run(combine_fn, carry, rest, n_rest)
+
+        if statically_known_true(n_rest == 0):
+            return run_blocks(init)
+        if reverse:
+            carry, ys_of_rest = run_rest(init)
+            carry, ys = run_blocks(carry)
+        else:
+            carry, ys = run_blocks(init)
+            carry, ys_of_rest = run_rest(carry)
+        pairs = zip(tree.tensors(ys), tree.tensors(ys_of_rest), strict=True)
+        return carry, tree.unflatten(ys, [torch.cat(pair) for pair in pairs])
+
+    return run_unrolled
+
+
+def _block_of(combine_fn: CombineFn, template: Any, unroll: int, reverse: bool) -> CombineFn:
+    """``unroll`` steps as one; its x has a leading dimension of that size, and so has its y."""
+    order = range(unroll - 1, -1, -1) if reverse else range(unroll)
+
+    def block(carry: Any, xs: Any) -> tuple[Any, Any]:
+        device = device_of(carry, xs)
+        steps: list[Any] = []
+        y: Any = None
+        for t in order:
+            x = tree.slice_at(xs, t)
+            leaves, y = step(combine_fn, carry, x, template, device)
+            # copies, as between the steps of a scan: the next step may work in place
+            steps.append([leaf.clone() for leaf in tree.tensors(y)])
+            carry = tree.unflatten(carry, [leaf.clone() for leaf in leaves])
+        if reverse:
+            steps = steps[::-1]
+        return carry, tree.unflatten(y, [torch.stack(leaf) for leaf in zip(*steps, strict=True)])
+
+    return block
