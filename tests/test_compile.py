@@ -13,6 +13,7 @@ import textwrap
 
 import pytest
 import torch
+import torch.nn.functional as F
 from cells import CELLS
 from oracle import VARIANTS, assert_same, check, gradients, loop, zeros_for_none
 from torch import nn
@@ -484,6 +485,44 @@ def test_numbers_that_a_body_computes_of_sizes_and_floats(backend):
         got, want = run(*given, number), loop(cell_with(number), *given)
         assert_same(got, want)
         assert_same(gradients(got, given), gradients(want, given))
+
+
+def convolves(c, x):
+    y = F.conv1d(c.unsqueeze(1), torch.ones(1, 1, 3, dtype=c.dtype), padding=1).squeeze(1)
+    return c * 0.5 + torch.sin(y.mean()), y * x.sum()
+
+
+def fills_a_diagonal(c, x):
+    z = c * x
+    z.fill_diagonal_(0.2)
+    return torch.tanh(c * 0.5 + z.mean()), z
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize(
+    "body",
+    [
+        convolves,
+        pytest.param(
+            fills_a_diagonal,
+            marks=pytest.mark.skipif(
+                torch.__version__ < "2.13", reason="fill_diagonal_ of torch 2.9 takes no symbols"
+            ),
+        ),
+    ],
+)
+def test_a_derivation_is_no_part_of_the_program_that_is_traced(body):
+    """What it asks about sizes that are symbols, and the constants that it makes."""
+    backend = "aot_eager_decomp_partition"
+
+    @torch.compile(backend=backend, fullgraph=True, dynamic=True)
+    def run(h, xs):
+        return scan(body, h, xs, unroll=3)
+
+    given = [randn(3, 3).requires_grad_(), randn(5, 3, 3).requires_grad_()]
+    got, want = run(*given), loop(body, *given)
+    assert_same(got, want)
+    assert_same(gradients(got, given), gradients(want, given))
 
 
 @pytest.mark.torch_version

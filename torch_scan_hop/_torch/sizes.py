@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import (
-    disable_proxy_modes_tracing,
-)
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 
 def statically_known_true(condition: Any) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.fakes import FakeTensorMode, detect_fake_mode
+from torch_scan_hop._torch.operators import disable_proxy_modes_tracing
 from torch_scan_hop._torch.symbols import Number, Symbols, open_number
 from torch_scan_hop._torch.tracing import is_traced
 from torch_scan_hop._torch.transforms import under_transform
@@ -86,7 +87,9 @@ def derived(
             return member.result, numbers
 
     def make_static() -> Result:
-        return make(*step_examples(inputs), None)
+        # whatever is asked about symbolic sizes is no operator of a trace under way
+        with disable_proxy_modes_tracing():
+            return make(*step_examples(inputs), None)
 
     return remember(body, (*key, inputs_metadata(inputs)), make_static), ()
 
