@@ -67,8 +67,8 @@ def _loop(workload: Workload, given: Case) -> Contestant:
     return of_torch(given, partial(python_loop, given.problem))
 
 
-def ours(problem: Any, init: Any, xs: Any) -> tuple[Any, Any]:
-    return scan(problem.combine_fn, init, xs)
+def ours(problem: Any, init: Any, xs: Any, **options: Any) -> tuple[Any, Any]:
+    return scan(problem.combine_fn, init, xs, **options)
 
 
 def _eager(workload: Workload, given: Case) -> Contestant:

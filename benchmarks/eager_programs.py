@@ -13,16 +13,20 @@ import importlib.util
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks import report
-from benchmarks.child import RESULTS, measured
+from benchmarks.contestants import compiled as compiled_call
+from benchmarks.contestants import of_torch, ours, python_loop
+from benchmarks.page import Page
 from benchmarks.timing import interleaved
-from torch_scan_hop import accelerate_torch, scan
+from benchmarks.workloads import LSTMWorkload, case
+from torch_scan_hop import accelerate_torch, debug, scan, set_default
+from torch_scan_hop.reference import scan_loop
 
 ROUNDS = 21
 SIZES = [(8, 64, 20), (8, 64, 100), (64, 256, 100)]
@@ -39,41 +43,19 @@ def _rows(name: str, calls: dict[str, Callable[[], object]], base: str) -> Rows:
     ]
 
 
-def _lstm_calls(batch: int, width: int, T: int) -> dict[str, Callable[[], object]]:
-    w, u = ((torch.randn(width, 4 * width) * width**-0.5).requires_grad_() for _ in range(2))
-    xs, h0 = torch.randn(T, batch, width), torch.zeros(batch, width)
-
-    def step(state: Any, x: torch.Tensor) -> Any:
-        h, c = state
-        i, f, g, o = (x @ w + h @ u).chunk(4, -1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(c)
-        return (h, c), h
-
-    def by_hand() -> torch.Tensor:
-        state, ys = (h0, h0), []
-        for x in xs:
-            state, y = step(state, x)
-            ys.append(y)
-        return torch.stack(ys)
-
-    runs = {
-        "Python loop": by_hand,
-        "scan": lambda: scan(step, (h0, h0), xs)[1],
-        "scan(compile=True)": lambda: scan(step, (h0, h0), xs, compile=True)[1],
-        "torch.compile of the call": torch.compile(lambda: scan(step, (h0, h0), xs)[1]),
-    }
-    return {
-        name: lambda run=run: torch.autograd.grad(run().sum(), [w, u]) for name, run in runs.items()
-    }
-
-
 def compiled() -> Rows:
     torch.set_num_threads(1)
     rows: Rows = []
-    for size in SIZES:
-        batch, width, T = size
-        calls = _lstm_calls(*size)
+    for batch, width, T in SIZES:
+        workload = LSTMWorkload(B=batch, D=width, H=width)
+        given = case(workload, T)
+        ways = {
+            "Python loop": of_torch(given, partial(python_loop, given.problem)),
+            "scan": of_torch(given, partial(ours, given.problem)),
+            "scan(compile=True)": of_torch(given, partial(ours, given.problem, compile=True)),
+            "torch.compile of the call": compiled_call(given),
+        }
+        calls = {name: way.train for name, way in ways.items()}
         rows += _rows(f"lstm B={batch} H={width} T={T}", calls, "Python loop")
     return rows
 
@@ -156,33 +138,64 @@ def imports() -> Rows:
     ]
 
 
+def checks() -> Rows:
+    """What ``detect_nonfinite`` costs, of a scan forward."""
+    torch.set_num_threads(1)
+    xs, w = torch.randn(256, 16, 128), torch.randn(128, 128) / 128
+
+    def cell(h: torch.Tensor, x: torch.Tensor) -> Any:
+        h = torch.tanh(h @ w + x)
+        return h, h
+
+    def run(**options: Any) -> Any:
+        return scan(cell, torch.zeros(16, 128), xs, **options)
+
+    def checked(call: Callable[[], object]) -> Callable[[], object]:
+        def with_check() -> None:
+            with set_default(detect_nonfinite=True):
+                call()
+
+        return with_check
+
+    def debugged() -> None:
+        with debug(detect_nonfinite=True):
+            run()
+
+    rows: Rows = []
+    # programs of their own: to switch in between is to compile anew
+    programs = [torch.compile(run, fullgraph=True) for _ in range(2)]
+    ways = {
+        "eager": (run, checked(run)),
+        "compile=True": (partial(run, compile=True), checked(partial(run, compile=True))),
+        "torch.compile": (programs[0], checked(programs[1])),
+    }
+    for name, (plain, with_check) in ways.items():
+        rows += _rows(name, {"as it is": plain, "set_default": with_check}, "as it is")
+    by_hand = {"loop": partial(scan_loop, cell, torch.zeros(16, 128), xs, 256, False)}
+    return rows + _rows("loop", by_hand | {"debug": debugged}, "loop")
+
+
 def main() -> None:
-    start, before = time.perf_counter(), report.load()
-    lstm = measured("benchmarks.eager_programs:compiled")
-    gru = measured("benchmarks.eager_programs:torchrl")
-    bar = measured("benchmarks.eager_programs:bars")
-    imported = measured("benchmarks.eager_programs:imports")
-    for found in (lstm, gru, bar, imported):
-        if isinstance(found, dict) and "failed" in found:
-            raise SystemExit(found["failed"])
-    minutes = (time.perf_counter() - start) / 60
-    text = "\n".join(
+    page = Page("Eager programs", "eager_programs")
+    page.write(
         [
-            *report.header("Eager programs", "benchmarks.eager_programs", before, minutes),
             "## Inductor's loops inside an eager program",
             "",
-            *report.table(["", "", "ms", "/ loop"], lstm),
+            *report.table(["", "", "ms", "/ loop"], page.measured("compiled")),
             "## TorchRL's GRUModule",
             "",
-            *report.table(["", "recurrent backend", "ms"], [row[:3] for row in gru]),
+            *report.table(
+                ["", "recurrent backend", "ms"], [row[:3] for row in page.measured("torchrl")]
+            ),
             "## A bar: 20,000 steps of an RNN, B=4 H=32, forward",
             "",
-            *report.table(["", "", "ms", "/ no bar"], bar),
-            *report.table(["", "ms, median of 9 processes"], imported),
+            *report.table(["", "", "ms", "/ no bar"], page.measured("bars")),
+            "## detect_nonfinite=True: 256 steps of an RNN, B=16 H=128, forward",
+            "",
+            *report.table(["", "", "ms", "/ without"], page.measured("checks")),
+            *report.table(["", "ms, median of 9 processes"], page.measured("imports")),
         ]
     )
-    (RESULTS / "eager_programs.md").write_text(text + "\n")
-    print(text)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Scans on a CUDA device: ``benchmarks/results/gpu.md``, by ``python -m benchmarks --section gpu``.
 
 Where there is no device the page says so: nothing on it is guessed. Times are medians between CUDA
-events, of contestants that take turns in one process. The whole takes some minutes.
+events, of one contestant after the other in one process. The whole takes some minutes.
 """
 
 from __future__ import annotations

@@ -8,13 +8,12 @@ What ``inductor/cpu/rows`` chooses by the bytes of the weights should be the fas
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 from unittest import mock
 
 from benchmarks import report
-from benchmarks.child import RESULTS, measured
 from benchmarks.contestants import compiled
+from benchmarks.page import Page
 from benchmarks.timing import Timing, interleaved
 from benchmarks.workloads import LSTMWorkload, case
 from torch_scan_hop.rewrites import using_options
@@ -67,36 +66,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer shapes, not written")
     options = parser.parse_args()
     widths, batches = ((128,), (1, 16)) if options.quick else (WIDTHS, BATCHES)
-    start, before = time.perf_counter(), report.load()
-    rows, notes = [], []
+    page = Page("One kernel or a counted loop", "kernels")
+    rows = []
     for width in widths:
         for batch in batches:
-            found = measured("benchmarks.kernels:measure", width, batch, 9, cold=True)
-            if "failed" in found:
-                notes.append(f"- H={width} B={batch}: {found['failed']}")
-            else:
-                rows.append(row_of(found))
-            print(rows[-1] if rows else notes, flush=True)
+            rows.append(row_of(page.measured("measure", width, batch, 9, cold=True)))
+            print(rows[-1], flush=True)
     head = ["H", "B", "chosen", *(f"{way}, {how}, ms" for how in ("fwd", "fwd+bwd")
             for way in (KERNEL, LOOP))]  # fmt: skip
     head = [*head[:5], "ratio", *head[5:], "ratio"]
-    text = "\n".join(
-        [
-            *report.header(
-                "One kernel or a counted loop",
-                "benchmarks.kernels",
-                before,
-                (time.perf_counter() - start) / 60,
-            ),
-            f"lstm, T={T}, D=H, compiled with the C++ wrapper; medians.",
-            "",
-            *report.table(head, rows),
-            *notes,
-        ]
-    )
-    if not options.quick:
-        (RESULTS / "kernels.md").write_text(text + "\n")
-    print(text)
+    lines = [f"lstm, T={T}, D=H, compiled with the C++ wrapper; medians.", ""]
+    page.write([*lines, *report.table(head, rows)], keep=not options.quick)
 
 
 if __name__ == "__main__":

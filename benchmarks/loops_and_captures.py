@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.child import RESULTS, measured
+from benchmarks.page import Page
 from benchmarks.timing import interleaved
 from torch_scan_hop import fallback, scan
 
@@ -159,18 +159,11 @@ def _call(T: int = 20, B: int = 8, temperature: float = 1.1) -> None:
 
 
 def main() -> None:
-    start, before = time.perf_counter(), report.load()
-    rows = measured("benchmarks.loops_and_captures:loops")
-    times = measured("benchmarks.loops_and_captures:captures")
-    for found in (rows, times):
-        if isinstance(found, dict) and "failed" in found:
-            raise SystemExit(found["failed"])
-    minutes = (time.perf_counter() - start) / 60
-    heading = report.header("Loops and captures", "benchmarks.loops_and_captures", before, minutes)
+    page = Page("Loops and captures", "loops_and_captures")
+    rows, times = page.measured("loops"), page.measured("captures")
     loops_head = ["", "forward, ms", "scan", "train, ms", "scan", "train with xs, ms", "scan"]
-    text = "\n".join(
+    page.write(
         [
-            *heading,
             "## A body that cannot be traced, against the loop by hand",
             "",
             "Milliseconds of the loop by hand, and the scan's over them (target: 1.05).",
@@ -184,8 +177,6 @@ def main() -> None:
             ),
         ]
     )
-    (RESULTS / "loops_and_captures.md").write_text(text + "\n")
-    print(text)
 
 
 if __name__ == "__main__":

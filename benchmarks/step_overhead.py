@@ -14,14 +14,13 @@ below zero, it saves more.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from benchmarks import report
-from benchmarks.child import RESULTS, measured
+from benchmarks.page import Page
 from benchmarks.timing import interleaved
 from torch_scan_hop import scan
 from torch_scan_hop.rewrites import using_options
@@ -99,20 +98,16 @@ def measure(rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    start, before = time.perf_counter(), report.load()
-    found = measured("benchmarks.step_overhead:measure", 31, cold=False)
-    if "failed" in found:
-        raise SystemExit(found["failed"])
+    page = Page("A counted loop's step", "step_overhead")
+    found = page.measured("measure", 31, cold=False)
     product = found["product"] - found["one element"]
     pointwise = found["pointwise"] - found["one lane"]
     rows: list[list[object]] = []
     for wrapper, target in (("Python wrapper", 6), ("C++ wrapper", 3)):
         parts = [found[wrapper], product, pointwise, found[wrapper] - product - pointwise]
         rows.append([wrapper, *(f"{us:.1f}" for us in parts), f"< {target}"])
-    minutes = (time.perf_counter() - start) / 60
-    text = "\n".join(
+    page.write(
         [
-            *report.header("A counted loop's step", "benchmarks.step_overhead", before, minutes),
             f"lstm forward, B={B} H={H}, gates as xs; us per step, the slope from T={SHORT} to "
             f"{LONG}; medians.",
             "",
@@ -123,8 +118,6 @@ def main() -> None:
             "saves: below zero, it saves more.",
         ]
     )
-    (RESULTS / "step_overhead.md").write_text(text + "\n")
-    print(text)
 
 
 if __name__ == "__main__":

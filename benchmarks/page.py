@@ -1,0 +1,35 @@
+"""A page of results of a module of its own: ``python -m benchmarks.NAME`` writes ``NAME.md``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks import child, report
+
+
+class Page:
+    """Measurements, each in a fresh process, and the page that tells of them."""
+
+    def __init__(self, title: str, name: str) -> None:
+        self.title, self.name = title, name
+        self.start, self.load_before = time.perf_counter(), report.load()
+
+    def measured(self, function: str, *args: Any, **how: Any) -> Any:
+        """What ``function`` of this page's module returns; where it fails, no page is written."""
+        found = child.measured(f"benchmarks.{self.name}:{function}", *args, **how)
+        if isinstance(found, dict) and "failed" in found:
+            raise SystemExit(found["failed"])
+        return found
+
+    def write(self, lines: Iterable[str], keep: bool = True) -> None:
+        """Print the page, and ``keep`` it among the results."""
+        minutes = (time.perf_counter() - self.start) / 60
+        module = f"benchmarks.{self.name}"
+        text = "\n".join(
+            [*report.header(self.title, module, self.load_before, minutes), *lines, ""]
+        )
+        if keep:
+            (child.RESULTS / f"{self.name}.md").write_text(text)
+        print(text)
