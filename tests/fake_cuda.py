@@ -147,11 +147,3 @@ def launches(wrapper: str) -> int:
     return len(
         re.findall(r"^\s+(scan_kernel_\d+\(|\w+\.run\(|extern_kernels\.|torch\.ops\.)", call, re.M)
     )
-
-
-def loops(wrapper: str) -> int:
-    return len(
-        re.findall(
-            r"^\s+for \w+ in [\w.]*\.steps\(range\(", wrapper[wrapper.index("def call(") :], re.M
-        )
-    )

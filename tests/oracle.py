@@ -197,3 +197,9 @@ def check(
             tolerance,
         )
     return actual
+
+
+def sum_with_weights_backwards(y: Tensor) -> Tensor:
+    """A sum whose gradient for ``y`` has its dimensions backwards in memory."""
+    weights = torch.linspace(0.5, 1.5, y.numel(), dtype=torch.float64).reshape(y.shape[::-1])
+    return (y.permute(*reversed(range(y.ndim))) * weights).sum()

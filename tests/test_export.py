@@ -11,6 +11,7 @@ import torch
 from cells import CELLS
 from oracle import assert_same, loop
 from torch import nn
+from transforms_in_a_body import STEPS
 
 from torch_scan_hop import scan
 
@@ -144,14 +145,7 @@ def test_a_body_exported_first_is_captured_in_eager_mode_later():
 
 
 TRANSFORMED = {
-    "grad": lambda w, c, x: c - torch.func.grad(lambda p: (torch.sin(p * w) * x).sum())(c) / 9,
-    "vjp": lambda w, c, x: torch.func.vjp(lambda p: torch.sin(p * w), c)[1](x)[0],
-    "jvp": lambda w, c, x: torch.func.jvp(lambda p: torch.sin(p * w), (c,), (x,))[1],
-    "jacrev": lambda w, c, x: torch.func.jacrev(lambda p: torch.sin(p * w))(c) @ x,
-    "vmap": lambda w, c, x: torch.vmap(lambda a, b: torch.sin(a * b))(c, w) + x,
-    "vmap_of_grad": lambda w, c, x: (
-        torch.vmap(torch.func.grad(lambda a, b: torch.sin(a * b)))(c, w) + x
-    ),
+    **{name: step for name, step in STEPS.items() if name != "hessian"},
     "grad_of_scan": lambda w, c, x: (
         c - torch.func.grad(lambda p: scan(lambda a, _: (a.sin() + p, None), p * w, c)[0].sum())(c)
     ),

@@ -19,13 +19,14 @@ pytest.importorskip("triton")
 
 import torch
 import triton
-from fake_cuda import launches, loops, scan_kernels, wrappers
+from fake_cuda import launches, scan_kernels, wrappers
 from gpu_cells import CASES, ROW_CASES, gru, lstm, row_case
 from torch._inductor.codecache import PyCodeCache
 from torch.utils import _pytree as pytree
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
+from wrappers import loops
 
 from torch_scan_hop import explain
 from torch_scan_hop.inductor.gpu import launch, rows
@@ -127,7 +128,7 @@ def test_one_launch_each_way(name):
     trains = "backward" in found
     assert len(kernels) == 1 + trains
     for wrapper in found.values():
-        assert len(scan_kernels(wrapper)) == 1 and loops(wrapper) == 0
+        assert len(scan_kernels(wrapper)) == 1 and loops([wrapper]) == [0]
         # work before and after the loop, and what does not depend on the number of steps
         assert launches(wrapper) <= 8
         assert "torch.cuda._DeviceGuard(0)" in wrapper
@@ -216,12 +217,12 @@ def test_one_launch_of_rows_each_way():
     found, kernels = compiled_for_cuda("lstm, 64 wide")
     assert len(kernels) == 2 and all("tl.dot(" in source.text for source, *_ in kernels)
     for wrapper in found.values():
-        assert len(scan_kernels(wrapper)) == 1 and loops(wrapper) == 0
+        assert len(scan_kernels(wrapper)) == 1 and loops([wrapper]) == [0]
 
 
 def test_weights_that_do_not_fit_are_a_counted_loop():
     found, kernels = compiled_for_cuda("lstm, 128 wide", torch.float32)
-    assert not kernels and all(loops(wrapper) == 1 for wrapper in found.values())
+    assert not kernels and all(loops([wrapper]) == [1] for wrapper in found.values())
 
 
 def test_loads_run_ahead_of_the_loop():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import threading
 from collections.abc import Mapping
 
 import pytest
@@ -24,7 +23,10 @@ from oracle import (
     loop,
     require_grad,
     scalar,
+    sum_with_weights_backwards,
 )
+from threads import results_of_threads
+from transforms_in_a_body import STEPS
 
 from torch_scan_hop import Binomial, scan, tree
 from torch_scan_hop.reference import scan_loop
@@ -686,30 +688,10 @@ def test_forward_over_reverse():
     assert_same(tangents(scan), tangents(loop))
 
 
-INNER = {
-    "grad": lambda w: (
-        lambda c, x: (
-            c - 0.1 * torch.func.grad(lambda p: (torch.sin(p * w) * x).sum())(c),
-            None,
-        )
-    ),
-    "vjp": lambda w: lambda c, x: (torch.func.vjp(lambda p: torch.sin(p * w), c)[1](x)[0], None),
-    "jvp": lambda w: lambda c, x: (torch.func.jvp(lambda p: torch.sin(p * w), (c,), (x,))[1], None),
-    "jacrev": lambda w: lambda c, x: (torch.func.jacrev(lambda p: torch.sin(p * w))(c) @ x, None),
-    "hessian": lambda w: (
-        lambda c, x: (
-            torch.func.hessian(lambda p: torch.sin(p * w).sum())(c) @ x,
-            None,
-        )
-    ),
-    "vmap": lambda w: lambda c, x: (torch.vmap(lambda a, b: torch.sin(a * b))(c, w) + x, None),
-    "vmap_of_grad": lambda w: (
-        lambda c, x: (
-            torch.vmap(torch.func.grad(lambda a, b: torch.sin(a * b)))(c, w) + x,
-            None,
-        )
-    ),
-}
+def inner_body(name, w):
+    return lambda c, x: (STEPS[name](w, c, x), None)
+
+
 OUTER = {
     "value": lambda f, w: f(w),
     "autograd": lambda f, w: torch.autograd.grad(f(w.requires_grad_()), w)[0],
@@ -728,13 +710,13 @@ OUTER = {
 
 @pytest.mark.filterwarnings("ignore:torch_scan_hop")
 @pytest.mark.parametrize("outer", OUTER)
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", STEPS)
 def test_transforms_in_and_around_a_body(inner, outer):
     xs = real(3, 2)
 
     def result(s):
         def f(w):
-            return s(INNER[inner](w), torch.full((2,), 0.5, dtype=F64), xs)[0].sum()
+            return s(inner_body(inner, w), torch.full((2,), 0.5, dtype=F64), xs)[0].sum()
 
         return OUTER[outer](f, real(2))
 
@@ -751,7 +733,7 @@ def test_a_failed_capture_leaves_nothing_that_its_collection_undoes():
     xs = real(3, 2)
 
     def f(w):
-        return scan(INNER["hessian"](w), torch.full((2,), 0.5, dtype=F64), xs)[0]
+        return scan(inner_body("hessian", w), torch.full((2,), 0.5, dtype=F64), xs)[0]
 
     gc.collect()
     before = dispatcher_state()
@@ -798,7 +780,7 @@ def test_tasks_of_maml_are_captured(inner):
 
     def result(s):
         def task(w):
-            return s(INNER[inner](w), torch.full((2,), 0.5, dtype=F64), xs)[0].sum()
+            return s(inner_body(inner, w), torch.full((2,), 0.5, dtype=F64), xs)[0].sum()
 
         return torch.vmap(torch.func.grad(task))(real(4, 2))
 
@@ -906,22 +888,15 @@ def test_a_registered_pytree_that_is_a_mapping(mode):
 
 def test_eight_threads_cold():
     module = torch.nn.Linear(3, 3).double()
-    found, errors, x = [None] * 8, [], real(5, 3)
+    x = real(5, 3)
 
-    def run(k):
-        try:
-            c, _ = scan(lambda h, x: (torch.tanh(module(h) + x), h), torch.zeros(3, dtype=F64), x)
-            c.sum().backward()
-            found[k] = c.tolist()
-        except BaseException as error:
-            errors.append(error)
+    def work(_):
+        c, _ = scan(lambda h, x: (torch.tanh(module(h) + x), h), torch.zeros(3, dtype=F64), x)
+        c.sum().backward()
+        return c.tolist()
 
-    threads = [threading.Thread(target=run, args=(k,)) for k in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and all(f == found[0] for f in found)
+    found = results_of_threads(work, 8)
+    assert all(f == found[0] for f in found)
 
     class Program(torch.nn.Module):
         def forward(self, x):
@@ -1133,10 +1108,7 @@ def norms_groups(h, x):
 
 COTANGENTS = {
     "expanded": lambda h, ys: ys.sum(),
-    "permuted": lambda h, ys: (
-        ys.permute(*reversed(range(ys.ndim)))
-        * torch.linspace(0, 1, ys.numel(), dtype=F64).reshape(ys.shape[::-1])
-    ).sum(),
+    "permuted": lambda h, ys: sum_with_weights_backwards(ys),
     "none": lambda h, ys: h.sum(),
     "of some steps": lambda h, ys: ys[1:, ..., :1].sum() + h.sum(),
 }

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import types
 import warnings
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from oracle import assert_same
+from threads import results_of_threads
 from torch import fx
 
 from torch_scan_hop import scan
@@ -123,8 +123,6 @@ def test_a_cell_that_is_defined_again_lets_go_of_its_captures(n):
 
 def test_threads_may_call_and_differentiate_scans_at_once():
     """One cell and others, captured by whoever comes first; the numbers are the loop's."""
-    wrong: list = []
-    start = threading.Barrier(4)
 
     def shared(h, x):
         h = torch.tanh(h + x)
@@ -135,24 +133,15 @@ def test_threads_may_call_and_differentiate_scans_at_once():
             h = torch.sin(h * number + x)
             return h, h * number
 
-        try:
-            start.wait()
-            for k in range(4):
-                for cell in (shared, own):
-                    xs = (XS[: 3 + k] * (number + 1)).requires_grad_()
-                    results = scan(cell, H, xs), scan_loop(cell, H, xs, 3 + k, False)
-                    grads = [torch.autograd.grad(ys.sum() + h.sum(), xs)[0] for h, ys in results]
-                    assert_same(*results, 1e-6)
-                    assert_same(*grads, 1e-6)
-        except BaseException as error:
-            wrong.append(error)
+        for k in range(4):
+            for cell in (shared, own):
+                xs = (XS[: 3 + k] * (number + 1)).requires_grad_()
+                results = scan(cell, H, xs), scan_loop(cell, H, xs, 3 + k, False)
+                grads = [torch.autograd.grad(ys.sum() + h.sum(), xs)[0] for h, ys in results]
+                assert_same(*results, 1e-6)
+                assert_same(*grads, 1e-6)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong, wrong[0]
+    results_of_threads(work, 4)
 
 
 FORK = """
