@@ -22,7 +22,9 @@ def measured(where: str, *arguments: Any, cold: bool = False, limit: float = 300
 
     ``cold``: with Inductor's caches off and a cache directory that is empty.
     """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # jax may be in a folder of its own
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     command = [sys.executable, "-m", "benchmarks.child", where, json.dumps(arguments)]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty:
         if cold:

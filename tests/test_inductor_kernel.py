@@ -65,6 +65,11 @@ def shifted_x(h, x):
     return h, torch.nn.functional.pad(h * 2, (0, 0)) + h * 2
 
 
+def rotates(h, x):
+    h = x * h + x
+    return h, h.abs()
+
+
 ROW = (3, 37)
 CASES = {
     "recurrence": (recurrence, torch.zeros(37), randn(6, 37)),
@@ -78,6 +83,11 @@ CASES = {
     "scalar": (double, torch.tensor(0.5), randn(6) * 0.1),
     "shifted x": (shifted_x, randn(*ROW), randn(6, *ROW)),
     "constant result": (constant_result, randn(37), randn(6, 37)),
+    "complex": (
+        rotates,
+        torch.complex(randn(37), randn(37)),
+        torch.complex(randn(6, 37), randn(6, 37)) / 2,
+    ),
     "one element": (double, randn(1), randn(6, 1) * 0.1),
 }
 
@@ -127,6 +137,22 @@ def test_any_trip_count_and_width():
 
     _, n_loops = run_and_count_loops(run_all)
     assert set(n_loops) == {0}
+
+
+@pytest.mark.parametrize(("lanes", "has_threads"), [(4, False), (20_000, True)])
+def test_few_lanes_are_not_handed_to_threads(lanes, has_threads):
+    """OpenMP would keep the carry of the only thread with work in memory between two steps."""
+
+    def step(h, x):
+        h = 0.5 * h + x
+        return h, h
+
+    init, xs = torch.zeros(lanes), randn(200_000 // lanes, lanes)
+    with torch.no_grad(), torch._inductor.config.patch({"cpp.threads": 2}):
+        run = torch.compile(lambda init, xs: scan(step, init, xs), fullgraph=True)
+        got, codes = run_and_get_code(run, init, xs)
+    assert loops(codes) == [0] and ("#pragma omp" in codes[0]) == has_threads
+    assert_same(got, loop(step, init, xs), 1e-4)
 
 
 def test_training_is_a_kernel_each_way():

@@ -36,12 +36,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class Interleaved:
-    """``view(dtype)`` of a complex tensor: its numbers in a row, real and imaginary in turn."""
+    """``view(dtype)`` of a complex tensor: its numbers in a row, real and imaginary in turn.
+
+    Where they are ``apart``, each number is a row of its own, as Inductor adds them.
+    """
 
     pair: Pair
+    apart: bool = False
 
     def whole(self) -> Tensor:
-        return torch.stack([self.pair.re, self.pair.im], -1).flatten(-2)
+        parts = torch.stack([self.pair.re, self.pair.im], -1)
+        return parts if self.apart else parts.flatten(-2)
 
 
 def is_complex(value: Any) -> bool:
@@ -77,7 +82,9 @@ def _parts(value: Any) -> tuple[Any, Any]:
 
 def _add(left: Any, right: Any, *, alpha: Any = 1) -> Any:
     if isinstance(left, Interleaved) and isinstance(right, Interleaved):
-        return Interleaved(_add(left.pair, right.pair, alpha=alpha))
+        if left.apart != right.apart:
+            raise NotImplementedError
+        return Interleaved(_add(left.pair, right.pair, alpha=alpha), left.apart)
     if (
         isinstance(left, Interleaved)
         or isinstance(right, Interleaved)
@@ -185,11 +192,20 @@ def _view_as_complex(value: Tensor) -> Pair:
 def _view_dtype(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Pair) and not dtype.is_complex:
         return Interleaved(value)
-    if isinstance(value, Interleaved) and dtype.is_complex:
+    if isinstance(value, Interleaved) and dtype.is_complex and not value.apart:
         return value.pair
     if isinstance(value, Tensor) and dtype.is_complex:
         return _view_as_complex(value.unflatten(-1, (-1, 2)))
     raise NotImplementedError
+
+
+def _view(value: Any, size: Any) -> Any:
+    if not isinstance(value, Interleaved):
+        return _each(aten.view.default)(value, size)
+    rank = value.pair.re.dim() + (0 if value.apart else 1)
+    if len(size) != rank or not (value.apart or (isinstance(size[-1], int) and size[-1] == 2)):
+        raise NotImplementedError
+    return Interleaved(value.pair, not value.apart)
 
 
 def _convert(value: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
@@ -258,6 +274,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.view_as_real.default: _view_as_real,
     aten.view_as_complex.default: _view_as_complex,
     aten.complex.default: Pair,
+    aten.view.default: _view,
+    aten.reshape.default: _view,
     aten.view.dtype: _view_dtype,
     aten._to_copy.default: _convert,
     torch.ops.prims.convert_element_type.default: _convert,

@@ -102,6 +102,11 @@ def tile_lanes(sizes: Sequence[Any], bytes_per_lane: int) -> int:
     return max(1, -(-tile // VECTOR_LANES)) * VECTOR_LANES
 
 
+def _is_one_tile(sizes: Sequence[Any], tile: int) -> bool:
+    *outer, lanes = sizes
+    return all(size == 1 for size in outer) and lanes.is_Integer and int(lanes) <= tile
+
+
 def emit_kernel(
     wrapper: Any, node: Any, loop: TimeLoop, index_of: Any, sizes: Sequence[Any], span: Span
 ) -> None:
@@ -112,8 +117,10 @@ def emit_kernel(
     with no_interpreter():
         seed = function.nest(lambda lane: loop.seed(index_of(lane)), sizes)
         step = function.nest(lambda lane: loop.step(index_of(lane)), sizes)
-    for nest in (seed, step):
-        nest.for_threads()
+    # even with one thread at hand, what OpenMP runs keeps its carry in memory between two steps
+    if not _is_one_tile(sizes, tile):
+        for nest in (seed, step):
+            nest.for_threads()
     # init is copied by the call that runs the first step
     seed.repeat(STEP, (0, Max(0, 1 - span.first)), TILE, tile, likely=1)
     likely = likely_size(span.trip_count, fallback=tile)
