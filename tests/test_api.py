@@ -734,8 +734,8 @@ def test_a_disabled_dynamo_runs_the_loop():
 
 @pytest.mark.parametrize("variant", ["eager", "aot_eager"])
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("T", [0, 1, 2, 4, 5, 7])
-@pytest.mark.parametrize("unroll", [1, 2, 4, 10])
+@pytest.mark.parametrize("T", [0, 1, 4, 5])
+@pytest.mark.parametrize("unroll", [1, 4, 10])
 def test_unroll_changes_nothing(variant, unroll, T, reverse):
     if variant == "aot_eager" and T not in (0, 5):
         pytest.skip("eager covers the other trip counts")
@@ -767,7 +767,7 @@ def test_unroll_with_a_dynamic_trip_count():
     run = torch.compile(
         lambda h, xs: scan(cell, h, xs, unroll=3), backend=counter, fullgraph=True, dynamic=True
     )
-    for T in (7, 8, 9, 30):
+    for T in (7, 8, 9, 10):
         h, xs = randn(2), randn(T, 2)
         actual, expected = run(h, xs), loop(cell, h, xs)
         assert_same(actual, expected)

@@ -110,7 +110,13 @@ def test_gradcheck(T, reverse):
         assert torch.autograd.gradgradcheck(run, inputs)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, marks=[pytest.mark.slow] if cell == "transformer" else [])
+        for cell in CELLS
+    ],
+)
 def test_double_backward(cell):
     p = CELLS[cell].problem(F64, T=3, B=2)
     wrt = [t.requires_grad_() for t in torch.utils._pytree.tree_leaves(p.xs)]

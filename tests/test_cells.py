@@ -10,10 +10,19 @@ from oracle import TOLERANCE, VARIANTS, assert_same, check, gradients, loop
 from torch_scan_hop import scan
 
 QUICK = [v for v in VARIANTS if v != "inductor"]
+# of several scans, or of many operators: most variants of them are left to the slow tests
+LARGE = {"transformer", "stacked_layers", "selective_ssm", "gru", "lstm_cell_module"}
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("variant", QUICK)
+def _cells_and_variants():
+    for variant in QUICK:
+        for cell in CELLS:
+            is_slow = cell in LARGE and variant not in ("eager", "aot_eager", "unroll3")
+            marks = [pytest.mark.slow] if is_slow else []
+            yield pytest.param(cell, variant, id=f"{variant}-{cell}", marks=marks)
+
+
+@pytest.mark.parametrize(("cell", "variant"), _cells_and_variants())
 def test_training_equals_the_loop(cell, variant):
     p = CELLS[cell].problem(torch.float64, T=5, B=2)
     check(p.combine_fn, p.init, p.xs, params=list(p.params.values()), variant=VARIANTS[variant])

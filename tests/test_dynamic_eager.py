@@ -80,7 +80,14 @@ def calls_without_work(work, call, values):
     call(second)
 
 
-@pytest.mark.parametrize("name", [n for n in CELLS if n != "stacked_layers"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "transformer" else [])
+        for name in CELLS
+        if name != "stacked_layers"
+    ],
+)
 def test_batch_sizes(name, work):
     p = problem(name, 4)
 
@@ -132,7 +139,9 @@ def test_much_larger_sizes_may_want_another_plan():
 
 
 @pytest.mark.parametrize(
-    "checkpoint", ["full", "sqrt", 2, torch_scan_hop.Binomial(2), "policy"], ids=str
+    "checkpoint",
+    ["full", "sqrt", 2, pytest.param(torch_scan_hop.Binomial(2), marks=pytest.mark.slow), "policy"],
+    ids=str,
 )
 def test_checkpoints(checkpoint, work):
     if checkpoint == "policy":
