@@ -203,3 +203,13 @@ def sum_with_weights_backwards(y: Tensor) -> Tensor:
     """A sum whose gradient for ``y`` has its dimensions backwards in memory."""
     weights = torch.linspace(0.5, 1.5, y.numel(), dtype=torch.float64).reshape(y.shape[::-1])
     return (y.permute(*reversed(range(y.ndim))) * weights).sum()
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Of the seed that each test starts from."""
+    return torch.randn(shape, dtype=dtype)
+
+
+def randn_of_shape(*shape: int) -> Tensor:
+    """float32, and the same for a shape wherever it is made, modules' constants included."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from oracle import VARIANTS, Variant, assert_same, check, loop
+from oracle import VARIANTS, Variant, assert_same, check, loop, randn
 from torch import nn
 
 from torch_scan_hop import scan
@@ -36,10 +36,6 @@ class State:
 
 
 pytree.register_dataclass(State, serialized_type_name="tests.test_api.State")
-
-
-def randn(*shape, dtype=F64):
-    return torch.randn(*shape, dtype=dtype)
 
 
 def cumulative(h, x):

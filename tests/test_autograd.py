@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from cells import CELLS
-from oracle import assert_same, check, gradients, loop, scalar, zeros_for_none
+from oracle import assert_same, check, gradients, loop, randn, scalar, zeros_for_none
 from torch import nn
 
 from torch_scan_hop import scan
@@ -16,10 +16,6 @@ from torch_scan_hop._torch import tracing
 from torch_scan_hop.autodiff import joint
 
 F64 = torch.float64
-
-
-def randn(*shape):
-    return torch.randn(shape, dtype=F64)
 
 
 def leaves(**shapes):

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cells import CELLS
-from oracle import VARIANTS, assert_same, check, gradients, loop, zeros_for_none
+from oracle import VARIANTS, assert_same, check, gradients, loop, randn, zeros_for_none
 from torch import nn
 from torch._dynamo.testing import (
     AotEagerAndRecordGraphs,
@@ -31,10 +31,6 @@ from torch_scan_hop import Binomial, scan
 pytestmark = pytest.mark.torch_version
 F64 = torch.float64
 SCAN = torch.ops.higher_order.scan
-
-
-def randn(*shape, dtype=F64):
-    return torch.randn(shape, dtype=dtype)
 
 
 def scans_in(graph_module):

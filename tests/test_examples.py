@@ -12,11 +12,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("name", ["truncated_bptt"])
-def test_example(name):
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("truncated_bptt", []),
+        pytest.param("char_lm", ["--steps", "3"], marks=pytest.mark.slow),  # make demo
+    ],
+)
+def test_example(name, arguments):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / f"{name}.py"],
+        [sys.executable, ROOT / "examples" / f"{name}.py", *arguments],
         env=environment,
         capture_output=True,
         text=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from oracle import assert_same, gradients, loop
+from oracle import randn_of_shape as randn
 from torch._inductor.utils import run_and_get_code
 from wrappers import loops, run_and_count_loops
 
@@ -12,11 +13,6 @@ from torch_scan_hop import scan
 from torch_scan_hop.rewrites import using_options
 
 pytestmark = pytest.mark.torch_version
-
-
-def randn(*shape):
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator)
 
 
 A, U = randn(37).sigmoid(), randn(37) * 0.1

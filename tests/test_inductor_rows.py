@@ -6,6 +6,7 @@ import pytest
 import torch
 from cells import GRU
 from oracle import assert_same, gradients, loop
+from oracle import randn_of_shape as randn
 from torch._inductor.utils import run_and_get_code, run_and_get_cpp_code
 from wrappers import loops, run_and_count_loops
 
@@ -13,11 +14,6 @@ from torch_scan_hop import scan
 from torch_scan_hop.rewrites import using_options
 
 pytestmark = pytest.mark.torch_version
-
-
-def randn(*shape):
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator)
 
 
 def weight(*shape):

@@ -10,16 +10,12 @@ import gc
 import pytest
 import torch
 from graph_caches import graph_caches
-from oracle import VARIANTS, assert_same, check, gradients, loop
+from oracle import VARIANTS, assert_same, check, gradients, loop, randn
 from torch import nn
 
 from torch_scan_hop import scan
 
 F64 = torch.float64
-
-
-def randn(*shape):
-    return torch.randn(shape, dtype=F64)
 
 
 def rnn_with(w):
