@@ -102,6 +102,13 @@ def test_a_third_float_compiles_nothing(cell_with, dtype, compilations):
         assert len(compilations) == min(k, 1) + 1
 
 
+@pytest.fixture
+def floats_vary():
+    """torch_xla's Dynamo bridge turns this off for the whole process."""
+    with torch._dynamo.config.patch(specialize_float=False, automatic_dynamic_shapes=True):
+        yield
+
+
 @pytest.mark.torch_version
 @pytest.mark.parametrize(
     "cell_with",
@@ -110,7 +117,7 @@ def test_a_third_float_compiles_nothing(cell_with, dtype, compilations):
         pytest.param(a_power_with_a_number, marks=DECIDED_BY_THE_EXPONENT),
     ],
 )
-def test_operators_do_with_a_tensor_what_they_do_with_a_number(cell_with):
+def test_operators_do_with_a_tensor_what_they_do_with_a_number(cell_with, floats_vary):
     graphs = []
 
     def backend(gm, examples):
@@ -130,7 +137,7 @@ def test_operators_do_with_a_tensor_what_they_do_with_a_number(cell_with):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_float_of_a_compiled_program_compiles_nothing(dtype, compilations):
+def test_a_float_of_a_compiled_program_compiles_nothing(dtype, compilations, floats_vary):
     """Of 0-d carries: a tensor, unlike a number, would decide the type of the result."""
 
     def cell_with(f):
