@@ -99,9 +99,11 @@ def _body_of_this_trace(
 
 def _as_tensor(mode: ProxyTorchDispatchMode, inputs: Inputs[Any], number: Any) -> torch.Tensor:
     """As torch's pass for floats, which runs after this trace, knows how to compute it."""
+    device = device_of(inputs.carry, inputs.xs)
+    # others may have no float64; operators of theirs take a scalar from the CPU, too
+    device = device if device.type == "cuda" else torch.device("cpu")
     with mode:
-        ones = torch.ones((), dtype=torch.float64, device=device_of(inputs.carry, inputs.xs))
-        return ones * number
+        return torch.ones((), dtype=torch.float64, device=device) * number
 
 
 @scan_op.kernel(ProxyTorchDispatchMode)
