@@ -43,6 +43,17 @@ def _rows(name: str, calls: dict[str, Callable[[], object]], base: str) -> Rows:
     ]
 
 
+def _rnn(T: int, batch: int, width: int) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """A cell, its init and its xs."""
+    w = torch.randn(width, width) / width
+
+    def cell(h: torch.Tensor, x: torch.Tensor) -> Any:
+        h = torch.tanh(h @ w + x)
+        return h, h
+
+    return cell, torch.zeros(batch, width), torch.randn(T, batch, width)
+
+
 def compiled() -> Rows:
     torch.set_num_threads(1)
     rows: Rows = []
@@ -102,14 +113,10 @@ def bars() -> Rows:
     if importlib.util.find_spec("tqdm") is None:
         return []
     torch.set_num_threads(1)
-    xs, w = torch.randn(20_000, 4, 32), torch.randn(32, 32) / 32
-
-    def cell(h: torch.Tensor, x: torch.Tensor) -> Any:
-        h = torch.tanh(h @ w + x)
-        return h, h
+    rnn = _rnn(T=20_000, batch=4, width=32)
 
     def call(progress: bool, compile: bool) -> Callable[[], object]:
-        return lambda: scan(cell, torch.zeros(4, 32), xs, compile=compile, progress=progress)
+        return lambda: scan(*rnn, compile=compile, progress=progress)
 
     rows: Rows = []
     for compile in (False, True):
@@ -141,14 +148,10 @@ def imports() -> Rows:
 def checks() -> Rows:
     """What ``detect_nonfinite`` costs, of a scan forward."""
     torch.set_num_threads(1)
-    xs, w = torch.randn(256, 16, 128), torch.randn(128, 128) / 128
-
-    def cell(h: torch.Tensor, x: torch.Tensor) -> Any:
-        h = torch.tanh(h @ w + x)
-        return h, h
+    rnn = _rnn(T=256, batch=16, width=128)
 
     def run(**options: Any) -> Any:
-        return scan(cell, torch.zeros(16, 128), xs, **options)
+        return scan(*rnn, **options)
 
     def checked(call: Callable[[], object]) -> Callable[[], object]:
         def with_check() -> None:
@@ -171,7 +174,7 @@ def checks() -> Rows:
     }
     for name, (plain, with_check) in ways.items():
         rows += _rows(name, {"as it is": plain, "set_default": with_check}, "as it is")
-    by_hand = {"loop": partial(scan_loop, cell, torch.zeros(16, 128), xs, 256, False)}
+    by_hand = {"loop": partial(scan_loop, *rnn, 256, False)}
     return rows + _rows("loop", by_hand | {"debug": debugged}, "loop")
 
 

@@ -66,8 +66,8 @@ def tracked(number: Any) -> Any:
     A body is traced apart, and so are the numbers that it computes. The trace around it knows
     symbols, and what it has computed itself; from torch 2.13 on most other expressions, too.
     """
-    mode = get_proxy_mode()
-    if mode is None or not is_symbolic(number):
+    mode = get_proxy_mode() if is_symbolic(number) else None
+    if mode is None:
         return number
     tracer: Any = mode.tracer
     if proxy_tensor.get_proxy_slot(number, tracer, False, lambda _: True):

@@ -27,7 +27,7 @@ from torch import fx
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
-from torch_scan_hop.body.node_kinds import is_random, is_view, same_value
+from torch_scan_hop.body.node_kinds import is_random, is_tensor_node, is_view, same_value
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class _Rules:
         return node in self.source or node.op == "get_attr" or _is_size(node)
 
     def must_save(self, node: fx.Node, values: AbstractSet[fx.Node]) -> bool:
-        if not _is_tensor(node) or node.op == "get_attr" or node not in self.varying:
+        if not is_tensor_node(node) or node.op == "get_attr" or node not in self.varying:
             return False
         if node in self.source:
             return False
@@ -187,10 +187,6 @@ def _stack_of_carry(joint: JointGraph, k: int, stacks: _Stacks) -> tuple[int, bo
     if carry_in in held or not shifted:
         return stacks.hold(carry_in), False
     return stacks.hold(carry_out), True
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_size(node: fx.Node) -> bool:

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.fakes import fake_mode_of
+from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.signature import Inputs
 
@@ -67,6 +68,8 @@ def floats_as_tensors(
     placeholders = inputs.signature.inputs_of(body).additional
     pairs = enumerate(zip(placeholders, inputs.additional, strict=True))
     positions = {node: k for k, (node, value) in pairs if isinstance(value, torch.SymFloat)}
+    if not positions:
+        return inputs
     origins = _origins(body.graph, positions)
     stuck = _stuck(origins)
     additional = list(inputs.additional)
@@ -113,12 +116,8 @@ def _has_form(user: fx.Node, number: fx.Node) -> bool:
         return True
     if number in user.kwargs.values():
         is_factor = user.kwargs.get(_FACTOR.get(user.target, "")) is number  # type: ignore[call-overload]
-        return is_factor and number not in user.args and _is_tensor(user.args[1])
+        return is_factor and number not in user.args and is_tensor_node(user.args[1])
     return user.target in _FORM
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, fx.Node) and isinstance(value.meta["val"], torch.Tensor)
 
 
 def _read_as_tensor(number: fx.Node, origins: dict[fx.Node, set[fx.Node]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -14,6 +15,10 @@ aten = torch.ops.aten
 
 # values pass through these unchanged in a functional graph, and so do gradients
 _IDENTITIES = {aten.alias.default, aten.lift_fresh_copy.default}
+
+
+def is_tensor_node(value: Any) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
 def is_identity(node: fx.Node) -> bool:

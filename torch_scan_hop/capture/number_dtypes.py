@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     example_value,
     sequence_items,
 )
+from torch_scan_hop.signature import Inputs
 
 
 def _a_slice(xs: torch.Tensor) -> torch.Tensor:
@@ -22,36 +24,32 @@ def _a_slice(xs: torch.Tensor) -> torch.Tensor:
     return example + xs.sum() if xs.requires_grad else example
 
 
-def example_arguments(
-    tx: Any,
-    init: list[VariableTracker],
-    xs: list[VariableTracker],
-    additional: list[VariableTracker],
-) -> list[VariableTracker]:
+def example_arguments(tx: Any, inputs: Inputs[VariableTracker]) -> list[VariableTracker]:
+    """What a step of a scan of ``inputs`` is called with."""
+    carry = inputs.carry
     return [
-        *(c if c.is_python_constant() else c.call_method(tx, "clone", [], {}) for c in init),
-        *(call_inlined(tx, _a_slice, x) for x in xs),
-        *additional,
+        *(c if c.is_python_constant() else c.call_method(tx, "clone", [], {}) for c in carry),
+        *(call_inlined(tx, _a_slice, x) for x in inputs.xs),
+        *inputs.additional,
     ]
 
 
 def with_dtypes_of_step(
-    tx: Any,
-    combine_fn: VariableTracker,
-    init: list[VariableTracker],
-    rest: list[list[VariableTracker]],
-    positions: list[int],
-) -> list[VariableTracker]:
-    """``init`` in the dtypes that a step gives the carries at ``positions``.
+    tx: Any, combine_fn: VariableTracker, inputs: Inputs[VariableTracker], positions: list[int]
+) -> Inputs[VariableTracker]:
+    """``inputs`` with the carries at ``positions`` in the dtypes that a step gives them.
 
     Those were Python numbers, and are scalars with all their digits here. A number has a kind and
     no dtype of its own: a step is told so by a number, where its operators take one, and by a
     scalar of the default dtype elsewhere. Further rounds see what these dtypes do to other numbers.
     """
 
+    init = inputs.carry
+
     def dtypes_after(carry: list[VariableTracker]) -> dict[int, torch.dtype]:
         with discard_graph_changes(tx):
-            result = combine_fn.call_function(tx, example_arguments(tx, carry, *rest), {})
+            step = example_arguments(tx, replace(inputs, carry=carry))
+            result = combine_fn.call_function(tx, step, {})
             found = sequence_items(tx, sequence_items(tx, result)[0])
             return {k: example_value(found[k]).dtype for k in positions}
 
@@ -77,7 +75,7 @@ def with_dtypes_of_step(
         if after == dtypes:
             break
         dtypes = after
-    return in_dtypes(dtypes)
+    return replace(inputs, carry=in_dtypes(dtypes))
 
 
 #: a number of the kind that a widest dtype stands for

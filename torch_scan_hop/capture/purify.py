@@ -6,10 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from torch_scan_hop._torch.dynamo.variables import (
-    example_value,
-    known_modules,
-)
+from torch_scan_hop._torch.dynamo.variables import example_value, known_modules
 from torch_scan_hop._torch.effects import Effects
 from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of
 from torch_scan_hop._torch.tracing import mutated_inputs, run_fake

@@ -103,7 +103,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     def _capture(self, tx: Any, call: _Call) -> VariableTracker:
         given = call.inputs
         with discard_graph_changes(tx):
-            examples = example_arguments(tx, given.carry, given.xs, given.additional)
+            examples = example_arguments(tx, given)
         make_traceable(call.combine_fn)
         levels = open_levels()
         _, spec, graph, lifted = speculate(tx, call.combine_fn, examples, self._operator())
@@ -156,9 +156,8 @@ class ScanOfNumbersVariable(ScanVariable):
     def _called_with(self, tx: Any, positions: Any, *args: Any, **kwargs: Any) -> _Call:
         call = _call_of(tx, *args, **kwargs)
         numbers = [v.as_python_constant() for v in sequence_items(tx, positions)]
-        carry, xs, additional = call.inputs.carry, call.inputs.xs, call.inputs.additional
-        carry = with_dtypes_of_step(tx, call.combine_fn, carry, [xs, additional], numbers)
-        return replace(call, inputs=Inputs(carry, xs, additional))
+        inputs = with_dtypes_of_step(tx, call.combine_fn, call.inputs, numbers)
+        return replace(call, inputs=inputs)
 
     def _operator(self) -> Any:
         return scan_op

@@ -12,8 +12,8 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop.body.meta_values import run_node, same_strides
+from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.eager.calls import value_of
-from torch_scan_hop.rewrites.classify import is_tensor_node
 
 aten = torch.ops.aten
 

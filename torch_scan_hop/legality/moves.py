@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.body.node_kinds import is_random
+from torch_scan_hop.body.node_kinds import is_random, is_tensor_node
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.structure import (
     check_arity,
@@ -27,7 +27,7 @@ from torch_scan_hop.legality.structure import (
     value_of,
 )
 from torch_scan_hop.rewrites.batchable import is_batchable
-from torch_scan_hop.rewrites.classify import ancestors, is_pinned, is_tensor_node
+from torch_scan_hop.rewrites.classify import ancestors, is_pinned
 from torch_scan_hop.rewrites.plan import Decisions, ScanPlan
 from torch_scan_hop.signature import Inputs, Signature
 

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.rewrites.classify import ancestors, is_tensor_node
+from torch_scan_hop.body.node_kinds import is_tensor_node
+from torch_scan_hop.rewrites.classify import ancestors
 
 aten = torch.ops.aten
 

@@ -68,10 +68,6 @@ def is_reduction(node: fx.Node) -> bool:
     return node.target in REDUCTIONS
 
 
-def is_tensor_node(node: Any) -> bool:
-    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
-
-
 def is_pinned(node: fx.Node) -> bool:
     """Stays in the loop, in order: random draws, effects, and operators with bodies."""
     if node.op != "call_function":

@@ -12,7 +12,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import likely_value
-from torch_scan_hop.body.node_kinds import is_view, viewed
+from torch_scan_hop.body.node_kinds import is_tensor_node, is_view, viewed
 from torch_scan_hop.op import FORWARD, RunScan, ScanOptions
 from torch_scan_hop.rewrites.accumulate import Accumulator
 from torch_scan_hop.rewrites.classify import (
@@ -20,7 +20,6 @@ from torch_scan_hop.rewrites.classify import (
     Stays,
     ancestors,
     is_contraction,
-    is_tensor_node,
     nbytes,
 )
 from torch_scan_hop.rewrites.parts import Part, extract

@@ -10,7 +10,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import likely_value
-from torch_scan_hop.body.node_kinds import is_view
+from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.rewrites.accumulate import Accumulator, find_accumulator, read_stack_instead
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.rewrites.classify import (
@@ -21,7 +21,6 @@ from torch_scan_hop.rewrites.classify import (
     is_contraction,
     is_pinned,
     is_reduction,
-    is_tensor_node,
     nbytes,
 )
 from torch_scan_hop.rewrites.options import Options

@@ -19,6 +19,7 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch.sizes import statically_known_true
 from torch_scan_hop.schedule.run import Run
+from torch_scan_hop.schedule.stretches import joined_ys
 from torch_scan_hop.step import CombineFn, device_of, step
 
 
@@ -51,8 +52,7 @@ def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
         else:
             carry, ys = run_blocks(init)
             carry, ys_of_rest = run_rest(carry)
-        pairs = zip(tree.tensors(ys), tree.tensors(ys_of_rest), strict=True)
-        return carry, tree.unflatten(ys, [torch.cat(pair) for pair in pairs])
+        return carry, joined_ys([ys, ys_of_rest], reverse=False)  # both are in the order of xs
 
     return run_unrolled
 

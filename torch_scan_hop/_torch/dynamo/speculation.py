@@ -9,17 +9,13 @@ from typing import Any
 from torch import fx
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo import config as dynamo_config
-from torch._dynamo.exc import (
-    Unsupported,
-)
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables.base import (
     AttributeMutationExisting,
     AttributeMutationNew,
     VariableTracker,
 )
-from torch._dynamo.variables.higher_order_ops import (
-    speculate_subgraph,
-)
+from torch._dynamo.variables.higher_order_ops import speculate_subgraph
 from torch._dynamo.variables.misc import AutogradFunctionVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
