@@ -35,6 +35,7 @@ __all__ = [
     "KernelFunction",
     "LaneNest",
     "Max",
+    "Min",
     "address_of",
     "after_stores",
     "is_removed",
@@ -85,6 +86,17 @@ def after_stores(line: str) -> None:
 # --- loops, and the function around them ---
 
 
+class _UnrolledLoop(LoopLevel):
+    """A loop of a few turns that the compiler writes out."""
+
+    @classmethod
+    def of(cls, loop: LoopLevel) -> _UnrolledLoop:
+        return cls(loop.var, loop.size, tiled_size=loop.tiled_size, steps=loop.steps)
+
+    def lines(self) -> Any:
+        return [f"#pragma GCC unroll {CeilDiv(self.size, self.steps)}", super().lines()[-1]]
+
+
 class _OuterLoopsForThreads(LoopNest):
     """Steps run in order: only lanes are for threads."""
 
@@ -102,8 +114,17 @@ class LaneNest(CppKernelProxy):
     def size_hint(self) -> Any:  # decides the number of threads
         return super().size_hint() * self.work_per_lane
 
-    def generate(self, emit: Callable[[list[Any]], None], sizes: Sequence[Any]) -> None:
-        """``emit`` is called once for each kind of code (scalar, vector) with the index."""
+    def generate(
+        self,
+        emit: Callable[[list[Any]], None],
+        sizes: Sequence[Any],
+        in_vectors: bool,
+        masks_tail: bool,
+    ) -> None:
+        """``emit`` is called once for each kind of code (scalar, vector) with the index.
+
+        Lanes that fill no vector are one with a mask, if ``masks_tail``, or are done one by one.
+        """
         group = self.kernel_group
         self.set_ranges(sizes, ())
 
@@ -116,16 +137,20 @@ class LaneNest(CppKernelProxy):
         scalar = generate(self.kernel_cls)
         nest = self.loop_nest = _OuterLoopsForThreads(LoopNest.build(scalar).loops)
         self.kernels = [scalar]
-        if self.picked_vec_isa:
+        if in_vectors and self.picked_vec_isa:
             with config.patch(inplace_buffers=False):
                 depth = len(sizes) - 1
                 width = self.picked_vec_isa.nelements(dtype=torch.float32)
                 loop = nest.tile(depth, factor=width)
                 vector = generate(self.vec_kernel_cls, width, depth)
+                if masks_tail:
+                    tail = generate(self.vec_kernel_cls, width, depth, loop.size - loop.tiled_size)
+                else:
+                    tail = scalar
+                    scalar.inner_itervars = [loop.var]
                 vector.active_ranges = {loop.var: (0, loop.tiled_size)}
-                scalar.inner_itervars = [loop.var]
-                scalar.active_ranges = {loop.var: (loop.tiled_size, loop.size)}
-                self.kernels = [vector, scalar]
+                tail.active_ranges = {loop.var: (loop.tiled_size, loop.size)}
+                self.kernels = [vector, tail]
         self.aggregate_reduction_buffers(False, None)
         nest.set_kernel(self)
 
@@ -152,10 +177,22 @@ class LaneNest(CppKernelProxy):
         lanes.offset, lanes.size = first, Min(lanes.size, first + lanes_per_tile)
         nest.loops = [*outer, tiles, time, lanes]
 
+    def repeat_unrolled(self, step: Any, steps: tuple[Any, Any]) -> None:
+        """Let all lanes, of which there are a few, run these steps in one piece of code."""
+        nest: Any = self.loop_nest
+        lanes = nest.loops[-1]
+        begin, end = map(self.kernels[-1].rename_indexing, steps)
+        time = LoopLevel(step, end, offset=begin, is_reduction=True)
+        nest.loops = [time, *nest.loops[:-1], _UnrolledLoop.of(lanes)]
+
     def between(self, first: Any, end: Any) -> None:
         """Of the outermost loop, these turns only."""
         nest: Any = self.loop_nest
         nest.loops[0].offset, nest.loops[0].size = first, end
+
+
+# Fewer lanes that fill no vector take less time one by one than together, with a mask.
+FEWEST_MASKED = 5
 
 
 class KernelFunction:
@@ -164,7 +201,9 @@ class KernelFunction:
     #: its name, wherever its code says so
     name = str(Placeholder.KERNEL_NAME)
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, masks_tails: bool) -> None:
+        #: whether lanes that fill no vector may be one with a mask
+        self._masks_tails = masks_tails
         self._group = KernelGroup()
         self._group.scheduled_nodes = [node]  # not empty, or there would be no code
         #: where lines are written to: ``writeline``, ``indent``
@@ -190,10 +229,26 @@ class KernelFunction:
                 local.add_local_buffer(buffer)
             yield
 
-    def nest(self, emit: Callable[[list[Any]], None], sizes: Sequence[Any]) -> LaneNest:
+    def masks_tail_of(self, lanes: Any) -> bool:
+        """Whether the last of so many lanes are a vector with a mask."""
+        if not (self._masks_tails and vector_lanes()):
+            return False
+        tail = lanes % vector_lanes()
+        return bool(tail >= FEWEST_MASKED) if tail.is_Integer else True
+
+    def declare_array(self, buffer: Any) -> None:
+        """One of the local buffers, of a known size, as an array on the stack."""
+        kind, layout = DTYPE_TO_CPP[buffer.get_dtype()], buffer.layout
+        extents = zip(layout.size, layout.stride, strict=True)
+        elements = 1 + sum((size - 1) * stride for size, stride in extents)
+        self.code.writeline(f"{kind} {buffer.get_name()}[{elements}];")
+
+    def nest(
+        self, emit: Callable[[list[Any]], None], sizes: Sequence[Any], in_vectors: bool = True
+    ) -> LaneNest:
         """Loops over ``sizes``, which :meth:`add` puts into the function."""
         nest = LaneNest(self._group)
-        nest.generate(emit, tuple(sizes))
+        nest.generate(emit, tuple(sizes), in_vectors, self.masks_tail_of(sizes[-1]))
         return nest
 
     def add(self, nest: LaneNest, in_one_thread: bool = False) -> None:

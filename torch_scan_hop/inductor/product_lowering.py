@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -21,15 +22,21 @@ aten = torch.ops.aten
 
 
 class ProductLowering(InlineLowering):
-    """``parts`` has, by id, what was put together: ``(value, dim, parts)``.
-
-    ``ranges``: for those who ask for them, the sizes that symbols of an index are below.
-    """
+    """``parts`` has, by id, what was put together: ``(value, dim, parts)``."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm)
         self.parts: dict[int, tuple[Any, int, list[Any]]] = {}
-        self.ranges: dict[Any, Any] | None = None
+        self._ranges: dict[Any, Any] | None = None
+
+    @contextlib.contextmanager
+    def ranges_of_indices(self, lanes: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
+        """The sizes that symbols of an index are below, of ``lanes`` and of all made within."""
+        self._ranges = dict(lanes)
+        try:
+            yield self._ranges
+        finally:
+            self._ranges = None
 
     def product(self, left: Any, weight: Any) -> Any:
         """What stands for ``left @ weight``; NotPointwise if that is none."""
@@ -75,8 +82,8 @@ class ProductLowering(InlineLowering):
 
     def _within(self, index: Any, size: Any) -> Any:
         """``index``, which a mask keeps in range; for those who ask for ranges, a symbol of it."""
-        if self.ranges is None:
+        if self._ranges is None:
             return index
-        symbol = plain_symbol(800 + len(self.ranges))
-        self.ranges[symbol] = size
+        symbol = plain_symbol(800 + len(self._ranges))
+        self._ranges[symbol] = size
         return symbol

@@ -87,6 +87,7 @@ class KernelInSpans(KernelNode):
 
     def __init__(self, call: ScanCall, step: Any) -> None:
         super().__init__(call, step)
+        self.body = call.body
         self.span = Span(
             call.trip_count,
             size_expression(call.examples.index),

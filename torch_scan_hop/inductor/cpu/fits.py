@@ -1,4 +1,4 @@
-"""Which tensors the kernels of the CPU work on."""
+"""Which tensors the kernels of the CPU work on, and how."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import fx
 
 DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
 
@@ -16,3 +17,25 @@ def are_on_cpu(values: Iterable[Any]) -> bool:
 
 def are_stored_in_vectors(results: Iterable[torch.Tensor]) -> bool:
     return all(t.dtype in DTYPES for t in results)
+
+
+# A lane of one of these takes about as long as a vector of them.
+_TRANSCENDENTAL = {
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "erfc",
+    "erfinv", "exp", "exp2", "expm1", "lgamma", "log", "log10", "log1p", "log2", "pow", "sigmoid",
+    "sin", "sinh", "tan", "tanh",
+}  # fmt: skip
+
+
+def are_tails_worth_masks(body: fx.GraphModule) -> bool:
+    """Whether lanes that fill no vector had better be one with a mask than done one by one.
+
+    A mask costs some nanoseconds at each load and store. Of float32 only: torch 2.9 masks no other
+    type of those that are stored in vectors.
+    """
+    values = [(node, node.meta.get("val")) for node in body.graph.nodes]
+    tensors = [(node, value) for node, value in values if isinstance(value, torch.Tensor)]
+    return all(
+        value.dtype == torch.float32 or (value.dtype == torch.bool and node.op == "call_function")
+        for node, value in tensors
+    ) and any(getattr(node.target, "_opname", "") in _TRANSCENDENTAL for node, _ in tensors)

@@ -8,17 +8,19 @@ cache, and xs are read and ys written once, in long enough pieces.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_scan_hop._torch.inductor_cpp import (
     KernelFunction,
     Max,
+    Min,
     address_of,
     after_stores,
     is_removed,
     keep_stores_to,
     parallel_num_threads,
+    vector_lanes,
     written_pointer,
 )
 from torch_scan_hop._torch.inductor_values import (
@@ -28,6 +30,8 @@ from torch_scan_hop._torch.inductor_values import (
     no_interpreter,
     ops,
 )
+from torch_scan_hop.inductor.cpu.fits import are_tails_worth_masks
+from torch_scan_hop.inductor.cpu.places import buffer_like
 from torch_scan_hop.inductor.cpu.tanh import VectorOps
 from torch_scan_hop.inductor.lane_body import PointwiseBody
 from torch_scan_hop.inductor.spans import Span
@@ -37,7 +41,7 @@ from torch_scan_hop.inductor.step import STEP, TILE
 class TimeLoop:
     """What a kernel does with one lane; called once for each kind of code (scalar, vector).
 
-    Carries live in the buffers where they end, of which a tile stays in the cache.
+    Between two steps carries live in the buffers ``carry``.
     """
 
     def __init__(self, body: PointwiseBody, init: Any, carry: Any, ys: Any) -> None:
@@ -111,12 +115,23 @@ def emit_kernel(
     wrapper: Any, node: Any, loop: TimeLoop, index_of: Any, sizes: Sequence[Any], span: Span
 ) -> None:
     """Define a kernel that runs a span of ``loop`` for each lane of ``sizes``, and call it here."""
+    function = KernelFunction(node, are_tails_worth_masks(node.body))
+    with no_interpreter():
+        if are_few(sizes) and not function.masks_tail_of(sizes[-1]):
+            _FewLanes(function, loop, index_of, sizes).emit(span)
+        else:
+            _emit_tiles(function, loop, index_of, sizes, span)
+    function.define_and_call(wrapper, PREFETCH_SOURCE)
+
+
+def _emit_tiles(
+    function: KernelFunction, loop: TimeLoop, index_of: Any, sizes: Sequence[Any], span: Span
+) -> None:
+    """The buffers where carries end hold them in between; a tile of these stays in the cache."""
     bytes_per_lane = sum(2 * store.layout.dtype.itemsize for store in loop.carry)
     tile = tile_lanes(sizes, bytes_per_lane)
-    function = KernelFunction(node)
-    with no_interpreter():
-        seed = function.nest(lambda lane: loop.seed(index_of(lane)), sizes)
-        step = function.nest(lambda lane: loop.step(index_of(lane)), sizes)
+    seed = function.nest(lambda lane: loop.seed(index_of(lane)), sizes)
+    step = function.nest(lambda lane: loop.step(index_of(lane)), sizes)
     # even with one thread at hand, what OpenMP runs keeps its carry in memory between two steps
     if not _is_one_tile(sizes, tile):
         for nest in (seed, step):
@@ -127,4 +142,69 @@ def emit_kernel(
     step.repeat(STEP, (span.first, span.end), TILE, tile, likely)
     for nest in (seed, step):
         function.add(nest)
-    function.define_and_call(wrapper, PREFETCH_SOURCE)
+
+
+HELD = "scan_buf_held_"
+
+
+def are_few(sizes: Sequence[Any]) -> bool:
+    """Whether the lanes do not fill a vector: then a step is written out for each of them."""
+    *outer, lanes = sizes
+    few = vector_lanes() or VECTOR_LANES
+    return all(size == 1 for size in outer) and lanes.is_Integer and 0 < int(lanes) < few
+
+
+class _FewLanes:
+    """Carries are variables of the function, and all lanes of a step are written out.
+
+    ::
+
+        float held[2];
+        held = init, or where the span before has left it
+        for each step of the span:
+            lane 0 of it; lane 1 of it
+        the carry = held
+
+    A carry in a buffer is stored and loaded again between two steps, which takes longer than the
+    arithmetic of a small step does.
+    """
+
+    def __init__(
+        self, function: KernelFunction, loop: TimeLoop, index_of: Any, sizes: Sequence[Any]
+    ) -> None:
+        self.function = function
+        self.index_of = index_of
+        self.sizes = sizes
+        self.carry = loop.carry
+        self.held = [buffer_like(f"{HELD}{k}", b.layout) for k, b in enumerate(loop.carry)]
+        self.loop = TimeLoop(loop.body, loop.init, self.held, loop.ys)
+
+    def emit(self, span: Span) -> None:
+        with self.function.local_buffers(self.held):
+            for buffer in self.held:
+                self.function.declare_array(buffer)
+            self._add(self.loop.seed, (0, Max(0, 1 - span.first)))
+            self._add(self._take_up, (0, Min(1, span.first)))
+            self._add(self.loop.step, (span.first, span.end))
+            self._add(self._give_back, (0, 1))
+
+    def _add(self, emit: Callable[[Sequence[Any]], None], steps: tuple[Any, Any]) -> None:
+        nest = self.function.nest(
+            lambda lane: emit(self.index_of(lane)), self.sizes, in_vectors=False
+        )
+        nest.repeat_unrolled(STEP, steps)
+        self.function.add(nest)
+
+    def _take_up(self, lane: Sequence[Any]) -> None:
+        _copy(self.carry, self.held, lane)
+
+    def _give_back(self, lane: Sequence[Any]) -> None:
+        _copy(self.held, self.carry, lane)
+
+
+def _copy(sources: Sequence[Any], destinations: Sequence[Any], lane: Sequence[Any]) -> None:
+    for source, destination in zip(sources, destinations, strict=True):
+        written_pointer(source.name)  # the kernel writes it, too
+        keep_stores_to(destination.name)
+        value = ops.load(source.name, source.layout.make_indexer()(lane))
+        _store(destination, lane, value)

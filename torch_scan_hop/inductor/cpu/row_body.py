@@ -72,7 +72,7 @@ class RowBody:
             for j, product in enumerate(self.products)
         ]
         for store in self.stores:
-            self._find_reads(store)
+            store.reads, store.ranges = self._reads_of(store)
         assign_stages(self.stores, self.operands)
         self.delayed: list[int] = []
         while (carry := overwritten_carry(self.carry, self.nests(), self.delayed)) is not None:
@@ -100,12 +100,11 @@ class RowBody:
         assert matrix is not None
         return matrix
 
-    def _find_reads(self, store: Store) -> None:
-        store.ranges = self._lowering.ranges = dict(zip(store.lanes, store.shape, strict=True))
-        try:
-            store.reads = self.reads(store.value)
-        finally:
-            self._lowering.ranges = None
+    def _reads_of(self, store: Store) -> tuple[list[tuple[str, Any]], dict[Any, Any]]:
+        """What an element is computed from, and how far each symbol in its indices goes."""
+        lanes = dict(zip(store.lanes, store.shape, strict=True))
+        with self._lowering.ranges_of_indices(lanes) as ranges:
+            return self.reads(store.value), ranges
 
     def reads(self, value: Any) -> list[tuple[str, Any]]:
         """(buffer, index) of all that an element of ``value`` is computed from."""
@@ -134,6 +133,6 @@ class RowBody:
                 store.carry = None
                 store.place = Place(name, layout, shift=store.place.shift)
         copy = Store(self.carry[carry], tensor_of(buffer_like(name, layout)), carry=carry)
-        self._find_reads(copy)
+        copy.reads, copy.ranges = self._reads_of(copy)
         copy.stage = len(self.products) + 1
         self.stores.append(copy)

@@ -31,6 +31,7 @@ from torch_scan_hop._torch.inductor_values import (
     no_interpreter,
     ops,
 )
+from torch_scan_hop.inductor.cpu.fits import are_tails_worth_masks
 from torch_scan_hop.inductor.cpu.places import (
     NEXT,
     OPERAND,
@@ -81,7 +82,7 @@ class _RowCode:
         #: the buffers that results are written to
         self.names = {place.name: name for place, name in zip(places, names, strict=True)}
         self.span = span
-        self.function = KernelFunction(node)
+        self.function = KernelFunction(node, are_tails_worth_masks(node.body))
         self.code = self.function.code
         self.product = f"{self.function.name}_product"
         self.threads = parallel_num_threads()
