@@ -14,6 +14,7 @@ from torch import nn
 from transforms_in_a_body import STEPS
 
 from torch_scan_hop import scan
+from torch_scan_hop._torch.captured_regions import running_regions
 
 pytestmark = pytest.mark.torch_version
 SCAN = torch.ops.higher_order.scan
@@ -173,3 +174,82 @@ def test_transforms_in_a_body(step, strict):
     wanted = with_gradient(lambda w: loop(lambda c, x: (step(w, c, x), c * x), h, xs))
     assert_same(with_gradient(lambda w: program.module()(w, h, xs)), wanted)
     assert_same(program.run_decompositions().module()(w, h, xs), wanted[:2])
+
+
+def autocast_region(w):
+    def step(h, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            z = h @ w
+        return torch.tanh(z.float() + x), z
+
+    return step
+
+
+def checkpointed_region(w):
+    def step(h, x):
+        h = torch.utils.checkpoint.checkpoint(
+            lambda h, x: torch.tanh(h @ w + x), h, x, use_reentrant=False
+        )
+        return h, h
+
+    return step
+
+
+def autocast_in_a_checkpoint(w):
+    inner = autocast_region(w)
+
+    def step(h, x):
+        return torch.utils.checkpoint.checkpoint(inner, h, x, use_reentrant=False)
+
+    return step
+
+
+@pytest.mark.parametrize("make", [autocast_region, checkpointed_region, autocast_in_a_checkpoint])
+def test_regions_of_a_body(make):
+    """A y has the dtype that autocast gives it, and nothing is left as Dynamo captured it."""
+    step = make(torch.randn(3, 3))
+    h, xs = inputs()
+
+    class Model(nn.Module):
+        def forward(self, h, xs):
+            return scan(step, h, xs)
+
+    program = torch.export.export(Model(), (h, xs))
+    assert len(scan_nodes(program)) == 1
+    for exported in (program, program.run_decompositions()):
+        assert_same(exported.module()(h, xs), loop(step, h, xs), 1e-6)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_an_error_in_a_region_leaves_autocast_off():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    region = graph.call_function(torch.amp._enter_autocast, ("cpu", torch.bfloat16, True, None))
+    wrong = graph.call_function(torch.Tensor.view, (x, 7))
+    graph.call_function(torch.amp._exit_autocast, (region,))
+    graph.output(wrong)
+    body = torch.fx.GraphModule({}, graph)
+    with pytest.raises(RuntimeError, match="shape"):
+        running_regions(body)(torch.randn(3))
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_floats_that_have_varied():
+    """Of one that varies, a capture reads a tensor; in a program for export it is a constant."""
+    rate = [0.0]
+
+    def step(h, x):
+        h = h * rate[0] + x
+        return h, h
+
+    class Model(nn.Module):
+        def forward(self, h, xs):
+            return scan(step, h, xs)
+
+    h, xs = inputs()
+    for rate[0] in (0.5, 0.25, 0.125):
+        scan(step, h, xs)
+    for rate[0] in (0.75, 0.375):
+        program = torch.export.export(Model(), (h, xs))
+        assert next(n for n in program.graph.nodes if n.op == "call_function").target is SCAN
+        assert_same(program.module()(h, xs), loop(step, h, xs), 1e-6)

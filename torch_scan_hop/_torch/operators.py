@@ -22,6 +22,7 @@ from torch._subclasses.functional_tensor import (
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     disable_proxy_modes_tracing,
+    get_proxy_mode,
     track_tensor_tree,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
@@ -56,6 +57,7 @@ __all__ = [
     "to_functional",
     "trace_symbolically",
     "track_tensor_tree",
+    "under_tracer",
     "under_users_mode",
     "unique_graph_id",
 ]
@@ -139,6 +141,11 @@ def is_plain_tensor(tensor: torch.Tensor) -> bool:
 def under_users_mode() -> bool:
     """Whether a dispatch mode is active that is none of torch's own (fakes, proxies, ...)."""
     return is_in_torch_dispatch_mode(include_infra_modes=False)
+
+
+def under_tracer() -> bool:
+    """Whether make_fx, or what is built on it (export, AOT autograd), records what runs."""
+    return get_proxy_mode() is not None
 
 
 def decompositions(ops: Iterable[Any]) -> dict[Any, Callable[..., Any]]:

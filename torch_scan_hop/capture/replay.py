@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.loading import load_dynamo
-from torch_scan_hop._torch.operators import under_users_mode
+from torch_scan_hop._torch.operators import under_tracer, under_users_mode
 from torch_scan_hop._torch.transforms import (
     StopRecomputation,
     in_plain_eager,
@@ -34,7 +34,7 @@ from torch_scan_hop.fallback import announce_not_compiled, may_compile, warn_of_
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
 Entry = Callable[..., Any]
-CaptureKind = tuple[bool, bool, bool]
+CaptureKind = tuple[bool, bool, bool, bool]
 # By identity: code objects that say the same are equal, and the entry would go with the first of
 # them, while the second is in use (a cell of a notebook that runs again).
 _entries: MutableMapping[types.CodeType, dict[CaptureKind, Entry]] = WeakIdKeyDictionary()
@@ -223,7 +223,9 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
     # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
     static = under_transform() or on_xla
     # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
-    kind = (static, under_users_mode(), compiled)
+    # in a trace a number is a constant: one that varies would be a tensor of it, and a read of that
+    traced = under_tracer()
+    kind = (static, under_users_mode(), traced, compiled)
     code = code_of(combine_fn)
     entries = _entries.setdefault(code, {})
     if kind not in entries:
@@ -235,6 +237,7 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
             _RanUntraced,
             report,
             "inductor" if compiled else "eager",
+            floats_vary=not traced,
         )
     return entries[kind]
 

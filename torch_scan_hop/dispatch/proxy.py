@@ -11,6 +11,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop import inductor, legality
+from torch_scan_hop._torch.captured_regions import running_regions
 from torch_scan_hop._torch.functorch_levels import opens_levels
 from torch_scan_hop._torch.operators import (
     ProxyTorchDispatchMode,
@@ -88,6 +89,8 @@ def _body_of_this_trace(
         *map(_fresh_slice, inputs.xs),
         *map(_fresh, inputs.additional),
     ]
+    if mode.pre_dispatch:
+        combine_fn = running_regions(combine_fn)
     body = reenter_make_fx(combine_fn)(*examples)
     if not mode.pre_dispatch:
         thread_linalg_checks(body.graph)

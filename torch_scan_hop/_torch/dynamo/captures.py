@@ -39,6 +39,7 @@ class CapturedFunction:
     Torch's own "eager" runs it as captured, and is the only one that Dynamo accepts under
     functorch transforms. ``not_traced`` is what ``fn`` raises when it runs without Dynamo.
     ``report(count, guard)`` is called when ``count`` calls in a row needed a capture each.
+    Unless ``floats_vary``, each value of a float that is closed over is a capture of its own.
     ``history`` has for each capture the guard that called for it.
     """
 
@@ -49,10 +50,12 @@ class CapturedFunction:
         not_traced: type[Exception],
         report: Callable[[int, str], None],
         backend: str = "eager",
+        floats_vary: bool = True,
     ) -> None:
         self.history: list[str] = []
         self._fn = fn
         self._dynamic = dynamic
+        self._floats_vary = floats_vary
         self._not_traced = not_traced
         self._report = report
         self._captures_in_a_row = 0
@@ -94,7 +97,7 @@ class CapturedFunction:
             no_code_is_kept(),
             not_fx_tracing(),
             hop_capture(),
-            more_captures(),
+            more_captures(self._floats_vary),
             functorch_views(),
             parameters_of_symbolic_size(),
         ):

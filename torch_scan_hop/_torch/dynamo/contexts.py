@@ -123,13 +123,13 @@ CAPTURES_PER_FUNCTION = 64
 
 
 @contextlib.contextmanager
-def more_captures() -> Iterator[None]:
+def more_captures(floats_vary: bool) -> Iterator[None]:
     config: Any = dynamo_config
     wanted = {
         "recompile_limit": max(config.recompile_limit, CAPTURES_PER_FUNCTION),
         # torch_xla's Dynamo bridge turns these the other way for the whole process
         "automatic_dynamic_shapes": True,
-        "specialize_float": False,
+        "specialize_float": not floats_vary,
     }
     before = {name: getattr(config, name) for name in wanted}
     for name, value in wanted.items():
