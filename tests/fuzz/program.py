@@ -183,6 +183,7 @@ def _rewritten(statement: Statement, change: Callable[[str], str]) -> Statement:
 HEADER = """\
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 from torch_scan_hop import Binomial, scan
 """
 

@@ -88,6 +88,29 @@ def custom_function(g: Builder) -> None:
     g.let(f"torch.tanh({name}.apply({a.name}))", a.type.shape)
 
 
+@rule("regions")
+def checkpointed(g: Builder) -> None:
+    a = g.float()
+    b = g.like(a.type.shape)
+    texts = ["torch.tanh(a) * b", "torch.sin(a * b) + a", "(a - b).square().cos()"]
+    function = f"lambda a, b: {g.choose(texts)}"
+    g.let(f"checkpoint({function}, {a.name}, {b.name}, use_reentrant=False)", a.type.shape)
+
+
+@rule("regions")
+def in_autocast(g: Builder) -> None:
+    """Whether it is on is what an operator's result says; its digits would be those of bfloat16."""
+    a = g.float()
+    g.statements.append(
+        Statement(
+            'with torch.autocast("cpu", torch.bfloat16):',
+            (),
+            (Statement(f"cast = F.linear({a.name}.float().view(-1, 1), torch.ones(1, 1))"),),
+        )
+    )
+    g.let(f"{a.name} * torch.zeros_like(cast).element_size()", a.type.shape)
+
+
 @rule("nested")
 def nested_scan(g: Builder) -> None:
     """A scan over the first dimension of a value in scope, with a small body of its own."""
