@@ -462,6 +462,27 @@ def test_compiled_autograd():
     assert_same(w.grad, torch.autograd.grad(loop(cell, h, xs)[1].sum(), w)[0])
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda h, x, rate: torch.tanh(h * (rate // 0.1) + x),
+        lambda h, x, rate: F.celu(h + x, rate**2 + 1),
+    ],
+    ids=["floor", "power"],
+)
+def test_a_float_that_torch_fixes_after_the_capture(body):
+    """Torch 2.13 then looks at bodies again, with its value where they were traced for a symbol."""
+
+    def fn(rate, h, xs, scan=scan):
+        return scan(lambda h, x: (body(h, x, rate),) * 2, h, xs)[1]
+
+    run = torch.compile(fn, fullgraph=True)
+    h, xs = randn(3).requires_grad_(), randn(4, 3)
+    for rate in (0.55, 0.75, 0.95):
+        got = gradients(run(rate, h, xs), [h])
+        assert_same(got, gradients(fn(rate, h, xs, loop), [h]), 1e-5)
+
+
 @pytest.mark.torch_version
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_numbers_that_a_body_computes_of_sizes_and_floats(backend):

@@ -46,13 +46,6 @@ def open_number(value: Any) -> str | None:
     return None if expression.is_number else str(expression)
 
 
-def closed(value: Any) -> Any:
-    """The plain number where a guard has decided what a symbol is; others as they are."""
-    if isinstance(value, torch.SymFloat) and not is_symbolic(value):
-        return float(value)
-    return int(value) if isinstance(value, torch.SymInt) and not is_symbolic(value) else value
-
-
 def has_unknown_size(value: torch.Tensor) -> bool:
     """Whether a fake tensor's size depends on the values of another tensor."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols

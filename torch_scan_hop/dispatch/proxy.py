@@ -20,7 +20,6 @@ from torch_scan_hop._torch.operators import (
     track_tensor_tree,
     unique_graph_id,
 )
-from torch_scan_hop._torch.symbols import closed
 from torch_scan_hop._torch.tracing import is_tracing_a_body, needs_no_trace, trace
 from torch_scan_hop.body.cleanup import copy_of, drop_lazy_views, own_strided_memory
 from torch_scan_hop.body.float_operands import floats_as_tensors
@@ -47,7 +46,7 @@ def _zeros(shape: Any, stride: Any, like: torch.Tensor) -> torch.Tensor:
 def _fresh(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return _zeros(value.shape, value.stride(), value)
-    return closed(value)
+    return value
 
 
 def _fresh_slice(xs: torch.Tensor) -> torch.Tensor:
