@@ -113,15 +113,16 @@ def bars() -> Rows:
     if importlib.util.find_spec("tqdm") is None:
         return []
     torch.set_num_threads(1)
-    rnn = _rnn(T=20_000, batch=4, width=32)
 
-    def call(progress: bool, compile: bool) -> Callable[[], object]:
+    def call(rnn: Any, progress: bool, compile: bool) -> Callable[[], object]:
         return lambda: scan(*rnn, compile=compile, progress=progress)
 
     rows: Rows = []
-    for compile in (False, True):
-        calls = {"no bar": call(False, compile), "progress=True": call(True, compile)}
-        rows += _rows("compile=True" if compile else "eager", calls, "no bar")
+    # an eager loop of 60,000 steps takes long enough for a bar to be drawn
+    for T, compile in ((20_000, False), (60_000, False), (20_000, True), (60_000, True)):
+        rnn = _rnn(T, batch=4, width=32)
+        calls = {"no bar": call(rnn, False, compile), "progress=True": call(rnn, True, compile)}
+        rows += _rows(f"{'compile=True' if compile else 'eager'}, {T:,} steps", calls, "no bar")
     return rows
 
 
@@ -190,7 +191,7 @@ def main() -> None:
             *report.table(
                 ["", "recurrent backend", "ms"], [row[:3] for row in page.measured("torchrl")]
             ),
-            "## A bar: 20,000 steps of an RNN, B=4 H=32, forward",
+            "## A bar: an RNN, B=4 H=32, forward",
             "",
             *report.table(["", "", "ms", "/ no bar"], page.measured("bars")),
             "## detect_nonfinite=True: 256 steps of an RNN, B=16 H=128, forward",
