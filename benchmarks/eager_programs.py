@@ -23,7 +23,7 @@ from benchmarks import report
 from benchmarks.contestants import compiled as compiled_call
 from benchmarks.contestants import of_torch, ours, python_loop
 from benchmarks.page import Page
-from benchmarks.timing import interleaved
+from benchmarks.timing import interleaved, ratio
 from benchmarks.workloads import LSTMWorkload, case
 from torch_scan_hop import accelerate_torch, debug, scan, set_default
 from torch_scan_hop.reference import scan_loop
@@ -118,11 +118,20 @@ def bars() -> Rows:
         return lambda: scan(*rnn, compile=compile, progress=progress)
 
     rows: Rows = []
-    # an eager loop of 60,000 steps takes long enough for a bar to be drawn
-    for T, compile in ((20_000, False), (60_000, False), (20_000, True), (60_000, True)):
+    # The eager loop of 60,000 steps takes long enough for a bar to be drawn. 100 steps show what a
+    # call costs that ends before.
+    for T, compile, repeat in (
+        (20_000, False, 1),
+        (60_000, False, 1),
+        (100, True, 200),
+        (20_000, True, 5),
+        (60_000, True, 5),
+    ):
         rnn = _rnn(T, batch=4, width=32)
-        calls = {"no bar": call(rnn, False, compile), "progress=True": call(rnn, True, compile)}
-        rows += _rows(f"{'compile=True' if compile else 'eager'}, {T:,} steps", calls, "no bar")
+        calls = call(rnn, False, compile), call(rnn, True, compile)
+        ms, low, middle, high = ratio(*calls, rounds=41, repeat=repeat)
+        way = "compile=True" if compile else "eager"
+        rows.append([way, f"{T:,}", f"{ms:.3f}", f"{middle:.3f}", f"{low:.3f} to {high:.3f}"])
     return rows
 
 
@@ -193,7 +202,10 @@ def main() -> None:
             ),
             "## A bar: an RNN, B=4 H=32, forward",
             "",
-            *report.table(["", "", "ms", "/ no bar"], page.measured("bars")),
+            *report.table(
+                ["", "steps", "ms, no bar", "progress=True / no bar", "quartiles"],
+                page.measured("bars"),
+            ),
             "## detect_nonfinite=True: 256 steps of an RNN, B=16 H=128, forward",
             "",
             *report.table(["", "", "ms", "/ without"], page.measured("checks")),

@@ -140,7 +140,8 @@ def progress(label: str = "scan") -> Iterator[None]:
 
     One bar for all of them, which counts the steps of the outermost loops, of backwards, too. It is
     moved by the loops of eager mode and by those that Inductor compiles, in its Python wrapper.
-    XLA and the C++ wrapper run a loop in one go, and do not move it.
+    XLA and the C++ wrapper run a loop in one go, and do not move it. It is drawn once 0.2 seconds
+    have passed.
 
     Args:
         label: what stands before the bar.

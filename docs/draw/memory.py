@@ -1,4 +1,4 @@
-"""What is alive under each checkpoint policy, of 16 steps: after the forward, and in the backward."""
+"""What is alive of 16 steps under each checkpoint policy, after the forward and in the backward."""
 
 from __future__ import annotations
 
@@ -19,19 +19,14 @@ class Alive:
 
 def under_each_policy() -> list[tuple[str, str, Alive, Alive]]:
     """Of each policy the cost, and what is alive after the forward, and at step 13 backwards."""
-    every = set(range(_T))
+    every, at_13 = set(range(_T)), Alive({0, 8, 10}, {12, 13})
     return [
         ("None", "each step once", Alive(residuals=every), Alive(residuals=every)),
         ('"full"', "each step twice", Alive(carries=every), Alive(every, {_AT})),
         ('"sqrt"', "each step twice", *_in_segments(4)),
         ("2", "each step twice", *_in_segments(8)),
         # segments of two steps: the carries into steps 0 to 7 and 8 to 13, and the last two
-        (
-            "Binomial(3)",
-            "a step up to 3 times",
-            Alive({0, 8}, {14, 15}),
-            Alive({0, 8, 10}, {12, 13}),
-        ),
+        ("Binomial(3)", "a step up to 3 times", Alive({0, 8}, {14, 15}), at_13),
     ]
 
 

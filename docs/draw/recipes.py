@@ -34,9 +34,7 @@ def cells(grid: list[list[int]], left: float, top: float, size: float) -> str:
                 run += 1
             if run:
                 wide = run * size
-                found.append(
-                    f"M{left + x * size:g},{top + y * size:g}h{wide:g}v{size:g}h-{wide:g}z"
-                )
+                found.append(f"M{left + x * size:g},{top + y * size:g}h{wide:g}v{size:g}h-{wide}z")
             x += max(1, run)
     return "".join(found)
 
@@ -58,9 +56,7 @@ def cellular_automaton() -> Drawing:
 
 
 def spiking_net() -> Drawing:
-    drawing = Drawing(
-        780, 280, "The potential of a neuron, which falls when it fires, and all spikes"
-    )
+    drawing = Drawing(780, 280, "The potential of a neuron, which falls when it fires, and spikes")
     module = recipe("spiking_net")
     currents, w, u = randn(60, 1, 5, seed=1), randn(5, 8, seed=2) * 0.5, randn(8, 8, seed=3) * 0.3
     spikes, potentials = module.with_scan(currents, w, u)
@@ -126,7 +122,7 @@ def hmm() -> Drawing:
     _, best = module.with_scan(seen, start, move, emit)
     drawing = Drawing(780, 250, "The likeliest path through the states, given the symbols seen")
     drawing.text(
-        20, 24, "Viterbi: one scan finds the best way into each state, a reversed one reads it"
+        20, 24, "Viterbi: a scan finds the best way into each state, a reversed one reads it"
     )
 
     def at(t: int, state: int) -> tuple[float, float]:
@@ -152,9 +148,7 @@ def ode() -> Drawing:
     turn, w, v = torch.tensor([[0.0, -4], [4, 0]]), torch.eye(4, 8), torch.zeros(8, 4)
     v[:2, :2] = v[2:4, 2:] = turn  # the state goes round and round
     _, states = module.with_scan(randn(3, 4), w.double(), v.double())
-    drawing = Drawing(
-        780, 270, "Solutions of the ODE from three starts, and which states are saved"
-    )
+    drawing = Drawing(780, 270, "The ODE from three starts, and which states are saved")
     values = states[..., 0]
     axes = Axes(drawing, (24, 40, 732, 190), (0, 63), (float(values.min()), float(values.max())))
     for k, color in enumerate((CARRY, XS, YS)):
@@ -178,9 +172,7 @@ def gae() -> Drawing:
         done[t] = True
     zeros = torch.zeros(T, 1, dtype=F64)
     advantages, _ = module.with_scan(rewards, zeros, zeros[0], done, zeros)
-    drawing = Drawing(
-        780, 300, "Rewards, and the advantages that they give to the steps before them"
-    )
+    drawing = Drawing(780, 300, "Rewards, and the advantages that they give to steps before them")
     above = Axes(drawing, (24, 44, 732, 80), (0, T - 1), (-1.1, 1.1))
     below = Axes(drawing, (24, 160, 732, 110), (0, T - 1), (-1.1, 1.6))
     for axes in (above, below):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from docs.draw.svg import CARRY, DARK, GREY, XS, YS, Drawing
 
 _STEPS, _CELL, _GAP, _LEFT = 4, 84, 52, 120
@@ -25,7 +27,7 @@ def chain(reverse: bool) -> Drawing:
     drawing.text(24, 45, "xs", XS, size=15)
     drawing.text(24, 201, "ys", YS, size=15)
     drawing.text(lefts[-1] + _CELL + 14, 201, "stacked", YS)
-    ends = [(24, lefts[0]), *((a + _CELL, b) for a, b in zip(lefts, lefts[1:], strict=False))]
+    ends = [(24, lefts[0]), *((a + _CELL, b) for a, b in pairwise(lefts))]
     ends.append((lefts[-1] + _CELL, 740))
     for first, last in ends:
         across = (last, first) if reverse else (first, last)

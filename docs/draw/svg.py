@@ -1,4 +1,4 @@
-"""A drawing, written as an SVG by hand: a light card, so that it can be read on a dark page, too."""
+"""A drawing, written as an SVG by hand: a light card, to be read on a dark page, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PALE = {CARRY: "#dce8f6", XS: "#dff0e0", YS: "#fbe6d6", GREY: "#eceef1", DARK: "
 #: heads of arrows, one for each colour
 _HEADS = "".join(
     f'<marker id="{color[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-    f'markerHeight="7" orient="auto-start-reverse"><path d="M0,0 8,4 0,8z" fill="{color}"/></marker>'
+    f'markerHeight="7" orient="auto"><path d="M0,0 8,4 0,8z" fill="{color}"/></marker>'
     for color in PALE
 )
 Point = tuple[float, float]
@@ -123,7 +123,7 @@ class Axes:
     def curve(
         self, values: Iterable[float], color: str, width: float = 1.8, first: int = 0
     ) -> None:
-        points = [self.at(first + t, v) for t, v in enumerate(values)]
+        points = [self.at(t, v) for t, v in enumerate(values)]
         self.drawing.line(points, color, width)
 
     def band(self, low: Sequence[float], high: Sequence[float], color: str) -> None:
