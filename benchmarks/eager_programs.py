@@ -23,7 +23,7 @@ from benchmarks import report
 from benchmarks.contestants import compiled as compiled_call
 from benchmarks.contestants import of_torch, ours, python_loop
 from benchmarks.page import Page
-from benchmarks.timing import interleaved
+from benchmarks.timing import interleaved, ratio
 from benchmarks.workloads import LSTMWorkload, case
 from torch_scan_hop import accelerate_torch, debug, scan, set_default
 from torch_scan_hop.reference import scan_loop
@@ -113,15 +113,25 @@ def bars() -> Rows:
     if importlib.util.find_spec("tqdm") is None:
         return []
     torch.set_num_threads(1)
-    rnn = _rnn(T=20_000, batch=4, width=32)
 
-    def call(progress: bool, compile: bool) -> Callable[[], object]:
+    def call(rnn: Any, progress: bool, compile: bool) -> Callable[[], object]:
         return lambda: scan(*rnn, compile=compile, progress=progress)
 
     rows: Rows = []
-    for compile in (False, True):
-        calls = {"no bar": call(False, compile), "progress=True": call(True, compile)}
-        rows += _rows("compile=True" if compile else "eager", calls, "no bar")
+    # The eager loop of 60,000 steps takes long enough for a bar to be drawn. 100 steps show what a
+    # call costs that ends before.
+    for T, compile, repeat in (
+        (20_000, False, 1),
+        (60_000, False, 1),
+        (100, True, 200),
+        (20_000, True, 5),
+        (60_000, True, 5),
+    ):
+        rnn = _rnn(T, batch=4, width=32)
+        calls = call(rnn, False, compile), call(rnn, True, compile)
+        ms, low, middle, high = ratio(*calls, rounds=41, repeat=repeat)
+        way = "compile=True" if compile else "eager"
+        rows.append([way, f"{T:,}", f"{ms:.3f}", f"{middle:.3f}", f"{low:.3f} to {high:.3f}"])
     return rows
 
 
@@ -190,9 +200,12 @@ def main() -> None:
             *report.table(
                 ["", "recurrent backend", "ms"], [row[:3] for row in page.measured("torchrl")]
             ),
-            "## A bar: 20,000 steps of an RNN, B=4 H=32, forward",
+            "## A bar: an RNN, B=4 H=32, forward",
             "",
-            *report.table(["", "", "ms", "/ no bar"], page.measured("bars")),
+            *report.table(
+                ["", "steps", "ms, no bar", "progress=True / no bar", "quartiles"],
+                page.measured("bars"),
+            ),
             "## detect_nonfinite=True: 256 steps of an RNN, B=16 H=128, forward",
             "",
             *report.table(["", "", "ms", "/ without"], page.measured("checks")),

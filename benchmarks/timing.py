@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -61,3 +62,23 @@ def interleaved(calls: dict[str, Call], rounds: int) -> dict[str, Timing]:
         for name, rows in samples.items()
         for low, middle, high in [quartiles(rows)]
     }
+
+
+def ratio(base: Call, other: Call, rounds: int, repeat: int) -> tuple[float, float, float, float]:
+    """For differences of a percent: milliseconds of ``base``, and the quartiles of how many times
+    as long ``other`` takes, in turns of base, other, other, base.
+
+    Without Python's collector, which else runs in whichever call makes the next list of tensors.
+    """
+    base(), other()
+    times, ratios = [], []
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            gc.collect()
+            turns = [once(call, repeat) for call in (base, other, other, base)]
+            times += [turns[0], turns[3]]
+            ratios.append((turns[1] + turns[2]) / (turns[0] + turns[3]))
+    finally:
+        gc.enable()
+    return statistics.median(times) * 1e3, *quartiles(ratios)

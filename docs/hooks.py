@@ -23,8 +23,9 @@ def on_files(files: Files, config: Any) -> Files:
         summary = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
         title = " ".join(_word(part) for part in path.stem.split("_"))
         rows.append(f"| [{title}]({path.stem}.md) | {' '.join(summary.split())} |")
+        picture = _picture(path.stem)
         code = f'```python\n--8<-- "{path.relative_to(ROOT)}"\n```'
-        text = f"# {title[0].upper()}{title[1:]}\n\n{summary}\n\n{code}\n"
+        text = f"# {title[0].upper()}{title[1:]}\n\n{summary}\n\n{picture}{code}\n"
         files.append(_page(config, f"cookbook/{path.stem}.md", text))
     files.append(_page(config, "internals.md", _without_links(ROOT / "ARCHITECTURE.md")))
     index = files.get_file_from_path("cookbook/index.md")
@@ -46,6 +47,16 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
 def _word(part: str) -> str:
     acronyms = {"ctc", "gae", "hmm", "kv", "lru", "lstm", "maml", "ode", "rnn", "rssm", "ssm"}
     return part.upper() if part in acronyms else part
+
+
+def _picture(recipe: str) -> str:
+    """Its picture, if `docs/draw` makes one; what that says of itself is the alternative text."""
+    file = ROOT / "docs" / "pictures" / f"{recipe}.svg"
+    if not file.exists():
+        return ""
+    says = re.search("<title>(.*)</title>", file.read_text())
+    assert says is not None
+    return f"![{says[1]}](../pictures/{recipe}.svg)\n\n"
 
 
 def _page(config: Any, path: str, text: str) -> File:

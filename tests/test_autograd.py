@@ -106,6 +106,7 @@ def test_gradcheck(T, reverse):
         assert torch.autograd.gradgradcheck(run, inputs)
 
 
+@pytest.mark.works("gradients of any order")
 @pytest.mark.parametrize(
     "cell",
     [
@@ -127,6 +128,7 @@ def test_double_backward(cell):
     assert_same(second(scan), second(loop))
 
 
+@pytest.mark.works("gradients of any order")
 def test_third_order():
     w = randn(2).requires_grad_()
 

@@ -22,6 +22,7 @@ def _cells_and_variants():
             yield pytest.param(cell, variant, id=f"{variant}-{cell}", marks=marks)
 
 
+@pytest.mark.works("eager")
 @pytest.mark.parametrize(("cell", "variant"), _cells_and_variants())
 def test_training_equals_the_loop(cell, variant):
     p = CELLS[cell].problem(torch.float64, T=5, B=2)
@@ -57,6 +58,7 @@ def test_low_precision_is_close_to_float64(cell, dtype):
 
 
 @pytest.mark.torch_version
+@pytest.mark.works("torch.compile")
 @pytest.mark.parametrize("cell", ["tanh_rnn", "linear_recurrence"])
 def test_training_under_inductor(cell):
     p = CELLS[cell].problem(torch.float64, T=5, B=2)

@@ -69,6 +69,7 @@ def test_one_node_in_the_captured_graph():
     assert body.op == "get_attr"
 
 
+@pytest.mark.works("torch.compile")
 @pytest.mark.parametrize("cell", CELLS)
 def test_one_scan_forward_and_one_backward(cell):
     backend = AotEagerAndRecordGraphs()
@@ -212,6 +213,7 @@ def test_integer_and_bool_carries(backend):
     assert_same(gradients(actual, [xs]), gradients(expected, [xs]))
 
 
+@pytest.mark.works("torch.compile")
 def test_inductor_with_a_dynamic_trip_count():
     w = randn(3, 3).requires_grad_()
     cell = functools.partial(rnn, w=w)
@@ -621,6 +623,7 @@ def test_a_frozen_model():
         assert_same(torch.compile(model.eval(), fullgraph=True)(h, xs), model(h, xs, loop), 1e-9)
 
 
+@pytest.mark.works("torch.compile")
 @pytest.mark.parametrize("cell", ["lstm", "selective_ssm"])
 def test_the_cpp_wrapper_trains(cell):
     p = CELLS[cell].problem(torch.float32, T=5, B=2)

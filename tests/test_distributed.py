@@ -16,6 +16,7 @@ from torch_scan_hop import scan
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.torch_version,
+    pytest.mark.works("DDP", "FSDP2"),
     pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed"),
 ]
 PROCESSES, BATCH = 2, 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,33 @@ def test_what_the_reference_names_exists_and_says_something(name):
 def test_all_that_is_public_is_in_the_reference():
     mentioned = {name.rpartition(".")[2] for name in REFERENCE}
     assert set(torch_scan_hop.__all__) <= mentioned
+
+
+# --- pictures ---
+
+PICTURES = sorted((DOCS / "pictures").glob("*.svg"))
+NUMBER = re.compile(r"-?\d+\.?\d*")
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.stem)
+def test_a_picture_is_small_and_shown_and_says_what_it_shows(picture):
+    assert picture.stat().st_size < 40_000
+    title = ET.parse(picture).find("{http://www.w3.org/2000/svg}title")
+    assert title is not None and len(title.text) > 20
+    shown = any(f"](../pictures/{picture.name})" in page.read_text() for page in PAGES)
+    assert shown or f"cookbook/{picture.stem}.md" in GENERATED  # by docs/hooks.py
+
+
+def test_pictures_are_what_their_script_draws(monkeypatch):
+    """But for digits that torch's versions may differ in."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    scripts = [
+        importlib.import_module(f"docs.draw.{m}") for m in ("semantics", "memory", "recipes")
+    ]
+    drawn = {name: d.svg() for script in scripts for name, d in script.drawings().items()}
+    assert drawn.keys() == {p.stem for p in PICTURES}
+    for picture in PICTURES:
+        text, expected = drawn[picture.stem], picture.read_text()
+        assert NUMBER.sub("#", text) == NUMBER.sub("#", expected), "run python -m docs.draw"
+        pairs = zip(NUMBER.findall(text), NUMBER.findall(expected), strict=True)
+        assert all(abs(float(a) - float(b)) < 0.5 for a, b in pairs), picture.stem

@@ -22,7 +22,7 @@ from torch_scan_hop.capture import replay
 from torch_scan_hop.dispatch import jvp, vmap
 from torch_scan_hop.eager import run as dense
 
-pytestmark = pytest.mark.torch_version
+pytestmark = [pytest.mark.torch_version, pytest.mark.works("eager")]
 
 F64 = torch.float64
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import traceback
 import warnings
 
@@ -274,3 +276,25 @@ def test_jit_trace_records_the_loop():
             lambda x: torch_scan_hop.scan(mistakes.add, mistakes.H, x)[0], mistakes.XS
         )
     torch.testing.assert_close(traced(mistakes.XS * 2), mistakes.XS.sum(0) * 2)
+
+
+TWO_MISTAKES = """
+import torch
+from torch_scan_hop import scan
+w = torch.randn(8, 16)
+for h in (torch.zeros(4, 16), torch.zeros(4, 8, dtype=torch.double)):
+    try:
+        scan(lambda h, x: (torch.tanh(x @ w + h @ w), h), h, torch.randn(10, 4, 8))
+    except RuntimeError as error:
+        print("raised")
+"""
+
+
+@pytest.mark.torch_version
+def test_the_error_is_all_there_is_to_read():
+    """torch logs what its fakes raise, and prints a graph's code, before anyone catches that."""
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_MISTAKES], capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "raised\nraised\n", done.stderr[-3000:]
+    assert not re.search("FX-traced|failed while attempting|Traceback", done.stderr), done.stderr

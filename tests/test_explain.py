@@ -874,7 +874,8 @@ def test_an_exported_program():
     assert sorted(closures) == [
         f"cell.{n}" for n in ("bias_hh", "bias_ih", "weight_hh", "weight_ih")
     ]
-    assert not only.steps.isdigit() and only.loops[0].work.flops == 2 * B * (D + H) * H * T
+    assert f"T steps (here T = {T})" in str(found) and "eval_with_key" not in str(found)
+    assert only.steps == f"T = {T}" and only.loops[0].work.flops == 2 * B * (D + H) * H * T
     json.dumps(found.to_dict())
     check_page(found)
     assert explain(program.graph_module, kernels=False).scans[0].loops[0].operators

@@ -16,7 +16,7 @@ from transforms_in_a_body import STEPS
 from torch_scan_hop import scan
 from torch_scan_hop._torch.captured_regions import running_regions
 
-pytestmark = pytest.mark.torch_version
+pytestmark = [pytest.mark.torch_version, pytest.mark.works("torch.export")]
 SCAN = torch.ops.higher_order.scan
 
 

@@ -13,6 +13,7 @@ from torch_scan_hop.reference import scan_loop
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.works("CUDA"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 

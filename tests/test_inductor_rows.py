@@ -225,17 +225,26 @@ def test_the_cpp_wrapper(cell):
     assert n_loops[-1] == 0
 
 
-def test_ahead_of_time():
+@pytest.mark.works("AOTInductor")
+@pytest.mark.parametrize(
+    "is_dynamic",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["fixed T", "any T"],
+)
+def test_ahead_of_time(is_dynamic):
     class Net(torch.nn.Module):
         def forward(self, h, xs):
             return scan(rnn, h, xs)
 
     h, xs = randn(5, H), randn(6, 5, H)
+    shapes = (None, {0: torch.export.Dim("T", min=2, max=100)}) if is_dynamic else None
     with torch.no_grad():
-        program = torch.export.export(Net(), (h, xs))
+        program = torch.export.export(Net(), (h, xs), dynamic_shapes=shapes)
         package, code = run_and_get_cpp_code(torch._inductor.aoti_compile_and_package, program)
         run = torch._inductor.aoti_load_package(package)
-        assert_same(run(h, xs), loop(rnn, h, xs), 1e-4)
+        for T in (3, 6, 17) if is_dynamic else (6,):
+            xs = randn(T, 5, H)
+            assert_same(run(h, xs), loop(rnn, h, xs), 1e-4)
     assert "scan_buf_product" in code and loops([code]) == [0]
 
 

@@ -119,8 +119,8 @@ class Bars:
         monkeypatch.setitem(sys.modules, "tqdm", types.ModuleType("tqdm"))
         monkeypatch.setitem(sys.modules, "tqdm.auto", module)
 
-    def make(self, total, desc, unit):
-        bar = types.SimpleNamespace(total=total, desc=desc, n=0, updates=0, is_closed=False)
+    def make(self, total, desc, unit, initial):
+        bar = types.SimpleNamespace(total=total, desc=desc, n=initial, updates=1, is_closed=False)
 
         def update(n):
             bar.n, bar.updates = bar.n + n, bar.updates + 1
@@ -141,6 +141,8 @@ class Bars:
 
 @pytest.fixture
 def bars(monkeypatch):
+    """Of all loops, however short."""
+    monkeypatch.setattr(torch_scan_hop.progress_bar, "DELAY", 0)
     return Bars(monkeypatch)
 
 
@@ -259,9 +261,33 @@ def test_a_kernel_is_called_often_while_somebody_looks(bars, monkeypatch):
     """And once where nobody does; the clock says that each call takes its time."""
     clock = iter(range(10**6))
     monkeypatch.setattr(torch_scan_hop.progress_bar, "perf_counter", lambda: next(clock))
+    # a call of 100 steps, each of 18 results of operators, is long
+    monkeypatch.setattr(torch_scan_hop.inductor.spans, "WORK_PER_CALL", 18 * 100)
     with using_options():
         scan(pointwise, H, XS, compile=True, progress=True)
     assert bars.made[0].updates > 50
+
+
+def test_a_short_loop_has_no_bar_and_a_long_one_counts_what_ran_before(bars, monkeypatch):
+    """The clock says that every look is a fiftieth of a second after the one before."""
+    monkeypatch.setattr(torch_scan_hop.progress_bar, "DELAY", 0.2)
+    monkeypatch.setattr(torch_scan_hop.progress_bar, "perf_counter", lambda: 0.0)
+    scan(rnn, H, XS, progress=True)
+    assert bars.take() == []
+    clock = (k / 50 for k in range(10**6))
+    monkeypatch.setattr(torch_scan_hop.progress_bar, "perf_counter", lambda: next(clock))
+    scan(rnn, H, XS, progress=True)
+    assert 80 < bars.made[0].updates < 100
+    assert bars.take() == [("scan", 100, 100)]
+
+
+def test_a_step_costs_nothing(bars):
+    """Parts grow as long as they are over soon; the loop asks for the next one only then."""
+    with progress():
+        parts = list(torch_scan_hop.progress_bar._parts(range(9, -1, -1), 1, 10))
+        assert [step for part in parts for step in part] == list(range(9, -1, -1))
+        assert [len(part) for part in parts] == [1, 4, 5]
+        assert list(torch_scan_hop.progress_bar.steps(range(5, 0, -1))) == [5, 4, 3, 2, 1]
 
 
 def test_graphs_know_nothing_of_it(bars):

@@ -238,6 +238,7 @@ def in_short(cell, transform, backend):
 
 
 @pytest.mark.torch_version
+@pytest.mark.works("torch.func, vmap")
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # linearize's own
 @pytest.mark.parametrize(
     ("cell", "transform", "backend"),
@@ -252,6 +253,7 @@ def test_equals_the_loop(cell, transform, backend):
     assert_same(actual, ORACLES[transform](f(loop), *ALL))
 
 
+@pytest.mark.works("torch.func, vmap")
 @pytest.mark.filterwarnings("ignore:torch_scan_hop")  # Dynamo of 2.15 refuses such duals
 @pytest.mark.parametrize("cell", CELLS)
 def test_forward_ad(cell):

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
+pytestmark = [
+    pytest.mark.xla,
+    pytest.mark.works("XLA"),
+    pytest.mark.filterwarnings("error:.*could not be traced"),
+]
 pytest.importorskip("torch_xla")
 
 from xla_harness import Program, check, loop  # noqa: E402

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
+pytestmark = [
+    pytest.mark.xla,
+    pytest.mark.works("XLA"),
+    pytest.mark.filterwarnings("error:.*could not be traced"),
+]
 torch_xla = pytest.importorskip("torch_xla")
 
 from xla_harness import DeviceWork, n_compiles  # noqa: E402

@@ -10,7 +10,11 @@ import textwrap
 import pytest
 import torch
 
-pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("error:.*could not be traced")]
+pytestmark = [
+    pytest.mark.xla,
+    pytest.mark.works("XLA"),
+    pytest.mark.filterwarnings("error:.*could not be traced"),
+]
 torch_xla = pytest.importorskip("torch_xla")
 
 from xla_harness import DeviceWork, count_of, n_compiles, steps_of_loops  # noqa: E402

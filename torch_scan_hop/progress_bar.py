@@ -1,7 +1,8 @@
 """How far a long scan is: a bar, moved by the loops of eager mode and of Inductor's Python wrapper.
 
 A loop asks :func:`steps` what to go through. Where nobody wants a bar it gets back what it gave;
-otherwise a generator that looks at the clock once in a while. Captured graphs know nothing of it.
+otherwise the same in parts, and between two of them the clock is looked at: a step costs nothing.
+Captured graphs know nothing of it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +21,8 @@ from torch_scan_hop.errors import ScanTypeError, describe
 
 # seconds from one look at the clock to the next, and of a kernel's call while there is a bar
 LOOK = 0.02
+# Seconds before a bar is drawn. To draw one takes half a millisecond, more than many a scan.
+DELAY = 0.2
 
 
 class _Bar:
@@ -29,35 +33,39 @@ class _Bar:
     """
 
     def __init__(self, label: str, total: int | None, backward: int | None) -> None:
-        self.bar = _tqdm()(total=total or 0, desc=label, unit=" steps")
-        self.grows = total is None
+        self.tqdm = _tqdm()
+        self.label, self.total, self.grows = label, total or 0, total is None
+        self.since, self.done = perf_counter(), 0
+        self.drawn: Any = None
         self.is_moved = False
         self.backward = backward
 
-    def follow(
-        self, order: Iterable[Any], total: int, count: Callable[[Any], int]
-    ) -> Iterator[Any]:
-        """What is in ``order``, each of which is so many steps."""
+    def follow(self, total: int, parts: Iterable[range]) -> Iterator[range]:
+        """The parts of a loop of so many steps, which ran when the next one is asked for."""
         self.is_moved = True
         if self.grows:
-            self.bar.total += total
-        pending, stride, at = 0, 1, perf_counter()
+            self.total += total
         try:
-            for step in order:
-                yield step
-                pending += count(step)
-                if pending >= stride:
-                    now = perf_counter()
-                    self.bar.update(pending)
-                    stride = 2 * stride if now - at < LOOK else max(1, stride // 2)
-                    pending, at = 0, now
+            for part in parts:
+                yield part
+                self.move(len(part))
         finally:
-            self.bar.update(pending)
             self.is_moved = False
 
+    def move(self, count: int) -> None:
+        self.done += count
+        if self.drawn is not None:
+            self.drawn.total = self.total
+            self.drawn.update(count)
+        elif perf_counter() - self.since >= DELAY:
+            self.drawn = self.tqdm(
+                total=self.total, desc=self.label, unit=" steps", initial=self.done
+            )
+
     def close(self) -> None:
-        self.bar.refresh()
-        self.bar.close()
+        if self.drawn is not None:
+            self.drawn.refresh()
+            self.drawn.close()
 
 
 _bar: contextvars.ContextVar[_Bar | None] = contextvars.ContextVar(
@@ -88,7 +96,9 @@ def steps(order: range) -> Iterable[int]:
     range(0, 3)
     """
     bar = _bar_at_hand()
-    return order if bar is None else bar.follow(order, len(order), lambda _: 1)
+    if bar is None:
+        return order
+    return chain.from_iterable(bar.follow(len(order), _parts(order, 1, len(order))))
 
 
 def calls(trip_count: int, most: int) -> Iterable[tuple[int, int]]:
@@ -101,21 +111,24 @@ def calls(trip_count: int, most: int) -> Iterable[tuple[int, int]]:
     ([(0, 2), (2, 4), (4, 5)], [(0, 0)])
     """
     bar = _bar_at_hand()
-    if bar is None:
+    if bar is None or trip_count == 0:
         spans = range(0, max(1, trip_count), most)
         return [(first, min(trip_count, first + most)) for first in spans]
-    return bar.follow(_short_calls(trip_count, most), trip_count, lambda span: span[1] - span[0])
+    # a call of ``most`` steps takes a fraction of a second, and most loops are shorter
+    parts = _parts(range(trip_count), max(1, most // 8), most)
+    return ((part.start, part.stop) for part in bar.follow(trip_count, parts))
 
 
-def _short_calls(trip_count: int, most: int) -> Iterator[tuple[int, int]]:
-    first, length = 0, max(1, min(most, trip_count // 64))
-    while True:
-        end, at = min(trip_count, first + length), perf_counter()
-        yield first, end
-        length = min(most, 2 * length) if perf_counter() - at < LOOK else max(1, length // 2)
-        first = end
-        if first >= trip_count:
-            return
+def _parts(order: range, length: int, most: int) -> Iterator[range]:
+    """``order`` in parts, of ``length`` at first, and then such that each takes about ``LOOK``."""
+    first = 0
+    while first < len(order):
+        at = perf_counter()
+        yield order[first : first + length]
+        first += length
+        taken = perf_counter() - at
+        length = min(most, 4 * length) if 4 * taken < LOOK else length
+        length = max(1, length // 4) if taken > LOOK else length
 
 
 # --- said by users ---
@@ -127,7 +140,8 @@ def progress(label: str = "scan") -> Iterator[None]:
 
     One bar for all of them, which counts the steps of the outermost loops, of backwards, too. It is
     moved by the loops of eager mode and by those that Inductor compiles, in its Python wrapper.
-    XLA and the C++ wrapper run a loop in one go, and do not move it.
+    XLA and the C++ wrapper run a loop in one go, and do not move it. It is drawn once 0.2 seconds
+    have passed.
 
     Args:
         label: what stands before the bar.
@@ -224,7 +238,7 @@ def _follow_backward(results: Any, label: str, total: int | None) -> None:
 def _nodes_of_scans(nodes: Sequence[Any]) -> list[Any]:
     for _ in range(_DEPTH):
         found = [n for n in nodes if n.name().startswith(_BACKWARDS)]
-        if found:
+        if found or not nodes:
             return list(dict.fromkeys(found))
         nodes = [n for node in nodes for n, _ in node.next_functions if n is not None]
     return []

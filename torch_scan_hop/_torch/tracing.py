@@ -45,6 +45,11 @@ def is_traced(tensors: Sequence[Any]) -> bool:
     return get_proxy_mode() is not None or is_functionalized(tensors)
 
 
+def is_exporting_to_onnx() -> bool:
+    # to ask imports the exporter, which whoever exports has imported
+    return "torch.onnx._internal.exporter" in sys.modules and torch.onnx.is_in_onnx_export()
+
+
 def is_functionalized(tensors: Sequence[Any]) -> bool:
     """Whether AOTAutograd traces these tensors."""
     return any(isinstance(t, FunctionalTensor) for t in tensors)

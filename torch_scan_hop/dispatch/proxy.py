@@ -20,9 +20,15 @@ from torch_scan_hop._torch.operators import (
     track_tensor_tree,
     unique_graph_id,
 )
-from torch_scan_hop._torch.tracing import is_tracing_a_body, needs_no_trace, trace
+from torch_scan_hop._torch.tracing import (
+    is_exporting_to_onnx,
+    is_tracing_a_body,
+    needs_no_trace,
+    trace,
+)
 from torch_scan_hop.body.cleanup import copy_of, drop_lazy_views, own_strided_memory
 from torch_scan_hop.body.float_operands import floats_as_tensors
+from torch_scan_hop.body.for_onnx import fit_for_onnx
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
@@ -121,6 +127,8 @@ def proxy(
         if not mode.pre_dispatch:
             inputs = floats_as_tensors(body, inputs, functools.partial(_as_tensor, mode, inputs))
             legality.checked("capture", body, inputs.signature, functional=False)
+        if is_exporting_to_onnx():
+            options = fit_for_onnx(body, inputs, options)
     add_cache_key(body)
     _, name = unique_graph_id(mode, prefix="scan_body")
     tracer: Any = mode.tracer

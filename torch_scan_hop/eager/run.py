@@ -93,8 +93,10 @@ def loop(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tup
     stacks: list[torch.Tensor] = []
     ys: Sequence[Any] = ()
     places: list[Sequence[torch.Tensor]] = []
+    # a graph that is called as a module prints its code when it fails
+    run = body.forward if isinstance(body, fx.GraphModule) else body
     for t in progressing(order):
-        out = body(*carry, *slices[t], *inputs.additional)
+        out = run(*carry, *slices[t], *inputs.additional)
         if t == order[0]:
             _check_carry(carry, out)
         carry, ys = [c.contiguous() for c in out[:n_carry]], out[n_carry:]

@@ -63,7 +63,7 @@ def scan_facts(site: Site, limits: Limits | None, kernels: bool) -> Scan:
         loops.append(loop_of(site, "forward", limits))
     return Scan(
         name=site.name,
-        steps=str(site.trip_count),
+        steps=site.steps,
         reverse=site.reverse,
         signature=tuple(_signature(site)),
         loops=tuple(loops),

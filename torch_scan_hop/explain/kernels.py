@@ -97,7 +97,7 @@ def _kernel(loop: str, call: Any, chosen: Any) -> Kernel:
     return Kernel(
         loop=loop,
         kind=kinds[chosen][0] if chosen in kinds else "a counted loop",
-        steps=str(call.trip_count),
+        steps=count if (count := str(call.trip_count)).isdigit() else "T",
         operators=", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items()),
         why_not=why_not,
     )

@@ -57,7 +57,7 @@ class _Describer:
         length = block_length(self.plan, n, shifted) if self.planned else n
         return Loop(
             name=self.name,
-            steps=str(site.trip_count),
+            steps=site.steps,
             reverse=site.reverse,
             inputs=tuple(self._input(n) for n in self.plan.roles.flat()),
             results=self._results(),

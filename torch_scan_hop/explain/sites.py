@@ -43,6 +43,12 @@ class Site:
         return self.operands.xs[0].shape[0]
 
     @property
+    def steps(self) -> str:
+        """The trip count, or ``T = ...`` with what it was when it was traced."""
+        is_known = isinstance(self.trip_count, int)
+        return str(self.trip_count) if is_known else f"T = {self.n_steps}"
+
+    @property
     def n_steps(self) -> int:
         """The trip count, or what it was when it was traced."""
         return likely_value(self.trip_count)

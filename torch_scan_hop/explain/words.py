@@ -61,6 +61,12 @@ def shortened(call: str, width: int = 60) -> str:
 
 
 def steps(count: str) -> str:
+    """
+    >>> steps("5"), steps("T = 5")
+    ('5 steps', 'T steps (here T = 5)')
+    """
+    if count.startswith("T = "):
+        return f"T steps (here {count})"
     return "1 step" if count == "1" else f"{count} steps"
 
 

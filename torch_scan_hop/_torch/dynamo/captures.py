@@ -20,6 +20,7 @@ from torch_scan_hop._torch.dynamo.contexts import (
     hop_capture,
     more_captures,
     no_code_is_kept,
+    no_logs_of_mistakes,
     not_fx_tracing,
     parameters_of_symbolic_size,
     without_tracer_modes,
@@ -95,6 +96,7 @@ class CapturedFunction:
     def _capture(self, args: tuple[Any, ...]) -> Any:
         with (
             no_code_is_kept(),
+            no_logs_of_mistakes(),
             not_fx_tracing(),
             hop_capture(),
             more_captures(self._floats_vary),
@@ -132,7 +134,8 @@ def _last_guard_that_failed(fn: types.FunctionType) -> str:
     """
     failures = guard_failures.get(fn.__code__) or ["an unknown guard"]
     lines = str(failures[-1]).strip().partition("\nUser stack trace:")[0].splitlines()
-    return re.sub(r"^\d+/\d+: ", "", lines[-1]).partition("  # ")[0].strip()
+    condition = re.sub(r"^\d+/\d+: ", "", lines[-1]).partition("  # ")[0].strip()
+    return re.sub(r"[GL]\['__import_\w+?'\]\.", "", condition)
 
 
 def _guard_that_failed(fn: types.FunctionType, position: int) -> str:

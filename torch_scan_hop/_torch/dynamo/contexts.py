@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +55,24 @@ def no_code_is_kept() -> Iterator[None]:
         cached = getattr(bytecode_transformation, "_cached_cleaned_instructions", None)
         if cached is not None:
             cached.cache_clear()
+
+
+@contextlib.contextmanager
+def no_logs_of_mistakes() -> Iterator[None]:
+    """Of shapes that do not fit, fakes log twenty lines of their own before they raise.
+
+    It is the caller's mistake, which the loop raises at its line, or a warning says it.
+    """
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def holds_no_error(record: logging.LogRecord) -> bool:
+        return record.exc_info is None
+
+    logger.addFilter(holds_no_error)
+    try:
+        yield
+    finally:
+        logger.removeFilter(holds_no_error)
 
 
 @contextlib.contextmanager

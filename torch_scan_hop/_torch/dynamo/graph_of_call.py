@@ -13,7 +13,11 @@ import torch.utils._pytree as pytree
 from torch import fx
 from torch._dynamo.convert_frame import compile_lock
 
-from torch_scan_hop._torch.dynamo.contexts import no_code_is_kept, without_dispatch_modes
+from torch_scan_hop._torch.dynamo.contexts import (
+    no_code_is_kept,
+    no_logs_of_mistakes,
+    without_dispatch_modes,
+)
 from torch_scan_hop._torch.dynamo.variables import example_value
 
 
@@ -40,7 +44,13 @@ def capture_graph(
         found.extend([list(values), outputs])
         return outputs
 
-    with compile_lock, fresh_code(fn) as copy, without_dispatch_modes(), no_code_is_kept():
+    with (
+        compile_lock,
+        fresh_code(fn) as copy,
+        without_dispatch_modes(),
+        no_code_is_kept(),
+        no_logs_of_mistakes(),
+    ):
         result = torch.compile(copy, backend=backend, fullgraph=True, dynamic=False)(*args)
     gm, values, outputs = found
     found.clear()

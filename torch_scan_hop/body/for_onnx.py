@@ -1,0 +1,34 @@
+"""What ONNX's ``Scan`` cannot take: a policy, and a step that returns what it closes over.
+
+torch's exporter translates the node of a scan and its body; this is done to both before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.op import ScanOptions
+from torch_scan_hop.signature import Inputs, output_node
+
+
+def fit_for_onnx(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions) -> ScanOptions:
+    """Change ``body`` in place; an ONNX program has no backward, which a policy would be about."""
+    closed_over = inputs.signature.inputs_of(body).additional
+    output = output_node(body.graph)
+    results: Any = output.args[0]
+    if not set(results).isdisjoint(closed_over):
+        with body.graph.inserting_before(output):
+            results = [_copied(r) if r in closed_over else r for r in results]
+        output.args = (tuple(results),)
+        body.recompile()
+    return dataclasses.replace(options, checkpoint=None)
+
+
+def _copied(value: fx.Node) -> fx.Node:
+    copy = value.graph.call_function(torch.ops.aten.clone.default, (value,))
+    copy.meta["val"] = value.meta["val"].clone()
+    return copy
