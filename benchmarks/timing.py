@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 Call = Callable[[], object]
@@ -39,6 +40,16 @@ def quartiles(samples: list[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Else Python's collector runs in whichever call makes the next list of tensors."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def interleaved(calls: dict[str, Call], rounds: int) -> dict[str, Timing]:
     """Every call has been warmed up by its caller."""
     estimate = {name: min(once(call), once(call)) for name, call in calls.items()}
@@ -48,15 +59,17 @@ def interleaved(calls: dict[str, Call], rounds: int) -> dict[str, Timing]:
         for name, e in estimate.items()
     }
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for k in range(rounds):
-        for name, call in calls.items():
-            # spread over all rounds, also those that take few turns
-            if len(samples[name]) * rounds > k * turns[name]:
-                continue
-            time.sleep(PAUSE_SECONDS)
-            if estimate[name] < 0.05:
-                call()  # warm caches, waking threads
-            samples[name].append(once(call, repeat[name]) * 1e3)
+    with _no_collector():
+        for k in range(rounds):
+            for name, call in calls.items():
+                # spread over all rounds, also those that take few turns
+                if len(samples[name]) * rounds > k * turns[name]:
+                    continue
+                gc.collect()
+                time.sleep(PAUSE_SECONDS)
+                if estimate[name] < 0.05:
+                    call()  # warm caches, waking threads
+                samples[name].append(once(call, repeat[name]) * 1e3)
     return {
         name: Timing(middle, low, high, len(rows))
         for name, rows in samples.items()
@@ -67,18 +80,13 @@ def interleaved(calls: dict[str, Call], rounds: int) -> dict[str, Timing]:
 def ratio(base: Call, other: Call, rounds: int, repeat: int) -> tuple[float, float, float, float]:
     """For differences of a percent: milliseconds of ``base``, and the quartiles of how many times
     as long ``other`` takes, in turns of base, other, other, base.
-
-    Without Python's collector, which else runs in whichever call makes the next list of tensors.
     """
     base(), other()
     times, ratios = [], []
-    gc.disable()
-    try:
+    with _no_collector():
         for _ in range(rounds):
             gc.collect()
             turns = [once(call, repeat) for call in (base, other, other, base)]
             times += [turns[0], turns[3]]
             ratios.append((turns[1] + turns[2]) / (turns[0] + turns[3]))
-    finally:
-        gc.enable()
     return statistics.median(times) * 1e3, *quartiles(ratios)

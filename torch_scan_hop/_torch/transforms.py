@@ -24,7 +24,12 @@ from torch._C._functorch import (
 )
 from torch._functorch import eager_transforms
 from torch._functorch.utils import enable_single_level_autograd_function
-from torch._functorch.vmap import restore_vmap, unwrap_batched, wrap_batched
+from torch._functorch.vmap import (
+    lazy_load_decompositions,
+    restore_vmap,
+    unwrap_batched,
+    wrap_batched,
+)
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _is_fwd_grad_enabled, _set_fwd_grad_enabled
 from torch.utils import checkpoint
@@ -46,6 +51,7 @@ __all__ = [
     "has_tangents",
     "in_plain_eager",
     "make_dual",
+    "over_first_dimension",
     "over_grads_batch",
     "put_back_on_error",
     "restore_vmap",
@@ -166,6 +172,27 @@ def unpack_dual(value: Any) -> tuple[Any, Any]:
 
 def make_dual(primal: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
     return torch._VF._make_dual(primal, tangent, level=0)  # type: ignore[attr-defined]
+
+
+def over_first_dimension(
+    fn: Callable[..., Sequence[torch.Tensor]],
+    args: Sequence[Any],
+    batched: Sequence[bool],
+    batch_size: Any,
+) -> list[torch.Tensor]:
+    """``torch.vmap`` of a flat ``fn``, along the first dimension of the arguments ``batched``.
+
+    torch's own takes 40 us more a call: it flattens trees, and makes a wrapper for each.
+    """
+    lazy_load_decompositions()
+    levels: Any = functorch
+    level = levels._vmap_increment_nesting(batch_size, "error")
+    try:
+        pairs = zip(args, batched, strict=True)
+        results = fn(*(levels._add_batch_dim(a, 0, level) if b else a for a, b in pairs))
+        return [levels._remove_batch_dim(r, level, batch_size, 0) for r in results]
+    finally:
+        levels._vmap_decrement_nesting()
 
 
 def _in_forward_mode() -> bool:

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
+from torch_scan_hop._torch.transforms import over_first_dimension
 from torch_scan_hop.rewrites.batchable import STAND_INS
 from torch_scan_hop.rewrites.classify import ancestors
 
@@ -51,8 +51,9 @@ class Part:
         if not self.outputs:
             return {}
         arguments = [stacks[n] if n in stacks else values[n] for n in self.inputs]
-        dims = tuple(0 if n in stacks else None for n in self.inputs)
-        results = torch.vmap(lambda *a: tuple(self.batchable(*a)), in_dims=dims)(*arguments)
+        stacked = [n in stacks for n in self.inputs]
+        n_steps = arguments[stacked.index(True)].shape[0]
+        results = over_first_dimension(self.batchable.forward, arguments, stacked, n_steps)
         return dict(zip(self.outputs, results, strict=True))
 
     @functools.cached_property
