@@ -12,6 +12,8 @@ from typing import Any
 from unittest import mock
 
 from torch_scan_hop import api, fallback, set_default
+from torch_scan_hop.cuda_graphs import graphed, recording
+from torch_scan_hop.cuda_graphs.devices import serving
 from torch_scan_hop.rewrites import blocks
 from torch_scan_hop.rewrites.options import Options, using_options
 
@@ -31,7 +33,7 @@ BACKENDS: dict[str, tuple[str | None, bool | None]] = {
     "triton": ("inductor", False),
 }
 TRANSFORMS = ("double", "jvp", "vmap", "func_grad", "forward_over_reverse")
-REWRITES = tuple(f.name for f in dataclasses.fields(Options) if f.type == "bool")
+REWRITES = tuple(f.name for f in dataclasses.fields(Options) if f.type == "bool" and f.default)
 CHECKPOINTS = {"full": '"full"', "sqrt": '"sqrt"', "segments": "3", "binomial": "Binomial(2)"}
 
 #: names for several modes at once
@@ -59,6 +61,8 @@ class Mode:
     captured: bool = False
     #: ``set_default(compile=True)``
     compile: bool = False
+    #: loops are replayed as graphs, which are fakes on the CPU, from their first call on
+    graphs: bool = False
     #: scans are Triton's kernels where they can be, which run in its interpreter
     triton: bool = False
 
@@ -77,9 +81,32 @@ class Mode:
                 stack.enter_context(mock.patch.object(api, "remembered_reason", _not_traceable))
             if self.small_blocks:
                 stack.enter_context(_blocks_of_few_steps())
+            if self.graphs:
+                stack.enter_context(_graphs_of_few_steps(kernels))
             if self.triton:
                 stack.enter_context(_kernels_of_a_gpu(kernels))
             yield kernels
+
+
+@contextmanager
+def _graphs_of_few_steps(found: list[str]) -> Iterator[None]:
+    """Small programs are replayed, too, and what is left over runs; ``found`` has each capture."""
+    from fake_graphs import CountedGraphs
+
+    class Noted(CountedGraphs):
+        def capture(self, *args: Any) -> Any:
+            found.append("CUDA graph")
+            return super().capture(*args)
+
+    with (
+        using_options(cuda_graphs=True, one_kernel=False),
+        serving("cpu", Noted()),
+        mock.patch.object(graphed, "PLAIN_CALLS", 0),
+        mock.patch.object(graphed, "LEAST_STEPS", 1),
+        mock.patch.object(recording, "LEAST_STEPS", 1),
+        mock.patch.object(recording, "MOST_STEPS", 2),
+    ):
+        yield
 
 
 def prepare(modes: Sequence[Mode]) -> None:
@@ -153,7 +180,7 @@ def _with_part(mode: Mode, part: str) -> Mode:
         return dataclasses.replace(mode, transform=part)
     if part == "small_blocks":
         return dataclasses.replace(mode, small_blocks=True)
-    if part in ("operator", "captured", "compile"):
+    if part in ("operator", "captured", "compile", "graphs"):
         return dataclasses.replace(mode, **{part: True})
     word, _, name = part.partition("_")
     if word == "only" and name in REWRITES:
