@@ -397,7 +397,7 @@ def wrappers_of(step, **config):
 @cuda
 def test_a_wrapper_hands_its_loop_over():
     with using_options(cuda_graphs=True):
-        found = wrappers_of(attend)
+        found = wrappers_of(wide)
     assert found.keys() == {"forward", "backward"}
     for wrapper in found.values():
         _, _, called = wrapper.partition("def call(")
@@ -416,7 +416,7 @@ def test_graphs_of_torch_take_the_loop_as_it_is():
 
     counters.clear()
     with using_options(cuda_graphs=True):
-        found = wrappers_of(attend, **{"triton.cudagraphs": True})
+        found = wrappers_of(wide, **{"triton.cudagraphs": True})
     for wrapper in found.values():
         assert "graphed_loop" not in wrapper and loops([wrapper]) == [1]
         # one partition: nothing of it is left to the host
