@@ -253,8 +253,8 @@ def test_explain_names_the_kernel():
             return str(explain(cell, torch.zeros(3, 7), torch.zeros(5, 3, 7)))
 
     pointwise = explained(lambda h, x: (h * x, h))
-    assert (
-        "one Triton kernel, lane by lane; 5 steps" in pointwise and "launches: one\n" in pointwise
+    assert "one Triton kernel, lane by lane; 5 steps" in pointwise and pointwise.endswith(
+        "launches: one"
     )
     rows = explained(lambda h, x: (torch.tanh(h @ torch.eye(7)) + x, h))
     assert "one Triton kernel, row by row; 5 steps" in rows

@@ -162,7 +162,9 @@ def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Seque
         wrapper.freed.update(input_names)
         wrapper.push_codegened_graph(graph)
         try:
-            with V.set_graph_handler(graph):
+            # what is captured as a CUDA graph is the whole loop: a step is no partition of its own
+            whole = config.patch(graph_partition=False)
+            with V.set_graph_handler(graph), whole:
                 graph.codegen_subgraph(parent_graph=parent)
         finally:
             wrapper.pop_codegened_graph()
