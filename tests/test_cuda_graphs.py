@@ -79,6 +79,15 @@ def test_any_number_of_steps_is_replays_of_one_block(kind, reverse):
     assert graphs.captures == 1
 
 
+def test_a_short_first_capture_does_not_stay():
+    run = GraphedLoop()
+    with mock_served() as graphs:
+        for seed, T in enumerate((5, 5, 9, 64, 9, 64)):
+            assert_same(*called(run, T, given=operands(T, seed=seed)), 1e-6)
+    # of 5 steps, and of 32
+    assert (graphs.captures, graphs.replays) == (2, 1 + 1 + 2 + 0 + 2)
+
+
 @pytest.mark.parametrize(
     ("T", "steps"),
     [(3, 0), (4, 4), (31, 31), (32, 32), (33, 32), (100, 25), (1000, 25), (1009, 28)],
@@ -117,6 +126,7 @@ def test_xs_of_any_layout():
     for x in (
         torch.randn(3, 64).t(), torch.randn(64, 6)[:, ::2], torch.randn(3).expand(64, 3),
         torch.randn(64, 1).expand(64, 3), torch.randn(66).unfold(0, 3, 1),
+        torch.randn(1, 3).expand(64, 3),
     ):  # fmt: skip
         run = GraphedLoop()
         with mock_served() as graphs:
@@ -347,10 +357,15 @@ def test_a_compiled_loop_is_replayed(step, reverse):
 @pytest.mark.slow
 def test_a_compiled_loop_of_any_length_is_replayed():
     with replaying() as graphs:
-        run = torch.compile(whole(attend), fullgraph=True, dynamic=True)
-        for seed, T in enumerate((40, 33, 5, 64)):
-            check(run, attend, T, False, seed)
-    assert graphs.replays >= 2
+        compiled = torch.compile(whole(wide), fullgraph=True)
+
+        def run(init, xs, p):
+            torch._dynamo.mark_dynamic(xs, 0)
+            return compiled(init, xs, p)
+
+        for seed, T in enumerate((40, 33, 64)):
+            check(run, wide, T, False, seed)
+    assert graphs.captures == 2 and graphs.replays == 2 * (1 + 2)
 
 
 EAGER = [(attend, True, GraphsOfOperators), (wide, False, GraphsOfOperators)]

@@ -18,6 +18,7 @@ from torch_scan_hop import progress_bar
 from torch_scan_hop.cuda_graphs.devices import Graphs, graphs_for
 from torch_scan_hop.cuda_graphs.recording import (
     LEAST_STEPS,
+    MOST_STEPS,
     Loop,
     Operands,
     Recording,
@@ -110,19 +111,26 @@ class GraphedLoop:
         self, seen: _Seen, loop: Loop, order: range, operands: Operands
     ) -> Recording | None:
         recording = seen.recording
-        if recording is None:
-            length = steps_of_a_block(len(order), operands)
-            if length == 0:
-                return None
-            graphs = graphs_for(operands.device)
-            assert graphs is not None
-            recording = Recording(graphs, length, operands, seen.moved(operands))
-        if len(order) < recording.length:
+        if recording is None or 2 * recording.length <= min(len(order), MOST_STEPS):
+            recording = _longer(recording, len(order), operands, seen.moved(operands))
+        if recording is None or len(order) < recording.length:
             return None
         if not recording.is_ready(operands):
             recording.capture(loop, order, operands)
         seen.recording = recording
         return recording
+
+
+def _longer(
+    recording: Recording | None, trip_count: int, operands: Operands, moved: set[int]
+) -> Recording | None:
+    """One of more steps, at least twice as many, if a loop of so many steps has room for it."""
+    length = steps_of_a_block(trip_count, operands)
+    if length == 0 or (recording is not None and length < 2 * recording.length):
+        return recording
+    graphs = graphs_for(operands.device)
+    assert graphs is not None
+    return Recording(graphs, length, operands, moved | (recording.moving if recording else set()))
 
 
 def _recover(graphs: Graphs, operands: Operands) -> None:

@@ -88,8 +88,8 @@ def _slot(like: Tensor, steps: int | None = None) -> Tensor:
 
 def _copy(destination: Tensor, source: Tensor) -> None:
     """Of two tensors with the same strides; of elements that are one element, the first."""
-    for dim, stride in enumerate(destination.stride()):
-        if stride == 0:
+    for dim, (size, stride) in enumerate(zip(destination.shape, destination.stride(), strict=True)):
+        if stride == 0 and size:
             destination, source = destination.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
     destination.copy_(source)
 
