@@ -22,8 +22,10 @@ from benchmarks.child import RESULTS
 from benchmarks.report import commit, table, versions
 from torch_scan_hop import scan
 from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.rewrites import using_options
 
 PAGE = RESULTS / "gpu.md"
+GRAPHS = "as CUDA graphs"
 Run = Callable[[], Any]
 
 
@@ -63,10 +65,21 @@ def lstm(carry: Any, x: Any, p: Any) -> Any:
     return (h, c), h
 
 
+def attention(carry: Any, x: Any, p: Any) -> Any:
+    """No kernel: a loop of launches, or a graph of them."""
+    keys, values = carry
+    q, k, v = (x @ p["w"]).chunk(3, -1)
+    keys = torch.cat([keys[:, 1:], k[:, None]], 1)
+    values = torch.cat([values[:, 1:], v[:, None]], 1)
+    weights = torch.softmax((keys @ q[:, :, None])[..., 0], -1)
+    return (keys, values), (weights[:, None] @ values)[:, 0]
+
+
 def workloads(quick: bool) -> list[Workload]:
     """``quick``: sizes for a look at whether it runs."""
     T, B, D, N, H = (8, 2, 16, 4, 16) if quick else (4096, 8, 2048, 16, 512)
     S, R = (8, 4) if quick else (256, 64)
+    C, A = (4, 16) if quick else (128, 64)  # of a cache: its length, and its width
 
     def draw(*shape: int) -> Callable[[str, torch.dtype], torch.Tensor]:
         return lambda device, dtype: torch.randn(shape, device=device, dtype=dtype) * 0.3
@@ -96,6 +109,12 @@ def workloads(quick: bool) -> list[Workload]:
                 draw(B, D, N),
                 {"u": draw(T, B, D), "b": draw(T, B, N), "c": draw(T, B, N)},
                 {"dt": draw(D), "log_a": draw(D, N)},
+            ),
+        ),
+        Workload(
+            "attention over a cache", f"T={2 * S} B={B} cache={C} D={A}", attention,
+            inputs(
+                (draw(B, C, A), draw(B, C, A)), draw(2 * S, B, A), {"w": draw(A, 3 * A)},
             ),
         ),
         Workload(
@@ -157,6 +176,10 @@ def contestants(work: Workload, device: str, dtype: torch.dtype) -> dict[str, Ru
         "this, eager": lambda: ours(init, xs, parameters),
         "Python loop": loop,
     }
+    if work.step in (attention, lstm):  # no kernels, at these sizes
+        replayed = torch.compile(lambda *inputs: ours(*inputs), fullgraph=True)
+        found["this, torch.compile, " + GRAPHS] = lambda: replayed(init, xs, parameters)
+        found["this, eager, " + GRAPHS] = lambda: ours(init, xs, parameters)
     if work.cudnn is not None:
         found["nn.LSTM (cuDNN)"] = work.cudnn(device, dtype)
     return found
@@ -191,8 +214,9 @@ def measured(device: str, quick: bool) -> list[list[object]]:
             )
             for name, run in contestants(work, device, dtype).items():
                 rounds = 3 if name == "Python loop" else 9
-                forward = milliseconds(run, device, rounds)
-                both = milliseconds(trained(run), device, rounds)
+                with using_options(cuda_graphs=name.endswith(GRAPHS)):
+                    forward = milliseconds(run, device, rounds)
+                    both = milliseconds(trained(run), device, rounds)
                 rows.append(
                     [work.name, work.sizes, str(dtype)[6:], name, f"{forward:.3f}", f"{both:.3f}"]
                 )

@@ -17,7 +17,10 @@ from torch import fx
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.cudagraph_utils import check_multiple_devices_or_any_cpu_nodes
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import MultiOutput
+from torch._inductor.utils import get_first_incompatible_cudagraph_node
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
@@ -56,6 +59,7 @@ def _without_driver() -> Iterator[list[str]]:
 
     def stop(self: Any) -> Any:
         code = codegen(self)[0]
+        against_graphs.append(_why_no_graph(self))
         found.append(getattr(code, "value", code))
         raise _Done
 
@@ -104,12 +108,26 @@ def _move_to_cuda(gm: fx.GraphModule) -> None:
         module.recompile()
 
 
+#: what torch has against a CUDA graph of what was compiled last, forward first
+against_graphs: list[str] = []
+
+
+def _why_no_graph(graph: GraphLowering) -> str:
+    """As ``mode="reduce-overhead"`` finds it, but for what it asks of a driver."""
+    unfit = get_first_incompatible_cudagraph_node(graph.module)
+    elsewhere = check_multiple_devices_or_any_cpu_nodes(graph.device_node_mapping)
+    reasons = (graph.disable_cudagraphs_reason, unfit and str(unfit.target), elsewhere)
+    nodes = [n for n in graph.scheduler.nodes if not isinstance(n.node, MultiOutput)]
+    return next(filter(None, (*reasons, *map(graph.scheduler.should_partition, nodes))), "")
+
+
 def wrappers(fn: Callable[..., Any], *args: Any) -> dict[str, str]:
     """The wrapper of ``fn`` for a GPU; and of its backward, where an argument requires gradients.
 
     ``fn`` closes over nothing: what it computes with are its arguments, trees of tensors.
     """
     captured: list[Any] = []
+    against_graphs.clear()
 
     def take(gm: fx.GraphModule, examples: list[Any]) -> Any:
         captured.append((gm, examples))

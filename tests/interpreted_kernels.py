@@ -13,6 +13,8 @@ pytest.importorskip("triton")
 
 import torch
 import triton_interpreter  # noqa: F401  before Inductor
+from fuzz.campaign import run_here
+from fuzz.modes import parse_mode
 from gpu_cells import CASES, ROW_CASES, Case, randn, row_case
 from graph_caches import graph_caches
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
@@ -200,3 +202,19 @@ def test_rows_that_are_not_blocks_are_a_counted_loop(step):
         got = torch.compile(case.run, fullgraph=True)(*inputs)
     assert_same(got, wanted(case, inputs, 4, False), 1e-4)
     assert ROWS not in chosen and len(chosen) == 1
+
+
+RANDOM = {
+    "PointwiseKernel": (range(60000, 60004), ("kernel", "pointwise")),
+    "RowsKernel": (range(2, 6), ("rows", "products", "cells", "pointwise")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", RANDOM)
+def test_random_programs(kernel):
+    """More of them: ``make fuzz ARGS="--modes triton --features kernel,pointwise"``."""
+    seeds, features = RANDOM[kernel]
+    outcomes = [f.outcome for f in run_here(seeds, [parse_mode("triton")], features)]
+    assert not [outcome for outcome in outcomes if outcome.is_failure]
+    assert sum(kernel in outcome.kernels for outcome in outcomes) >= 2

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from gpu_cells import CASES
+from graph_caches import graph_caches
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
 from torch.utils import _pytree as pytree
 
+from torch_scan_hop import scan
+from torch_scan_hop.cuda_graphs.devices import CudaGraphs, serving
 from torch_scan_hop.inductor.watch import watching
 from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.rewrites import using_options
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,3 +72,88 @@ def test_graphs_of_cuda_take_a_scan():
         init, xs, parameters = on_cpu(inputs)
         want = scan_loop(lambda c, x, p=parameters: case.step(c, x, p), init, xs, 9, False)
         assert_same(got, want, 2e-4)
+
+
+# --- loops that are no kernel, as graphs of our own ---
+
+
+class NotedGraphs(CudaGraphs):
+    """Torch's, and how many were captured and replayed."""
+
+    def __init__(self):
+        self.captures = self.replays = self.failures = 0
+
+    def capture(self, device, work):
+        replay = super().capture(device, work)
+        self.captures += 1
+
+        def noted():
+            self.replays += 1
+            replay()
+
+        return noted
+
+    def recover(self, device):
+        self.failures += 1
+        super().recover(device)
+
+
+def attention(carry, x, w):
+    keys, values = carry
+    q, k, v = (x @ w).chunk(3, -1)
+    keys = torch.cat([keys[:, 1:], k[:, None]], 1)
+    values = torch.cat([values[:, 1:], v[:, None]], 1)
+    weights = torch.softmax((keys @ q[:, :, None])[..., 0], -1)
+    return (keys, values), (weights[:, None] @ values)[:, 0]
+
+
+def attention_inputs(T, seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64) * 0.3
+
+    return (draw(4, 8, 16), draw(4, 8, 16)), draw(T, 4, 16), draw(16, 48)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_loop_is_replayed(is_compiled, reverse):
+    def run(init, xs, w):
+        return scan(lambda c, x: attention(c, x, w), init, xs, reverse=reverse)
+
+    noted = NotedGraphs()
+    with serving("cuda", noted), using_options(cuda_graphs=True), graph_caches(False):
+        ours = torch.compile(run, fullgraph=True, dynamic=False) if is_compiled else run
+        for seed, T in enumerate((40, 40, 40) if is_compiled else (40, 40, 40, 57)):
+            drawn = attention_inputs(T, seed)
+            inputs, exact = (leaves(drawn, d, torch.float64) for d in ("cuda", "cpu"))
+            got = ours(*inputs)
+            init, xs, w = exact
+            want = scan_loop(lambda c, x, w=w: attention(c, x, w), init, xs, T, reverse)
+            assert_same(on_cpu(got), want, 1e-9)
+            wrt, exact_wrt = differentiable(inputs), differentiable(exact)
+            found = gradients(on_cpu(got), wrt)
+            assert_same(on_cpu(found), gradients(want, exact_wrt), 1e-8)
+    assert noted.failures == 0 and noted.captures >= 2 and noted.replays >= 2 * 2 * 2
+
+
+def test_random_numbers_go_on_after_a_capture_that_failed():
+    """What reads a number on the host cannot be captured: the loop runs all the same."""
+    from torch_scan_hop.cuda_graphs.graphed import GraphedLoop
+
+    def loop(order, carry, xs, additional, ys):
+        total = carry[0]
+        for t in order:
+            total = total + xs[0][t].item()
+        return [total]
+
+    run, noted = GraphedLoop(), NotedGraphs()
+    with serving("cuda", noted):
+        for _ in range(3):
+            xs = torch.arange(8.0, device="cuda")
+            (total,) = run(loop, range(8), [torch.zeros((), device="cuda")], [xs], [], [])
+            assert total.item() == 28
+    assert (noted.failures, noted.replays) == (1, 0)
+    assert torch.rand(8, device="cuda").unique().numel() > 1
+    assert F.dropout(torch.ones(64, device="cuda"), 0.5).min() == 0

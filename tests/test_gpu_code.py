@@ -20,6 +20,7 @@ pytest.importorskip("triton")
 import torch
 import triton
 from fake_cuda import launches, scan_kernels, wrappers
+from fake_graphs import CountedGraphs
 from gpu_cells import CASES, ROW_CASES, gru, lstm, row_case
 from torch._inductor.codecache import PyCodeCache
 from torch.utils import _pytree as pytree
@@ -29,10 +30,13 @@ from triton.compiler import ASTSource
 from wrappers import loops
 
 from torch_scan_hop import explain
+from torch_scan_hop._torch.fakes import FakeTensorMode
+from torch_scan_hop.cuda_graphs.devices import serving
 from torch_scan_hop.inductor.gpu import launch, rows
 from torch_scan_hop.inductor.gpu.launch import call_program
 from torch_scan_hop.inductor.gpu.serving import on_the_cpu
 from torch_scan_hop.inductor.gpu.source import TritonSource
+from torch_scan_hop.rewrites import using_options
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="needs a build for CUDA")
 
@@ -248,7 +252,10 @@ def test_explain_names_the_kernel():
         with on_the_cpu():
             return str(explain(cell, torch.zeros(3, 7), torch.zeros(5, 3, 7)))
 
-    assert "one Triton kernel, lane by lane; 5 steps" in explained(lambda h, x: (h * x, h))
+    pointwise = explained(lambda h, x: (h * x, h))
+    assert "one Triton kernel, lane by lane; 5 steps" in pointwise and pointwise.endswith(
+        "launches: one"
+    )
     rows = explained(lambda h, x: (torch.tanh(h @ torch.eye(7)) + x, h))
     assert "one Triton kernel, row by row; 5 steps" in rows
     assert "not one Triton kernel, lane by lane: not pointwise: mm" in rows
@@ -256,3 +263,17 @@ def test_explain_names_the_kernel():
     assert "a counted loop; 5 steps" in text
     assert "not one Triton kernel, lane by lane: not pointwise: cumsum" in text
     assert "not one Triton kernel, row by row: no product" in text
+    assert "launches: those of a step, in every step" in text
+    assert "not a CUDA graph: cuda_graphs is switched off" in text
+    with using_options(cuda_graphs=True), serving("cpu", CountedGraphs()):
+        text = explained(lambda h, x: (h.cumsum(0) * x, h))
+    assert "launches: one, and 2 copies, for each block of up to 32 steps" in text
+
+
+def test_explain_tells_the_time_of_a_kernel_from_a_bandwidth():
+    with FakeTensorMode():  # as much as there is of a GPU
+        h, xs = torch.zeros(4096, device="cuda"), torch.zeros(1000, 4096, device="cuda")
+    told = explain(lambda h, x: (h * x, h), h, xs, limits=(1e15, 1e12))
+    # xs and ys once, and a carry each way, at 1 TB/s
+    assert "at least 32.8 us, bound by memory" in str(told)
+    assert "one Triton kernel, lane by lane; 1000 steps" in str(told)

@@ -347,3 +347,19 @@ def test_tanh_is_accurate():
     assert error[: -len(limits)].max() <= 2
     torch.testing.assert_close(got[-len(limits) :], limits.tanh(), equal_nan=True, rtol=0, atol=0)
     assert "tanh(" not in codes[-1].split("def call(")[0]
+
+
+def test_a_weight_that_a_step_puts_together():
+    """Its packing is several kernels, and none may name a variable of another one."""
+    a, b = weight(15, 15), weight(15, 15)
+
+    def step(h, x):
+        h = torch.tanh(torch.cat([h, x], -1) @ torch.cat([a, b], 0))
+        return h, h
+
+    init, xs = randn(4, 15), randn(6, 4, 15)
+    with using_options(hoist_invariant=False):
+        run = torch.compile(lambda init, xs: scan(step, init, xs), fullgraph=True)
+        result, found = run_and_count_loops(run, init, xs)
+    assert_same(result, loop(step, init, xs), 1e-5)
+    assert found == [0]

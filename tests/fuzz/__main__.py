@@ -21,7 +21,7 @@ from .campaign import (
 )
 from .check import show
 from .generate import DEFAULT, SWITCHES, generate
-from .modes import GROUPS, parse_modes
+from .modes import GROUPS, parse_modes, prepare
 from .mutants import MUTANTS, record_searches, search
 from .record import record
 
@@ -70,6 +70,7 @@ def main() -> int:
     if args.until_found:
         return _search(args)
     features, modes = chosen_features(args.features), parse_modes(args.modes or "eager")
+    prepare(modes)
     seeds = range(args.seed, args.seed + (args.programs or 100))
     if args.print:
         print("\n\n".join(generate(seed, features).text() for seed in seeds))
@@ -133,6 +134,8 @@ def _show_small(found: Found, args: argparse.Namespace, features: tuple[str, ...
 def _tell(tally: Tally) -> None:
     counts = ", ".join(f"{n} {status}" for status, n in tally.statuses.most_common())
     print(f"{tally.programs} programs in {tally.seconds:.0f} s: {counts}")
+    for kernel, n in tally.kernels.most_common():
+        print(f"  {n:4} programs with a {kernel}")
     for reason, n in tally.loops.most_common():
         print(f"  {n:4} loops: {reason}")
     clusters: dict[str, list[Found]] = {}

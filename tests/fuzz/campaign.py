@@ -44,11 +44,14 @@ class Tally:
     seconds: float = 0.0
     statuses: collections.Counter[str] = field(default_factory=collections.Counter)
     loops: collections.Counter[str] = field(default_factory=collections.Counter)
+    #: by kernel of a GPU: the programs that reached it
+    kernels: collections.Counter[str] = field(default_factory=collections.Counter)
     failures: list[Found] = field(default_factory=list)
 
     def add(self, found: Found) -> bool:
         """True for the first failure of its cluster."""
         self.statuses[found.outcome.status] += 1
+        self.kernels.update(set(found.outcome.kernels))
         if found.outcome.status == "loop":
             self.loops[found.outcome.where] += 1
         if not found.outcome.is_failure:

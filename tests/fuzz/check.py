@@ -8,7 +8,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +36,14 @@ class Outcome:
     """What became of a program.
 
     ``status``: ok; loop (it ran as one, with a warning); discarded; torch (torch fails in the same
-    way on the Python loop); crash or wrong; died, with its process.
+    way on the Python loop); crash or wrong; died, with its process. ``kernels``: of a GPU, that
+    its scans were.
     """
 
     status: str
     where: str = ""
     message: str = ""
+    kernels: Sequence[str] = ()
 
     @property
     def is_failure(self) -> bool:
@@ -84,7 +86,16 @@ def check(program: Program, mode: Mode) -> Outcome:
 
 
 def check_text(text: str, mode: Mode, tolerance: float) -> Outcome:
-    with warnings.catch_warnings(record=True) as caught, mode.entered(), checking(_CHECKER):
+    """A mode that is to try kernels of a GPU discards what none of them takes."""
+    with mode.entered() as kernels:
+        outcome = _checked(text, mode, tolerance)
+    if (mode.triton or mode.graphs) and outcome.status == "ok" and not kernels:
+        return Outcome("discarded", "", "no kernel takes it")
+    return dataclasses.replace(outcome, kernels=tuple(kernels))
+
+
+def _checked(text: str, mode: Mode, tolerance: float) -> Outcome:
+    with warnings.catch_warnings(record=True) as caught, checking(_CHECKER):
         warnings.simplefilter("always")
         forget_reasons()  # a body with the same code ran before, in another mode
         try:

@@ -21,18 +21,20 @@ DEFAULT = (
     "complex", "linalg", "stops", "custom", "nested", "layouts", "trees",
 )  # fmt: skip
 #: ``kernel``: leaves of one shape, as the kernel of a pointwise body wants them; ``rows``: those of
-#: one batch in float32, with weights; ``long``: every program has many steps; ``contexts``: the scan
-#: is called a second time, in another context; ``complex_carry``: most carries are complex;
-#: ``floats``: closed-over Python floats; ``regions``: of autocast, and of checkpoints
+#: one batch in float32, with weights, which ``cells`` multiplies carries with; ``long``: every
+#: program has many steps; ``contexts``: the scan is called a second time, in another context;
+#: ``complex_carry``: most carries are complex; ``floats``: closed-over Python floats; ``regions``:
+#: of autocast, and of checkpoints
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
-    "contexts", "complex_carry", "fills", "inner_jvp", "floats",
-    "regions",
+    "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "regions",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
 TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
-WEIGHTS = {"pointwise": 3, "indexing": 3, "buffers": 2, "floats": 8, "regions": 6}
+WEIGHTS = {
+    "pointwise": 3, "indexing": 3, "buffers": 2, "floats": 8, "cells": 6, "regions": 6,
+}  # fmt: skip
 
 
 def generate(seed: int, features: Sequence[str] = DEFAULT) -> Program:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 from torch_scan_hop import api, fallback, set_default
+from torch_scan_hop.cuda_graphs import graphed, recording
+from torch_scan_hop.cuda_graphs.devices import serving
 from torch_scan_hop.rewrites import blocks
 from torch_scan_hop.rewrites.options import Options, using_options
 
@@ -26,9 +30,10 @@ BACKENDS: dict[str, tuple[str | None, bool | None]] = {
     "inductor_cpp": ("inductor", False),
     "export": (EXPORT, True),
     "export_not_strict": (EXPORT, False),
+    "triton": ("inductor", False),
 }
 TRANSFORMS = ("double", "jvp", "vmap", "func_grad", "forward_over_reverse")
-REWRITES = tuple(f.name for f in dataclasses.fields(Options) if f.type == "bool")
+REWRITES = tuple(f.name for f in dataclasses.fields(Options) if f.type == "bool" and f.default)
 CHECKPOINTS = {"full": '"full"', "sqrt": '"sqrt"', "segments": "3", "binomial": "Binomial(2)"}
 
 #: names for several modes at once
@@ -56,9 +61,15 @@ class Mode:
     captured: bool = False
     #: ``set_default(compile=True)``
     compile: bool = False
+    #: loops are replayed as graphs, which are fakes on the CPU, from their first call on
+    graphs: bool = False
+    #: scans are Triton's kernels where they can be, which run in its interpreter
+    triton: bool = False
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> Iterator[list[str]]:
+        """Gives a list of the kernels that are taken meanwhile, in mode ``triton``."""
+        kernels: list[str] = []
         with ExitStack() as stack:
             stack.enter_context(using_options(**self.options))
             if self.compile:
@@ -70,7 +81,57 @@ class Mode:
                 stack.enter_context(mock.patch.object(api, "remembered_reason", _not_traceable))
             if self.small_blocks:
                 stack.enter_context(_blocks_of_few_steps())
-            yield
+            if self.graphs:
+                stack.enter_context(_graphs_of_few_steps(kernels))
+            if self.triton:
+                stack.enter_context(_kernels_of_a_gpu(kernels))
+            yield kernels
+
+
+@contextmanager
+def _graphs_of_few_steps(found: list[str]) -> Iterator[None]:
+    """Small programs are replayed, too, and what is left over runs; ``found`` has each capture."""
+    from fake_graphs import CountedGraphs
+
+    class Noted(CountedGraphs):
+        def capture(self, *args: Any) -> Any:
+            found.append("CUDA graph")
+            return super().capture(*args)
+
+    with (
+        using_options(cuda_graphs=True, one_kernel=False),
+        serving("cpu", Noted()),
+        mock.patch.object(graphed, "PLAIN_CALLS", 0),
+        mock.patch.object(graphed, "LEAST_STEPS", 1),
+        mock.patch.object(recording, "LEAST_STEPS", 1),
+        mock.patch.object(recording, "MOST_STEPS", 2),
+    ):
+        yield
+
+
+def prepare(modes: Sequence[Mode]) -> None:
+    """Start this process anew if need be: Triton reads how it is to run when it is imported."""
+    if not any(mode.triton for mode in modes):
+        return
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        os.environ["TRITON_INTERPRET"] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", __package__, *sys.argv[1:]])
+    import triton_interpreter  # noqa: F401
+
+
+@contextmanager
+def _kernels_of_a_gpu(found: list[str]) -> Iterator[None]:
+    """Scans compiled within are the kernels that they would be on a GPU; their names, in order."""
+    from torch_scan_hop.inductor import gpu
+    from torch_scan_hop.inductor.gpu.serving import on_the_cpu
+    from torch_scan_hop.inductor.watch import watching
+
+    def take(_: Any, kernel: Any) -> None:
+        if kernel in gpu.KERNELS:
+            found.append(kernel.__name__)
+
+    with on_the_cpu(), watching(take):
+        yield
 
 
 def _inductor_config(cpp_wrapper: bool) -> Any:
@@ -107,7 +168,8 @@ def parse_mode(text: str) -> Mode:
     if name not in BACKENDS:
         raise ValueError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
     backend, dynamic = BACKENDS[name]
-    mode = Mode(text, backend, dynamic, cpp_wrapper=name == "inductor_cpp")
+    flags = {"cpp_wrapper": name == "inductor_cpp", "triton": name == "triton"}
+    mode = Mode(text, backend, dynamic, **flags)
     for part in parts:
         mode = _with_part(mode, part)
     return mode
@@ -118,7 +180,7 @@ def _with_part(mode: Mode, part: str) -> Mode:
         return dataclasses.replace(mode, transform=part)
     if part == "small_blocks":
         return dataclasses.replace(mode, small_blocks=True)
-    if part in ("operator", "captured", "compile"):
+    if part in ("operator", "captured", "compile", "graphs"):
         return dataclasses.replace(mode, **{part: True})
     word, _, name = part.partition("_")
     if word == "only" and name in REWRITES:

@@ -151,6 +151,26 @@ def with_bias(g: Builder) -> None:
     g.bounded(text, (a.type.shape[0], w.type.shape[1]))
 
 
+@rule("cells")
+def gate(g: Builder) -> None:
+    """A carry times a weight of its width, as in recurrent cells; or two of them at once."""
+    carries = [v for v in g.vars if v.name[0] == "c" and v.type.dtype == "f"]
+    c = g.choose([v for v in carries if len(v.type.shape) == 2])
+    n, k = c.type.shape
+    weights = [v for v in g.vars if v.name[0] == "w" and v.type.shape == (k, k)]
+    w, u = g.choose(weights), g.choose(weights)
+    v = g.like((n, k))
+    texts = [
+        "torch.sigmoid({c} @ {w} + {v})",
+        "torch.tanh({v} - F.linear({c}, {w}))",
+        "torch.tanh(({c} * torch.sigmoid({v})) @ {w} + {v} @ {u})",
+        "torch.tanh(torch.cat([{c}, {v}], -1) @ torch.cat([{w}, {u}], 0))",
+        "torch.tanh(({c} @ torch.cat([{w}, {u}], 1) + 0.1).chunk(2, -1)[1] + {v})",
+    ]
+    text = g.choose(texts).format(c=c.name, w=w.name, u=u.name, v=v.name)
+    g.let(text, (n, k))
+
+
 @rule("products")
 def batched_product(g: Builder) -> None:
     a = g.float(3, 3)

@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._inductor import ir
+from torch._inductor import config, ir
 from torch._inductor.codegen import wrapper as wrapper_lines
 from torch._inductor.codegen.wrapper import EnterSubgraphLine, ExitSubgraphLine, WrapperLine
 from torch._inductor.ir import (
@@ -43,10 +43,12 @@ __all__ = [
     "current_node",
     "declare_loop_index",
     "declared_output",
+    "define_in_header",
     "fake_mode",
     "fresh_loop_index",
     "import_into",
     "indented",
+    "is_cudagraphed",
     "is_tensor_ir",
     "keep_buffers",
     "layout_like",
@@ -76,6 +78,11 @@ def fake_mode() -> Any:
 def uses_cpp_wrapper() -> bool:
     """Whether the wrapper at hand is C++, and not Python."""
     return bool(V.graph.cpp_wrapper)
+
+
+def is_cudagraphed() -> bool:
+    """Whether what is compiled is to run as a CUDA graph, as with mode="reduce-overhead"."""
+    return bool(config.triton.cudagraphs)
 
 
 def register_node(node: Any) -> str:
@@ -155,7 +162,9 @@ def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Seque
         wrapper.freed.update(input_names)
         wrapper.push_codegened_graph(graph)
         try:
-            with V.set_graph_handler(graph):
+            # what is captured as a CUDA graph is the whole loop: a step is no partition of its own
+            whole = config.patch(graph_partition=False)
+            with V.set_graph_handler(graph), whole:
                 graph.codegen_subgraph(parent_graph=parent)
         finally:
             wrapper.pop_codegened_graph()
@@ -185,6 +194,13 @@ def import_into(wrapper: Any, function: Callable[..., Any]) -> str:
     """The name that ``function`` has in the code of a Python wrapper."""
     name = f"{function.__module__}.{function.__qualname__}"
     wrapper.add_import_once(f"import {function.__module__}")
+    return name
+
+
+def define_in_header(wrapper: Any, name: str, value: str, imports: str) -> str:
+    """The name that ``value`` has in a Python wrapper, where it is made once, like a kernel."""
+    name = f"{name}_{wrapper.next_kernel_suffix()}"
+    wrapper.define_kernel(name, value, metadata=imports, gpu=False)
     return name
 
 

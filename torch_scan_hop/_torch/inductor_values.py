@@ -161,12 +161,13 @@ def shifted_by_one(stack: Any, init: Any, reverse: bool) -> Any:
 class InlineLowering(PointwiseSubgraphLowering):
     """Values as functions of an index, without buffers; NotPointwise if one is needed.
 
-    Each is computed once per place, however many others read it.
+    Within ``fresh_values``, the code of one kernel, each is computed once per place, however many
+    others read it. Elsewhere nothing is kept: a value is a variable of the kernel at hand.
     """
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm, root_graph_lowering=V.graph)
-        self._computed: dict[Any, Any] = {}
+        self._computed: dict[Any, Any] | None = None
 
     def lower(self, inputs: Sequence[Any]) -> list[Any]:
         never = 10**9
@@ -201,6 +202,8 @@ class InlineLowering(PointwiseSubgraphLowering):
 
     def _once(self, data: Any, inner_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def fn(index: Any) -> Any:
+            if self._computed is None:
+                return inner_fn(index)
             key = (id(data), tuple(index))
             if key not in self._computed:
                 self._computed[key] = inner_fn(index)
@@ -221,7 +224,7 @@ class InlineLowering(PointwiseSubgraphLowering):
     def scope_of_values(self) -> Iterator[None]:
         """What was computed outside is there inside, but not the other way round."""
         outside = self._computed
-        self._computed = dict(outside)
+        self._computed = None if outside is None else dict(outside)
         try:
             yield
         finally:
@@ -265,7 +268,9 @@ def masked(inner: Any, mask: Any, body: Callable[[], Any], other: Any) -> Any:
     def typed() -> Any:
         result = body()
         result = getattr(result, "value", result)  # what "ops" wraps
-        V.interpreter.current_node.meta[OptimizationContext.key].dtype = result.dtype
+        dtype = getattr(result, "dtype", None)
+        if dtype is not None:  # else nothing is computed, but looked at
+            V.interpreter.current_node.meta[OptimizationContext.key].dtype = dtype
         return result
 
     return inner.masked(mask, typed, other)

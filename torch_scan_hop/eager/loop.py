@@ -10,9 +10,13 @@ import torch
 from torch import fx
 
 from torch_scan_hop import progress_bar
+from torch_scan_hop.cuda_graphs.capturable import why_not_captured
+from torch_scan_hop.cuda_graphs.devices import is_served
+from torch_scan_hop.cuda_graphs.graphed import GraphedLoop
 from torch_scan_hop.eager.calls import value_of
 from torch_scan_hop.eager.fuse import fused
 from torch_scan_hop.eager.writer import LoopWriter
+from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.step import empty_stack
 
@@ -47,6 +51,8 @@ class EagerLoop:
         self.run_loop = namespace["run_loop"]
         self.written_ahead = writer.written_ahead
         self.ys = [StackLike.of(value_of(y)) for y in writer.outputs.ys]
+        self.body = body
+        self.graphed: GraphedLoop | None = None
 
     def __call__(
         self,
@@ -54,7 +60,7 @@ class EagerLoop:
         reverse: bool,
         into: Sequence[torch.Tensor | None] | None = None,
         like: Sequence[StackLike] | None = None,
-    ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
+    ) -> tuple[Sequence[torch.Tensor], list[torch.Tensor]]:
         trip_count = inputs.trip_count
         places = into or [None] * len(self.ys)
         stacks = [
@@ -62,23 +68,40 @@ class EagerLoop:
             for y, place in zip(like or self.ys, places, strict=True)
         ]
         order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+        carry = [c.contiguous() for c in inputs.carry]
+        operands = order, carry, inputs.xs, inputs.additional, stacks
+        if current_options().cuda_graphs and is_served(inputs.xs[0].device):
+            return self._replayed(*operands), stacks
+        return self._run(*operands), stacks
+
+    def _replayed(self, *operands: Any) -> Sequence[torch.Tensor]:
+        """As a graph of the device, if the body may be one."""
+        if self.graphed is None:
+            self.graphed = GraphedLoop(is_off=bool(why_not_captured(self.body)))
+        return self.graphed(self._run, *operands)
+
+    def _run(
+        self,
+        order: range,
+        carry: Sequence[torch.Tensor],
+        xs: Sequence[torch.Tensor],
+        additional: Sequence[Any],
+        stacks: Sequence[torch.Tensor],
+    ) -> Sequence[torch.Tensor]:
         rows: list[Sequence[torch.Tensor]] = [s.unbind(0) for s in stacks]
         for k, position in self.written_ahead.items():
-            rows[k] = _rows_ahead(rows[k], inputs.carry[position], reverse)
-        carry = self.run_loop(
-            progress_bar.steps(order),
-            [c.contiguous() for c in inputs.carry],
-            [x.unbind(0) for x in inputs.xs],
-            inputs.additional,
-            rows,
+            rows[k] = _rows_ahead(rows[k], carry[position], order)
+        steps = progress_bar.steps(order)
+        final: Sequence[torch.Tensor] = self.run_loop(
+            steps, carry, [x.unbind(0) for x in xs], additional, rows
         )
-        return carry, stacks
+        return final
 
 
 def _rows_ahead(
-    rows: Sequence[torch.Tensor], init: torch.Tensor, reverse: bool
+    rows: Sequence[torch.Tensor], init: torch.Tensor, order: range
 ) -> list[torch.Tensor]:
-    """For each step the row of the next one; the first one is ``init``."""
+    """For each step the row of the next one; that of the first one is ``init``."""
     last = torch.empty_like(rows[0])
-    rows[-1 if reverse else 0].copy_(init)
-    return [last, *rows[:-1]] if reverse else [*rows[1:], last]
+    rows[order[0]].copy_(init)
+    return [last, *rows[:-1]] if order.step < 0 else [*rows[1:], last]

@@ -120,6 +120,8 @@ class Kernel:
     steps: str
     operators: str
     why_not: dict[str, str] = field(default_factory=dict)
+    #: on a GPU: what is launched in a call
+    launches: str = ""
 
 
 @dataclass(frozen=True)

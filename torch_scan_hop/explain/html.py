@@ -165,7 +165,7 @@ def _kernels(kernels: Sequence[Kernel]) -> Iterable[str]:
             k.loop,
             k.kind,
             k.steps,
-            k.operators,
+            "; launches: ".join(filter(None, (k.operators, k.launches))),
             "; ".join(f"not {better}: {reason}" for better, reason in k.why_not.items()),
         )
         for k in kernels

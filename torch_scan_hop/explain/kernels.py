@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop import inductor
+from torch_scan_hop.cuda_graphs.recording import MOST_STEPS
 from torch_scan_hop.explain.facts import Kernel
 from torch_scan_hop.explain.places import operator_name
 from torch_scan_hop.explain.sites import Site
@@ -82,7 +83,8 @@ def _kernel(loop: str, call: Any, chosen: Any) -> Kernel:
         cpu.PointwiseKernel: ("one kernel, lane by lane", _why_not_pointwise),
         cpu.RowsKernel: ("one kernel, row by row", _why_not_rows),
     }
-    if is_on_gpu(call.examples.flat()):
+    on_gpu = is_on_gpu(call.examples.flat())
+    if on_gpu:
         kinds = {
             gpu.PointwiseKernel: ("one Triton kernel, lane by lane", _why_not_triton),
             gpu.RowsKernel: ("one Triton kernel, row by row", _why_not_triton_rows),
@@ -92,15 +94,34 @@ def _kernel(loop: str, call: Any, chosen: Any) -> Kernel:
         if kernel is chosen:
             break
         why_not[kind] = _off() or reason(call) or _by_lowering(kernel, call)
+    kind, launches = kinds[chosen][0] if chosen in kinds else "a counted loop", ""
+    if on_gpu:
+        not_a_graph, launches = _launches(call, chosen in kinds)
+        why_not |= {"a CUDA graph": not_a_graph} if not_a_graph else {}
     operators = [operator_name(n) for n in call.body.graph.nodes if n.op == "call_function"]
     counts = Counter(name for name in operators if name != "getitem")
     return Kernel(
         loop=loop,
-        kind=kinds[chosen][0] if chosen in kinds else "a counted loop",
+        kind=kind,
         steps=count if (count := str(call.trip_count)).isdigit() else "T",
         operators=", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items()),
         why_not=why_not,
+        launches=launches,
     )
+
+
+def _launches(call: Any, is_kernel: bool) -> tuple[str, str]:
+    """Why a loop is no CUDA graph, and what is launched in a call."""
+    from torch_scan_hop.inductor.replayed import why_not_replayed
+
+    if is_kernel:
+        return "", "one"
+    reason = why_not_replayed(call)
+    if reason:
+        return reason, "those of a step, in every step"
+    n_stacks = len(call.examples.inputs.xs) + len(call.examples.ys)
+    many = f"one, and {n_stacks} copies, for each block of up to {MOST_STEPS} steps"
+    return "", f"{many}, as a CUDA graph, from the second call on"
 
 
 def _off() -> str:

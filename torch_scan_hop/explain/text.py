@@ -186,6 +186,8 @@ class _Writer:
             yield f"  {k.loop}: {k.kind}{many}"
             if k.operators:
                 yield f"    a step: {k.operators}"
+            if k.launches:
+                yield f"    launches: {k.launches}"
             yield from (f"    not {better}: {reason}" for better, reason in k.why_not.items())
 
 

@@ -13,6 +13,7 @@ from torch import fx
 
 from torch_scan_hop._torch.inductor_values import (
     InlineLowering,
+    masked,
     ops,
     pointwise_like,
 )
@@ -69,7 +70,7 @@ class ProductLowering(InlineLowering):
             for k in reversed(range(len(parts))):
                 begins = ops.ge(at, ops.index_expr(starts[k], torch.int64))
                 ends = ops.lt(at, ops.index_expr(starts[k] + sizes[k], torch.int64))
-                here = ops.masked(ops.and_(begins, ends), functools.partial(part, k), 0.0)
+                here = masked(ops, ops.and_(begins, ends), functools.partial(part, k), 0.0)
                 value = here if value is None else ops.where(ends, here, value)
             return value
 

@@ -69,7 +69,7 @@ class _RowCode(StepCode):
     def step(self, lines: TritonLines) -> list[str]:
         handler = _RowOps(self, lines, self.carries(lines))
         stores, carry = [], []
-        with handled_by(handler):
+        with handled_by(handler), self.body.lowering.fresh_values():
             for k, blocks in enumerate(self.body.results):
                 for number, (block, column) in enumerate(blocks):
                     row, own = self.lane

@@ -1,0 +1,99 @@
+"""Which bodies may be captured: what one step tells the device is what any step tells it.
+
+While a graph is captured nothing runs, and its replay runs what was launched: an operator that asks
+the device for a value, or launches according to one, has no place in it. Operators that nobody
+looked at are refused: at worst they would be replayed with the numbers of the captured step.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.operators import OpOverload
+from torch_scan_hop.body.carries_in import carries_in_op
+from torch_scan_hop.body.node_kinds import is_random
+from torch_scan_hop.cuda_graphs.devices import is_served
+from torch_scan_hop.op import scan_op
+
+aten = torch.ops.aten
+
+# their bodies are what torch ships, and launch on the current stream
+NAMESPACES = {"aten", "prims"}
+
+UNKNOWN = "nobody knows what it launches"
+_MASKS = (torch.bool, torch.uint8)
+
+_UNFIT = {
+    torch.Tag.data_dependent_output: "it reads a value on the host",
+    torch.Tag.dynamic_output_shape: "the shape of its result depends on values",
+}
+
+_INDEXED = {
+    aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default,
+    aten._unsafe_index_put.default,
+}  # fmt: skip
+
+# tagged as random for the dropout that they may have
+_ATTENTION = "_scaled_dot_product"
+
+
+def why_not_captured(body: fx.GraphModule) -> str:
+    """What stands against it, of the operators of ``body``; empty if nothing does."""
+    for node in body.graph.nodes:
+        reason = _why_not(body, node)
+        if reason:
+            return f"{_name(node)}: {reason}"
+    return ""
+
+
+def _name(node: fx.Node) -> str:
+    target: Any = node.target
+    return target.overloadpacket.__name__ if isinstance(target, OpOverload) else str(target)
+
+
+def _why_not(body: fx.GraphModule, node: fx.Node) -> str:
+    if node.op == "get_attr":
+        value: Any = operator.attrgetter(str(node.target))(body)
+        if isinstance(value, fx.GraphModule):
+            return why_not_captured(value)
+        return "" if _is_served(value) else "it is not on the GPU"
+    if node.op != "call_function":
+        return ""
+    # of several results, those that are used have nodes of their own
+    return _why_not_operator(node) if _is_served(node.meta.get("val")) else "not on the GPU"
+
+
+def _is_served(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or is_served(value.device)
+
+
+def _why_not_operator(node: fx.Node) -> str:
+    target: Any = node.target
+    if target in (operator.getitem, scan_op, carries_in_op):
+        return ""  # the body of a scan is an attribute
+    if not isinstance(target, OpOverload):
+        is_number = isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat))
+        return "" if is_number else UNKNOWN
+    if target.namespace not in NAMESPACES:
+        return UNKNOWN
+    if target in _INDEXED:
+        masks = [n for n in node.all_input_nodes[1:] if n.meta["val"].dtype in _MASKS]
+        return "a mask among its indices is counted first" if masks else ""
+    unfit = [reason for tag, reason in _UNFIT.items() if tag in target.tags]
+    if unfit:
+        return unfit[0]
+    draws = is_random(node) or _name(node).startswith("inductor_")
+    return "it draws random numbers" if draws and not _has_no_dropout(node) else ""
+
+
+def _has_no_dropout(node: fx.Node) -> bool:
+    """Whether ``node`` is attention, and drops nothing."""
+    if not _name(node).startswith(_ATTENTION):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return given.get("dropout_p", 0.0) == 0.0

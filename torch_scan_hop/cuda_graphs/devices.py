@@ -1,0 +1,77 @@
+"""What captures graphs, by type of device: torch's CUDA graphs, on CUDA alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+Work = Callable[[], None]
+
+
+class Graphs(Protocol):
+    """All that is asked of a kind of graphs."""
+
+    def stream(self, device: torch.device) -> Any:
+        """The stream that work is given to now; streams can be compared."""
+
+    def is_capturing(self, device: torch.device) -> bool:
+        """Whether that stream is being captured, by whomever."""
+
+    def capture(self, device: torch.device, work: Work) -> Work:
+        """Capture what ``work`` launches; a call of the result launches all of it."""
+
+    def recover(self, device: torch.device) -> None:
+        """After a capture that failed, leave the device as if there had been none."""
+
+
+class CudaGraphs:
+    """Of :class:`torch.cuda.CUDAGraph`. Not run on a GPU so far."""
+
+    def stream(self, device: torch.device) -> int:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+
+    def is_capturing(self, device: torch.device) -> bool:
+        with torch.cuda.device(device):
+            return torch.cuda.is_current_stream_capturing()
+
+    def capture(self, device: torch.device, work: Work) -> Work:
+        with torch.cuda.device(device):
+            graph = torch.cuda.CUDAGraph()
+            # torch's own stream for captures is of the device that was captured first; and what
+            # other threads do meanwhile (a loader that allocates pinned memory) is no error
+            stream = torch.cuda.Stream(device)
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                work()
+        return graph.replay
+
+    def recover(self, device: torch.device) -> None:
+        """A capture that does not end well leaves the generator of random numbers in one."""
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generator = torch.cuda.default_generators[index]
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+_served: dict[str, Graphs] = {"cuda": CudaGraphs()}
+
+
+def graphs_for(device: torch.device) -> Graphs | None:
+    return _served.get(device.type)
+
+
+def is_served(device: torch.device) -> bool:
+    return device.type in _served
+
+
+@contextlib.contextmanager
+def serving(device_type: str, graphs: Graphs) -> Iterator[None]:
+    """Let ``graphs`` capture loops on devices of that type. For tests."""
+    before = _served.copy()
+    _served[device_type] = graphs
+    try:
+        yield
+    finally:
+        _served.clear()
+        _served.update(before)

@@ -1,0 +1,155 @@
+"""A loop that is captured when it runs for the second time, and replayed from then on.
+
+The first call is plain: it compiles and tunes what it calls, which a capture must not, and a loop
+that runs once gains nothing. Whatever is wrong with a capture, the loop runs plainly, then and
+later.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from torch_scan_hop import progress_bar
+from torch_scan_hop.cuda_graphs.devices import Graphs, graphs_for
+from torch_scan_hop.cuda_graphs.recording import (
+    LEAST_STEPS,
+    MOST_STEPS,
+    Loop,
+    Operands,
+    Recording,
+    steps_of_a_block,
+)
+
+log = logging.getLogger(__name__)
+
+# of one loop: for calls of other shapes, on other streams, there is no graph
+MOST_RECORDINGS = 4
+
+PLAIN_CALLS = 1
+
+
+class _Seen:
+    """Calls of one key: how many there were, where additional inputs were, and their recording."""
+
+    def __init__(self, operands: Operands) -> None:
+        self.calls = 0
+        self.addresses = operands.addresses()
+        self.recording: Recording | None = None
+
+    def moved(self, operands: Operands) -> set[int]:
+        pairs = enumerate(zip(self.addresses, operands.addresses(), strict=True))
+        return {k for k, (before, after) in pairs if before != after}
+
+
+class GraphedLoop:
+    """Calls a loop, or replays what it was captured as. One of them is for one loop.
+
+    Slots serve one call at a time: a second thread runs the loop plainly meanwhile.
+    """
+
+    def __init__(self, is_off: bool = False) -> None:
+        self._seen: dict[Any, _Seen] = {}
+        self._lock = threading.Lock()
+        self._is_off = is_off
+
+    def __call__(
+        self,
+        loop: Loop,
+        order: range,
+        carry: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        additional: Sequence[Any],
+        ys: Sequence[Tensor],
+    ) -> Sequence[Tensor]:
+        """What ``loop`` gives for the other arguments; ``ys`` are written to."""
+        operands = Operands(carry, xs, additional, ys)
+        if self._may_replay(order, operands) and self._lock.acquire(blocking=False):
+            try:
+                recording = self._recording(loop, order, operands)
+                if recording is not None:
+                    return recording.run(loop, order, operands)
+            finally:
+                self._lock.release()
+        return loop(order, carry, xs, additional, ys)
+
+    def _may_replay(self, order: range, operands: Operands) -> bool:
+        if self._is_off or len(order) < LEAST_STEPS:
+            return False
+        if progress_bar.steps(order) is not order:
+            return False  # somebody wants to see each step
+        graphs = graphs_for(operands.device)
+        return graphs is not None and not graphs.is_capturing(operands.device)
+
+    def _recording(self, loop: Loop, order: range, operands: Operands) -> Recording | None:
+        """A recording that can be replayed for these operands, captured if need be."""
+        graphs = graphs_for(operands.device)
+        assert graphs is not None
+        key = _key(graphs, order, operands)
+        seen = self._seen.get(key)
+        if seen is None:
+            if len(self._seen) >= MOST_RECORDINGS:
+                return None
+            seen = self._seen[key] = _Seen(operands)
+        seen.calls += 1
+        if seen.calls <= PLAIN_CALLS:
+            return None
+        try:
+            return self._captured(seen, loop, order, operands)
+        except Exception:
+            self._is_off = True
+            self._seen.clear()
+            log.warning("a loop is no CUDA graph, and is launched step by step", exc_info=True)
+            _recover(graphs, operands)
+            return None
+
+    def _captured(
+        self, seen: _Seen, loop: Loop, order: range, operands: Operands
+    ) -> Recording | None:
+        recording = seen.recording
+        if recording is None or 2 * recording.length <= min(len(order), MOST_STEPS):
+            recording = _longer(recording, len(order), operands, seen.moved(operands))
+        if recording is None or len(order) < recording.length:
+            return None
+        if not recording.is_ready(operands):
+            recording.capture(loop, order, operands)
+        seen.recording = recording
+        return recording
+
+
+def _longer(
+    recording: Recording | None, trip_count: int, operands: Operands, moved: set[int]
+) -> Recording | None:
+    """One of more steps, at least twice as many, if a loop of so many steps has room for it."""
+    length = steps_of_a_block(trip_count, operands)
+    if length == 0 or (recording is not None and length < 2 * recording.length):
+        return recording
+    graphs = graphs_for(operands.device)
+    assert graphs is not None
+    return Recording(graphs, length, operands, moved | (recording.moving if recording else set()))
+
+
+def _recover(graphs: Graphs, operands: Operands) -> None:
+    try:
+        graphs.recover(operands.device)
+    except Exception:
+        log.warning("a failed capture may be felt by random operators", exc_info=True)
+
+
+def _key(graphs: Graphs, order: range, operands: Operands) -> Any:
+    """Of all that is captured but for values and addresses; steps may be any number."""
+    stacks = [*operands.xs, *operands.ys]
+    return (
+        graphs.stream(operands.device),
+        order.step,
+        *((c.dtype, c.shape) for c in operands.carry),
+        *((s.dtype, s.shape[1:], s.stride()) for s in stacks),
+        *(
+            (a.dtype, a.shape, a.stride()) if isinstance(a, Tensor) else (type(a), a)
+            for a in operands.additional
+        ),
+    )

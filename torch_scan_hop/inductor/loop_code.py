@@ -1,0 +1,264 @@
+"""The code of a counted loop, in the language of the wrapper.
+
+:class:`ReplayedLoop` is one that a CUDA graph may be made of (``cuda_graphs``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_scan_hop import progress_bar
+from torch_scan_hop._torch.inductor import (
+    AllocateLine,
+    DeclaredOutput,
+    codegen_subgraph_inline,
+    declare_loop_index,
+    define_in_header,
+    import_into,
+    indented,
+    is_tensor_ir,
+    trip_count_code,
+)
+from torch_scan_hop.inductor.node import ScanNode
+
+GRAPHED_LOOP = "from torch_scan_hop.cuda_graphs.graphed import GraphedLoop"
+
+
+class CountedLoop(ScanNode):
+    """A scan whose ``step`` is code within a loop over ``loop_index``."""
+
+    step: Any
+    loop_index: Any
+
+
+class LoopEmitter:
+    """The wrapper lines of one loop; subclasses know the language."""
+
+    def __init__(self, loop: CountedLoop, wrapper: Any) -> None:
+        self.loop = loop
+        self.wrapper = wrapper
+        names = iter(loop.step.graph.graph_inputs)
+        next(names)  # the loop index is a size, bound by the loop itself
+        take = lambda items: [next(names) for _ in items]  # noqa: E731
+        operands = loop.operands
+        self.carry = take(operands.carry)
+        self.xs = take(operands.xs)
+        self.additional = take(operands.additional)
+        self.next_carry = take(operands.carry)
+        n = len(operands.carry)
+        self.carry_outputs, self.y_outputs = loop.outputs[:n], loop.outputs[n:]
+        self.ys = take(self.y_outputs)
+
+    # language-specific pieces
+
+    def bind(self, name: str, value: str) -> None:
+        raise NotImplementedError
+
+    def reference(self, operand: Any, name: str) -> str:
+        raise NotImplementedError
+
+    def copy(self, destination: str, source: str) -> None:
+        raise NotImplementedError
+
+    def span(self) -> str:
+        """What the index of the loop goes through, or how often it runs."""
+        return trip_count_code(self.wrapper, self.loop.trip_count)
+
+    def open_loop(self, span: str) -> None:
+        raise NotImplementedError
+
+    def close_loop(self) -> None:
+        raise NotImplementedError
+
+    # the loop
+
+    def emit(self) -> None:
+        self._allocate()
+        self._seed()
+        self._bind_operands()
+        self.open_loop(self.span())
+        self.emit_step()
+        self.close_loop()
+
+    def emit_step(self) -> None:
+        names = [*self.carry, *self.xs, *self.additional, *self.next_carry, *self.ys]
+        codegen_subgraph_inline(self.wrapper, self.loop.step, names)
+
+    def buffer(self, output: DeclaredOutput, which: str) -> str:
+        return f"{output.get_name()}_{which}"
+
+    def _allocate(self) -> None:
+        self.loop.allocate(self.wrapper, self.y_outputs)
+        self._allocate_carries()
+
+    def _allocate_carries(self) -> None:
+        for output in self.carry_outputs:
+            for which in ("even", "odd"):
+                line = AllocateLine(self.wrapper, self.buffer(output, which), output.layout)
+                self.wrapper.writeline(line)
+
+    def _seed(self) -> None:
+        for output, init in zip(self.carry_outputs, self.loop.operands.carry, strict=True):
+            first = self.buffer(output, "even")
+            self.copy(first, self.reference(init, f"{first}_init"))
+
+    def _bind_operands(self) -> None:
+        operands = self.loop.operands
+        for name, operand in zip(
+            [*self.xs, *self.additional], [*operands.xs, *operands.additional], strict=True
+        ):
+            if is_tensor_ir(operand):
+                self.bind(name, self.reference(operand, name))
+        for name, output in zip(self.ys, self.y_outputs, strict=True):
+            self.bind(name, self.reference(output, name))
+        for current, following, output in zip(
+            self.carry, self.next_carry, self.carry_outputs, strict=True
+        ):
+            self.bind(current, self.buffer(output, "even"))
+            self.bind(following, self.buffer(output, "odd"))
+
+
+class PythonLoop(LoopEmitter):
+    def bind(self, name: str, value: str) -> None:
+        self.wrapper.writeline(f"{name} = {value}")
+
+    def reference(self, operand: Any, name: str) -> str:
+        return operand.codegen_reference()
+
+    def copy(self, destination: str, source: str) -> None:
+        self.wrapper.writeline(f"{destination}.copy_({source})")
+
+    def span(self) -> str:
+        count = super().span()
+        return f"range({count} - 1, -1, -1)" if self.loop.reverse else f"range({count})"
+
+    def open_loop(self, span: str) -> None:
+        index = str(self.loop.loop_index)
+        declare_loop_index(self.wrapper, index)
+        steps = import_into(self.wrapper, progress_bar.steps)
+        self.wrapper.writeline(f"for {index} in {steps}({span}):")
+
+    def swap(self) -> None:
+        """The last statement of the loop's suite."""
+        for current, following in zip(self.carry, self.next_carry, strict=True):
+            self.wrapper.writeline(f"    {current}, {following} = {following}, {current}")
+
+    def close_loop(self) -> None:
+        wrapper = self.wrapper
+        self.swap()
+        for current, output in zip(self.carry, self.carry_outputs, strict=True):
+            if isinstance(output, DeclaredOutput):
+                wrapper.writeline(f"{output.get_name()} = {current}")
+            else:
+                self.copy(output.codegen_reference(), current)
+        done = [*self.carry, *self.next_carry, *self.xs, *self.ys]
+        done += [
+            name
+            for name, operand in zip(self.additional, self.loop.operands.additional, strict=True)
+            if is_tensor_ir(operand)
+        ]
+        done += [self.buffer(o, which) for o in self.carry_outputs for which in ("even", "odd")]
+        wrapper.writeline(f"del {', '.join(done)}")
+        wrapper.writeline(f"{self.loop.get_name()} = None")
+
+
+class ReplayedLoop(PythonLoop):
+    """The loop as a function of all that it reads and writes, which may be captured.
+
+    ::
+
+        def scan_loop_0(order, carry, xs, additional, ys):
+            ...                                        # as ever, from init = carry
+            return [carry_0, carry_1]
+        buf2, buf3, = graphed_loop_0(scan_loop_0, range(12), [...], [...], [...], [...])
+    """
+
+    def emit(self) -> None:
+        loop, wrapper = self.loop, self.wrapper
+        loop.allocate(wrapper, self.y_outputs)
+        runner = define_in_header(wrapper, "graphed_loop", "GraphedLoop()", GRAPHED_LOOP)
+        function = f"scan_loop_{loop.get_name()}"
+        wrapper.writeline(f"def {function}(order, carry, xs, additional, ys):")
+        with indented(wrapper):
+            self._emit_function()
+        groups = (loop.operands.carry, loop.operands.xs, loop.operands.additional, self.y_outputs)
+        arguments = ", ".join(f"[{', '.join(map(self._argument, group))}]" for group in groups)
+        results = "".join(f"{self.buffer(output, 'last')}, " for output in self.carry_outputs)
+        call = f"{runner}({function}, {self.span()}, {arguments})"
+        wrapper.writeline(f"{results}= {call}".removeprefix("= "))
+        self._hand_over()
+
+    def _argument(self, operand: Any) -> str:
+        return self.reference(operand, "")
+
+    def _emit_function(self) -> None:
+        self._allocate_carries()
+        parts = (self.xs, "xs"), (self.additional, "additional"), (self.ys, "ys")
+        for names, argument in parts:
+            if names:
+                self.wrapper.writeline(f"{', '.join(names)}, = {argument}")
+        pairs = zip(self.carry, self.next_carry, self.carry_outputs, strict=True)
+        for k, (current, following, output) in enumerate(pairs):
+            self.copy(self.buffer(output, "even"), f"carry[{k}]")
+            self.bind(current, self.buffer(output, "even"))
+            self.bind(following, self.buffer(output, "odd"))
+        self.open_loop("order")
+        self.emit_step()
+        self.swap()
+        self.wrapper.writeline(f"return [{', '.join(self.carry)}]")
+
+    def _hand_over(self) -> None:
+        for output in self.carry_outputs:
+            last = self.buffer(output, "last")
+            if isinstance(output, DeclaredOutput):
+                self.wrapper.writeline(f"{output.get_name()} = {last}")
+            else:
+                self.copy(output.codegen_reference(), last)
+        if self.carry_outputs:
+            lasts = ", ".join(self.buffer(output, "last") for output in self.carry_outputs)
+            self.wrapper.writeline(f"del {lasts}")
+        self.wrapper.writeline(f"{self.loop.get_name()} = None")
+
+
+class CppLoop(LoopEmitter):
+    def bind(self, name: str, value: str) -> None:
+        self.wrapper.writeline(f"ConstantHandle {name}({value});")
+
+    def reference(self, operand: Any, name: str) -> str:
+        reference = operand.codegen_reference()
+        if reference.isidentifier():
+            return reference
+        # a temporary view: give it an owner that outlives the loop
+        self.wrapper.writeline(f"RAIIAtenTensorHandle {name}_owner({reference});")
+        return f"{name}_owner"
+
+    def copy(self, destination: str, source: str) -> None:
+        self.wrapper.writeline(
+            f"AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_({destination}, {source}, 0));"
+        )
+
+    def open_loop(self, span: str) -> None:
+        index = str(self.loop.loop_index)
+        declare_loop_index(self.wrapper, index)
+        if self.loop.reverse:
+            header = f"for (int64_t {index} = {span} - 1; {index} >= 0; --{index}) {{"
+        else:
+            header = f"for (int64_t {index} = 0; {index} < {span}; ++{index}) {{"
+        self.wrapper.writeline(header)
+
+    def close_loop(self) -> None:
+        wrapper = self.wrapper
+        for current, following in zip(self.carry, self.next_carry, strict=True):
+            wrapper.writeline(f"    std::swap({current}, {following});")
+        wrapper.writeline("}")
+        trip_count = trip_count_code(wrapper, self.loop.trip_count)
+        for current, output in zip(self.carry, self.carry_outputs, strict=True):
+            if not isinstance(output, DeclaredOutput):
+                place = self.reference(output, f"{current}_place")
+                self.copy(place, current)
+                continue
+            even, odd = self.buffer(output, "even"), self.buffer(output, "odd")
+            wrapper.writeline(
+                f"RAIIAtenTensorHandle {output.get_name()} = "
+                f"({trip_count}) % 2 ? std::move({odd}) : std::move({even});"
+            )

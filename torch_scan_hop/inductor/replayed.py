@@ -1,0 +1,53 @@
+"""Which counted loops may be replayed as CUDA graphs: their wrapper hands them to a runner."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torch_scan_hop._torch.inductor import is_cudagraphed, is_tensor_ir, uses_cpp_wrapper
+from torch_scan_hop.cuda_graphs.capturable import why_not_captured
+from torch_scan_hop.cuda_graphs.devices import is_served
+from torch_scan_hop.inductor.node import ScanCall
+from torch_scan_hop.rewrites import current_options
+
+_in_a_graph: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "torch_scan_hop_in_a_graph", default=False
+)
+
+
+@contextlib.contextmanager
+def within_a_graph(is_replayed: bool) -> Iterator[None]:
+    """Around the lowering of a step: what is replayed holds no graphs of its own."""
+    token = _in_a_graph.set(_in_a_graph.get() or is_replayed)
+    try:
+        yield
+    finally:
+        _in_a_graph.reset(token)
+
+
+def why_not_replayed(call: ScanCall) -> str:
+    """What stands against it; empty if nothing does."""
+    if not current_options().cuda_graphs:
+        return "cuda_graphs is switched off"
+    if uses_cpp_wrapper():
+        return "the wrapper is C++"
+    if is_cudagraphed():
+        return "torch makes one graph of all that is compiled with it"
+    if _in_a_graph.get():
+        return "it is in a step of a loop that is replayed"
+    if not all(map(is_tensor_ir, call.operands.flat())):
+        return "a number among its operands is not known when it is captured"
+    if not all(map(_is_captured_as_it_is, call.examples.flat()[1:])):
+        return "its tensors are on another device, or of sizes that are not known"
+    return why_not_captured(call.body)
+
+
+def _is_captured_as_it_is(value: Any) -> bool:
+    """But for the number of steps, which is a stack's first size."""
+    sizes = (*value.shape[1:], *value.stride())
+    return is_served(value.device) and not any(isinstance(n, torch.SymInt) for n in sizes)
