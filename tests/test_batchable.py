@@ -11,8 +11,18 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from torch_scan_hop.rewrites.batchable import NAMED, STAND_INS, is_batchable_operator
+from torch_scan_hop._torch.transforms import over_first_dimension
+from torch_scan_hop.rewrites.batchable import (
+    FOR_ONE_TRIP_COUNT,
+    NAMED,
+    STAND_INS,
+    is_batchable_operator,
+)
 
 pytestmark = pytest.mark.torch_version
 
@@ -208,6 +218,32 @@ def compare_with_loop(op, args, **options):
             torch.testing.assert_close(batched, torch.stack(steps), equal_nan=True)
 
 
+def fixes_the_trip_count(op, args):
+    """Whether a trace for any number of steps becomes one for the number that it is traced with."""
+    tensors, rebuild = leaves_of(args)
+    found = set()
+    for stacked in itertools.product((True, False), repeat=len(tensors)):
+        if not any(stacked):
+            continue
+        env = ShapeEnv(duck_shape=False)
+        source = ConstantSource("trip_count")
+        symbol = env.create_symbol(11, source, DimDynamic.DYNAMIC)
+        trip_count = env.create_symintnode(symbol, hint=11, source=source)
+        with FakeTensorMode(shape_env=env), enable_python_dispatcher():
+            fakes = [
+                torch.empty((trip_count, *t.shape) if s else t.shape, dtype=t.dtype)
+                for t, s in zip(tensors, stacked, strict=True)
+            ]
+
+            def call(*values):
+                result = op(*rebuild(list(values)))
+                return result if isinstance(result, (tuple, list)) else (result,)
+
+            over_first_dimension(call, fakes, stacked, trip_count)
+        found.add(bool(env.replacements or env.guards))
+    return True in found
+
+
 @pytest.fixture(autouse=True)
 def _no_fallback():
     torch._C._functorch._set_vmap_fallback_enabled(False)
@@ -219,6 +255,8 @@ def _no_fallback():
 def test_a_named_operator(name):
     for args in SAMPLES[name]:
         compare_with_loop(BATCHABLE[name], args)
+    fixes = any(fixes_the_trip_count(BATCHABLE[name], args) for args in SAMPLES[name])
+    assert fixes == (name in FOR_ONE_TRIP_COUNT)
 
 
 BY_INDEX = {
@@ -249,6 +287,7 @@ BY_INDEX = {
 @pytest.mark.parametrize("name,args", [(n, a) for n in BY_INDEX for a in BY_INDEX[n]], ids=str)
 def test_an_operator_that_takes_indices(name, args):
     compare_with_loop(dict(overloads())[name], args)
+    assert not fixes_the_trip_count(dict(overloads())[name], args)
 
 
 KEYWORDS = {
@@ -283,7 +322,7 @@ def test_operators_without_a_rule_have_one_that_stands_in():
 @pytest.mark.parametrize("name", sorted(POINTWISE))
 def test_a_pointwise_operator(name):
     op, tried = POINTWISE[name], 0
-    for make in POINTWISE_KINDS.values():
+    for kind, make in POINTWISE_KINDS.items():
         args = pointwise_arguments(op, make)
         try:
             op(*args)
@@ -291,4 +330,6 @@ def test_a_pointwise_operator(name):
             continue
         tried += 1
         compare_with_loop(op, args)
+        if kind != "bool":  # of which some operators' fakes say that they take none
+            assert fixes_the_trip_count(op, args) == (name in FOR_ONE_TRIP_COUNT)
     assert tried, "no arguments for this operator: name it as not batchable"

@@ -464,6 +464,35 @@ def test_compiled_autograd():
     assert_same(w.grad, torch.autograd.grad(loop(cell, h, xs)[1].sum(), w)[0])
 
 
+def of_tokens(h, x, w):
+    h = torch.tanh(h + F.embedding(x["token"], w) + F.layer_norm(x["a"], (4,)))
+    return h, torch.cat([h, x["a"]], -1).gather(1, x["token"][:, None])
+
+
+def of_a_window(h, x, w):
+    h = torch.cat([h[:, 1:], (x["a"] @ w)[:, :1]], 1)
+    return h, torch.softmax(h.sum(-1, keepdim=True) * x["a"], -1) @ w
+
+
+@pytest.mark.parametrize("body", [of_tokens, of_a_window])
+def test_any_trip_count_of_what_runs_for_all_steps_at_once(body):
+    """Some batching rules ask for the number of steps: there would be a program for each."""
+    counter = CompileCounterWithBackend("inductor")
+    w, h = randn(4, 4).requires_grad_(), randn(3, 4)
+
+    def fn(h, xs, scan=scan):
+        return scan(functools.partial(body, w=w), h, xs)
+
+    run = torch.compile(fn, fullgraph=True, backend=counter)
+    for trip_count in (6, 7, 9):
+        token = torch.arange(trip_count * 3).reshape(-1, 3) % 4
+        xs = {"token": token, "a": randn(trip_count, 3, 4)}
+        for x in xs.values():
+            torch._dynamo.mark_dynamic(x, 0)
+        assert_same(gradients(run(h, xs), [w]), gradients(fn(h, xs, loop), [w]), 1e-5)
+    assert counter.frame_count == 1
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -194,6 +194,7 @@ class _ScanRewriter:
                 current_options(),
                 pointwise_pays=pointwise_pays,
                 used_outputs=self._used_outputs(),
+                any_trip_count=not isinstance(self.trip_count, int),
             )
 
         kept = plan(False)

@@ -61,6 +61,13 @@ POINTWISE = {
     "clamp.default", "clamp.Tensor", "clip.default", "clip.Tensor", "div.Scalar_mode",
     "div.Tensor_mode", "round.decimals",
 }  # fmt: skip
+# Their rules ask how many steps there are: what is traced for any trip count would be for that one.
+FOR_ONE_TRIP_COUNT = {
+    "cat.default", "convolution.default", "embedding.default", "gather.default",
+    "gelu_backward.default", "index_select.default", "native_layer_norm.default",
+    "scatter.src", "scatter.value", "scatter_add.default", "select_scatter.default",
+    "slice_backward.default",
+}  # fmt: skip
 NAMED = VIEWS | REDUCTIONS | PRODUCTS | JOINS | READS | WRITES | NORMS | MAKES | POINTWISE
 
 # pointwise operators without a rule, or with arguments that the test has no values for
@@ -122,8 +129,13 @@ def is_batchable_operator(target: Any) -> bool:
     return packet not in NOT_POINTWISE and not packet.startswith("special_")
 
 
-def is_batchable(node: fx.Node) -> bool:
-    """Whether this node of a body may be done for all steps at once."""
+def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
+    """Whether this node of a body may be done for all steps at once.
+
+    ``any_trip_count``: of a loop that is traced for all of them.
+    """
+    if any_trip_count and _is_for_one_trip_count(node.target):
+        return False
     if node.op != "call_function":
         return True
     if node.target is operator.getitem:
@@ -136,6 +148,10 @@ def is_batchable(node: fx.Node) -> bool:
     if node.target is aten.index_select.default:
         return node.args[2].meta["val"].dim() == 1  # type: ignore[union-attr]
     return is_batchable_operator(node.target)
+
+
+def _is_for_one_trip_count(target: Any) -> bool:
+    return isinstance(target, OpOverload) and _names(target)[1] in FOR_ONE_TRIP_COUNT
 
 
 def _is_integer_index(index: Any) -> bool:

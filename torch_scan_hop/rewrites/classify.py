@@ -78,7 +78,9 @@ def is_pinned(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-def classify(graph: fx.Graph, roles: Inputs[fx.Node]) -> dict[fx.Node, Dependence]:
+def classify(
+    graph: fx.Graph, roles: Inputs[fx.Node], any_trip_count: bool = False
+) -> dict[fx.Node, Dependence]:
     found: dict[fx.Node, Dependence] = {}
     found |= dict.fromkeys(roles.additional, Dependence.INVARIANT)
     found |= dict.fromkeys(roles.xs, Dependence.XS)
@@ -90,7 +92,7 @@ def classify(graph: fx.Graph, roles: Inputs[fx.Node]) -> dict[fx.Node, Dependenc
             found[node] = Dependence.LOOP
             continue
         depends = max((found[a] for a in node.all_input_nodes), default=Dependence.INVARIANT)
-        if depends is Dependence.XS and not is_batchable(node):
+        if depends is Dependence.XS and not is_batchable(node, any_trip_count):
             depends = Dependence.LOOP
         found[node] = depends
     return found

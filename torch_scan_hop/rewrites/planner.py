@@ -46,12 +46,14 @@ class Planner:
         pointwise_pays: bool,
         used_outputs: Sequence[bool],
         guard_sizes: bool,
+        any_trip_count: bool,
     ) -> None:
         self.body = body
         self.signature = signature
         self.options = options
         self.pointwise_pays = pointwise_pays
         self.guard_sizes = guard_sizes
+        self.any_trip_count = any_trip_count
         self.used = [used or not options.drop_dead for used in used_outputs]
         self.roles = signature.inputs_of(body)
         self.outputs = signature.outputs_of(body)
@@ -73,7 +75,7 @@ class Planner:
         constants = [self.roles.carry[k] for k in self.constant_carry]
         carry = [n for n in self.roles.carry if n not in constants]
         roles = Inputs(carry, self.roles.xs, [*self.roles.additional, *constants])
-        return classify(self.body.graph, roles)
+        return classify(self.body.graph, roles, self.any_trip_count)
 
     def _nbytes(self, node: fx.Node) -> Any:
         """What pays does not decide what is right: it needs no guard."""
@@ -199,7 +201,7 @@ class Planner:
             return Stays.SWITCHED_OFF
         chain = ancestors([node], stop=in_loop) - in_loop
         varying = [n for n in chain if self.dependence[n] is not Dependence.INVARIANT]
-        if not all(map(is_batchable, varying)):
+        if not all(is_batchable(n, self.any_trip_count) for n in varying):
             return Stays.NO_RULE
         added = [n for n in self._frontier([node], in_loop) if n not in self.ys]
         if not self.pointwise_pays and not any(is_contraction(n) for n in varying):
@@ -245,11 +247,8 @@ class Planner:
         return None if fits else Stays.MEMORY
 
     def _batching_pays(self, node: fx.Node) -> bool:
-        work = [
-            n
-            for n in ancestors([node])
-            if self.dependence[n] is Dependence.XS and n.op == "call_function"
-        ]
+        xs_only = (n for n in ancestors([node]) if self.dependence[n] is Dependence.XS)
+        work = [n for n in xs_only if n.op == "call_function"]
         if any(is_contraction(n) for n in work):
             return True
         return self.pointwise_pays and not all(is_view(n) for n in work)
@@ -284,13 +283,17 @@ def make_plan(
     pointwise_pays: bool,
     used_outputs: Sequence[bool] | None = None,
     guard_sizes: bool = True,
+    any_trip_count: bool = False,
 ) -> ScanPlan:
     """Split a functional ATen ``body`` whose nodes hold ``meta["val"]``.
 
     ``pointwise_pays``: whether moving pointwise work out of the loop is worth a stack of its
     result: where dispatch is the cost (eager), not where it is fused (Inductor, XLA).
     ``guard_sizes``: whether symbolic sizes may become guards where they decide what pays.
+    ``any_trip_count``: whether work for all steps is traced, for any number of them.
     ``used_outputs``: which of the scan's results anything reads; others come back as None.
     """
     used = [True] * len(results_of(body.graph)) if used_outputs is None else used_outputs
-    return Planner(body, signature, options, pointwise_pays, used, guard_sizes).plan()
+    return Planner(
+        body, signature, options, pointwise_pays, used, guard_sizes, any_trip_count
+    ).plan()
