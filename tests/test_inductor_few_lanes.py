@@ -61,8 +61,16 @@ def has_masked_lanes(code):
     )
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("lanes", sorted({1, 2, 4, 5, WIDTH - 1, WIDTH, WIDTH + 1, 2 * WIDTH + 5}))
+FEW = {1, WIDTH - 1, 2 * WIDTH + 5}
+LANES = sorted({2, 4, 5, WIDTH, WIDTH + 1} | FEW)
+VARIANTS = [
+    pytest.param(n, reverse, marks=() if n in FEW and not reverse else pytest.mark.slow)
+    for n in LANES
+    for reverse in (False, True)
+]
+
+
+@pytest.mark.parametrize(("lanes", "reverse"), VARIANTS)
 @pytest.mark.parametrize("step", [average, gated, counter, double])
 def test_any_number_of_lanes(step, lanes, reverse):
     init, xs = init_of(step, lanes), randn(STEPS, lanes)
