@@ -23,7 +23,7 @@ def _cells_and_variants():
 
 
 @pytest.mark.works("eager")
-@pytest.mark.parametrize(("cell", "variant"), _cells_and_variants())
+@pytest.mark.parametrize(("cell", "variant"), list(_cells_and_variants()))
 def test_training_equals_the_loop(cell, variant):
     p = CELLS[cell].problem(torch.float64, T=5, B=2)
     check(p.combine_fn, p.init, p.xs, params=list(p.params.values()), variant=VARIANTS[variant])

@@ -103,7 +103,17 @@ def test_in_eager_mode(name, monkeypatch):
     check(p.combine_fn, p.init, p.xs, params=params)
 
 
-@pytest.mark.parametrize("name", [*REWRITES, *LOWERING])
+# one before, in, and after a rewrite, and one of the lowering; the rest in the slow tests
+SHORT = {"plan", "run_steps", "pairs", "rows"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in SHORT else pytest.mark.slow)
+        for name in [*REWRITES, *LOWERING]
+    ],
+)
 def test_under_inductor(name, monkeypatch):
     owner, attribute = {**REWRITES, **LOWERING}[name]
     p, params = cell_problem("linear_recurrence" if name == "pointwise" else "lstm")
@@ -171,8 +181,8 @@ def test_the_decision_is_remembered_until_the_body_is_another(monkeypatch):
     calls = []
     original = captures.CapturedFunction
 
-    def counting(*args):
-        run = original(*args)
+    def counting(*args, **options):
+        run = original(*args, **options)
 
         def counted(*arguments):
             calls.append(1)

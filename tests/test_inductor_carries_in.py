@@ -44,8 +44,15 @@ def trained(run, init, xs):
     return gradients(run(init, xs), given)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("reverse", "dynamic"),
+    [
+        pytest.param(False, False, marks=pytest.mark.slow),
+        (True, False),
+        (False, True),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", ["lanes", "rows", "counted loop"])
 def test_gradients(kind, reverse, dynamic):
     step, _, _ = inputs(kind, 1)

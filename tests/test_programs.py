@@ -708,9 +708,16 @@ OUTER = {
 }
 
 
+def _pairs_of_transforms():
+    """Each inner one with some of the outer ones; the other pairs are slow tests."""
+    for k, inner in enumerate(STEPS):
+        for j, outer in enumerate(OUTER):
+            marks = () if (k + j) % 3 == 0 else pytest.mark.slow
+            yield pytest.param(inner, outer, marks=marks)
+
+
 @pytest.mark.filterwarnings("ignore:torch_scan_hop")
-@pytest.mark.parametrize("outer", OUTER)
-@pytest.mark.parametrize("inner", STEPS)
+@pytest.mark.parametrize(("inner", "outer"), list(_pairs_of_transforms()))
 def test_transforms_in_and_around_a_body(inner, outer):
     xs = real(3, 2)
 
