@@ -39,14 +39,16 @@ def decay(order, carry, xs, additional, ys):
     return [h]
 
 
-def operands(T, *shape, seed=0):
+def operands(T, *shape, seed=0, additional=None):
+    """``additional``: of another call, for what is captured anew, with a slot, if they move."""
     generator = torch.Generator().manual_seed(seed)
     shape = shape or (3,)
 
     def draw(*sizes):
         return torch.randn(*sizes, generator=generator)
 
-    return [draw(*shape)], [draw(T, *shape)], [draw(*shape), 2], [torch.empty(T, *shape)]
+    additional = additional or [draw(*shape), 2]
+    return [draw(*shape)], [draw(T, *shape)], additional, [torch.empty(T, *shape)]
 
 
 def called(run, T, reverse=False, given=None):
@@ -68,11 +70,11 @@ def mock_served(made=None):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("kind", [CountedGraphs, GraphsOfOperators])
 def test_any_number_of_steps_is_replays_of_one_block(kind, reverse):
-    run = GraphedLoop()
+    run, (_, _, stays, _) = GraphedLoop(), operands(1)
     with mock_served(kind()) as graphs:
         for number, T in enumerate([64, 64, 33, 100, 32, 5, 0, 1, 96]):
             before = graphs.replays
-            given = operands(T, seed=number)
+            given = operands(T, seed=number, additional=stays)
             assert_same(*called(run, T, reverse, given), 1e-6)
             # the first call is plain, and so is what is less than a block
             assert graphs.replays - before == (T // 32 if number else 0)
@@ -80,10 +82,11 @@ def test_any_number_of_steps_is_replays_of_one_block(kind, reverse):
 
 
 def test_a_short_first_capture_does_not_stay():
-    run = GraphedLoop()
+    run, (_, _, stays, _) = GraphedLoop(), operands(1)
     with mock_served() as graphs:
         for seed, T in enumerate((5, 5, 9, 64, 9, 64)):
-            assert_same(*called(run, T, given=operands(T, seed=seed)), 1e-6)
+            given = operands(T, seed=seed, additional=stays)
+            assert_same(*called(run, T, given=given), 1e-6)
     # of 5 steps, and of 32
     assert (graphs.captures, graphs.replays) == (2, 1 + 1 + 2 + 0 + 2)
 

@@ -18,7 +18,7 @@ from torch_scan_hop.inductor import body as inductor_body
 from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.legality.checker import Checker, checking
 from torch_scan_hop.op import call_scan, scan_op
-from torch_scan_hop.rewrites import Options, make_plan, plan, planner
+from torch_scan_hop.rewrites import Options, classify, make_plan, plan, planner
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.xla import graph as xla_graph
@@ -244,8 +244,8 @@ def test_random_draws_stay_in_the_loop(checker, monkeypatch):
     body = body_of(drawing, make(H), make(H))
     monkeypatch.setattr(planner, "is_pinned", lambda node: False)
     monkeypatch.setattr("torch_scan_hop.rewrites.classify.is_pinned", lambda node: False)
-    monkeypatch.setattr(planner, "is_batchable", lambda node: True)
-    monkeypatch.setattr("torch_scan_hop.rewrites.classify.is_batchable", lambda node: True)
+    monkeypatch.setattr(planner, "is_batchable", lambda node, any_trip_count: True)
+    monkeypatch.setattr(classify, "is_batchable", lambda node, any_trip_count: True)
     with pytest.raises(IllegalRewrite, match=r"bernoulli .*expected it to stay in the loop"):
         plan_of(body, Signature(1, 1, 0))
 
@@ -257,8 +257,8 @@ def test_what_is_batched_has_a_rule_that_was_checked(checker, monkeypatch):
     body = body_of(reading_x, make(H), make(H), torch.tensor([1]))
     batched = plan_of(body, Signature(1, 1, 1)).decisions.batched
     assert [n.name for n in batched] == ["mul"]
-    monkeypatch.setattr(planner, "is_batchable", lambda node: True)
-    monkeypatch.setattr("torch_scan_hop.rewrites.classify.is_batchable", lambda node: True)
+    monkeypatch.setattr(planner, "is_batchable", lambda node, any_trip_count: True)
+    monkeypatch.setattr(classify, "is_batchable", lambda node, any_trip_count: True)
     with pytest.raises(IllegalRewrite, match=r"index_fill .*expected an operator whose batching"):
         plan_of(body, Signature(1, 1, 1))
 

@@ -76,7 +76,9 @@ def scan_facts(site: Site, limits: Limits | None, kernels: bool) -> Scan:
 def _signature(site: Site) -> list[Leaf]:
     o, names = site.operands, site.names
     found = [_leaf("carry", n, v, v) for n, v in zip(names.carry, o.carry, strict=True)]
-    found += [_leaf("x", n, x[:1].squeeze(0), x) for n, x in zip(names.xs, o.xs, strict=True)]
+    # of a fake on a GPU that is not there, torch 2.9 makes no slice
+    slices = (x.new_empty(x.shape[1:], device="meta") for x in o.xs)
+    found += [_leaf("x", n, s, x) for n, s, x in zip(names.xs, slices, o.xs, strict=True)]
     found += [
         Leaf("y", name, describe(y), nbytes_of(y))
         for name, y in zip(site.ys, _ys(site), strict=True)

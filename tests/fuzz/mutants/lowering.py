@@ -39,7 +39,7 @@ def any_operator_is_batched() -> Iterator[object]:
     from torch_scan_hop.rewrites import classify, planner
 
     with (
-        mock.patch.object(classify, "is_batchable", lambda node: True),
-        mock.patch.object(planner, "is_batchable", lambda node: True),
+        mock.patch.object(classify, "is_batchable", lambda node, any_trip_count: True),
+        mock.patch.object(planner, "is_batchable", lambda node, any_trip_count: True),
     ):
         yield None
