@@ -61,11 +61,11 @@ def interleaved(calls: dict[str, Call], rounds: int) -> dict[str, Timing]:
     samples: dict[str, list[float]] = {name: [] for name in calls}
     with _no_collector():
         for k in range(rounds):
+            gc.collect()
             for name, call in calls.items():
                 # spread over all rounds, also those that take few turns
                 if len(samples[name]) * rounds > k * turns[name]:
                     continue
-                gc.collect()
                 time.sleep(PAUSE_SECONDS)
                 if estimate[name] < 0.05:
                     call()  # warm caches, waking threads
