@@ -306,8 +306,15 @@ BODIES = (
 )
 
 
-@pytest.mark.parametrize("make", BODIES, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def _variants_of_bodies():
+    """Under Inductor half of them are slow tests."""
+    for name, variant in VARIANTS.items():
+        for k, make in enumerate(BODIES):
+            marks = pytest.mark.slow if name == "inductor" and k % 2 else ()
+            yield pytest.param(variant, make, marks=marks, id=f"{name}-{make.__name__}")
+
+
+@pytest.mark.parametrize(("variant", "make"), list(_variants_of_bodies()))
 def test_as_the_loop(variant, make):
     body, init, xs, params = make()
     if variant.exported:  # its parameters are constants, without gradients

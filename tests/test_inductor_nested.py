@@ -48,8 +48,15 @@ def run(scan_, step, h, xs):
     return scan_(outer(scan_, step), (h, h * 2, h * 3), xs)
 
 
-@pytest.mark.parametrize("cpp_wrapper", [False, True])
-@pytest.mark.parametrize("one_kernel", [False, True])
+@pytest.mark.parametrize(
+    ("one_kernel", "cpp_wrapper"),
+    [
+        (False, True),
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("step", [lanes, rows])
 def test_values_and_gradients(step, one_kernel, cpp_wrapper):
     h, xs = inputs()
