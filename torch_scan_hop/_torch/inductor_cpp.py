@@ -170,9 +170,7 @@ class LaneNest(CppKernelProxy):
         nest: Any = self.loop_nest
         *outer, lanes = nest.loops
         tiles = LoopLevel(tile, CeilDiv(lanes.size, lanes_per_tile))
-        begin, end = map(self.kernels[-1].rename_indexing, steps)
-        # neither parallel nor vectorised
-        time = LoopLevel(step, end, offset=begin, is_reduction=True)
+        time = self._loop_over(step, steps)
         first = tile * lanes_per_tile
         lanes.offset, lanes.size = first, Min(lanes.size, first + lanes_per_tile)
         nest.loops = [*outer, tiles, time, lanes]
@@ -180,10 +178,13 @@ class LaneNest(CppKernelProxy):
     def repeat_unrolled(self, step: Any, steps: tuple[Any, Any]) -> None:
         """Let all lanes, of which there are a few, run these steps in one piece of code."""
         nest: Any = self.loop_nest
-        lanes = nest.loops[-1]
+        *outer, lanes = nest.loops
+        nest.loops = [self._loop_over(step, steps), *outer, _UnrolledLoop.of(lanes)]
+
+    def _loop_over(self, step: Any, steps: tuple[Any, Any]) -> LoopLevel:
+        """Neither parallel nor vectorised."""
         begin, end = map(self.kernels[-1].rename_indexing, steps)
-        time = LoopLevel(step, end, offset=begin, is_reduction=True)
-        nest.loops = [time, *nest.loops[:-1], _UnrolledLoop.of(lanes)]
+        return LoopLevel(step, end, offset=begin, is_reduction=True)
 
     def between(self, first: Any, end: Any) -> None:
         """Of the outermost loop, these turns only."""

@@ -222,9 +222,9 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
 
     # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
     static = under_transform() or on_xla
-    # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
     # in a trace a number is a constant: one that varies would be a tensor of it, and a read of that
     traced = under_tracer()
+    # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
     kind = (static, under_users_mode(), traced, compiled)
     code = code_of(combine_fn)
     entries = _entries.setdefault(code, {})

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch_scan_hop import progress_bar
@@ -143,14 +144,17 @@ class PythonLoop(LoopEmitter):
         for current, following in zip(self.carry, self.next_carry, strict=True):
             self.wrapper.writeline(f"    {current}, {following} = {following}, {current}")
 
+    def hand_over(self, final_carry: Sequence[str]) -> None:
+        for final, output in zip(final_carry, self.carry_outputs, strict=True):
+            if isinstance(output, DeclaredOutput):
+                self.wrapper.writeline(f"{output.get_name()} = {final}")
+            else:
+                self.copy(output.codegen_reference(), final)
+
     def close_loop(self) -> None:
         wrapper = self.wrapper
         self.swap()
-        for current, output in zip(self.carry, self.carry_outputs, strict=True):
-            if isinstance(output, DeclaredOutput):
-                wrapper.writeline(f"{output.get_name()} = {current}")
-            else:
-                self.copy(output.codegen_reference(), current)
+        self.hand_over(self.carry)
         done = [*self.carry, *self.next_carry, *self.xs, *self.ys]
         done += [
             name
@@ -183,10 +187,14 @@ class ReplayedLoop(PythonLoop):
             self._emit_function()
         groups = (loop.operands.carry, loop.operands.xs, loop.operands.additional, self.y_outputs)
         arguments = ", ".join(f"[{', '.join(map(self._argument, group))}]" for group in groups)
-        results = "".join(f"{self.buffer(output, 'last')}, " for output in self.carry_outputs)
+        lasts = [self.buffer(output, "last") for output in self.carry_outputs]
+        results = "".join(f"{last}, " for last in lasts)
         call = f"{runner}({function}, {self.span()}, {arguments})"
         wrapper.writeline(f"{results}= {call}".removeprefix("= "))
-        self._hand_over()
+        self.hand_over(lasts)
+        if lasts:
+            wrapper.writeline(f"del {', '.join(lasts)}")
+        wrapper.writeline(f"{loop.get_name()} = None")
 
     def _argument(self, operand: Any) -> str:
         return self.reference(operand, "")
@@ -206,18 +214,6 @@ class ReplayedLoop(PythonLoop):
         self.emit_step()
         self.swap()
         self.wrapper.writeline(f"return [{', '.join(self.carry)}]")
-
-    def _hand_over(self) -> None:
-        for output in self.carry_outputs:
-            last = self.buffer(output, "last")
-            if isinstance(output, DeclaredOutput):
-                self.wrapper.writeline(f"{output.get_name()} = {last}")
-            else:
-                self.copy(output.codegen_reference(), last)
-        if self.carry_outputs:
-            lasts = ", ".join(self.buffer(output, "last") for output in self.carry_outputs)
-            self.wrapper.writeline(f"del {lasts}")
-        self.wrapper.writeline(f"{self.loop.get_name()} = None")
 
 
 class CppLoop(LoopEmitter):

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop.body.node_kinds import is_tensor_node
+
 DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
 
 
@@ -33,9 +35,13 @@ def are_tails_worth_masks(body: fx.GraphModule) -> bool:
     A mask costs some nanoseconds at each load and store. Of float32 only: torch 2.9 masks no other
     type of those that are stored in vectors.
     """
-    values = [(node, node.meta.get("val")) for node in body.graph.nodes]
-    tensors = [(node, value) for node, value in values if isinstance(value, torch.Tensor)]
-    return all(
-        value.dtype == torch.float32 or (value.dtype == torch.bool and node.op == "call_function")
-        for node, value in tensors
-    ) and any(getattr(node.target, "_opname", "") in _TRANSCENDENTAL for node, _ in tensors)
+    tensors = list(filter(is_tensor_node, body.graph.nodes))
+    return all(map(_may_be_masked, tensors)) and any(
+        getattr(node.target, "_opname", "") in _TRANSCENDENTAL for node in tensors
+    )
+
+
+def _may_be_masked(node: fx.Node) -> bool:
+    """A bool is computed in registers, as a condition, and loaded by no mask."""
+    dtype = node.meta["val"].dtype
+    return dtype == torch.float32 or (dtype == torch.bool and node.op == "call_function")

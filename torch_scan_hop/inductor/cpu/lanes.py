@@ -149,9 +149,8 @@ HELD = "scan_buf_held_"
 
 def are_few(sizes: Sequence[Any]) -> bool:
     """Whether the lanes do not fill a vector: then a step is written out for each of them."""
-    *outer, lanes = sizes
     few = vector_lanes() or VECTOR_LANES
-    return all(size == 1 for size in outer) and lanes.is_Integer and 0 < int(lanes) < few
+    return _is_one_tile(sizes, few - 1) and sizes[-1] != 0
 
 
 class _FewLanes:

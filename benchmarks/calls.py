@@ -1,0 +1,68 @@
+"""What a call of a scan costs besides its steps: small ones beside the Python loop, in eager mode.
+
+    python -m benchmarks.calls
+
+One thread, ``tanh(h @ w)`` over the weights ``w`` of B=4, D=8: a step takes microseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.page import Page
+from benchmarks.timing import interleaved
+from torch_scan_hop import scan
+
+TRIP_COUNTS = (1, 5, 20, 100)
+B, D = 4, 8
+ROUNDS = 41
+
+
+def cell(h: torch.Tensor, w: torch.Tensor) -> Any:
+    return torch.tanh(h @ w), None
+
+
+def loop(h: torch.Tensor, ws: torch.Tensor) -> torch.Tensor:
+    for w in ws.unbind(0):
+        h, _ = cell(h, w)
+    return h
+
+
+def ours(h: torch.Tensor, ws: torch.Tensor) -> torch.Tensor:
+    return scan(cell, h, ws)[0]
+
+
+def measure(T: int) -> list[list[object]]:
+    torch.set_num_threads(1)
+    given = [torch.randn(B, D).requires_grad_(), (torch.randn(T, D, D) / 3).requires_grad_()]
+    weights = torch.randn(B, D)
+
+    def forward(run: Any) -> Any:
+        with torch.no_grad():
+            return run(*given)
+
+    def train(run: Any) -> Any:
+        return torch.autograd.grad(run(*given), given, weights)
+
+    rows: list[list[object]] = []
+    for name, how in (("fwd", forward), ("fwd+bwd", train)):
+        calls = {"loop": lambda how=how: how(loop), "scan": lambda how=how: how(ours)}
+        for call in calls.values():
+            call(), call()
+        took = {who: 1000 * t.median for who, t in interleaved(calls, ROUNDS).items()}
+        difference = took["scan"] - took["loop"]
+        rows.append([T, name, *(f"{us:.0f}" for us in (*took.values(), difference))])
+    return rows
+
+
+def main() -> None:
+    page = Page("Small calls", "calls")
+    rows = [row for T in TRIP_COUNTS for row in page.measured("measure", T)]
+    page.write(["Microseconds.", "", *report.table(["T", "", "loop", "scan", "more"], rows)])
+
+
+if __name__ == "__main__":
+    main()
