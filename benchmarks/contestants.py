@@ -39,14 +39,17 @@ class Contestant:
     scale: float = 1.0  # of its times, where it runs fewer steps
 
 
-def python_loop(problem: Any, init: Any, xs: Any) -> tuple[Any, Any]:
+def python_loop(cell: Any, init: Any, xs: Any, reverse: bool = False) -> tuple[Any, Any]:
     """What a user writes today."""
     leaves, spec = torch.utils._pytree.tree_flatten(xs)
+    steps = list(zip(*(leaf.unbind(0) for leaf in leaves), strict=True))
     carry, ys = init, []
-    for parts in zip(*(leaf.unbind(0) for leaf in leaves), strict=True):
-        carry, y = problem.combine_fn(carry, torch.utils._pytree.tree_unflatten(parts, spec))
+    for parts in reversed(steps) if reverse else steps:
+        carry, y = cell(carry, torch.utils._pytree.tree_unflatten(parts, spec))
         ys.append(y)
-    return carry, None if ys[0] is None else torch.stack(ys)
+    if ys[0] is None:
+        return carry, None
+    return carry, torch.stack(ys[::-1] if reverse else ys)
 
 
 def of_torch(given: Case, run: Run) -> Contestant:
@@ -64,22 +67,22 @@ def of_torch(given: Case, run: Run) -> Contestant:
 
 
 def _loop(workload: Workload, given: Case) -> Contestant:
-    return of_torch(given, partial(python_loop, given.problem))
+    return of_torch(given, partial(python_loop, given.loop_cell, reverse=given.reverse))
 
 
-def ours(problem: Any, init: Any, xs: Any, **options: Any) -> tuple[Any, Any]:
-    return scan(problem.combine_fn, init, xs, **options)
+def ours(given: Case, init: Any, xs: Any, **options: Any) -> tuple[Any, Any]:
+    return scan(given.problem.combine_fn, init, xs, reverse=given.reverse, **options)
 
 
 def _eager(workload: Workload, given: Case) -> Contestant:
-    return of_torch(given, partial(ours, given.problem))
+    return of_torch(given, partial(ours, given))
 
 
 def compiled(given: Case, **options: Any) -> Contestant:
-    cell = given.problem.combine_fn
+    cell, reverse = given.problem.combine_fn, given.reverse
 
     def run(init: Any, xs: Any) -> tuple[Any, Any]:
-        return scan(cell, init, xs)
+        return scan(cell, init, xs, reverse=reverse)
 
     return of_torch(given, torch.compile(run, fullgraph=True, dynamic=False, options=options))
 
@@ -94,7 +97,7 @@ def _cpp(workload: Workload, given: Case) -> Contestant:
 
 def _unrolled(workload: Workload, given: Case) -> Contestant:
     short = case(workload, min(UNROLLED_STEPS, workload.T))
-    run = torch.compile(partial(python_loop, short.problem), dynamic=False)
+    run = torch.compile(partial(python_loop, short.loop_cell), dynamic=False)
     contestant = of_torch(short, run)
     scale = workload.T / min(UNROLLED_STEPS, workload.T)
     return Contestant(contestant.forward, contestant.train, None, scale)
@@ -127,7 +130,7 @@ def _theirs(workload: Workload, given: Case) -> Contestant:
 
         return run
 
-    it = of_torch(given, lambda init, xs: their_scan(cell, init, xs, dim=0))
+    it = of_torch(given, lambda init, xs: their_scan(cell, init, xs, dim=0, reverse=given.reverse))
     train = under_its_name(it.train)
     return Contestant(under_its_name(it.forward), train, lambda: list(train()))
 
@@ -158,13 +161,18 @@ def _jax(workload: Workload, given: Case) -> Contestant:
         import jax
     except ImportError:
         raise Skipped("jax is not installed") from None
-    to_jax = partial(torch.utils._pytree.tree_map, lambda t: jax.numpy.asarray(t.detach().numpy()))
+    # a copy of the values: numpy has no view of a tensor's lazy conjugate
+    to_jax = partial(
+        torch.utils._pytree.tree_map, lambda t: jax.numpy.asarray(t.detach().resolve_conj().numpy())
+    )
     problem = given.problem
     params, init, xs = to_jax(problem.params), to_jax(problem.init), to_jax(problem.xs)
-    cotangent = to_jax(given.cotangent)
+    # of complex values, jax's gradients are the conjugates of torch's
+    cotangent = to_jax(given.cotangent.conj())
 
     def run(params: Any, xs: Any) -> Any:
-        carry, ys = jax.lax.scan(partial(workload.jax_cell, jax, params), init, xs)
+        cell = partial(workload.jax_cell, jax, params)
+        carry, ys = jax.lax.scan(cell, init, xs, reverse=given.reverse)
         return jax.tree.leaves(carry)[0] if ys is None else ys
 
     def value_and_gradients(params: Any, xs: Any, cotangent: Any) -> Any:
@@ -180,7 +188,8 @@ def _jax(workload: Workload, given: Case) -> Contestant:
         output, (d_params, dx) = train()
         # jax orders dicts by key, torch by insertion
         ordered = [*(d_params[k] for k in problem.params), *jax.tree.leaves(dx)]
-        return [torch.tensor(v.__array__()) for v in (output, *ordered)]
+        found = [torch.tensor(v.__array__()) for v in (output, *ordered)]
+        return [found[0], *(gradient.conj() for gradient in found[1:])]
 
     return Contestant(lambda: jax.block_until_ready(forward(params, xs)), train, results)
 

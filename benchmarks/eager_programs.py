@@ -61,9 +61,9 @@ def compiled() -> Rows:
         workload = LSTMWorkload(B=batch, D=width, H=width)
         given = case(workload, T)
         ways = {
-            "Python loop": of_torch(given, partial(python_loop, given.problem)),
-            "scan": of_torch(given, partial(ours, given.problem)),
-            "scan(compile=True)": of_torch(given, partial(ours, given.problem, compile=True)),
+            "Python loop": of_torch(given, partial(python_loop, given.loop_cell)),
+            "scan": of_torch(given, partial(ours, given)),
+            "scan(compile=True)": of_torch(given, partial(ours, given, compile=True)),
             "torch.compile of the call": compiled_call(given),
         }
         calls = {name: way.train for name, way in ways.items()}

@@ -78,7 +78,7 @@ class Training:
     def outputs(self, policy: str) -> list[Tensor]:
         init, xs = self.problem.init, self.problem.xs
         if policy == LOOP:
-            return list(python_loop(self.problem, init, xs))
+            return list(python_loop(self.problem.combine_fn, init, xs))
         return list(scan(self.problem.combine_fn, init, xs, checkpoint=POLICIES[policy]))
 
     def train(self, policy: str) -> tuple[Tensor, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.contestants import CONTESTANTS, LOOP, Contestant, Skipped
 from benchmarks.timing import interleaved
+from benchmarks.body_workloads import BODIES
 from benchmarks.workloads import WORKLOADS, Case, Workload, case
 
 TOLERANCE = 2e-3  # of the largest element, float32, sums over T
@@ -120,5 +121,5 @@ class Field:
 
 def measure(workload: str, names: list[str], rounds: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
-    field = Field(WORKLOADS[workload], names)
+    field = Field((WORKLOADS | BODIES)[workload], names)
     return [asdict(row) for d in DIRECTIONS for row in field.times(d, rounds)]

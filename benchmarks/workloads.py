@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from tests.cells import GRU, LSTM, Draw, Problem
 
 FLOAT = torch.float32
+Cell = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class Workload:
@@ -23,9 +24,14 @@ class Workload:
 
     name: str
     T: int
+    reverse = False
 
     def problem(self, T: int) -> Problem:
         raise NotImplementedError
+
+    def loop_cell(self, problem: Problem) -> Cell:
+        """The body as the Python loop runs it: one that holds a scan has a loop there."""
+        return problem.combine_fn
 
     def jax_cell(self, jax: Any, params: Any, carry: Any, x: Any) -> tuple[Any, Any]:
         raise NotImplementedError
@@ -62,6 +68,8 @@ class Case:
     problem: Problem
     wanted: list[Tensor]  # parameters, then xs
     cotangent: Tensor
+    loop_cell: Cell
+    reverse: bool
 
     def output(self, results: tuple[Any, Any]) -> Tensor:
         return output_of(results)
@@ -79,9 +87,11 @@ def case(workload: Workload, T: int | None = None) -> Case:
     with torch.no_grad():
         x = torch.utils._pytree.tree_map(lambda x: x[0], problem.xs)
         carry, y = problem.combine_fn(problem.init, x)
-    shape = tree_leaves(carry)[0].shape if y is None else (xs[0].shape[0], *y.shape)
-    cotangent = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    return Case(problem, [*problem.params.values(), *xs], cotangent)
+    last = tree_leaves(carry)[0]
+    shape, dtype = (last.shape, last.dtype) if y is None else ((xs[0].shape[0], *y.shape), y.dtype)
+    cotangent = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    wanted = [*problem.params.values(), *xs]
+    return Case(problem, wanted, cotangent, workload.loop_cell(problem), workload.reverse)
 
 
 class LSTMWorkload(Workload):

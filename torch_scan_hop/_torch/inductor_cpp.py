@@ -192,6 +192,22 @@ class LaneNest(CppKernelProxy):
         nest.loops[0].offset, nest.loops[0].size = first, end
 
 
+class _SharingIf(WorkSharing):
+    """Threads that the code asks for where ``condition`` holds when it runs; otherwise it is one."""
+
+    def __init__(self, code: Any, condition: str) -> None:
+        super().__init__(code)
+        self._condition = condition
+
+    def parallel(self, threads: int) -> None:
+        first = len(self.code._lines)
+        super().parallel(threads)
+        pragma = "#pragma omp parallel"
+        for k, line in enumerate(self.code._lines[first:], first):
+            if isinstance(line, str) and line.lstrip().startswith(pragma):
+                self.code._lines[k] = f"{line} if({self._condition})"
+
+
 # Fewer lanes that fill no vector take less time one by one than together, with a mask.
 FEWEST_MASKED = 5
 
@@ -211,6 +227,11 @@ class KernelFunction:
         self.code = self._group.loops_code
         self._alone = WorkSharing(self.code)
         self._sizes = CppKernel(self._group.args, 1)
+
+    def share_from(self, least: int, count: Any) -> None:
+        """Have threads only where ``count``, as it is when the code runs, is ``least`` or more."""
+        sharing = _SharingIf(self.code, f"{self.text(count)} >= {least}")
+        self._group.ws = self._group.stack.enter_context(sharing)
 
     def text(self, size: Any) -> str:
         """A size or an index as code; what it depends on becomes an argument."""

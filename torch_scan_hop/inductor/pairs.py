@@ -46,6 +46,20 @@ def _split_results(value: Any) -> Any:
     return split(value) if is_complex(value) else value
 
 
+def _is_copy_for_inductor(node: fx.Node) -> bool:
+    """``x + 0``, by which Inductor adds complex tensors as rows of reals: a copy with no lazy bits.
+
+    As an addition of pairs it would be arithmetic, which hides that a carry is only added to.
+    """
+    return (
+        node.target is torch.ops.aten.add.Tensor
+        and type(node.args[1]) is int
+        and node.args[1] == 0
+        and not node.kwargs
+        and all(user.target is torch.ops.aten.view.dtype for user in node.users)
+    )
+
+
 class PairInterpreter(fx.Interpreter):
     """Runs a body with a pair for each complex value; under a trace, it writes the body anew."""
 
@@ -56,6 +70,8 @@ class PairInterpreter(fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if not _is_about_pairs(n, (args, kwargs)) or n.target is operator.getitem:
             return super().run_node(n)
+        if _is_copy_for_inductor(n):
+            return args[0]
         rule = RULES.get(n.target)
         if rule is not None:
             try:

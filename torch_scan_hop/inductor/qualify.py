@@ -17,6 +17,18 @@ _MAKE_OR_CONVERT = {
 }  # fmt: skip
 
 
+# A lane of one of these takes about as long as a vector of them.
+_TRANSCENDENTAL = {
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "erfc",
+    "erfinv", "exp", "exp2", "expm1", "lgamma", "log", "log10", "log1p", "log2", "pow", "sigmoid",
+    "sin", "sinh", "tan", "tanh",
+}  # fmt: skip
+
+
+def is_transcendental(node: fx.Node) -> bool:
+    return getattr(node.target, "_opname", "") in _TRANSCENDENTAL
+
+
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 CAT = torch.ops.aten.cat.default
 

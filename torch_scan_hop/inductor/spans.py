@@ -27,17 +27,23 @@ from torch_scan_hop._torch.inductor import (
 )
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
-from torch_scan_hop.inductor.qualify import PRODUCTS
+from torch_scan_hop.inductor.qualify import PRODUCTS, is_transcendental
 
-# What a call does at most, in results of operators. A call packs the weights anew.
+# What a call does at most, in results of operators, of which a core makes some in a nanosecond. A
+# call packs the weights anew.
 WORK_PER_CALL = 3 * 10**8
+# What threads share: some 20 us of one core. To wake them takes as long, and where other processes
+# keep the cores busy, a thread that has gone to sleep is waited for for milliseconds.
+WORK_FOR_THREADS = 10**5
 # multiplications in the time of another operator on one element
 PRODUCTS_AT_ONCE = 8
+# other operators in the time of one such
+TRANSCENDENTAL = 8
 
 
-def steps_per_call(body: fx.GraphModule) -> int:
-    """How many steps a call of a kernel runs at most."""
-    return max(1, WORK_PER_CALL // max(1, sum(map(_work_of, body.graph.nodes))))
+def work_per_step(body: fx.GraphModule) -> int:
+    """What a step does, in results of operators that are quick."""
+    return max(1, sum(map(_work_of, body.graph.nodes)))
 
 
 def _work_of(node: fx.Node) -> int:
@@ -48,7 +54,7 @@ def _work_of(node: fx.Node) -> int:
     if node.target in PRODUCTS:
         inner = likely_value(node.args[-1].meta["val"].shape[0])  # type: ignore[union-attr]
         work *= max(1, inner // PRODUCTS_AT_ONCE)
-    return work
+    return work * TRANSCENDENTAL if is_transcendental(node) else work
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,21 @@ class Span:
     """The steps of a call, ``first`` to ``end`` in the order that they run, at most ``most``.
 
     ``first`` and ``end`` are variables of the wrapper; the call that begins at 0 copies init.
+    ``fewest_for_threads``: of fewer steps, threads take longer to share them than one to do them.
     """
 
     trip_count: Any
     first: Any
     end: Any
     most: int
+    fewest_for_threads: int
+
+    def is_for_threads(self, function: Any) -> bool:
+        """Whether threads may share it in ``function``, which may have to ask when it runs."""
+        if self.trip_count.is_Integer:
+            return bool(self.trip_count >= self.fewest_for_threads)
+        function.share_from(self.fewest_for_threads, self.end - self.first)
+        return True
 
     @contextlib.contextmanager
     def calls(self, wrapper: Any) -> Iterator[None]:
@@ -88,11 +103,13 @@ class KernelInSpans(KernelNode):
     def __init__(self, call: ScanCall, step: Any) -> None:
         super().__init__(call, step)
         self.body = call.body
+        work = work_per_step(call.body)
         self.span = Span(
             call.trip_count,
             size_expression(call.examples.index),
             size_expression(fresh_loop_index()),
-            steps_per_call(call.body),
+            max(1, WORK_PER_CALL // work),
+            -(-WORK_FOR_THREADS // work),
         )
 
     def call_span(self, wrapper: Any, span: Span) -> None:

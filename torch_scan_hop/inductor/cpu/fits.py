@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop.body.node_kinds import is_tensor_node
+from torch_scan_hop.inductor.qualify import is_transcendental
 
 DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
 
@@ -21,14 +22,6 @@ def are_stored_in_vectors(results: Iterable[torch.Tensor]) -> bool:
     return all(t.dtype in DTYPES for t in results)
 
 
-# A lane of one of these takes about as long as a vector of them.
-_TRANSCENDENTAL = {
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "erfc",
-    "erfinv", "exp", "exp2", "expm1", "lgamma", "log", "log10", "log1p", "log2", "pow", "sigmoid",
-    "sin", "sinh", "tan", "tanh",
-}  # fmt: skip
-
-
 def are_tails_worth_masks(body: fx.GraphModule) -> bool:
     """Whether lanes that fill no vector had better be one with a mask than done one by one.
 
@@ -36,9 +29,7 @@ def are_tails_worth_masks(body: fx.GraphModule) -> bool:
     type of those that are stored in vectors.
     """
     tensors = list(filter(is_tensor_node, body.graph.nodes))
-    return all(map(_may_be_masked, tensors)) and any(
-        getattr(node.target, "_opname", "") in _TRANSCENDENTAL for node in tensors
-    )
+    return all(map(_may_be_masked, tensors)) and any(map(is_transcendental, tensors))
 
 
 def _may_be_masked(node: fx.Node) -> bool:

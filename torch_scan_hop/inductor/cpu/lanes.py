@@ -98,10 +98,10 @@ TILE_BYTES = 2**14
 VECTOR_LANES = 32  # a tile is a whole number of vectors
 
 
-def tile_lanes(sizes: Sequence[Any], bytes_per_lane: int) -> int:
-    """Lanes of a tile: fewer where a thread would not get one otherwise."""
+def tile_lanes(sizes: Sequence[Any], bytes_per_lane: int, threads: int) -> int:
+    """Lanes of a tile: fewer where one of these threads would not get one otherwise."""
     *outer, lanes = (likely_size(size, fallback=TILE_BYTES) for size in sizes)
-    share = lanes * max(1, math.prod(outer)) // parallel_num_threads()
+    share = lanes * max(1, math.prod(outer)) // threads
     tile = min(TILE_BYTES // bytes_per_lane, lanes, share)
     return max(1, -(-tile // VECTOR_LANES)) * VECTOR_LANES
 
@@ -129,11 +129,12 @@ def _emit_tiles(
 ) -> None:
     """The buffers where carries end hold them in between; a tile of these stays in the cache."""
     bytes_per_lane = sum(2 * store.layout.dtype.itemsize for store in loop.carry)
-    tile = tile_lanes(sizes, bytes_per_lane)
+    threads = parallel_num_threads() if span.is_for_threads(function) else 1
+    tile = tile_lanes(sizes, bytes_per_lane, threads)
     seed = function.nest(lambda lane: loop.seed(index_of(lane)), sizes)
     step = function.nest(lambda lane: loop.step(index_of(lane)), sizes)
     # even with one thread at hand, what OpenMP runs keeps its carry in memory between two steps
-    if not _is_one_tile(sizes, tile):
+    if threads > 1 and not _is_one_tile(sizes, tile):
         for nest in (seed, step):
             nest.for_threads()
     # init is copied by the call that runs the first step

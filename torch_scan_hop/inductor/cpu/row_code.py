@@ -85,7 +85,7 @@ class _RowCode:
         self.function = KernelFunction(node, are_tails_worth_masks(node.body))
         self.code = self.function.code
         self.product = f"{self.function.name}_product"
-        self.threads = parallel_num_threads()
+        self.threads = parallel_num_threads() if span.is_for_threads(self.function) else 1
         share = -(-likely_size(body.rows, fallback=MAX_ROWS) // self.threads)
         self.tile = max(1, min(MAX_ROWS, share))
 
@@ -143,7 +143,8 @@ class _RowCode:
     def _pack(self, position: int, product: Product) -> None:
         store, sizes = packed(product, self.tile, f"{WEIGHT}{position}")
         nest = self.function.nest(store, sizes)
-        nest.for_threads()
+        if self.threads > 1:
+            nest.for_threads()
         self.function.add(nest)
 
     # --- loops ---

@@ -1,0 +1,262 @@
+"""Workloads beyond the five of ``speed.md``: small, complex, nested, with reductions, with solves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.workloads import FLOAT, Cell, Workload
+from tests.cells import Draw, Problem
+from torch_scan_hop import scan
+
+
+class GAE(Workload):
+    """Generalised advantage estimation, backwards in time: a small scan, bound by its call."""
+
+    name, T, reverse = "gae", 128, True
+    lanes = 64
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+        going = (torch.rand(T, self.lanes, generator=draw.generator) > 0.02).float()
+        xs = {"delta": draw.normal(T, self.lanes), "going": going}
+
+        def cell(advantage, x):
+            advantage = x["delta"] + 0.95 * x["going"] * advantage
+            return advantage, advantage
+
+        return Problem(cell, torch.zeros(self.lanes), xs, {})
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        carry = x["delta"] + 0.95 * x["going"] * carry
+        return carry, carry
+
+
+class ComplexLRU(Workload):
+    """``h = a * h + x``, complex, as in LRU and S5."""
+
+    name, T = "complex lru", 256
+    B, N = 8, 128
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+        angle, radius = draw.normal(self.N), 0.9 + 0.1 * torch.rand(self.N)
+        a = torch.polar(radius, angle).requires_grad_()
+        xs = torch.complex(draw.normal(T, self.B, self.N), draw.normal(T, self.B, self.N))
+
+        def cell(h, x):
+            h = a * h + x
+            return h, h
+
+        return Problem(cell, torch.zeros(self.B, self.N, dtype=xs.dtype), xs, {"a": a})
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        h = p["a"] * carry + x
+        return h, h
+
+
+class HiddenMarkov(Workload):
+    """The forward algorithm over 32 states: a log-sum-exp per step."""
+
+    name, T = "hmm", 256
+    B, S = 16, 32
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+        moves = draw.normal(self.S, self.S).log_softmax(-1).requires_grad_()
+
+        def cell(alpha, seen):
+            alpha = torch.logsumexp(alpha[:, :, None] + moves, dim=1) + seen
+            return alpha, alpha
+
+        return Problem(cell, draw.normal(self.B, self.S), draw.normal(T, self.B, self.S), {"m": moves})
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        alpha = jax.nn.logsumexp(carry[:, :, None] + p["m"], axis=1) + x
+        return alpha, alpha
+
+
+class CachedAttention(Workload):
+    """Attention of one query a step over a cache of keys and values, which the step writes."""
+
+    name, T = "attention", 128
+    B, S, D = 8, 128, 32
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+        xs = {
+            "at": F.one_hot(torch.arange(T) % self.S, self.S).float(),
+            "k": draw.normal(T, self.B, self.D),
+            "q": draw.normal(T, self.B, self.D),
+            "v": draw.normal(T, self.B, self.D),
+        }
+
+        def cell(cache, x):
+            keys, values = cache
+            at = x["at"][:, None]  # [S, 1]: which row of the cache
+            keys = keys * (1 - at) + at * x["k"][:, None]
+            values = values * (1 - at) + at * x["v"][:, None]
+            scores = torch.softmax(keys @ x["q"][..., None] * self.D**-0.5, 1)
+            return (keys, values), (scores * values).sum(1)
+
+        empty = torch.zeros(self.B, self.S, self.D)
+        return Problem(cell, (empty, empty.clone()), xs, {})
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        keys, values = carry
+        at = x["at"][:, None]  # [S, 1]: which row of the cache
+        keys = keys * (1 - at) + at * x["k"][:, None]
+        values = values * (1 - at) + at * x["v"][:, None]
+        scores = jax.nn.softmax(keys @ x["q"][..., None] * self.D**-0.5, 1)
+        return (keys, values), (scores * values).sum(1)
+
+
+class Kalman(Workload):
+    """A Kalman filter's covariance and mean of 4 states, batched: solves and products of 4 by 4."""
+
+    name, T = "solve", 128
+    B, N = 32, 4
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+        moves = (torch.eye(self.N) + draw.normal(self.N, self.N, scale=0.1)).requires_grad_()
+        eye = torch.eye(self.N)
+
+        def cell(state, seen):
+            mean, spread = state
+            mean, spread = mean @ moves.mT, moves @ spread @ moves.mT + 0.1 * eye
+            gain = torch.linalg.solve(spread + eye, spread)
+            mean = mean + ((seen - mean)[:, None] @ gain)[:, 0]
+            spread = spread - spread @ gain
+            return (mean, spread), mean
+
+        init = torch.zeros(self.B, self.N), eye.expand(self.B, self.N, self.N).contiguous()
+        return Problem(cell, init, draw.normal(T, self.B, self.N), {"m": moves})
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        np, eye = jax.numpy, jax.numpy.eye(self.N)
+        mean, spread = carry
+        mean, spread = mean @ p["m"].T, p["m"] @ spread @ p["m"].T + 0.1 * eye
+        gain = np.linalg.solve(spread + eye, spread)
+        mean = mean + ((x - mean)[:, None] @ gain)[:, 0]
+        spread = spread - spread @ gain
+        return (mean, spread), mean
+
+
+class Cholesky(Workload):
+    """Rank-one updates of 4 by 4 matrices, each factored: a recursive least-squares step."""
+
+    name, T = "cholesky", 128
+    B, N = 32, 4
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+
+        def cell(spread, x):
+            spread = 0.95 * spread + x[:, :, None] * x[:, None]
+            lower = torch.linalg.cholesky(spread)
+            return spread, torch.linalg.solve_triangular(lower, x[..., None], upper=False)[..., 0]
+
+        init = torch.eye(self.N).repeat(self.B, 1, 1)
+        return Problem(cell, init, draw.normal(T, self.B, self.N), {})
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        spread = 0.95 * carry + x[:, :, None] * x[:, None]
+        lower = jax.numpy.linalg.cholesky(spread)
+        y = jax.scipy.linalg.solve_triangular(lower, x[..., None], lower=True)[..., 0]
+        return spread, y
+
+
+class TimeByLayers(Workload):
+    """An RNN of four layers: a scan over layers in the body of a scan over time."""
+
+    name, T = "time x layers", 64
+    B, H, L = 8, 64, 4
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+        weights = draw.normal(self.L, self.H, self.H, scale=self.H**-0.5).requires_grad_()
+
+        def layer(x, above):
+            h, w = above
+            h = torch.tanh(h @ w + x)
+            return h, h
+
+        def cell(hs, x):
+            y, hs = scan(layer, x, (hs, weights))
+            return hs, y
+
+        init = torch.zeros(self.L, self.B, self.H)
+        return Problem(cell, init, draw.normal(T, self.B, self.H), {"w": weights})
+
+    def loop_cell(self, problem: Problem) -> Cell:
+        def cell(hs, x):
+            found = []
+            for h, w in zip(hs.unbind(0), problem.params["w"].unbind(0), strict=True):
+                x = torch.tanh(h @ w + x)
+                found.append(x)
+            return torch.stack(found), x
+
+        return cell
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        def layer(x: Any, above: Any) -> Any:
+            h, w = above
+            h = jax.numpy.tanh(h @ w + x)
+            return h, h
+
+        y, hs = jax.lax.scan(layer, x, (carry, p["w"]))
+        return hs, y
+
+
+class TransformerLayers(Workload):
+    """Twelve pre-norm transformer blocks, whose weights are xs."""
+
+    name, T = "transformer layers", 12
+    B, S, D = 4, 32, 256
+
+    def problem(self, T: int) -> Problem:
+        draw, D = Draw(FLOAT), self.D
+        xs = {
+            "down": draw.normal(T, 2 * D, D, scale=D**-0.5),
+            "out": draw.normal(T, D, D, scale=D**-0.5),
+            "qkv": draw.normal(T, D, 3 * D, scale=D**-0.5),
+            "up": draw.normal(T, D, 2 * D, scale=D**-0.5),
+        }
+
+        def cell(h, p):
+            q, k, v = (F.layer_norm(h, (D,)) @ p["qkv"]).chunk(3, -1)
+            h = h + torch.softmax(q @ k.mT * D**-0.5, -1) @ v @ p["out"]
+            return h + torch.relu(F.layer_norm(h, (D,)) @ p["up"]) @ p["down"], None
+
+        return Problem(cell, draw.normal(self.B, self.S, D), xs, {})
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        np = jax.numpy
+
+        def norm(h: Any) -> Any:
+            mean = h.mean(-1, keepdims=True)
+            return (h - mean) * jax.lax.rsqrt(h.var(-1, keepdims=True) + 1e-5)
+
+        q, k, v = np.split(norm(carry) @ x["qkv"], 3, -1)
+        scores = jax.nn.softmax(q @ k.swapaxes(-1, -2) * self.D**-0.5, -1)
+        h = carry + scores @ v @ x["out"]
+        return h + jax.nn.relu(norm(h) @ x["up"]) @ x["down"], None
+
+
+BODIES: dict[str, Workload] = {
+    w.name: w
+    for w in (
+        GAE(),
+        ComplexLRU(),
+        HiddenMarkov(),
+        CachedAttention(),
+        Kalman(),
+        Cholesky(),
+        TimeByLayers(),
+        TransformerLayers(),
+    )
+}
