@@ -1,4 +1,4 @@
-"""Workloads beyond the five of ``speed.md``: small, complex, nested, with reductions, with solves."""
+"""Workloads beyond those of ``speed.md``: small, complex, nested, with reductions and solves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from benchmarks.workloads import FLOAT, Cell, Workload
 from tests.cells import Draw, Problem
@@ -72,7 +71,9 @@ class HiddenMarkov(Workload):
             alpha = torch.logsumexp(alpha[:, :, None] + moves, dim=1) + seen
             return alpha, alpha
 
-        return Problem(cell, draw.normal(self.B, self.S), draw.normal(T, self.B, self.S), {"m": moves})
+        return Problem(
+            cell, draw.normal(self.B, self.S), draw.normal(T, self.B, self.S), {"m": moves}
+        )
 
     def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
         alpha = jax.nn.logsumexp(carry[:, :, None] + p["m"], axis=1) + x

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.body_workloads import BODIES
 from benchmarks.contestants import CONTESTANTS, LOOP, Contestant, Skipped
 from benchmarks.timing import interleaved
-from benchmarks.body_workloads import BODIES
 from benchmarks.workloads import WORKLOADS, Case, Workload, case
 
 TOLERANCE = 2e-3  # of the largest element, float32, sums over T

@@ -10,6 +10,7 @@ from torch._inductor.utils import run_and_get_code
 from wrappers import loops, run_and_count_loops
 
 from torch_scan_hop import scan
+from torch_scan_hop.inductor.cpu import sharing
 from torch_scan_hop.rewrites import using_options
 
 pytestmark = pytest.mark.torch_version
@@ -151,6 +152,51 @@ def test_few_lanes_are_not_handed_to_threads(lanes, has_threads):
     assert_same(got, loop(step, init, xs), 1e-4)
 
 
+def decays(h, x):
+    h = 0.5 * h + x
+    return h, h
+
+
+WEIGHT = randn(16, 16) / 4
+SHARED = {
+    "lanes": (decays, torch.zeros(1000), lambda T: randn(T, 1000)),
+    "rows": (
+        lambda h, x: (torch.tanh(h @ WEIGHT + x),) * 2,
+        torch.zeros(9, 16),
+        lambda T: randn(T, 9, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("kernel", SHARED)
+@pytest.mark.parametrize("late", [False, True])
+def test_threads_share_what_is_worth_waking_them(kernel, late, monkeypatch):
+    """Of a dynamic T that is known at run time only; once they are late, one thread goes on."""
+    step, init, xs_of = SHARED[kernel]
+    if late:
+        monkeypatch.setattr(sharing, "MARGIN_NANOSECONDS", -1)
+        monkeypatch.setattr(sharing, "NANOSECONDS_PER_RESULT", 0)
+    run = torch.compile(lambda init, xs: scan(step, init, xs), fullgraph=True)
+    with torch.no_grad(), torch._inductor.config.patch({"cpp.threads": 2}):
+        xs = xs_of(50)
+        torch._dynamo.mark_dynamic(xs, 0)
+        _, codes = run_and_get_code(run, init, xs)
+        assert loops(codes) == [0]
+        assert "#pragma omp parallel num_threads(2) if(sharing.shares)" in codes[0]
+        for steps in (2, 200, 200, 3, 200):
+            xs = xs_of(steps)
+            assert_same(run(init, xs), loop(step, init, xs), 1e-4)
+
+
+def test_a_small_kernel_has_no_threads():
+    xs = randn(20, 64)
+    with torch.no_grad(), torch._inductor.config.patch({"cpp.threads": 2}):
+        run = torch.compile(lambda init, xs: scan(decays, init, xs), fullgraph=True)
+        got, codes = run_and_get_code(run, torch.zeros(64), xs)
+    assert loops(codes) == [0] and "#pragma omp" not in codes[0]
+    assert_same(got, loop(decays, torch.zeros(64), xs), 1e-5)
+
+
 def test_training_is_a_kernel_each_way():
     x = randn(6, 37).requires_grad_()
 
@@ -162,6 +208,26 @@ def test_training_is_a_kernel_each_way():
 
     got, codes = run_and_get_code(train, torch.compile(fn, fullgraph=True))
     assert_same(got, gradients(loop(gated, torch.zeros(37), x), [x]), 1e-4)
+    assert loops(codes) == [0, 0]
+
+
+def test_a_complex_weight_of_all_rows_leaves_the_loop():
+    """Its gradient is a sum over rows, and Inductor writes complex additions its own way."""
+    lam = torch.complex(randn(8), randn(8)).requires_grad_()
+    x = torch.complex(randn(6, 3, 8), randn(6, 3, 8)).requires_grad_()
+    init = torch.zeros(3, 8, dtype=torch.complex64)
+
+    def cell(h, x):
+        h = 0.5 * lam * h + x
+        return h, h
+
+    def train(run):
+        return gradients(run(init, x), [lam, x])
+
+    got, codes = run_and_get_code(
+        train, torch.compile(lambda h, xs: scan(cell, h, xs), fullgraph=True)
+    )
+    assert_same(got, train(lambda h, xs: loop(cell, h, xs)), 1e-4)
     assert loops(codes) == [0, 0]
 
 

@@ -63,6 +63,8 @@ class Mode:
     compile: bool = False
     #: loops are replayed as graphs, which are fakes on the CPU, from their first call on
     graphs: bool = False
+    #: two threads share every kernel of the CPU, however small
+    threads: bool = False
     #: scans are Triton's kernels where they can be, which run in its interpreter
     triton: bool = False
 
@@ -85,6 +87,8 @@ class Mode:
                 stack.enter_context(_graphs_of_few_steps(kernels))
             if self.triton:
                 stack.enter_context(_kernels_of_a_gpu(kernels))
+            if self.threads:
+                stack.enter_context(_two_threads())
             yield kernels
 
 
@@ -117,6 +121,16 @@ def prepare(modes: Sequence[Mode]) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
         os.execv(sys.executable, [sys.executable, "-m", __package__, *sys.argv[1:]])
     import triton_interpreter  # noqa: F401
+
+
+@contextmanager
+def _two_threads() -> Iterator[None]:
+    import torch._inductor.config as config
+
+    from torch_scan_hop.inductor import spans
+
+    with config.patch({"cpp.threads": 2}), mock.patch.object(spans, "WORK_FOR_THREADS", 1):
+        yield
 
 
 @contextmanager
@@ -180,7 +194,7 @@ def _with_part(mode: Mode, part: str) -> Mode:
         return dataclasses.replace(mode, transform=part)
     if part == "small_blocks":
         return dataclasses.replace(mode, small_blocks=True)
-    if part in ("operator", "captured", "compile", "graphs"):
+    if part in ("operator", "captured", "compile", "graphs", "threads"):
         return dataclasses.replace(mode, **{part: True})
     word, _, name = part.partition("_")
     if word == "only" and name in REWRITES:

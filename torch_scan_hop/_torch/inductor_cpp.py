@@ -193,7 +193,7 @@ class LaneNest(CppKernelProxy):
 
 
 class _SharingIf(WorkSharing):
-    """Threads that the code asks for where ``condition`` holds when it runs; otherwise it is one."""
+    """Threads that the code asks for where ``condition`` holds when it runs; else it is one."""
 
     def __init__(self, code: Any, condition: str) -> None:
         super().__init__(code)
@@ -221,6 +221,7 @@ class KernelFunction:
     def __init__(self, node: Any, masks_tails: bool) -> None:
         #: whether lanes that fill no vector may be one with a mask
         self._masks_tails = masks_tails
+        self._declarations: list[str] = []
         self._group = KernelGroup()
         self._group.scheduled_nodes = [node]  # not empty, or there would be no code
         #: where lines are written to: ``writeline``, ``indent``
@@ -228,10 +229,9 @@ class KernelFunction:
         self._alone = WorkSharing(self.code)
         self._sizes = CppKernel(self._group.args, 1)
 
-    def share_from(self, least: int, count: Any) -> None:
-        """Have threads only where ``count``, as it is when the code runs, is ``least`` or more."""
-        sharing = _SharingIf(self.code, f"{self.text(count)} >= {least}")
-        self._group.ws = self._group.stack.enter_context(sharing)
+    def share_if(self, condition: str) -> None:
+        """Have threads only where this is true when the code runs."""
+        self._group.ws = self._group.stack.enter_context(_SharingIf(self.code, condition))
 
     def text(self, size: Any) -> str:
         """A size or an index as code; what it depends on becomes an argument."""
@@ -281,10 +281,15 @@ class KernelFunction:
         self._group.ws.parallel(threads)
         self.code.writeline("#pragma omp for")
 
-    def define_and_call(self, wrapper: Any, declarations: str) -> None:
-        """Define the function, after ``declarations``, and call it in a block of the wrapper."""
+    def declare(self, *lines: str) -> None:
+        """Have these before the function."""
+        self._declarations += lines
+
+    def define_and_call(self, wrapper: Any) -> None:
+        """Define the function, and call it in a block of the wrapper."""
         function = 'extern "C"'
-        source = self._group.codegen_group().replace(function, f"{declarations}{function}", 1)
+        before = "\n".join([*self._declarations, function])
+        source = self._group.codegen_group().replace(function, before, 1)
         scheduling: Any = CppScheduling.__new__(CppScheduling)
         scheduling.kernel_group = self._group
         with config.patch({"cpp.descriptive_names": False}):

@@ -62,21 +62,23 @@ class Span:
     """The steps of a call, ``first`` to ``end`` in the order that they run, at most ``most``.
 
     ``first`` and ``end`` are variables of the wrapper; the call that begins at 0 copies init.
-    ``fewest_for_threads``: of fewer steps, threads take longer to share them than one to do them.
+    ``work_per_step``: in results of operators that are quick.
     """
 
     trip_count: Any
     first: Any
     end: Any
     most: int
-    fewest_for_threads: int
+    work_per_step: int
 
-    def is_for_threads(self, function: Any) -> bool:
-        """Whether threads may share it in ``function``, which may have to ask when it runs."""
-        if self.trip_count.is_Integer:
-            return bool(self.trip_count >= self.fewest_for_threads)
-        function.share_from(self.fewest_for_threads, self.end - self.first)
-        return True
+    @property
+    def fewest_for_threads(self) -> int:
+        """Of fewer steps, threads take longer to share them than one to do them."""
+        return -(-WORK_FOR_THREADS // self.work_per_step)
+
+    def is_too_short_for_threads(self) -> bool:
+        """As far as that is known."""
+        return bool(self.trip_count.is_Integer and self.trip_count < self.fewest_for_threads)
 
     @contextlib.contextmanager
     def calls(self, wrapper: Any) -> Iterator[None]:
@@ -109,7 +111,7 @@ class KernelInSpans(KernelNode):
             size_expression(call.examples.index),
             size_expression(fresh_loop_index()),
             max(1, WORK_PER_CALL // work),
-            -(-WORK_FOR_THREADS // work),
+            work,
         )
 
     def call_span(self, wrapper: Any, span: Span) -> None:

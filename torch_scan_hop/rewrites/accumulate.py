@@ -6,13 +6,16 @@ dimension, so that no stack of weight-sized gradients is made::
 
     sum_t A_t @ B_t  =  [A_0 A_1 ...] @ [B_0; B_1; ...]
 
-Transposes and reshapes around it are linear: they commute with the sum.
+Transposes and reshapes around it are linear: they commute with the sum. So does a product with what
+is the same at every step, as the derivative of what a body makes of a weight is::
+
+    h' = sigmoid(w) * h:    sum_t sigmoid'(w) * g_t h_t  =  sigmoid'(w) * sum_t g_t h_t
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +27,16 @@ from torch_scan_hop.rewrites.classify import ancestors
 
 aten = torch.ops.aten
 
-_LINEAR_VIEWS = {
+# An addition costs eager mode one dispatch per step; summed after the loop, its terms are written
+# to a stack and read again. Terms of more bytes than this make the stack the dearer of the two.
+SMALL_TERM = 4096
+
+# `acc + g.sum(0)` may stack g and sum all of it after the loop. That is cheap where g is small
+# beside what a step reads and writes anyway: at most a CHEAP_STACKS-th of those bytes.
+CHEAP_STACKS = 4
+
+_LINEAR = {
+    aten.clone.default,
     aten.t.default,
     aten.permute.default,
     aten.transpose.int,
@@ -36,13 +48,21 @@ _LINEAR_VIEWS = {
 }
 
 
+_SCALINGS = {aten.mul.Tensor, aten.div.Tensor, aten.neg.default}
+# A sum of narrower numbers may overflow where that of the scaled ones does not.
+_WIDE = {torch.float32, torch.float64, torch.complex64, torch.complex128}
+
+
 @dataclass(frozen=True)
 class Accumulator:
-    """Carry ``index`` plus ``views(sum_t term_t)``; ``leaves`` are the values stacked for it."""
+    """Carry ``index`` plus ``maps(sum_t term_t)``; ``leaves`` are the values stacked for it.
+
+    ``maps`` are linear, the last one first; what else they read is the same at every step.
+    """
 
     index: int
     term: fx.Node
-    views: tuple[fx.Node, ...]
+    maps: tuple[fx.Node, ...]
     leaves: tuple[fx.Node, ...]
 
     def is_product(self) -> bool:
@@ -68,10 +88,10 @@ class Accumulator:
         total = torch.sum(stack, dims, keepdim, dtype=self.dtype)  # type: ignore[arg-type]
         return total.squeeze(0) if keepdim else total
 
-    def total(self, stacks: Sequence[torch.Tensor], sizes: Mapping[fx.Node, Any]) -> torch.Tensor:
+    def total(self, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]) -> torch.Tensor:
         """``sum_t g_t`` from the stacks of its leaves, each ``[T, ...]``.
 
-        ``sizes``: what stands for the additional inputs that views take sizes from.
+        ``values``: of what ``maps`` read besides, and others.
         """
         if self.is_product():
             left, right = (
@@ -83,9 +103,11 @@ class Accumulator:
             total = self._reduced(stacks[0])
         else:
             total = torch.sum(stacks[0], 0, dtype=self.dtype)
-        for view in reversed(self.views):
-            args, kwargs = fx.map_arg((view.args[1:], view.kwargs), lambda n: sizes[n])
-            total = view.target(total, *args, **kwargs)  # type: ignore[operator]
+        known, last = dict(values), self.term
+        for node in reversed(self.maps):
+            known[last], last = total, node
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            total = node.target(*args, **kwargs)  # type: ignore[operator]
         return total
 
 
@@ -127,8 +149,13 @@ def _untransposed(node: fx.Node) -> fx.Node:
     return node
 
 
-def find_accumulator(index: int, carry_in: fx.Node, carry_out: Any) -> Accumulator | None:
-    """The accumulator that carry ``index`` is, or None."""
+def find_accumulator(
+    index: int, carry_in: fx.Node, carry_out: Any, is_known: Callable[[fx.Node], bool]
+) -> Accumulator | None:
+    """The accumulator that carry ``index`` is, or None.
+
+    ``is_known``: whether a value is at hand after the loop, the same for every step.
+    """
     if not isinstance(carry_out, fx.Node) or carry_out.target is not aten.add.Tensor:
         return None
     if carry_out.kwargs or len(carry_in.users) != 1 or carry_out not in carry_in.users:
@@ -143,20 +170,29 @@ def find_accumulator(index: int, carry_in: fx.Node, carry_out: Any) -> Accumulat
         return None
     if len(carry_out.users) != 1:  # a running sum that is also read or returned as y
         return None
-    views: list[fx.Node] = []
-    while term.target is aten.clone.default or (
-        term.target in _LINEAR_VIEWS and _sizes_are_inputs(term)
-    ):
-        base = term.args[0]
-        assert isinstance(base, fx.Node)
-        if term.target is not aten.clone.default:  # a copy is the value that it is of
-            views.append(term)
+    maps: list[fx.Node] = []
+    while (base := _argument_of_linear(term, is_known)) is not None:
+        maps.append(term)
         term = base
-    return Accumulator(index, term, tuple(views), _leaves(term))
+    return Accumulator(index, term, tuple(maps), _leaves(term))
 
 
-def _sizes_are_inputs(view: fx.Node) -> bool:
-    return all(n.op == "placeholder" for n in view.all_input_nodes if n is not view.args[0])
+def _argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx.Node | None:
+    """What ``node`` is linear in, if all else that it reads is known."""
+    if node.target not in _SCALINGS and node.target not in _LINEAR:
+        return None
+    varying = [n for n in node.all_input_nodes if not is_known(n)]
+    if len(varying) != 1 or varying[0] not in node.args or not is_tensor_node(varying[0]):
+        return None
+    (base,) = varying
+    if node.target in _SCALINGS:
+        dtypes = {base.meta["val"].dtype, node.meta["val"].dtype}
+        once = node.args.count(base) == 1
+        if not (once and len(dtypes) == 1 and dtypes <= _WIDE and not node.kwargs):
+            return None
+    if node.target is aten.div.Tensor and base is not node.args[0]:
+        return None
+    return base
 
 
 def _leaves(term: fx.Node) -> tuple[fx.Node, ...]:

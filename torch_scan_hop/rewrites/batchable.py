@@ -51,15 +51,20 @@ WRITES = {
 }  # fmt: skip
 READS = {"embedding.default", "gather.default", "index_select.default"}
 NORMS = {"native_layer_norm.default"}
+SORTS = {"cummax.default", "logcumsumexp.default", "sort.default", "topk.default"}
 MAKES = {
     "clone.default", "full_like.default", "new_full.default", "new_ones.default",
     "new_zeros.default", "ones_like.default", "zeros_like.default", "_to_copy.default",
     "view_as_real.default", "view_as_complex.default",
 }  # fmt: skip
-# pointwise, with arguments of their own
+# pointwise, with arguments of their own, or without torch's tag
 POINTWISE = {
-    "clamp.default", "clamp.Tensor", "clip.default", "clip.Tensor", "div.Scalar_mode",
-    "div.Tensor_mode", "round.decimals",
+    "_prelu_kernel.default", "_prelu_kernel_backward.default", "clamp.default", "clamp.Tensor",
+    "clip.default", "clip.Tensor", "div.Scalar_mode", "div.Tensor_mode", "elu_backward.default",
+    "glu.default", "hardsigmoid_backward.default", "hardswish.default",
+    "hardswish_backward.default", "hardtanh_backward.default", "leaky_relu_backward.default",
+    "log_sigmoid_backward.default", "log_sigmoid_forward.default", "round.decimals",
+    "smooth_l1_loss_backward.default", "softplus_backward.default",
 }  # fmt: skip
 # Their rules ask how many steps there are: what is traced for any trip count would be for that one.
 FOR_ONE_TRIP_COUNT = {
@@ -68,7 +73,7 @@ FOR_ONE_TRIP_COUNT = {
     "scatter.src", "scatter.value", "scatter_add.default", "select_scatter.default",
     "slice_backward.default",
 }  # fmt: skip
-NAMED = VIEWS | REDUCTIONS | PRODUCTS | JOINS | READS | WRITES | NORMS | MAKES | POINTWISE
+NAMED = VIEWS | REDUCTIONS | PRODUCTS | JOINS | READS | WRITES | NORMS | SORTS | MAKES | POINTWISE
 
 # pointwise operators without a rule, or with arguments that the test has no values for
 NOT_POINTWISE = {"equal", "fill", "rrelu_with_noise"}

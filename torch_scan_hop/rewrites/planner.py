@@ -11,7 +11,13 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
-from torch_scan_hop.rewrites.accumulate import Accumulator, find_accumulator, read_stack_instead
+from torch_scan_hop.rewrites.accumulate import (
+    CHEAP_STACKS,
+    SMALL_TERM,
+    Accumulator,
+    find_accumulator,
+    read_stack_instead,
+)
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.rewrites.classify import (
     Dependence,
@@ -27,14 +33,6 @@ from torch_scan_hop.rewrites.options import Options
 from torch_scan_hop.rewrites.parts import unique
 from torch_scan_hop.rewrites.plan import Decisions, ScanPlan
 from torch_scan_hop.signature import Inputs, Signature, results_of
-
-# An addition costs eager mode one dispatch per step; summed after the loop, its terms are written
-# to a stack and read again. Terms of more bytes than this make the stack the dearer of the two.
-SMALL_TERM = 4096
-
-# `acc + g.sum(0)` may stack g and sum all of it after the loop. That is cheap where g is small
-# beside what a step reads and writes anyway: at most a CHEAP_STACKS-th of those bytes.
-CHEAP_STACKS = 4
 
 
 class Planner:
@@ -68,8 +66,8 @@ class Planner:
         self.stays: dict[fx.Node, Stays] = {}
 
     def _constant_carry(self) -> list[int]:
-        pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
-        return [k for k, (before, after) in enumerate(pairs) if before is after]
+        before, after = self.roles.carry, self.outputs.carry
+        return [k for k in range(len(before)) if before[k] is after[k]]
 
     def _classify(self) -> dict[fx.Node, Dependence]:
         constants = [self.roles.carry[k] for k in self.constant_carry]
@@ -84,11 +82,10 @@ class Planner:
     # --- carries ---
 
     def _accumulators(self) -> list[Accumulator]:
-        pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
         results = self.outputs.flat()
         found = [
-            find_accumulator(k, before, after)
-            for k, (before, after) in enumerate(pairs)
+            find_accumulator(k, self.roles.carry[k], after, self._is_known)
+            for k, after in enumerate(self.outputs.carry)
             # a running sum that is returned as a y, too, must be known after every step
             if k not in self.constant_carry and results.count(after) == 1
         ]
@@ -99,12 +96,20 @@ class Planner:
         candidates = [read_stack_instead(a, at_hand) for a in candidates]
         return [a for a in candidates if self._accumulator_pays(a, at_hand)]
 
+    def _is_known(self, node: fx.Node) -> bool:
+        """Whether it is an input that is the same at every step, or computed before the loop."""
+        if self.dependence[node] is not Dependence.INVARIANT:
+            return False
+        if node.op == "placeholder":
+            return True
+        is_value = node.op == "call_function" and is_tensor_node(node)
+        return self.options.hoist_invariant and is_value and self._invariant_is_small(node)
+
     def _may_be_summed_later(self, accumulator: Accumulator) -> bool:
         """A sum over dimensions, whose operand is small beside what a step moves anyway."""
-        operand = accumulator.operand
-        return operand is not accumulator.term and bool(
-            CHEAP_STACKS * self._nbytes(operand) <= self.step_bytes
-        )
+        if accumulator.operand is accumulator.term:
+            return False
+        return bool(CHEAP_STACKS * self._nbytes(accumulator.operand) <= self.step_bytes)
 
     def _accumulator_pays(self, accumulator: Accumulator, at_hand: set[fx.Node]) -> bool:
         if any(self.dependence[leaf] is Dependence.INVARIANT for leaf in accumulator.leaves):
@@ -190,9 +195,8 @@ class Planner:
 
     def _sinks(self, node: fx.Node, in_loop: set[fx.Node]) -> bool:
         """Whether ``node`` is computed after a loop of the nodes ``in_loop``."""
-        if node in in_loop or self.dependence[node] is Dependence.INVARIANT:
-            return False
-        if self.dependence[node] is Dependence.XS and not self.options.batch_xs:
+        may_move = {Dependence.LOOP, Dependence.XS} if self.options.batch_xs else {Dependence.LOOP}
+        if node in in_loop or self.dependence[node] not in may_move:
             return False
         return self._why_not_sunk(node, in_loop) is None
 
@@ -261,12 +265,10 @@ class Planner:
                 continue
             if not is_tensor_node(node) or not self._is_read(node, roots, varying):
                 continue
-            if not self.options.hoist_invariant:
-                self.stays[node] = Stays.SWITCHED_OFF
-            elif not self._invariant_is_small(node):
-                self.stays[node] = Stays.MEMORY
-            else:
+            if self._is_known(node):
                 found.append(node)
+                continue
+            self.stays[node] = Stays.MEMORY if self.options.hoist_invariant else Stays.SWITCHED_OFF
         return found
 
     def _invariant_is_small(self, node: fx.Node) -> bool:
@@ -294,6 +296,5 @@ def make_plan(
     ``used_outputs``: which of the scan's results anything reads; others come back as None.
     """
     used = [True] * len(results_of(body.graph)) if used_outputs is None else used_outputs
-    return Planner(
-        body, signature, options, pointwise_pays, used, guard_sizes, any_trip_count
-    ).plan()
+    given = (body, signature, options, pointwise_pays, used, guard_sizes, any_trip_count)
+    return Planner(*given).plan()

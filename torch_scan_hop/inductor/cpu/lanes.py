@@ -19,7 +19,6 @@ from torch_scan_hop._torch.inductor_cpp import (
     after_stores,
     is_removed,
     keep_stores_to,
-    parallel_num_threads,
     vector_lanes,
     written_pointer,
 )
@@ -32,6 +31,7 @@ from torch_scan_hop._torch.inductor_values import (
 )
 from torch_scan_hop.inductor.cpu.fits import are_tails_worth_masks
 from torch_scan_hop.inductor.cpu.places import buffer_like
+from torch_scan_hop.inductor.cpu.sharing import threads_for
 from torch_scan_hop.inductor.cpu.tanh import VectorOps
 from torch_scan_hop.inductor.lane_body import PointwiseBody
 from torch_scan_hop.inductor.spans import Span
@@ -121,7 +121,8 @@ def emit_kernel(
             _FewLanes(function, loop, index_of, sizes).emit(span)
         else:
             _emit_tiles(function, loop, index_of, sizes, span)
-    function.define_and_call(wrapper, PREFETCH_SOURCE)
+    function.declare(PREFETCH_SOURCE)
+    function.define_and_call(wrapper)
 
 
 def _emit_tiles(
@@ -129,7 +130,7 @@ def _emit_tiles(
 ) -> None:
     """The buffers where carries end hold them in between; a tile of these stays in the cache."""
     bytes_per_lane = sum(2 * store.layout.dtype.itemsize for store in loop.carry)
-    threads = parallel_num_threads() if span.is_for_threads(function) else 1
+    threads = threads_for(function, span)
     tile = tile_lanes(sizes, bytes_per_lane, threads)
     seed = function.nest(lambda lane: loop.seed(index_of(lane)), sizes)
     step = function.nest(lambda lane: loop.step(index_of(lane)), sizes)

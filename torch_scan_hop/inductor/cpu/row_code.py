@@ -22,7 +22,6 @@ from torch_scan_hop._torch.inductor_cpp import (
     CeilDiv,
     KernelFunction,
     keep_stores_to,
-    parallel_num_threads,
     written_pointer,
 )
 from torch_scan_hop._torch.inductor_values import (
@@ -44,6 +43,7 @@ from torch_scan_hop.inductor.cpu.places import (
 )
 from torch_scan_hop.inductor.cpu.product import packed, register_block, source_of_product
 from torch_scan_hop.inductor.cpu.row_body import RowBody
+from torch_scan_hop.inductor.cpu.sharing import threads_for
 from torch_scan_hop.inductor.spans import Span
 from torch_scan_hop.inductor.step import CARRY, STEP, TILE, plain_symbol
 
@@ -85,7 +85,7 @@ class _RowCode:
         self.function = KernelFunction(node, are_tails_worth_masks(node.body))
         self.code = self.function.code
         self.product = f"{self.function.name}_product"
-        self.threads = parallel_num_threads() if span.is_for_threads(self.function) else 1
+        self.threads = threads_for(self.function, span)
         share = -(-likely_size(body.rows, fallback=MAX_ROWS) // self.threads)
         self.tile = max(1, min(MAX_ROWS, share))
 
@@ -112,7 +112,8 @@ class _RowCode:
                 self.code.writeline(f"for (int64_t {STEP} = {begin}; {STEP} < {end}; ++{STEP})")
                 with self.code.indent():
                     self._step()
-        self.function.define_and_call(wrapper, source_of_product(self.product))
+        self.function.declare(source_of_product(self.product))
+        self.function.define_and_call(wrapper)
 
     # --- scratch memory ---
 

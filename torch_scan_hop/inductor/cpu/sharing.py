@@ -1,0 +1,81 @@
+"""Whether threads share a kernel's work: where it is worth waking them, and they come when woken.
+
+The end of a parallel region waits for every thread of it. Where other processes keep the cores
+busy, one that has lost its core to them is waited for for tens of milliseconds, while the others
+spin (libgomp's way, unless ``OMP_WAIT_POLICY=PASSIVE``): work of a millisecond takes fifty. So a
+kernel looks at its watch. When threads took longer than one would have, with a margin, it runs in
+one for a tenth of a second, then tries again, and each time that they are late it waits for twice
+as long.
+"""
+
+from __future__ import annotations
+
+from torch_scan_hop._torch.inductor_cpp import KernelFunction, parallel_num_threads
+from torch_scan_hop.inductor.spans import Span
+
+# What a core makes in results of operators, at least, and what it is given besides: a kernel that
+# takes longer in threads has waited for them.
+NANOSECONDS_PER_RESULT = 1
+MARGIN_NANOSECONDS = 10**6
+
+SOURCE = """
+#ifndef SCAN_SHARING
+#define SCAN_SHARING
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+namespace {
+// In nanoseconds, as all times here.
+constexpr int64_t FIRST_PAUSE = 100000000, LONGEST_PAUSE = 5000000000;
+// What the calls of one kernel know of one another. Two at once may overwrite what they noted: the
+// numbers that the kernel computes do not depend on it.
+struct ScanThreads {
+    std::atomic<int64_t> alone_until{0};
+    std::atomic<int64_t> pause{0};
+};
+struct ScanSharing {
+    ScanThreads& threads;
+    const int64_t expected;
+    const int64_t start;
+    const bool shares;
+    static int64_t now() {
+        auto since = std::chrono::steady_clock::now().time_since_epoch();
+        return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+    }
+    ScanSharing(ScanThreads& threads, bool is_worth_it, int64_t expected)
+        : threads(threads),
+          expected(expected),
+          start(is_worth_it ? now() : 0),
+          shares(is_worth_it && start >= threads.alone_until.load(std::memory_order_relaxed)) {}
+    ~ScanSharing() {
+        if (!shares) return;
+        const int64_t end = now();
+        int64_t pause = 0;
+        if (end - start > expected) {
+            pause = 2 * threads.pause.load(std::memory_order_relaxed);
+            pause = std::min(std::max(pause, FIRST_PAUSE), LONGEST_PAUSE);
+            threads.alone_until.store(end + pause, std::memory_order_relaxed);
+        }
+        threads.pause.store(pause, std::memory_order_relaxed);
+    }
+};
+}  // namespace
+#endif
+"""
+
+
+def threads_for(function: KernelFunction, span: Span) -> int:
+    """How many may share ``span`` of a kernel, which has the code that asks whether they do."""
+    threads = parallel_num_threads()
+    if threads == 1 or span.is_too_short_for_threads():
+        return 1
+    steps = function.text(span.end - span.first)
+    worth = f"{steps} >= {span.fewest_for_threads}"
+    one_thread = span.work_per_step * NANOSECONDS_PER_RESULT
+    expected = f"INT64_C({MARGIN_NANOSECONDS}) + {steps} * INT64_C({one_thread})"
+    state = f"{function.name}_threads"
+    function.declare(SOURCE, f"static ScanThreads {state};")
+    function.code.writeline(f"ScanSharing sharing({state}, {worth}, {expected});")
+    function.share_if("sharing.shares")
+    return threads
