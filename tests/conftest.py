@@ -6,7 +6,13 @@ of the package on purpose; with UNCHECKED in the environment nothing is, to see 
 
 from __future__ import annotations
 
+import gc
 import os
+from unittest import mock
+
+# Kernels are compiled in the process that asks for them: the processes that Inductor would hand
+# them to import torch first, for every worker and every script that a test starts.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
 import torch
@@ -20,6 +26,24 @@ from torch_scan_hop.legality.checker import Checker, checking
 def pytest_configure(config):
     # a scan that ran as a Python loop proves nothing about the operator
     config.addinivalue_line("filterwarnings", "error:torch_scan_hop")
+
+
+def pytest_collection_finish(session):
+    """Tracing makes many objects, and torch is a million that stay.
+
+    With Python's own thresholds a fifth of the tests' time goes into looking at all of them again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _guards_are_not_timed():
+    """After each capture Dynamo times its guards, for its log: it empties the processor's caches
+    first, which takes 40 ms, and they are those of the other worker too."""
+    with mock.patch("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0):
+        yield
 
 
 @pytest.fixture(scope="session")
