@@ -10,10 +10,6 @@ import gc
 import os
 from unittest import mock
 
-# Kernels are compiled in the process that asks for them: the processes that Inductor would hand
-# them to import torch first, for every worker and every script that a test starts.
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-
 import pytest
 import torch
 from graph_caches import graph_caches
@@ -29,13 +25,17 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """Tracing makes many objects, and torch is a million that stay.
+    """Tracing makes many objects, and what is imported by now stays.
 
-    With Python's own thresholds a fifth of the tests' time goes into looking at all of them again.
+    With Python's own thresholds a fifth of the tests' time goes into looking through it again.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_sessionfinish(session):
+    gc.unfreeze()  # C extensions say which of their objects are left at the end
 
 
 @pytest.fixture(scope="session", autouse=True)
