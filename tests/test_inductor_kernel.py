@@ -113,9 +113,8 @@ def test_one_kernel_computes_the_loop(case, reverse):
     assert loops(codes)[-1] == 0
 
 
-@pytest.mark.parametrize("case", ["gated", "two carries"])
-def test_the_option_turns_it_off(case):
-    step, init, xs = CASES[case]
+def test_the_option_turns_it_off():
+    step, init, xs = CASES["two carries"]
     with torch.no_grad(), using_options(one_kernel=False):
         run = torch.compile(lambda init, xs: scan(step, init, xs), fullgraph=True)
         got, codes = run_and_get_code(run, init, xs)
@@ -123,7 +122,10 @@ def test_the_option_turns_it_off(case):
     assert loops(codes)[-1] == 1
 
 
-@pytest.mark.parametrize("case", ["gated", "counter", "broadcast x"])
+@pytest.mark.parametrize(
+    "case",
+    ["counter", *(pytest.param(c, marks=pytest.mark.slow) for c in ("gated", "broadcast x"))],
+)
 def test_the_cpp_wrapper(case):
     step, init, xs = CASES[case]
     run = torch.compile(
