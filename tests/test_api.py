@@ -731,7 +731,7 @@ def test_a_disabled_dynamo_runs_the_loop():
 @pytest.mark.parametrize("variant", ["eager", "aot_eager"])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("T", [0, 1, 4, 5])
-@pytest.mark.parametrize("unroll", [1, 4, 10])
+@pytest.mark.parametrize("unroll", [pytest.param(1, marks=pytest.mark.slow), 4, 10])
 def test_unroll_changes_nothing(variant, unroll, T, reverse):
     if variant == "aot_eager" and T not in (0, 5):
         pytest.skip("eager covers the other trip counts")

@@ -31,9 +31,9 @@ POLICIES = {
 }
 
 
-# each level of nesting is traced at each order of differentiation
-DEEP = {"binomial", "binomial deep"}
-SOME_SLOW = [pytest.param(p, marks=pytest.mark.slow) if p in DEEP else p for p in POLICIES]
+# each level of nesting is traced at each order of differentiation; "sqrt" makes segments, too
+RARE = {"binomial", "binomial deep", "sqrt"}
+SOME_SLOW = [pytest.param(p, marks=pytest.mark.slow) if p in RARE else p for p in POLICIES]
 
 
 class Problem:
