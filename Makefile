@@ -31,8 +31,10 @@ export PJRT_DEVICE := CPU
 demo: $(ENV)/.installed
 	$(PY) examples/char_lm.py $(ARGS)
 
-# Tensors in the tests are tiny: two processes of one thread each beat one of two.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
+# Tensors in the tests are tiny: two processes of one thread each beat one of two. Kernels are
+# compiled where they are asked for: Inductor's own processes would import torch first, once for
+# each worker and each script that a test starts.
+PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(PY) -m pytest -n 2
 
 test: $(ENV)/.installed
 	$(PYTEST) $(ARGS)

@@ -25,6 +25,15 @@ ALL_WAYS = pytest.mark.parametrize(
     [VARIANTS["eager"], VARIANTS["aot_eager"], VARIANTS["unroll3"]],
     ids=["eager", "aot_eager", "unroll3"],
 )
+#: For what is decided before a scan is unrolled.
+CAPTURED = pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(VARIANTS["eager"], id="eager"),
+        pytest.param(VARIANTS["aot_eager"], id="aot_eager"),
+        pytest.param(VARIANTS["unroll3"], id="unroll3", marks=pytest.mark.slow),
+    ],
+)
 
 Pair = namedtuple("Pair", ["first", "second"])
 
@@ -74,7 +83,7 @@ def test_positional_arguments_are_those_of_jax():
 # --- pytrees ---
 
 
-@ALL_WAYS
+@CAPTURED
 def test_dicts_match_by_key_not_by_order(variant):
     def cell(carry, x):
         a = carry["a"] * 0.5 + x
@@ -127,7 +136,7 @@ def test_ordered_dict(variant):
     assert type(result[0]) is OrderedDict and list(result[0]) == ["h", "c"]
 
 
-@ALL_WAYS
+@CAPTURED
 def test_none_leaves(variant):
     def cell(carry, x):
         h, nothing = carry
@@ -166,7 +175,7 @@ def test_the_carry_may_come_back_as_the_lists_it_went_in(variant):
 # --- numbers ---
 
 
-@ALL_WAYS
+@CAPTURED
 def test_number_as_init(variant):
     check(lambda c, x: (c + x.sum(), c), 0.5, randn(4, 3), variant=variant)
 
@@ -255,9 +264,17 @@ def test_length_that_agrees_with_xs():
     assert scan(cumulative, torch.zeros(2), torch.ones(3, 2), 3)[0].tolist() == [3.0, 3.0]
 
 
-@ALL_WAYS
+def _ways_and_dims():
+    """A dimension is moved to the front of xs, and back in ys, whoever runs the scan then."""
+    for way in ("eager", "aot_eager", "unroll3"):
+        for dim in (1, 2, -1, -2, -3):
+            is_slow = way != "eager" and dim not in (1, -1)
+            marks = pytest.mark.slow if is_slow else ()
+            yield pytest.param(VARIANTS[way], dim, id=f"{dim}-{way}", marks=marks)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("dim", [1, 2, -1, -2, -3])
+@pytest.mark.parametrize(("variant", "dim"), list(_ways_and_dims()))
 def test_dim(variant, dim, reverse):
     def cell(h, x):
         h = torch.tanh(h + x)
@@ -296,7 +313,7 @@ def test_few_steps(variant, T, reverse):
 # --- dtypes and layouts ---
 
 
-@ALL_WAYS
+@CAPTURED
 def test_mixed_dtypes(variant):
     def cell(carry, x):
         f, d, n, b = carry
@@ -314,7 +331,7 @@ def test_mixed_dtypes(variant):
     check(cell, init, xs, variant=variant, tolerance=1e-5)
 
 
-@ALL_WAYS
+@CAPTURED
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_integer_carry(variant, dtype):
     result = check(
@@ -524,7 +541,7 @@ def test_buffers_changed_in_place(variant, T):
     assert_same(trained(EMA, variant, cell_of, init, xs), trained(EMA, loop, cell_of, init, xs))
 
 
-@ALL_WAYS
+@CAPTURED
 def test_batch_norm_in_train_mode(variant):
     def make():
         torch.manual_seed(3)
@@ -630,7 +647,7 @@ class Doubler(nn.Module):
         return self.method(other, other)
 
 
-@ALL_WAYS
+@CAPTURED
 @pytest.mark.parametrize("kind", ["module", "method", "partial", "partial of method", "lambda"])
 def test_kinds_of_callables(variant, kind):
     module = Doubler()
@@ -731,7 +748,7 @@ def test_a_disabled_dynamo_runs_the_loop():
 @pytest.mark.parametrize("variant", ["eager", "aot_eager"])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("T", [0, 1, 4, 5])
-@pytest.mark.parametrize("unroll", [1, 4, 10])
+@pytest.mark.parametrize("unroll", [pytest.param(1, marks=pytest.mark.slow), 4, 10])
 def test_unroll_changes_nothing(variant, unroll, T, reverse):
     if variant == "aot_eager" and T not in (0, 5):
         pytest.skip("eager covers the other trip counts")

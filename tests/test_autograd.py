@@ -37,9 +37,15 @@ def recurrence(values, scan_, reverse=False):
 NAMES = ("h", "s", "xs", "w", "a")
 
 
-@pytest.mark.parametrize(
-    "wanted", [c for n in range(1, 6) for c in itertools.combinations(NAMES, n)]
-)
+def _subsets():
+    """Each alone, each two, and all of them; three or four of five are slow tests."""
+    for n in range(1, 6):
+        marks = pytest.mark.slow if n in (3, 4) else ()
+        for wanted in itertools.combinations(NAMES, n):
+            yield pytest.param(wanted, marks=marks, id="-".join(wanted))
+
+
+@pytest.mark.parametrize("wanted", list(_subsets()))
 def test_every_subset_of_inputs(wanted):
     values = leaves(h=(2, 3), s=(), xs=(4, 2, 3), w=(3, 3), a=())
     for name in wanted:

@@ -17,7 +17,7 @@ LARGE = {"transformer", "stacked_layers", "selective_ssm", "gru", "lstm_cell_mod
 def _cells_and_variants():
     for variant in QUICK:
         for cell in CELLS:
-            is_slow = cell in LARGE and variant not in ("eager", "aot_eager", "unroll3")
+            is_slow = cell in LARGE and variant not in ("eager", "aot_eager")
             marks = [pytest.mark.slow] if is_slow else []
             yield pytest.param(cell, variant, id=f"{variant}-{cell}", marks=marks)
 
@@ -35,9 +35,16 @@ def test_reverse(cell):
     check(p.combine_fn, p.init, p.xs, params=list(p.params.values()), reverse=True)
 
 
+def _cells_and_variants_of_few_steps():
+    for variant in ("eager", "aot_eager", "unroll3"):
+        for cell in ("lstm", "stacked_layers", "linear_recurrence"):
+            is_slow = cell in LARGE and variant != "eager"
+            marks = pytest.mark.slow if is_slow else ()
+            yield pytest.param(cell, variant, id=f"{variant}-{cell}", marks=marks)
+
+
 @pytest.mark.parametrize("T", [0, 1, 2])
-@pytest.mark.parametrize("cell", ["lstm", "stacked_layers", "linear_recurrence"])
-@pytest.mark.parametrize("variant", ["eager", "aot_eager", "unroll3"])
+@pytest.mark.parametrize(("cell", "variant"), list(_cells_and_variants_of_few_steps()))
 def test_few_steps(cell, T, variant):
     p = CELLS[cell].problem(torch.float64, T=max(T, 1), B=2)
     xs = torch.utils._pytree.tree_map(lambda x: x.detach()[:T], p.xs)

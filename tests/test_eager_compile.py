@@ -29,7 +29,10 @@ def compilations(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("cell", [LSTM(), GRU()], ids=["lstm", "gru"])
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(LSTM(), id="lstm"), pytest.param(GRU(), id="gru", marks=pytest.mark.slow)],
+)
 def test_values_and_gradients(cell, compilations):
     p = cell.problem(F64, T=5, B=2)
     check(p.combine_fn, p.init, p.xs, variant=COMPILED, params=list(p.params.values()))

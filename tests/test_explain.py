@@ -473,8 +473,15 @@ def operators(graph: torch.fx.Graph) -> Counter[str]:
     return Counter(name for name in names if name != "getitem")
 
 
-@pytest.mark.parametrize("name", ["tanh_rnn", "lstm", "gru", "selective_ssm", "transformer"])
-@pytest.mark.parametrize("changes", [{}, {"batch_xs": False}, {"memory_gate": 0.0}])
+def _changes_and_cells():
+    """Each cell, and two of them with other options; the largest is a slow test."""
+    for changes in ({}, {"batch_xs": False}, {"memory_gate": 0.0}):
+        for name in ("tanh_rnn", "lstm", "gru", "selective_ssm", "transformer"):
+            is_slow = name == "transformer" or (changes and name not in ("lstm", "selective_ssm"))
+            yield pytest.param(changes, name, marks=pytest.mark.slow if is_slow else ())
+
+
+@pytest.mark.parametrize(("changes", "name"), list(_changes_and_cells()))
 def test_places_are_those_of_the_plan(monkeypatch, name, changes):
     problem = CELLS[name].problem(torch.float32, T=40, B=3)
     with using_options(**changes):

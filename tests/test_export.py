@@ -153,8 +153,15 @@ TRANSFORMED = {
 }
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("step", TRANSFORMED.values(), ids=TRANSFORMED)
+def _transforms_and_modes():
+    for name, step in TRANSFORMED.items():
+        for strict in (False, True):
+            # of a scan in the body: seconds
+            marks = pytest.mark.slow if name == "grad_of_scan" and not strict else ()
+            yield pytest.param(step, strict, id=f"{name}-{strict}", marks=marks)
+
+
+@pytest.mark.parametrize(("step", "strict"), list(_transforms_and_modes()))
 def test_transforms_in_a_body(step, strict):
     """An export wrote down the levels that they open, and the program computed something else."""
 

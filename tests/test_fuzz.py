@@ -35,7 +35,9 @@ NOT_MENDED: set[int] = set()
 QUICK = ("pointwise", "products", "reductions", "views", "trees")
 
 
-@pytest.mark.parametrize("start", range(0, 30, 6))
+@pytest.mark.parametrize(
+    "start", [0, 6, 12, *(pytest.param(start, marks=pytest.mark.slow) for start in (18, 24))]
+)
 def test_programs_in_eager_mode(start):
     seeds = [seed for seed in range(start, start + 6) if seed not in NOT_MENDED]
     assert not failures(seeds, "eager")

@@ -102,7 +102,7 @@ assert not failures, failures
     "before",
     [
         "",
-        AT_ONCE,
+        pytest.param(AT_ONCE, marks=pytest.mark.slow),
         pytest.param("import torch._dynamo", marks=pytest.mark.slow),
         pytest.param("import torch_scan_hop, torch._dynamo", marks=pytest.mark.slow),
     ],

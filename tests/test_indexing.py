@@ -307,10 +307,11 @@ BODIES = (
 
 
 def _variants_of_bodies():
-    """Under Inductor half of them are slow tests."""
+    """Half of them are compiled by Inductor, and half as far as Inductor begins, and exported."""
     for name, variant in VARIANTS.items():
         for k, make in enumerate(BODIES):
-            marks = pytest.mark.slow if name == "inductor" and k % 2 else ()
+            left_out = {"inductor": 1, "aot_eager": 0, "exported": 0}.get(name)
+            marks = pytest.mark.slow if k % 2 == left_out else ()
             yield pytest.param(variant, make, marks=marks, id=f"{name}-{make.__name__}")
 
 
@@ -347,13 +348,25 @@ def test_a_closed_over_cache_is_written(variant):
     assert_same(cache, by_hand)
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
 @pytest.mark.parametrize(
     "options",
     [{"unroll": 2}, {"checkpoint": "full"}, {"checkpoint": 2}, {"reverse": True}],
     ids=str,
 )
-@pytest.mark.parametrize("make", [embedding, cache_in_the_carry], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    ("make", "backend"),
+    [
+        pytest.param(embedding, None, id="embedding-eager"),
+        pytest.param(cache_in_the_carry, None, id="cache_in_the_carry-eager"),
+        pytest.param(embedding, "aot_eager", id="embedding-aot_eager"),
+        pytest.param(
+            cache_in_the_carry,
+            "aot_eager",
+            id="cache_in_the_carry-aot_eager",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_options(make, options, backend):
     body, init, xs, params = make()
     if options.get("checkpoint") == 2:

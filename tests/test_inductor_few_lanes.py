@@ -84,7 +84,9 @@ def test_any_number_of_lanes(step, lanes, reverse):
     assert (VARIABLES in codes[-1]) == (lanes < WIDTH and not masks)
 
 
-@pytest.mark.parametrize("lanes", [1, 3, WIDTH - 1, WIDTH + 6])
+@pytest.mark.parametrize(
+    "lanes", [1, pytest.param(3, marks=pytest.mark.slow), WIDTH - 1, WIDTH + 6]
+)
 @pytest.mark.parametrize("step", [average, gated])
 def test_gradients(step, lanes):
     init, xs = init_of(step, lanes), randn(STEPS, lanes).requires_grad_()

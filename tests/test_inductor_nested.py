@@ -76,7 +76,7 @@ def test_values_and_gradients(step, one_kernel, cpp_wrapper):
     assert forward_loops == backward_loops == [1 if one_kernel else 3]
 
 
-@pytest.mark.parametrize("step", [lanes, rows])
+@pytest.mark.parametrize("step", [lanes, pytest.param(rows, marks=pytest.mark.slow)])
 def test_any_trip_count(step):
     compiled = torch.compile(lambda h, xs: run(scan, step, h, xs), fullgraph=True)
 

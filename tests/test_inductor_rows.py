@@ -119,16 +119,16 @@ def compiled(step, init, xs, **options):
     return got, sum(n_loops)
 
 
-SIZES = [(cell, batch) for cell in CELLS for batch in (2, 5, 16, 33, 70)]
+def _cells_and_batches():
+    """Blocks of rows and a row more for each cell; fewer rows, or whole blocks, for some."""
+    some = {("lstm", 2), ("lstm", 16), ("joined operand", 5)}
+    for cell in CELLS:
+        for batch in (2, 5, 16, 33, 70):
+            is_slow = batch != 33 and (cell, batch) not in some
+            yield pytest.param(cell, batch, marks=pytest.mark.slow if is_slow else ())
 
 
-@pytest.mark.parametrize(
-    ("cell", "batch"),
-    [
-        pytest.param(*s, marks=() if s[1] in (5, 33) or s[0] == "lstm" else pytest.mark.slow)
-        for s in SIZES
-    ],
-)
+@pytest.mark.parametrize(("cell", "batch"), list(_cells_and_batches()))
 def test_one_kernel_computes_the_loop(cell, batch):
     step, init, xs = cells(batch)[cell]
     got, n_loops = compiled(step, init, xs)
@@ -222,7 +222,7 @@ def test_the_option_turns_it_off():
     assert n_loops == 1
 
 
-@pytest.mark.parametrize("cell", ["lstm", "joined operand"])
+@pytest.mark.parametrize("cell", ["lstm", pytest.param("joined operand", marks=pytest.mark.slow)])
 def test_the_cpp_wrapper(cell):
     step, init, xs = cells(5)[cell]
     run = torch.compile(
@@ -281,31 +281,28 @@ def test_a_scan_in_blocks():
     assert n_loops == 1  # over blocks
 
 
+#: Each ends the search for rows at another place, in another way. Twins of theirs are slow tests.
+DEPENDENT = {
+    "roll": lambda h, x: (torch.tanh(h.roll(1, 0) @ U + x), h),
+    "first row again": lambda h, x: (torch.tanh(h[:1].expand(5, -1) @ U) + x, h),
+    "halves of rows": lambda h, x: (torch.tanh(h.reshape(-1, H // 2)[:5] @ U[: H // 2]) + x, h),
+    "first row": lambda h, x: (torch.tanh(h @ U + h[:1]) + x, h),
+    "sum": lambda h, x: (torch.tanh(h @ U) - h.sum(0), h),
+    "weight of the carry": lambda h, x: (torch.tanh(h @ (U + h.mean())), h),
+}
+TWINS = {
+    "rolled y": lambda h, x: (torch.tanh(h @ U) + h.roll(1, 0), h),
+    "flip": lambda h, x: (torch.tanh(h @ U) + h.flip(0), h),
+    "scan": lambda h, x: (torch.tanh(h @ U) + h.cumsum(1) + x, h),
+    "weight of x": lambda h, x: (torch.tanh(h @ x.t() @ x), h),
+}
+
+
 @pytest.mark.parametrize(
     "step",
     [
-        lambda h, x: (torch.tanh(h.roll(1, 0) @ U + x), h),
-        lambda h, x: (torch.tanh(h @ U) + h.roll(1, 0), h),
-        lambda h, x: (torch.tanh(h[:1].expand(5, -1) @ U) + x, h),
-        lambda h, x: (torch.tanh(h.reshape(-1, H // 2)[:5] @ U[: H // 2]) + x, h),
-        lambda h, x: (torch.tanh(h @ U + h[:1]) + x, h),
-        lambda h, x: (torch.tanh(h @ U) + h.flip(0), h),
-        lambda h, x: (torch.tanh(h @ U) - h.sum(0), h),
-        lambda h, x: (torch.tanh(h @ (U + h.mean())), h),
-        lambda h, x: (torch.tanh(h @ U) + h.cumsum(1) + x, h),
-        lambda h, x: (torch.tanh(h @ x.t() @ x), h),
-    ],
-    ids=[
-        "roll",
-        "rolled y",
-        "first row again",
-        "halves of rows",
-        "first row",
-        "flip",
-        "sum",
-        "weight of the carry",
-        "scan",
-        "weight of x",
+        *(pytest.param(step, id=name) for name, step in DEPENDENT.items()),
+        *(pytest.param(step, id=name, marks=pytest.mark.slow) for name, step in TWINS.items()),
     ],
 )
 def test_rows_that_are_not_independent_are_a_counted_loop(step):

@@ -249,7 +249,11 @@ def scan_bodies(graph: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
 
 
 @pytest.mark.torch_version
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "dynamic",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["static", "dynamic"],
+)
 def test_the_compiled_lstm_has_one_product_forward_and_no_weight_gradient_backward(dynamic):
     """All rewrites together, in the graphs that Inductor lowers."""
     from torch_scan_hop._torch.inductor_passes import post_grad
