@@ -180,6 +180,53 @@ class TestContractAccumulators:
         assert operators(plan.body)["mm"] == operators(plan.body)["sum"] == 0
         check_values(plan, body, [w, bias, h], [xs], [])
 
+    @pytest.mark.parametrize("pointwise_pays", [False, True])
+    def test_what_a_known_factor_scales(self, pointwise_pays):
+        """As the gradient of ``sigmoid(w) * h``, of ``w / 2 @ h``, of ``-exp(w)``."""
+
+        def step(v, w, b, h, x, p):
+            known = torch.sigmoid(p)
+            h = torch.tanh(h + x)
+            return (
+                v - (h * x).sum(0, keepdim=True).view(D) * known,
+                w + (h.t() @ x).t() / 2 * known,
+                b + -(-h.sum(0) * 0.5 / known),
+                h,
+            )
+
+        carry, xs, p = [make(D), make(D, D), make(D), make(B, D)], make(T, B, D), make(D)
+        body = body_of(step, *carry, xs[0], p)
+        plan = make_plan(body, Signature(4, 1, 1), Options(), pointwise_pays=pointwise_pays)
+        # the first is no sum of theirs, but a difference
+        assert plan.decisions.loop_carry == [0, 3]
+        assert operators(plan.body)["mm"] == operators(plan.body)["div"] == 0
+        check_values(plan, body, carry, [xs], [p])
+
+    @pytest.mark.parametrize(
+        "scaled",
+        [
+            lambda h, x, p: h.sum(0) * x[0],
+            lambda h, x, p: p / h.sum(0),
+            lambda h, x, p: h.sum(0) * h.sum(0),
+        ],
+        ids=["by x", "divides", "by itself"],
+    )
+    def test_what_is_not_linear_is_summed_as_it_is(self, scaled):
+        def step(acc, h, x, p):
+            h = torch.tanh(h + x) + 2
+            return acc + scaled(h, x, p), h
+
+        carry, xs, p = [make(D), make(B, D)], make(T, B, D), make(D)
+        body = body_of(step, *carry, xs[0], p)
+        plan = make_plan(body, Signature(2, 1, 1), Options(), pointwise_pays=True)
+        check_values(plan, body, carry, [xs], [p])
+
+    def test_narrow_numbers_are_scaled_before_they_are_added(self):
+        acc, xs = torch.zeros(2).half(), torch.full((40, 2), 3e3).half()
+        body = body_of(lambda acc, x: [acc + x.exp2().clamp(max=3e3) * 1e-3, x], acc, xs[0])
+        plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=True)
+        check_values(plan, body, [acc], [xs], [])
+
     def test_batched_products(self):
         def step(acc, x):
             return acc + torch.bmm(x.transpose(1, 2), x), x.sum()
@@ -441,3 +488,71 @@ def test_the_eager_loop_writes_carries_ahead():
     loop = EagerLoop(body, Signature(1, 1, 0))
     assert loop.written_ahead == {0: 0}
     assert "copy_" not in loop.source, loop.source
+
+
+def test_the_eager_loop_has_no_views_that_change_nothing():
+    from torch_scan_hop.eager.loop import EagerLoop
+
+    w = torch.empty(B, H, H)
+    body = body_of(lambda c, x: [torch.tanh(c @ x.expand(B, H, H)), c], w, w)
+    source = EagerLoop(body, Signature(1, 1, 0)).source
+    assert "call_bmm" in source and "reshape" not in source and "expand" not in source, source
+
+
+def test_a_check_of_a_factorisation_is_one_call_of_the_eager_loop():
+    def cell(a, x):
+        lower = torch.linalg.cholesky(a + x)
+        return a + x, torch.linalg.solve_triangular(lower, x, upper=False)
+
+    init, xs = 4 * torch.eye(3).double(), torch.eye(3).double().repeat(T, 1, 1)
+    torch.testing.assert_close(scan(cell, init, xs), scan_loop(cell, init, xs, T, False))
+    xs[3] = -20
+    with pytest.raises(torch.linalg.LinAlgError, match=r"linalg\.cholesky: .* not positive"):
+        scan(cell, init, xs)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_short_scans_in_a_body_are_written_out(reverse, monkeypatch):
+    """A scan in a scan in a scan: no step of the outer loop calls the operator."""
+    from torch_scan_hop.eager import loop
+
+    sources = []
+
+    class Noted(loop.EagerLoop):
+        def __init__(self, *args):
+            super().__init__(*args)
+            sources.append(self.source)
+
+    monkeypatch.setattr("torch_scan_hop.eager.run.EagerLoop", Noted)
+    w = torch.randn(3, H, H).double().requires_grad_()
+
+    def make_cell(scan_):
+        def half(h, x):
+            return 0.5 * h + x, h
+
+        def layer(x, above):
+            h, w = above
+            h, parts = scan_(half, torch.tanh(h @ w + x), torch.stack([x, h]), 2, not reverse)
+            return h, (h, parts.sum(0))
+
+        def cell(hs, x):
+            y, (hs, parts) = scan_(layer, x, (hs, w), 3, reverse)
+            return hs, (y, parts)
+
+        return cell
+
+    def ours(fn, init, xs, _, reverse):
+        return scan(fn, init, xs, reverse=reverse)
+
+    init, xs = torch.zeros(3, B, H).double(), torch.randn(T, B, H).double()
+
+    def run(scan_):
+        carry, ys = scan_(make_cell(scan_), init, xs, T, reverse)
+        total = carry.square().sum() + sum(y.square().sum() for y in ys)
+        return carry, ys, *torch.autograd.grad(total, [w])
+
+    torch.testing.assert_close(run(ours), run(scan_loop))
+    with torch.no_grad():
+        got, want = (s(make_cell(s), init, xs, T, reverse) for s in (ours, scan_loop))
+    torch.testing.assert_close(got, want)
+    assert sources and not any("scan" in source for source in sources), sources

@@ -21,10 +21,10 @@ from torch import Tensor, fx
 from torch_scan_hop._torch.fakes import fake_like_number
 
 aten = torch.ops.aten
-_raise_if_failed = aten._linalg_check_errors.default
+raise_if_failed = aten._linalg_check_errors.default
 
 # torch 2.9 drops an operator without a result where nothing reads one
-fx.node.has_side_effect(_raise_if_failed)
+fx.node.has_side_effect(raise_if_failed)
 
 _library = torch.library.Library("torch_scan_hop", "FRAGMENT")
 _library.define("linalg_check(Tensor info, str name, bool is_matrix) -> Tensor")
@@ -32,7 +32,7 @@ linalg_check = torch.ops.torch_scan_hop.linalg_check.default
 
 
 def _checked(info: Tensor, name: str, is_matrix: bool) -> Tensor:
-    _raise_if_failed(info, name, is_matrix=is_matrix)
+    raise_if_failed(info, name, is_matrix=is_matrix)
     return torch.zeros((), dtype=info.dtype, device=info.device)
 
 
@@ -54,7 +54,7 @@ def _vmapped(info: Any, in_dims: Any, value: Tensor, name: str, is_matrix: bool)
 
 def thread_linalg_checks(graph: fx.Graph) -> None:
     """Each check in ``graph`` as a value that the results it is about depend on."""
-    for node in graph.find_nodes(op="call_function", target=_raise_if_failed):
+    for node in graph.find_nodes(op="call_function", target=raise_if_failed):
         _thread(graph, node)
 
 

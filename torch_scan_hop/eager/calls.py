@@ -20,6 +20,7 @@ WITH_OUT: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm,
     aten.bmm.default: torch.bmm,
     aten.cat.default: torch.cat,
+    aten.stack.default: torch.stack,
     aten.addmm.default: torch.addmm,
     aten.addcmul.default: torch.addcmul,
     aten.sigmoid.default: torch.sigmoid,
@@ -39,6 +40,7 @@ ELEMENTWISE = WITH_OUT.keys() - {
     aten.mm.default,
     aten.bmm.default,
     aten.cat.default,
+    aten.stack.default,
     aten.addmm.default,
     aten.sum.dim_IntList,
 }

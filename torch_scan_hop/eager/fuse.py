@@ -1,6 +1,8 @@
-"""Pairs of operators that torch has one kernel for: where each dispatch costs, half of them go.
+"""Fewer operators, where each dispatch costs.
 
-``x + a * b`` is ``addcmul``, ``x + a @ b`` is ``addmm``, ``x + a * 2`` is ``add`` with an alpha.
+Pairs that torch has one kernel for are one: ``x + a * b`` is ``addcmul``, ``x + a @ b`` is
+``addmm``, ``x + a * 2`` is ``add`` with an alpha. Views that change nothing go. A check of a
+factorisation stands where it is, since steps run in order: nothing is added to the result.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop.body.linalg_checks import linalg_check, raise_if_failed
 from torch_scan_hop.body.meta_values import run_node, same_strides
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.eager.calls import value_of
@@ -23,10 +27,58 @@ def fused(body: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     graph.output(graph.graph_copy(body.graph, env))
+    for node in graph.nodes:
+        if node.target in _VIEWS:
+            _drop_identity(graph, node)
+    for node in graph.find_nodes(op="call_function", target=linalg_check):
+        _check_in_order(graph, node)
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if not node.kwargs:
             _fuse_addition(graph, node)
     return legality.checked("fused", fx.GraphModule(body, graph, "FusedBody"))
+
+
+_VIEWS = {
+    aten.expand.default,
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+}
+
+
+def _drop_identity(graph: fx.Graph, node: fx.Node) -> None:
+    """A view of the same shape and strides; a product of batches is traced with three of them."""
+    base = node.args[0]
+    assert isinstance(base, fx.Node)
+    value, like = value_of(node), value_of(base)
+    if value.dim() != like.dim() or not are_all_known_equal(value.shape, like.shape):
+        return
+    if same_strides(value, like):
+        node.replace_all_uses_with(base, lambda user: user.op != "output")
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _check_in_order(graph: fx.Graph, check: fx.Node) -> None:
+    """Where all that reads a check is additions of its zero, it only raises."""
+    results = {
+        user: user.args[0]
+        for user in check.users
+        if user.target is aten.add.Tensor and user.args[1] is check and not user.kwargs
+    }
+    if len(results) != len(check.users):
+        return
+    for user, result in results.items():
+        if not isinstance(result, fx.Node) or not same_strides(value_of(user), value_of(result)):
+            return
+    info, name, is_matrix = check.args
+    with graph.inserting_before(check):
+        raising = graph.call_function(raise_if_failed, (info, name), {"is_matrix": is_matrix})
+    raising.meta["val"] = None
+    for user, result in results.items():
+        user.replace_all_uses_with(result)  # type: ignore[arg-type]
+        graph.erase_node(user)
+    graph.erase_node(check)
 
 
 def _fuse_addition(graph: fx.Graph, node: fx.Node) -> None:

@@ -27,6 +27,7 @@ from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.eager.loop import EagerLoop, StackLike
+from torch_scan_hop.eager.nested import with_short_scans_written_out
 from torch_scan_hop.eager.sized_plan import PlanForAnySize, SizedPlan
 from torch_scan_hop.errors import ScanTypeError, describe
 from torch_scan_hop.op import FORWARD, Body, ScanOptions
@@ -137,7 +138,8 @@ def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
     def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> AnyPlan:
         with torch.no_grad():
             # `torch.fx.traceback.preserve_node_meta` asks which of the user's lines a node is of
-            graph = trace(preserving_node_meta(body), examples.flat(), mode)
+            step = preserving_node_meta(with_short_scans_written_out(body))
+            graph = trace(step, examples.flat(), mode)
         clean_up(graph)
         drop_stops(graph)
         if symbols is None:

@@ -1,0 +1,73 @@
+"""Short scans in a body, written out: what a call of a scan costs would be paid in every step.
+
+A scan over the four layers of an RNN, in the body of one over time, costs several times what its
+four steps do. Written out they are operators of the body like any others.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.op import ScanOptions, scan_op
+
+# Beyond these, a call costs little beside its steps, and to trace them takes long.
+MOST_STEPS = 16
+MOST_OPERATORS = 256
+
+
+def with_short_scans_written_out(body: fx.GraphModule) -> Any:
+    """``body``, or a function that does the same and calls no short scan; to be traced."""
+    if not body.graph.find_nodes(op="call_function", target=scan_op):
+        return body
+    return functools.partial(_WritesOut(body).run, enable_io_processing=False)
+
+
+class _WritesOut(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        if n.target is not scan_op:
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        body, init, xs, additional = args
+        if not _is_short(body, xs[0].shape[0]):
+            return super().run_node(n)
+        return _steps(body, init, xs, additional, ScanOptions(**kwargs))
+
+
+def _is_short(body: Any, trip_count: Any) -> bool:
+    """With one known trip count; 0 is left to the operator, which knows what its ys are."""
+    if not isinstance(trip_count, int) or not 0 < trip_count <= MOST_STEPS:
+        return False
+    return isinstance(body, fx.GraphModule) and trip_count * _size(body) <= MOST_OPERATORS
+
+
+def _size(body: fx.GraphModule) -> int:
+    """In operators, as if all scans within were long."""
+    nodes = [n for n in body.graph.nodes if n.op == "call_function"]
+    inner = [getattr(body, str(n.args[0].target)) for n in nodes if n.target is scan_op]
+    return len(nodes) + sum(MOST_STEPS * _size(b) for b in inner)
+
+
+def _steps(
+    body: fx.GraphModule, init: Any, xs: Any, additional: Any, options: ScanOptions
+) -> tuple[Any, ...]:
+    """The results of the scan: contiguous carries, and stacks."""
+    run = functools.partial(_WritesOut(body).run, enable_io_processing=False)
+    slices = list(zip(*(x.unbind(0) for x in xs), strict=True))
+    # bodies are traced for contiguous carries
+    carry = [c.contiguous() for c in init]
+    steps: list[Any] = []
+    for x in reversed(slices) if options.reverse else slices:
+        out = run(*carry, *x, *additional)
+        carry = [c.contiguous() for c in out[: len(carry)]]
+        steps.append(out[len(carry) :])
+    if options.reverse:
+        steps = steps[::-1]
+    return (*carry, *map(_stacked, zip(*steps, strict=True)))
+
+
+def _stacked(ys: tuple[Any, ...]) -> Any:
+    return None if ys[0] is None else torch.stack(ys)
