@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.body_workloads import BODIES
 from benchmarks.contestants import CONTESTANTS, LOOP, Contestant, Skipped
+from benchmarks.limits import least_ms, machine_rates
 from benchmarks.timing import interleaved
 from benchmarks.workloads import WORKLOADS, Case, Workload, case
 
@@ -32,6 +33,8 @@ class Row:
     samples: int = 0
     first_seconds: float = 0.0
     error: float | None = None
+    #: what the machine could do it in, as a part of the median
+    of_limit: float | None = None
     skipped: str = ""
 
 
@@ -100,7 +103,7 @@ class Field:
     def times(self, direction: str, rounds: int) -> list[Row]:
         out = self.skipped[direction]
         calls = {n: getattr(c, direction) for n, c in self.ready.items() if n not in out}
-        rows = []
+        rows, least = [], least_ms(self.given, direction)
         for name, timing in interleaved(calls, rounds).items():
             scale = self.ready[name].scale
             rows.append(
@@ -114,6 +117,7 @@ class Field:
                     timing.samples,
                     self.first[name][direction],
                     self.error[name],
+                    least / (timing.median * scale),
                 )
             )
         return rows + [Row(self.workload.name, direction, n, skipped=r) for n, r in out.items()]
@@ -121,5 +125,6 @@ class Field:
 
 def measure(workload: str, names: list[str], rounds: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
+    machine_rates()
     field = Field((WORKLOADS | BODIES)[workload], names)
     return [asdict(row) for d in DIRECTIONS for row in field.times(d, rounds)]
