@@ -12,11 +12,13 @@ import pytest
 
 pytest.importorskip("triton")
 
+import gpu_cells
 import torch
 import triton_interpreter  # noqa: F401  before Inductor
 from gpu_cells import Case, randn
-from interpreted_kernels import compiled_for_gpu, in_float64, as_leaves
+from interpreted_kernels import compiled_for_gpu
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
+from torch.utils import _pytree as pytree
 
 from torch_scan_hop.inductor.gpu import ParallelKernel, PointwiseKernel, parallel
 from torch_scan_hop.reference import scan_loop
@@ -38,13 +40,101 @@ def ema(h, x, _):
     return h, h
 
 
-CASES = {"ema": Case(ema, lambda T: (randn(37), randn(T, 37), None))}
+def lerp_after_reset(h, x, _):
+    h = torch.where(x["done"], torch.zeros_like(h), h)
+    h = torch.lerp(h, x["u"], 0.2)
+    return h, torch.sin(h) * x["u"]
 
 
-def check(case, T, reverse=False, dtype=torch.float64, train=True):
-    inputs = case.drawn(T, dtype)
-    exact = in_float64(inputs)
-    inputs = as_leaves(inputs) if train else inputs
+def gae(g, x, _):
+    g = x["delta"] + 0.9 * x["goes_on"] * g
+    return g, g
+
+
+def extremes(c, x, _):
+    low, high, total = c
+    low, high = torch.minimum(x, low), torch.maximum(torch.maximum(high, x), -x)
+    return (low, high, total + x), high - low
+
+
+def product(h, x, _):
+    h = h * (1 + x)
+    return h, h / 2
+
+
+def complex_recurrence(h, x, p):
+    h = p * h + x
+    return h, h.abs() * h.real
+
+
+def triangular(c, x, _):
+    """The second is driven by the first, and the third by both."""
+    a, b, s = c
+    a, b = torch.sigmoid(x) * a - x, 0.5 * b - a / (1 + x * x)
+    return (a, b, s + a * x + b), (a, b * s)
+
+
+def integers(c, x, _):
+    n, total = c
+    return (n + 1, total * 3 - x), total
+
+
+def delayed(c, x, _):
+    a, b = c
+    return (x, 0.5 * a + 0.1 * b), a * b
+
+
+W = (3, 5)  # odd, as lanes are
+
+
+def done(T, *shape):
+    return randn(T, *shape) > 0.3
+
+
+CASES = {
+    "recurrence": gpu_cells.CASES["recurrence"],
+    "broadcast x": gpu_cells.CASES["broadcast x"],
+    "transposed x": gpu_cells.CASES["transposed x"],
+    "two carries": gpu_cells.CASES["two carries"],
+    "lru": gpu_cells.CASES["lru"],
+    "selective ssm": gpu_cells.CASES["selective ssm"],
+    "ema": Case(ema, lambda T: (randn(), randn(T), None)),
+    "lerp after reset": Case(
+        lerp_after_reset, lambda T: (randn(*W), {"done": done(T, *W), "u": randn(T, *W)}, None)
+    ),
+    "gae": Case(
+        gae, lambda T: (randn(3), {"delta": randn(T, 3), "goes_on": 1.0 - done(T, 3).double()}, None)
+    ),
+    "extremes": Case(
+        extremes, lambda T: ((randn(*W), randn(*W) - 9, randn(*W)), randn(T, *W), None)
+    ),
+    "product": Case(product, lambda T: (randn(*W), randn(T, *W), None)),
+    "complex": Case(
+        complex_recurrence,
+        lambda T: (torch.complex(randn(*W), randn(*W)), randn(T, *W), torch.complex(randn(5), randn(5))),
+    ),
+    "triangular": Case(triangular, lambda T: ((randn(*W),) * 3, randn(T, *W), None)),
+    "integers": Case(
+        integers,
+        lambda T: (
+            (torch.arange(5, dtype=torch.int32), torch.arange(5)), torch.arange(5 * T).view(T, 5), None
+        ),
+    ),
+    "delayed": Case(delayed, lambda T: ((randn(7), randn(7)), randn(T, 7), None)),
+}  # fmt: skip
+
+
+def as_leaves(inputs):
+    def leaf(value):
+        is_float = value.dtype.is_floating_point or value.dtype.is_complex
+        return value.detach().requires_grad_() if is_float else value
+
+    return pytree.tree_map_only(torch.Tensor, leaf, inputs)
+
+
+def check(case, T, reverse=False, dtype=torch.float64):
+    exact = as_leaves(case.inputs(T))
+    inputs = as_leaves(case.drawn(T, dtype))
     with compiled_for_gpu() as chosen, small_tiles():
         run = torch.compile(lambda *a: case.run(*a, reverse=reverse), fullgraph=True)
         got = run(*inputs)
@@ -52,14 +142,42 @@ def check(case, T, reverse=False, dtype=torch.float64, train=True):
         init, xs, p = exact
         want = scan_loop(lambda c, x: case.step(c, x, p), init, xs, T, reverse)
         assert_same(got, want, TOLERANCE[dtype], dtype=False)
-        if train and wrt:
+        if wrt:
             ours = zeros_for_none(gradients(got, wrt), wrt)
             theirs = zeros_for_none(gradients(want, exact_wrt), exact_wrt)
             assert_same(ours, theirs, TOLERANCE[dtype] * 4, dtype=False)
     return chosen
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", CASES)
+# one compile each is seconds
+EACH_ONCE = {"recurrence": False, "two carries": True, "complex": False, "extremes": True}
+OTHERS = [(n, r) for n in CASES for r in (False, True) if EACH_ONCE.get(n) is not r]
+OTHERS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS]
+
+
+@pytest.mark.parametrize(("name", "reverse"), [*EACH_ONCE.items(), *OTHERS])
 def test_values_and_gradients(name, reverse):
-    assert check(CASES[name], 3 * ROWS + 7, reverse) == [ParallelKernel] * 2
+    chosen = check(CASES[name], 3 * ROWS + 7, reverse)
+    assert chosen == [ParallelKernel] * (1 + bool(differentiable(CASES[name].inputs(1))))
+
+
+SEVERAL = [*range(6), ROWS - 1, ROWS, ROWS + 1, 33]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("T", SEVERAL)
+def test_any_trip_count(T):
+    chosen = check(CASES["triangular"], T, reverse=T % 2 == 1)
+    assert chosen[:1] == [ParallelKernel] if T else chosen == []
+
+
+@pytest.mark.parametrize("name", ["ema"])
+def test_any_trip_count_of_one_kernel(name):
+    case = CASES[name]
+    with compiled_for_gpu() as chosen, small_tiles(), torch.no_grad():
+        run = torch.compile(case.run, fullgraph=True, dynamic=True)
+        for T in [T for T in SEVERAL if T >= 2]:
+            init, xs, p = case.drawn(T, torch.float64)
+            want = scan_loop(lambda c, x, p=p: case.step(c, x, p), init, xs, T, False)
+            assert_same(run(init, xs, p), want, 1e-10)
+    assert chosen == [ParallelKernel]

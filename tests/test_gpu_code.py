@@ -32,7 +32,7 @@ from wrappers import loops
 from torch_scan_hop import explain
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop.cuda_graphs.devices import serving
-from torch_scan_hop.inductor.gpu import launch, rows
+from torch_scan_hop.inductor.gpu import launch, parallel, rows
 from torch_scan_hop.inductor.gpu.launch import call_program
 from torch_scan_hop.inductor.gpu.serving import on_the_cpu
 from torch_scan_hop.inductor.gpu.source import TritonSource
@@ -74,6 +74,7 @@ def compiled_for_cuda(name: str, dtype: torch.dtype = torch.float32, T: int = 12
     with (
         mock.patch.object(launch, "call_program", call),
         mock.patch.object(rows, "call_program", call),
+        mock.patch.object(parallel, "call_program", call),
     ):
         found = wrappers(case.run, *inputs)
     launched = [kernel for wrapper in found.values() for kernel in scan_kernels(wrapper)]

@@ -26,9 +26,10 @@ from torch_scan_hop.rewrites import current_options
 
 # None of these is measured on a GPU. Below so many steps, a launch takes about as long.
 LEAST_STEPS = 256
-ELEMENTS = 1024  # of a tile: 8 of each thread
+ELEMENTS = 1024  # of a tile: 4 of each thread
+MANY_BUFFERS = 10  # from here on a tile has half of them, since a thread has so many registers
 MOST_LANES = 8  # of a program: as many floats as memory is read in at once, if they are neighbours
-WARPS = 4
+WARPS = 8
 
 # Of a GPU that is not there, where nothing runs but the code is looked at: that of an H100.
 MULTIPROCESSORS = 132
@@ -49,9 +50,10 @@ class ParallelKernel(KernelNode):
         if body is None:
             return None
         lanes = lanes_of_a_program(lanes_of(call.examples))
-        rows = ELEMENTS // lanes
-        layouts = call.result_layouts()
-        source = emit_tiles(body, call.operands.carry, layouts, call.trip_count, rows)
+        arguments = body, call.operands.carry, call.result_layouts(), call.trip_count
+        source = emit_tiles(*arguments, rows=ELEMENTS // lanes)
+        if len(source.arguments) > MANY_BUFFERS:
+            source = emit_tiles(*arguments, rows=ELEMENTS // lanes // 2)
         return cls(call, (source, lanes))
 
     def call_kernel(self, wrapper: Any) -> None:

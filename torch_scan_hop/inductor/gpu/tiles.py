@@ -89,7 +89,7 @@ class _TileCode(LaneCode):
     def _first(self, position: int) -> list[str]:
         """A carry is one row."""
         carry = f"carry{position}"
-        return [*super()._first(position), f"{carry} = {_row(carry, '0')}"]
+        return [*super()._first(position), f"{carry} = {_row(carry, 'tl.full([], 0, tl.int32)')}"]
 
     def step(self, lines: TritonLines) -> list[str]:
         dtypes = [layout.dtype for layout in (*self.carry, *self.ys)]
@@ -159,4 +159,6 @@ class _TileCode(LaneCode):
 
 
 def _row(block: str, number: str) -> str:
-    return f"tl.sum(tl.where(row == {number}, {block}, 0), 0, keep_dims=True)"
+    """One row of a block, bit for bit."""
+    at = f"tl.full([1, BLOCK], 0, tl.int32) + ({number}).to(tl.int32)"
+    return f"tl.gather({block}, {at}, 0)"
