@@ -181,3 +181,81 @@ def test_any_trip_count_of_one_kernel(name):
             want = scan_loop(lambda c, x, p=p: case.step(c, x, p), init, xs, T, False)
             assert_same(run(init, xs, p), want, 1e-10)
     assert chosen == [ParallelKernel]
+
+
+# --- where products of coefficients are not what the loop computes ---
+
+
+def reset(h, x, _):
+    h = torch.where(x["done"], x["b"], x["a"] * h + x["b"])
+    return h, (h, 1 / h)
+
+
+def hard(T, lanes):
+    """Coefficients of each lane, that one goes through without harm, step by step, or not."""
+    a, b = torch.full((T, lanes), 0.5), torch.zeros(T, lanes)
+    h, done = torch.ones(lanes), torch.zeros(T, lanes, dtype=torch.bool)
+    # 0, whatever it is multiplied with
+    h[0], a[4:15, 0], b[20, 0] = 0, 2e30, 1
+    # a product that is 0, of coefficients that are not
+    h[1], a[8:11, 1], a[11:13, 1] = 1e30, torch.tensor([1e-30, 1e-30, 1e20]), 1e5
+    # infinities and nans that the loop has, too
+    a[5:8, 2] = 1e30
+    a[5:8, 3], a[9, 3] = 1e30, 0
+    b[3, 4], done[22, 4] = torch.nan, True
+    b[10, 5], b[17, 5] = torch.inf, -torch.inf
+    # 1 in all steps, as the difference of large numbers
+    a[:, 6], b[:, 6] = 1e6, 1 - 1e6
+    # subnormal numbers
+    a[:, 7], h[7] = 0.03, 1e-30
+    return h, {"a": a, "b": b, "done": done}, None
+
+
+def assert_same_as_the_loop(got, want):
+    for ours, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize("reverse", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_numbers_of_which_no_product_may_be_taken(reverse):
+    """In float32, for which the loop itself says what is right."""
+    case, T = Case(reset, lambda T: hard(T, 8)), 45
+    init, xs, p = case.inputs(T)
+    xs = {name: x.flip(0) for name, x in xs.items()} if reverse else xs
+    with compiled_for_gpu() as chosen, small_tiles(), torch.no_grad():
+        got = torch.compile(lambda *a: case.run(*a, reverse=reverse), fullgraph=True)(init, xs, p)
+    want = scan_loop(lambda c, x: case.step(c, x, p), init, xs, T, reverse)
+    assert_same_as_the_loop(got, want)
+    assert chosen == [ParallelKernel]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lane", range(8))
+def test_each_alone(lane):
+    """Nothing but itself makes a tile smaller."""
+    case, T = Case(reset, lambda T: hard(T, 8)), 45
+    init, xs, p = pytree.tree_map(lambda t: t[..., lane : lane + 1], case.inputs(T)[:2]) + (None,)
+    with compiled_for_gpu(), small_tiles(), torch.no_grad():
+        got = torch.compile(case.run, fullgraph=True)(init, xs, p)
+    assert_same_as_the_loop(got, scan_loop(lambda c, x: case.step(c, x, p), init, xs, T, False))
+
+
+# --- what is not parallel in time ---
+
+CELLS_THAT_DO_NOT_COMPOSE = {
+    "gated": gpu_cells.gated,
+    "square": lambda h, x, _: (h * h + x, h),
+    "relu": lambda h, x, _: (torch.relu(0.5 * h + x), h),
+    "extreme of a multiple": lambda h, x, _: (torch.maximum(0.5 * h, x), h),
+    "rounded": lambda h, x, _: ((h.bfloat16() * 0.5).to(h.dtype) + x, h),
+    "condition": lambda h, x, _: (torch.where(h > x, 0.5 * h, x), h),
+}
+
+
+def taken(step, dtype=torch.float32, T=300, lanes=37):
+    init, xs, p = randn(lanes).to(dtype), randn(T, lanes).to(dtype), randn(lanes).to(dtype)
+    with compiled_for_gpu() as chosen, torch.no_grad():
+        explained = explain(lambda h, x: step(h, x, p), init, xs)
+    assert len(chosen) >= 1
+    return {chosen[-1]}, str(explained)
