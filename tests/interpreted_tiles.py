@@ -15,13 +15,18 @@ pytest.importorskip("triton")
 import gpu_cells
 import torch
 import triton_interpreter  # noqa: F401  before Inductor
+from fuzz.mutants import MUTANTS, search
 from gpu_cells import Case, randn
 from interpreted_kernels import compiled_for_gpu
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
 from torch.utils import _pytree as pytree
 
-from torch_scan_hop.inductor.gpu import ParallelKernel, PointwiseKernel, parallel
+from torch_scan_hop import explain
+from torch_scan_hop.inductor.gpu import ParallelKernel, parallel
 from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.rewrites import using_options
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is masked
 
 ROWS = 8  # of a tile of 8 lanes
 
@@ -241,21 +246,78 @@ def test_each_alone(lane):
     assert_same_as_the_loop(got, scan_loop(lambda c, x: case.step(c, x, p), init, xs, T, False))
 
 
+def test_the_check_is_needed():
+    """Without it each of these lanes is wrong."""
+    with MUTANTS["compositions_are_taken_unseen"].applied():
+        for lane in (0, 1):
+            with pytest.raises(AssertionError):
+                test_each_alone(lane)
+
+
+@pytest.mark.slow
+def test_the_fuzzer_finds_a_check_that_is_not_there():
+    assert search("compositions_are_taken_unseen", FOUND_BY).found is not None
+
+
+# the first program that does
+FOUND_BY = [24]
+
 # --- what is not parallel in time ---
 
-CELLS_THAT_DO_NOT_COMPOSE = {
-    "gated": gpu_cells.gated,
-    "square": lambda h, x, _: (h * h + x, h),
-    "relu": lambda h, x, _: (torch.relu(0.5 * h + x), h),
-    "extreme of a multiple": lambda h, x, _: (torch.maximum(0.5 * h, x), h),
-    "rounded": lambda h, x, _: ((h.bfloat16() * 0.5).to(h.dtype) + x, h),
-    "condition": lambda h, x, _: (torch.where(h > x, 0.5 * h, x), h),
+DECLINED = {
+    "gated": (gpu_cells.gated, "a carry goes through sigmoid, in which it is not linear"),
+    "relu": (lambda h, x, _: (torch.relu(h + x), h), "goes through relu"),
+    "extreme of a multiple": (lambda h, x, _: (torch.maximum(-h, x), h), "goes through maximum"),
+    "rounded": (lambda h, x, _: ((h.bfloat16() * 2).to(h.dtype), h), "goes through to_dtype"),
+    "condition": (lambda h, x, _: (torch.where(h > x, -h, x), h), "goes through gt"),
+    "quotient": (lambda h, x, _: (x / h, h), "goes through"),
 }
 
 
-def taken(step, dtype=torch.float32, T=300, lanes=37):
-    init, xs, p = randn(lanes).to(dtype), randn(T, lanes).to(dtype), randn(lanes).to(dtype)
-    with compiled_for_gpu() as chosen, torch.no_grad():
-        explained = explain(lambda h, x: step(h, x, p), init, xs)
-    assert len(chosen) >= 1
-    return {chosen[-1]}, str(explained)
+def told(step, dtype=torch.float32, T=300, lanes=37):
+    p = randn(lanes).to(dtype)
+    with compiled_for_gpu(), torch.no_grad():
+        init, xs = randn(lanes).to(dtype), randn(T, lanes).to(dtype)
+        return str(explain(lambda h, x: step(h, x, p), init, xs))
+
+
+KIND = "one Triton kernel, parallel in time"
+
+
+@pytest.mark.parametrize("name", DECLINED)
+def test_carries_that_are_not_affine_are_not(name):
+    step, reason = DECLINED[name]
+    text = told(step)
+    assert f"not {KIND}" in text and reason in text, text
+
+
+def test_the_choice():
+    recurrence = gpu_cells.recurrence
+    assert f"{KIND}; 300 steps" in told(recurrence)
+    most = parallel.WARP * parallel.MULTIPROCESSORS
+    assert f"{KIND}; 256 steps" in told(recurrence, T=256, lanes=most)
+    few = "255 steps are few: it is for 256 and more"
+    assert f"not {KIND}: {few}" in told(recurrence, T=255)
+    many = f"{most + 1} lanes are many: it is for up to {most}"
+    assert f"not {KIND}: {many}" in told(recurrence, T=256, lanes=most + 1)
+    half = "carry 0 is of torch.bfloat16"
+    assert f"not {KIND}: {half}" in told(recurrence, dtype=torch.bfloat16)
+    with using_options(parallel_in_time=False):
+        assert f"not {KIND}: parallel_in_time is switched off" in told(recurrence)
+
+
+def test_more_values_than_registers():
+    def all_of_all(c, x, _):
+        a, b, c = c
+        return (a + b + x, b + c + x, a - c + x), a
+
+    with compiled_for_gpu(), torch.no_grad():
+        text = str(explain(lambda c, x: all_of_all(c, x, None), (randn(5),) * 3, randn(300, 5)))
+    assert f"{KIND}; 300 steps" in text
+
+    def four(c, x, _):
+        return tuple(0.1 * sum(c[:k] + c[k + 1 :]) + x for k in range(4)), x
+
+    with compiled_for_gpu(), torch.no_grad():
+        text = str(explain(lambda c, x: four(c, x, None), (randn(5),) * 4, randn(300, 5)))
+    assert "its steps compose in 20 values, over 12" in text

@@ -154,10 +154,10 @@ def pinned(key: str, registers: list[int]) -> list[int]:
     return own.get(key, registers)
 
 
-def check_cubins(name, dtype, path, products=False, suffix=""):
+def check_cubins(name, dtype, path, products=False, suffix="", T=12):
     """No register spills, shared memory is within limits, the registers are those pinned."""
     spills = SPILLS.get(name + suffix, {}) if TRITON < (3, 6) else {}
-    _, kernels = compiled_for_cuda(name, dtype)
+    _, kernels = compiled_for_cuda(name, dtype, T)
     assert kernels
     for direction, (source, block, warps) in zip(("forward", "backward"), kernels, strict=False):
         registers = []
@@ -170,6 +170,7 @@ def check_cubins(name, dtype, path, products=False, suffix=""):
             registers.append(used)
         key = f"{name}, {direction}, {str(dtype).removeprefix('torch.')}{suffix}"
         assert registers == pinned(key, registers)
+    return kernels
 
 
 # bytes, stored and loaded, of a thread: with the assembler of Triton 3.5
@@ -185,6 +186,34 @@ HALF = pytest.param(torch.bfloat16, marks=pytest.mark.slow)
 @pytest.mark.parametrize("name", TRAINED)
 def test_cubins(name, dtype, tmp_path):
     check_cubins(name, dtype, tmp_path)
+
+
+# of many steps and few lanes: how many of its directions are parallel in time
+LONG = {"recurrence": 2, "gated": 1, "lru": 2, "two carries": 2, "selective ssm": 2}
+LONG |= {"scalar": 1, "transcendental": 1, "shifted x": 2}
+LONG_CASES = [
+    name if name == "recurrence" else pytest.param(name, marks=pytest.mark.slow) for name in LONG
+]
+
+
+def are_parallel(kernels):
+    return ["tl.associative_scan(" in source.text for source, *_ in kernels]
+
+
+@pytest.mark.parametrize("name", LONG_CASES)
+def test_cubins_of_kernels_parallel_in_time(name, tmp_path):
+    kernels = check_cubins(name, torch.float32, tmp_path, suffix=", 300 steps", T=300)
+    assert sum(are_parallel(kernels)) == LONG[name]
+    assert all(warps == 8 for source, _, warps in kernels if "tl.associative_scan(" in source.text)
+
+
+def test_one_launch_of_many_steps_each_way():
+    found, kernels = compiled_for_cuda("lru", T=300)
+    assert are_parallel(kernels) == [True, True]
+    for wrapper in found.values():
+        assert len(scan_kernels(wrapper)) == 1 and loops([wrapper]) == [0]
+    with using_options(parallel_in_time=False):
+        assert are_parallel(compiled_for_cuda("lru", T=300)[1]) == [False, False]
 
 
 ROWS = [

@@ -66,6 +66,7 @@ def main() -> int:
     args = _arguments()
     torch.set_num_threads(1)
     if args.mutants:
+        prepare([mode for mutant in MUTANTS.values() for mode in parse_modes(mutant.modes)])
         return 0 if all(result.found for _, result in record_searches(args.record)) else 1
     if args.until_found:
         return _search(args)
@@ -92,6 +93,7 @@ def _search(args: argparse.Namespace) -> int:
     chosen = MUTANTS[args.until_found]
     modes = parse_modes(args.modes or chosen.modes)
     features = chosen_features(args.features) if args.features else chosen.features
+    prepare(modes)
     seeds = range(args.seed, args.seed + (args.programs or chosen.patience))
     result = search(args.until_found, seeds, modes, features)
     told = f"found: {result.found}" if result.found else "not found"

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.inductor_triton import storage_type
-from torch_scan_hop._torch.inductor_values import NotPointwise
-from torch_scan_hop.inductor.affine import ONE, Form
+from torch_scan_hop.inductor.affine import ONE, Form, NotAffine
 
 # Values of a row: beyond, what a thread has of a tile does not fit its registers.
 MOST_VALUES = 12
@@ -51,7 +50,7 @@ class Composition:
         self.shifted = [k for k in range(len(forms)) if self._has_constant(k)]
         self.checked = [k for k in affine if forms[k].dtype.is_floating_point]
         if len(self.values) > MOST_VALUES:
-            raise NotPointwise(f"{len(self.values)} values compose a step, over {MOST_VALUES}")
+            raise NotAffine(f"its steps compose in {len(self.values)} values, over {MOST_VALUES}")
 
     def _is_one(self, i: int) -> bool:
         """Whether a carry is added to, by others that do not depend on it."""

@@ -44,7 +44,7 @@ class ParallelKernel(KernelNode):
 
     @classmethod
     def lower(cls, call: ScanCall) -> ParallelKernel | None:
-        if not are_served(call.examples.flat()) or not is_long_and_thin(call.examples):
+        if not are_served(call.examples.flat()) or why_not_long_and_thin(call.examples):
             return None
         body = independent_lanes(call)
         if body is None:
@@ -62,12 +62,15 @@ class ParallelKernel(KernelNode):
         call_program(wrapper, source, names, lanes, WARPS)
 
 
-def is_long_and_thin(examples: StepExamples) -> bool:
-    """Whether most of a GPU is idle, step by step."""
+def why_not_long_and_thin(examples: StepExamples) -> str:
+    """Why a GPU is not idle, step by step; the empty string if most of it is."""
     if not examples.inputs.carry:
-        return False
-    steps = likely_value(examples.inputs.trip_count)
-    return steps >= LEAST_STEPS and lanes_of(examples) <= most_lanes(examples)
+        return "it has no carry"
+    steps, lanes = likely_value(examples.inputs.trip_count), lanes_of(examples)
+    if steps < LEAST_STEPS:
+        return f"{steps} steps are few: it is for {LEAST_STEPS} and more"
+    most = most_lanes(examples)
+    return f"{lanes} lanes are many: it is for up to {most}" if lanes > most else ""
 
 
 def lanes_of(examples: StepExamples) -> int:
