@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 import gpu_cells
 import torch
 import triton_interpreter  # noqa: F401  before Inductor
+from affine_cells import AFFINE, hard, reset
 from fuzz.mutants import MUTANTS, search
 from gpu_cells import Case, randn
 from interpreted_kernels import compiled_for_gpu
@@ -38,95 +39,6 @@ def small_tiles():
         mock.patch.object(parallel, "ELEMENTS", ROWS * parallel.MOST_LANES),
     ):
         yield
-
-
-def ema(h, x, _):
-    h = 0.9 * h + 0.1 * x
-    return h, h
-
-
-def lerp_after_reset(h, x, _):
-    h = torch.where(x["done"], torch.zeros_like(h), h)
-    h = torch.lerp(h, x["u"], 0.2)
-    return h, torch.sin(h) * x["u"]
-
-
-def gae(g, x, _):
-    g = x["delta"] + 0.9 * x["goes_on"] * g
-    return g, g
-
-
-def extremes(c, x, _):
-    low, high, total = c
-    low, high = torch.minimum(x, low), torch.maximum(torch.maximum(high, x), -x)
-    return (low, high, total + x), high - low
-
-
-def product(h, x, _):
-    h = h * (1 + x)
-    return h, h / 2
-
-
-def complex_recurrence(h, x, p):
-    h = p * h + x
-    return h, h.abs() * h.real
-
-
-def triangular(c, x, _):
-    """The second is driven by the first, and the third by both."""
-    a, b, s = c
-    a, b = torch.sigmoid(x) * a - x, 0.5 * b - a / (1 + x * x)
-    return (a, b, s + a * x + b), (a, b * s)
-
-
-def integers(c, x, _):
-    n, total = c
-    return (n + 1, total * 3 - x), total
-
-
-def delayed(c, x, _):
-    a, b = c
-    return (x, 0.5 * a + 0.1 * b), a * b
-
-
-W = (3, 5)  # odd, as lanes are
-
-
-def done(T, *shape):
-    return randn(T, *shape) > 0.3
-
-
-CASES = {
-    "recurrence": gpu_cells.CASES["recurrence"],
-    "broadcast x": gpu_cells.CASES["broadcast x"],
-    "transposed x": gpu_cells.CASES["transposed x"],
-    "two carries": gpu_cells.CASES["two carries"],
-    "lru": gpu_cells.CASES["lru"],
-    "selective ssm": gpu_cells.CASES["selective ssm"],
-    "ema": Case(ema, lambda T: (randn(), randn(T), None)),
-    "lerp after reset": Case(
-        lerp_after_reset, lambda T: (randn(*W), {"done": done(T, *W), "u": randn(T, *W)}, None)
-    ),
-    "gae": Case(
-        gae, lambda T: (randn(3), {"delta": randn(T, 3), "goes_on": 1.0 - done(T, 3).double()}, None)
-    ),
-    "extremes": Case(
-        extremes, lambda T: ((randn(*W), randn(*W) - 9, randn(*W)), randn(T, *W), None)
-    ),
-    "product": Case(product, lambda T: (randn(*W), randn(T, *W), None)),
-    "complex": Case(
-        complex_recurrence,
-        lambda T: (torch.complex(randn(*W), randn(*W)), randn(T, *W), torch.complex(randn(5), randn(5))),
-    ),
-    "triangular": Case(triangular, lambda T: ((randn(*W),) * 3, randn(T, *W), None)),
-    "integers": Case(
-        integers,
-        lambda T: (
-            (torch.arange(5, dtype=torch.int32), torch.arange(5)), torch.arange(5 * T).view(T, 5), None
-        ),
-    ),
-    "delayed": Case(delayed, lambda T: ((randn(7), randn(7)), randn(T, 7), None)),
-}  # fmt: skip
 
 
 def as_leaves(inputs):
@@ -155,15 +67,33 @@ def check(case, T, reverse=False, dtype=torch.float64):
 
 
 # one compile each is seconds
-EACH_ONCE = {"recurrence": False, "two carries": True, "complex": False, "extremes": True}
-OTHERS = [(n, r) for n in CASES for r in (False, True) if EACH_ONCE.get(n) is not r]
+EACH_ONCE = {"recurrence": True, "complex": False, "extremes": True}
+OTHERS = [(n, r) for n in AFFINE for r in (False, True) if EACH_ONCE.get(n) is not r]
 OTHERS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS]
 
 
 @pytest.mark.parametrize(("name", "reverse"), [*EACH_ONCE.items(), *OTHERS])
 def test_values_and_gradients(name, reverse):
-    chosen = check(CASES[name], 3 * ROWS + 7, reverse)
-    assert chosen == [ParallelKernel] * (1 + bool(differentiable(CASES[name].inputs(1))))
+    chosen = check(AFFINE[name], 3 * ROWS + 7, reverse)
+    assert chosen == [ParallelKernel] * (1 + bool(differentiable(AFFINE[name].inputs(1))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_xs_of_wide_carries(dtype):
+    def step(h, x, _):
+        h = torch.sigmoid(x) * h + x * x
+        return h, h.to(dtype)
+
+    h, xs = randn(37).float().requires_grad_(), randn(31, 37).to(dtype).requires_grad_()
+    exact, exact_xs = h.detach().double().requires_grad_(), xs.detach().double().requires_grad_()
+    case = Case(step, lambda T: None)
+    with compiled_for_gpu() as chosen, small_tiles():
+        got = torch.compile(case.run, fullgraph=True)(h, xs, None)
+        want = scan_loop(lambda c, x: step(c, x, None), exact, exact_xs, 31, False)
+        ours, theirs = gradients(got, [h, xs]), gradients(want, [exact, exact_xs])
+    assert_same((got, ours), (want, theirs), TOLERANCE[dtype] * 4, dtype=False)
+    assert chosen == [ParallelKernel] * 2
 
 
 SEVERAL = [*range(6), ROWS - 1, ROWS, ROWS + 1, 33]
@@ -172,13 +102,13 @@ SEVERAL = [*range(6), ROWS - 1, ROWS, ROWS + 1, 33]
 @pytest.mark.slow
 @pytest.mark.parametrize("T", SEVERAL)
 def test_any_trip_count(T):
-    chosen = check(CASES["triangular"], T, reverse=T % 2 == 1)
+    chosen = check(AFFINE["triangular"], T, reverse=T % 2 == 1)
     assert chosen[:1] == [ParallelKernel] if T else chosen == []
 
 
 @pytest.mark.parametrize("name", ["ema"])
 def test_any_trip_count_of_one_kernel(name):
-    case = CASES[name]
+    case = AFFINE[name]
     with compiled_for_gpu() as chosen, small_tiles(), torch.no_grad():
         run = torch.compile(case.run, fullgraph=True, dynamic=True)
         for T in [T for T in SEVERAL if T >= 2]:
@@ -191,31 +121,6 @@ def test_any_trip_count_of_one_kernel(name):
 # --- where products of coefficients are not what the loop computes ---
 
 
-def reset(h, x, _):
-    h = torch.where(x["done"], x["b"], x["a"] * h + x["b"])
-    return h, (h, 1 / h)
-
-
-def hard(T, lanes):
-    """Coefficients of each lane, that one goes through without harm, step by step, or not."""
-    a, b = torch.full((T, lanes), 0.5), torch.zeros(T, lanes)
-    h, done = torch.ones(lanes), torch.zeros(T, lanes, dtype=torch.bool)
-    # 0, whatever it is multiplied with
-    h[0], a[4:15, 0], b[20, 0] = 0, 2e30, 1
-    # a product that is 0, of coefficients that are not
-    h[1], a[8:11, 1], a[11:13, 1] = 1e30, torch.tensor([1e-30, 1e-30, 1e20]), 1e5
-    # infinities and nans that the loop has, too
-    a[5:8, 2] = 1e30
-    a[5:8, 3], a[9, 3] = 1e30, 0
-    b[3, 4], done[22, 4] = torch.nan, True
-    b[10, 5], b[17, 5] = torch.inf, -torch.inf
-    # 1 in all steps, as the difference of large numbers
-    a[:, 6], b[:, 6] = 1e6, 1 - 1e6
-    # subnormal numbers
-    a[:, 7], h[7] = 0.03, 1e-30
-    return h, {"a": a, "b": b, "done": done}, None
-
-
 def assert_same_as_the_loop(got, want):
     for ours, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
         assert torch.equal(ours.isnan(), theirs.isnan())
@@ -225,12 +130,13 @@ def assert_same_as_the_loop(got, want):
 @pytest.mark.parametrize("reverse", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_numbers_of_which_no_product_may_be_taken(reverse):
     """In float32, for which the loop itself says what is right."""
-    case, T = Case(reset, lambda T: hard(T, 8)), 45
-    init, xs, p = case.inputs(T)
+    T = 45
+    init, xs, _ = hard(T, 8)
     xs = {name: x.flip(0) for name, x in xs.items()} if reverse else xs
     with compiled_for_gpu() as chosen, small_tiles(), torch.no_grad():
-        got = torch.compile(lambda *a: case.run(*a, reverse=reverse), fullgraph=True)(init, xs, p)
-    want = scan_loop(lambda c, x: case.step(c, x, p), init, xs, T, reverse)
+        run = torch.compile(Case(reset, hard).run, fullgraph=True)
+        got = run(init, xs, None, reverse=reverse)
+    want = scan_loop(lambda c, x: reset(c, x, None), init, xs, T, reverse)
     assert_same_as_the_loop(got, want)
     assert chosen == [ParallelKernel]
 
@@ -239,11 +145,11 @@ def test_numbers_of_which_no_product_may_be_taken(reverse):
 @pytest.mark.parametrize("lane", range(8))
 def test_each_alone(lane):
     """Nothing but itself makes a tile smaller."""
-    case, T = Case(reset, lambda T: hard(T, 8)), 45
-    init, xs, p = pytree.tree_map(lambda t: t[..., lane : lane + 1], case.inputs(T)[:2]) + (None,)
+    T = 45
+    init, xs = pytree.tree_map(lambda t: t[..., lane : lane + 1], hard(T, 8)[:2])
     with compiled_for_gpu(), small_tiles(), torch.no_grad():
-        got = torch.compile(case.run, fullgraph=True)(init, xs, p)
-    assert_same_as_the_loop(got, scan_loop(lambda c, x: case.step(c, x, p), init, xs, T, False))
+        got = torch.compile(Case(reset, hard).run, fullgraph=True)(init, xs, None)
+    assert_same_as_the_loop(got, scan_loop(lambda c, x: reset(c, x, None), init, xs, T, False))
 
 
 def test_the_check_is_needed():

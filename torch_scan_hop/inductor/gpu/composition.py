@@ -23,7 +23,7 @@ MOST_VALUES = 12
 
 # A composed carry is taken for the loop's if it is what a step makes of the one before it, but for
 # so many roundings of that step's terms. A scan over 1024 rows takes 10 products in a row.
-ROUNDINGS = 256
+ROUNDINGS = 1024
 
 Pair = tuple[int, int]
 
@@ -85,8 +85,7 @@ class Composition:
     def _entry(self, i: int, j: int) -> str:
         through = [k for n, k in self._reached if n == i and (k, j) in self._reached]
         return added(
-            multiplied(self._of("then", (i, k)), self._of("first", (k, j)))
-            for k in sorted(through)
+            multiplied(self._of("then", (i, k)), self._of("first", (k, j))) for k in sorted(through)
         )
 
     def _shift(self, i: int) -> str:

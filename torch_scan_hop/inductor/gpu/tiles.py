@@ -36,7 +36,6 @@ from torch_scan_hop.inductor.gpu.source import TritonSource
 from torch_scan_hop.inductor.lane_body import PointwiseBody
 from torch_scan_hop.inductor.step import StepOps
 
-
 _OF_LANES = ("1", "BLOCK")
 
 
