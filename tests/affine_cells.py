@@ -35,7 +35,7 @@ def product(h, x, _):
 
 def complex_recurrence(h, x, p):
     h = p * h + x
-    return h, h.abs() * h.real
+    return h, h * p
 
 
 def triangular(c, x, _):
