@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from gpu_cells import CASES, Case, randn
+from gpu_cells import CASES, Case, lru, randn
 
 
 def ema(h, x, _):
@@ -33,9 +33,9 @@ def product(h, x, _):
     return h, h / 2
 
 
-def complex_recurrence(h, x, p):
-    h = p * h + x
-    return h, h * p
+def complex_recurrence(h, x, _):
+    h = x["a"] * h + x["b"]
+    return h, h * x["a"]
 
 
 def triangular(c, x, _):
@@ -58,6 +58,11 @@ def delayed(c, x, _):
 W = (3, 5)  # odd, as lanes are
 
 
+def complex_randn(*shape):
+    re, im = randn(*shape, 2).unbind(-1)
+    return torch.complex(re, im)
+
+
 def done(T, *shape):
     return randn(T, *shape) > 0.3
 
@@ -67,7 +72,9 @@ AFFINE: dict[str, Case] = {
     "broadcast x": CASES["broadcast x"],
     "transposed x": CASES["transposed x"],
     "two carries": CASES["two carries"],
-    "lru": CASES["lru"],
+    "lru": Case(  # that does not grow, however many steps there are
+        lru, lambda T: ((randn(*W), randn(*W)), randn(T, *W), {"re": randn(5) / 3, "im": randn(1, 5)[0] / 3})
+    ),
     "selective ssm": CASES["selective ssm"],
     "ema": Case(ema, lambda T: (randn(), randn(T), None)),
     "lerp after reset": Case(
@@ -82,7 +89,9 @@ AFFINE: dict[str, Case] = {
     "product": Case(product, lambda T: (randn(*W), randn(T, *W), None)),
     "complex": Case(
         complex_recurrence,
-        lambda T: (torch.complex(randn(*W), randn(*W)), randn(T, *W), torch.complex(randn(5), randn(5))),
+        lambda T: (
+            complex_randn(*W), {"a": complex_randn(T, *W), "b": complex_randn(T, *W)}, None
+        ),
     ),
     "triangular": Case(triangular, lambda T: ((randn(*W),) * 3, randn(T, *W), None)),
     "integers": Case(

@@ -49,10 +49,10 @@ def as_leaves(inputs):
     return pytree.tree_map_only(torch.Tensor, leaf, inputs)
 
 
-def check(case, T, reverse=False, dtype=torch.float64):
+def check(case, T, reverse=False, dtype=torch.float64, tiles=small_tiles):
     exact = as_leaves(case.inputs(T))
     inputs = as_leaves(case.drawn(T, dtype))
-    with compiled_for_gpu() as chosen, small_tiles():
+    with compiled_for_gpu() as chosen, tiles():
         run = torch.compile(lambda *a: case.run(*a, reverse=reverse), fullgraph=True)
         got = run(*inputs)
         wrt, exact_wrt = differentiable(inputs), differentiable(exact)
@@ -104,6 +104,13 @@ SEVERAL = [*range(6), ROWS - 1, ROWS, ROWS + 1, 33]
 def test_any_trip_count(T):
     chosen = check(AFFINE["triangular"], T, reverse=T % 2 == 1)
     assert chosen[:1] == [ParallelKernel] if T else chosen == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("T", [1023, 1024, 1025, 3 * 1024 + 7])
+def test_tiles_as_large_as_they_are_on_a_gpu(T):
+    """A lane has tiles of 1024 rows, forward, and of half of them with many buffers."""
+    assert check(AFFINE["ema"], T, tiles=contextlib.nullcontext) == [ParallelKernel] * 2
 
 
 @pytest.mark.parametrize("name", ["ema"])
