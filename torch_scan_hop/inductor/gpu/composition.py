@@ -22,7 +22,8 @@ from torch_scan_hop.inductor.affine import ONE, Form, NotAffine
 MOST_VALUES = 12
 
 # A composed carry is taken for the loop's if it is what a step makes of the one before it, but for
-# so many roundings of that step's terms. A scan over 1024 rows takes 10 products in a row.
+# so many roundings of that step's terms. A scan over 1024 rows rounds some ten times; where sums
+# cancel, the terms of the step are smaller than what was rounded.
 ROUNDINGS = 1024
 
 Pair = tuple[int, int]

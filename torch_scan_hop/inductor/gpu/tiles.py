@@ -88,7 +88,7 @@ class _TileCode(LaneCode):
     def _first(self, position: int) -> list[str]:
         """A carry is one row."""
         carry = f"carry{position}"
-        return [*super()._first(position), f"{carry} = {_row(carry, 'tl.full([], 0, tl.int32)')}"]
+        return [*super()._first(position), f"{carry} = {_row(carry, '0')}"]
 
     def step(self, lines: TritonLines) -> list[str]:
         dtypes = [layout.dtype for layout in (*self.carry, *self.ys)]
@@ -124,12 +124,13 @@ class _TileCode(LaneCode):
         ]
 
     def _turn(self) -> list[str]:
-        last = [
-            f"carry{k} = tl.where(kept > 0, {_row(f'next{k}', 'rows - 1')}, carry{k})"
+        last = "(rows - 1).to(tl.int32)"
+        carries = [
+            f"carry{k} = tl.where(kept > 0, {_row(f'next{k}', last)}, carry{k})"
             for k in range(len(self.carry))
         ]
         return [
-            *last,
+            *carries,
             "first += kept",
             f"most = tl.where(kept > 0, tl.minimum(2 * most, {self.rows}), (rows + 1) // 2)",
         ]
@@ -159,5 +160,4 @@ class _TileCode(LaneCode):
 
 def _row(block: str, number: str) -> str:
     """One row of a block, bit for bit."""
-    at = f"tl.full([1, BLOCK], 0, tl.int32) + ({number}).to(tl.int32)"
-    return f"tl.gather({block}, {at}, 0)"
+    return f"tl.gather({block}, tl.full([1, BLOCK], 0, tl.int32) + {number}, 0)"
