@@ -80,10 +80,7 @@ class _Generator:
         xs = self._xs()
         self._closed()
         self._statements()
-        if self.has("affine"):
-            carry = [_with_result(c, rules_affine.next_carry(g, c, carry)) for c in carry]
-        else:
-            carry = [self._next(c) for c in carry]
+        carry = [self._affine(c, carry) or self._next(c) for c in carry]
         ys = self._ys()
         return Program(
             seed=self.seed,
@@ -345,6 +342,10 @@ class _Generator:
         n = self.rng.choice([1, 2, 3, 3, 4, 4, 5, 6, 8])
         for _ in range(n):
             attempt(self.g, weighted)
+
+    def _affine(self, c: Carried, carries: list[Carried]) -> Carried | None:
+        result = rules_affine.next_carry(self.g, c, carries) if self.has("affine") else None
+        return None if result is None else _with_result(c, result)
 
     def _next(self, c: Carried) -> Carried:
         """What the body returns for this leaf: the old value and something of the body."""

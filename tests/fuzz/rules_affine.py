@@ -26,14 +26,20 @@ _EXTREMES = ("torch.maximum({h}, {b})", "torch.minimum({b}, {h})")
 _OF_XS = ("torch.sigmoid({x})", "torch.tanh({x} * 1.3)", "torch.cos({x}) * 0.9", "{x}")
 
 
-def next_carry(g: Builder, carry: Carried, others: list[Carried]) -> str:
-    """The next value of ``carry``; all carries but the first may be extremes."""
+def next_carry(g: Builder, carry: Carried, carries: list[Carried]) -> str | None:
+    """The next value of ``carry``; None for one that is no tensor as xs are."""
     xs = [v.name for v in g.vars if v.name[0] == "x" and v.type.shape == carry.type.shape]
+    if not _is_tensor(carry) or not xs:
+        return None
     a, b = (g.choose(_OF_XS[:3]).format(x=g.choose(xs)), g.choose(_OF_XS).format(x=g.choose(xs)))
     if _is_extreme(g, carry):
         return g.choose(_EXTREMES).format(h=carry.name, b=b)
-    affine = [o.name for o in others if not _is_extreme(g, o)]
+    affine = [c.name for c in carries if _is_tensor(c) and not _is_extreme(g, c)]
     return g.choose(_AFFINE).format(h=carry.name, a=a, b=b, o=g.choose(affine))
+
+
+def _is_tensor(carry: Carried) -> bool:
+    return carry.type.dtype in "fc" and carry.name[1:].isdigit()
 
 
 def _is_extreme(g: Builder, carry: Carried) -> bool:
