@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 
 import torch
 import triton
+from affine_cells import AFFINE
 from fake_cuda import launches, scan_kernels, wrappers
 from fake_graphs import CountedGraphs
 from gpu_cells import CASES, ROW_CASES, gru, lstm, row_case
@@ -64,7 +65,7 @@ def compiled_for_cuda(name: str, dtype: torch.dtype = torch.float32, T: int = 12
     def leaf(value):
         return value.requires_grad_() if value.dtype.is_floating_point else value
 
-    case, sources = (CASES | ROW_CASES | LARGE)[name], []
+    case, sources = (AFFINE | CASES | ROW_CASES | LARGE)[name], []
     inputs = pytree.tree_map_only(torch.Tensor, leaf, case.drawn(T, dtype))
 
     def call(wrapper, source, results, block, warps):
@@ -83,7 +84,7 @@ def compiled_for_cuda(name: str, dtype: torch.dtype = torch.float32, T: int = 12
 
 
 TYPE_NAMES = {
-    torch.bool: "*i1", torch.uint8: "*u8", torch.int16: "*i16", torch.int64: "*i64", None: "i32",
+    torch.bool: "*i1", torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", None: "i32",
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64",
 }  # fmt: skip
 
@@ -191,6 +192,7 @@ def test_cubins(name, dtype, tmp_path):
 # of many steps and few lanes: how many of its directions are parallel in time
 LONG = {"recurrence": 2, "gated": 1, "lru": 2, "two carries": 2, "selective ssm": 2}
 LONG |= {"scalar": 1, "transcendental": 1, "shifted x": 2}
+LONG |= {"extremes": 2, "triangular": 2, "product": 2, "integers": 1}
 LONG_CASES = [
     name if name == "recurrence" else pytest.param(name, marks=pytest.mark.slow) for name in LONG
 ]
