@@ -71,7 +71,9 @@ class HiddenMarkov(Workload):
             alpha = torch.logsumexp(alpha[:, :, None] + moves, dim=1) + seen
             return alpha, alpha
 
-        return Problem(cell, draw.normal(self.B, self.S), draw.normal(T, self.B, self.S), {"m": moves})
+        return Problem(
+            cell, draw.normal(self.B, self.S), draw.normal(T, self.B, self.S), {"m": moves}
+        )
 
     def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
         alpha = jax.nn.logsumexp(carry[:, :, None] + p["m"], axis=1) + x
