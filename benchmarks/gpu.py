@@ -26,6 +26,7 @@ from torch_scan_hop.rewrites import using_options
 
 PAGE = RESULTS / "gpu.md"
 GRAPHS = "as CUDA graphs"
+STEP_BY_STEP = "step by step"
 Run = Callable[[], Any]
 
 
@@ -38,6 +39,24 @@ class Workload:
     step: Callable[[Any, Any, Any], Any]
     inputs: Callable[[str, torch.dtype], tuple[Any, Any, Any]]
     cudnn: Callable[[str, torch.dtype], Any] | None = None
+    #: a step is too little for a loop of launches to be worth its time
+    thin: bool = False
+
+
+def ema(h: Any, x: Any, p: Any) -> Any:
+    h = torch.lerp(h, x, p["rate"])
+    return h, h
+
+
+def gae(g: Any, x: Any, p: Any) -> Any:
+    g = x["delta"] + p["discount"] * x["goes_on"] * g
+    return g, g
+
+
+def complex_lru(h: Any, x: Any, p: Any) -> Any:
+    re, im = h
+    re, im = p["re"] * re - p["im"] * im + x, p["re"] * im + p["im"] * re
+    return (re, im), re
 
 
 def gated(h: Any, x: Any, p: Any) -> Any:
@@ -99,6 +118,8 @@ def workloads(quick: bool) -> list[Workload]:
         xs = torch.randn(S, R, H, device=device, dtype=dtype)
         return lambda: module(xs)[0]
 
+    many, few = (16, 3) if quick else (2**16, 64)
+
     lanes, states = f"T={T} B={B} D={D}", f"T={T} B={B} D={D} N={N}"
     return [
         Workload("lru", lanes, lru, inputs(draw(B, D), draw(T, B, D), {"a": draw(D)})),
@@ -110,6 +131,23 @@ def workloads(quick: bool) -> list[Workload]:
                 {"u": draw(T, B, D), "b": draw(T, B, N), "c": draw(T, B, N)},
                 {"dt": draw(D), "log_a": draw(D, N)},
             ),
+        ),
+        # long and thin, so that it is parallel in time
+        Workload(
+            "ema", f"T={many}, 1 lane", ema, inputs(draw(), draw(many), {"rate": draw()}), thin=True
+        ),
+        Workload(
+            "gae", f"T={many}, {few} lanes", gae,
+            inputs(
+                draw(few), {"delta": draw(many, few), "goes_on": draw(many, few)},
+                {"discount": draw()},
+            ),
+            thin=True,
+        ),
+        Workload(
+            "complex lru", f"T={many}, {few} lanes", complex_lru,
+            inputs((draw(few), draw(few)), draw(many, few), {"re": draw(few), "im": draw(few)}),
+            thin=True,
         ),
         Workload(
             "attention over a cache", f"T={2 * S} B={B} cache={C} D={A}", attention,
@@ -171,11 +209,12 @@ def contestants(work: Workload, device: str, dtype: torch.dtype) -> dict[str, Ru
         return scan_loop(lambda c, x: work.step(c, x, parameters), init, xs, trip_count, False)[1]
 
     compiled = torch.compile(ours, fullgraph=True)
-    found: dict[str, Run] = {
-        "this, torch.compile": lambda: compiled(init, xs, parameters),
-        "this, eager": lambda: ours(init, xs, parameters),
-        "Python loop": loop,
-    }
+    found: dict[str, Run] = {"this, torch.compile": lambda: compiled(init, xs, parameters)}
+    if work.thin:
+        stepping = torch.compile(lambda *inputs: ours(*inputs), fullgraph=True)
+        found["this, torch.compile, " + STEP_BY_STEP] = lambda: stepping(init, xs, parameters)
+        return found
+    found |= {"this, eager": lambda: ours(init, xs, parameters), "Python loop": loop}
     if work.step in (attention, lstm):  # no kernels, at these sizes
         replayed = torch.compile(lambda *inputs: ours(*inputs), fullgraph=True)
         found["this, torch.compile, " + GRAPHS] = lambda: replayed(init, xs, parameters)
@@ -201,7 +240,8 @@ def copied(work: Workload, device: str, dtype: torch.dtype, rounds: int) -> floa
 def measured(device: str, quick: bool) -> list[list[object]]:
     rows: list[list[object]] = []
     for work in workloads(quick):
-        for dtype in (torch.float32, torch.bfloat16):
+        # carries in bfloat16 are not parallel in time
+        for dtype in (torch.float32,) if work.thin else (torch.float32, torch.bfloat16):
             rows.append(
                 [
                     work.name,
@@ -214,7 +254,11 @@ def measured(device: str, quick: bool) -> list[list[object]]:
             )
             for name, run in contestants(work, device, dtype).items():
                 rounds = 3 if name == "Python loop" else 9
-                with using_options(cuda_graphs=name.endswith(GRAPHS)):
+                options = {
+                    "cuda_graphs": name.endswith(GRAPHS),
+                    "parallel_in_time": not name.endswith(STEP_BY_STEP),
+                }
+                with using_options(**options):
                     forward = milliseconds(run, device, rounds)
                     both = milliseconds(trained(run), device, rounds)
                 rows.append(

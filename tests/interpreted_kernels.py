@@ -25,7 +25,7 @@ from torch_scan_hop.inductor.gpu.serving import on_the_cpu
 from torch_scan_hop.inductor.watch import watching
 from torch_scan_hop.reference import scan_loop
 
-POINTWISE, ROWS = gpu.KERNELS
+PARALLEL, POINTWISE, ROWS = gpu.KERNELS
 
 
 @contextlib.contextmanager

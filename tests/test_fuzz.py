@@ -112,10 +112,12 @@ def test_a_mend_taken_out_is_found(name):
 @pytest.mark.slow
 def test_every_mend_taken_out_is_found(tmp_path):
     page = tmp_path / "fuzz.md"
-    results = record_searches(page)
+    # kernels of a GPU are searched in a process that interprets them (interpreted_tiles)
+    names = [m.name for m in MUTANTS.values() if "triton" not in m.modes]
+    results = record_searches(page, names)
     assert [m.name for m, result in results if result.found is None] == []
     assert {m.issue for m, _ in results} >= set("abcdefghi")
-    assert all(m.name in page.read_text() for m in MUTANTS.values())
+    assert all(name in page.read_text() for name in names)
 
 
 PROGRAM = """\

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from affine_cells import AFFINE, hard, reset
 from gpu_cells import CASES
 from graph_caches import graph_caches
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
@@ -53,6 +54,42 @@ def test_the_kernels_compute_the_loop(name, dtype, reverse):
             theirs = zeros_for_none(gradients(want, exact_wrt), exact_wrt)
             assert_same(on_cpu(ours), theirs, tolerance * 4, dtype=False)
     assert chosen and set(chosen) <= set(gpu.KERNELS)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("T", [256, 1023, 1024, 1025, 3 * 1024 + 7])
+@pytest.mark.parametrize("name", AFFINE)
+def test_kernels_parallel_in_time_compute_the_loop(name, T, reverse):
+    from torch_scan_hop.inductor import gpu
+
+    case, chosen = AFFINE[name], []
+    drawn = case.inputs(T)
+    inputs, exact = (leaves(drawn, device, torch.float64) for device in ("cuda", "cpu"))
+    with watching(lambda _, kernel: chosen.append(kernel)):
+        got = torch.compile(lambda *a: case.run(*a, reverse=reverse), fullgraph=True)(*inputs)
+        init, xs, parameters = exact
+        want = scan_loop(lambda c, x: case.step(c, x, parameters), init, xs, T, reverse)
+        assert_same(on_cpu(got), want, 1e-9)
+        wrt, exact_wrt = differentiable(inputs), differentiable(exact)
+        if wrt:
+            ours = zeros_for_none(gradients(on_cpu(got), wrt), wrt)
+            theirs = zeros_for_none(gradients(want, exact_wrt), exact_wrt)
+            assert_same(on_cpu(ours), theirs, 1e-8)
+    assert set(chosen) == {gpu.ParallelKernel}
+
+
+@pytest.mark.parametrize("T", [300, 3000])
+def test_numbers_of_which_no_product_may_be_taken(T):
+    inputs = hard(T, 8)
+    on_gpu = pytree.tree_map_only(torch.Tensor, torch.Tensor.cuda, inputs)
+    with torch.no_grad():
+        got = on_cpu(
+            torch.compile(lambda *a: scan(lambda c, x: reset(c, x, None), *a))(*on_gpu[:2])
+        )
+    want = scan_loop(lambda c, x: reset(c, x, None), *inputs[:2], T, False)
+    for ours, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-37, equal_nan=True)
 
 
 def on_cpu(values):

@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 
 import torch
 import triton
+from affine_cells import AFFINE
 from fake_cuda import launches, scan_kernels, wrappers
 from fake_graphs import CountedGraphs
 from gpu_cells import CASES, ROW_CASES, gru, lstm, row_case
@@ -32,7 +33,7 @@ from wrappers import loops
 from torch_scan_hop import explain
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop.cuda_graphs.devices import serving
-from torch_scan_hop.inductor.gpu import launch, rows
+from torch_scan_hop.inductor.gpu import launch, parallel, rows
 from torch_scan_hop.inductor.gpu.launch import call_program
 from torch_scan_hop.inductor.gpu.serving import on_the_cpu
 from torch_scan_hop.inductor.gpu.source import TritonSource
@@ -64,7 +65,7 @@ def compiled_for_cuda(name: str, dtype: torch.dtype = torch.float32, T: int = 12
     def leaf(value):
         return value.requires_grad_() if value.dtype.is_floating_point else value
 
-    case, sources = (CASES | ROW_CASES | LARGE)[name], []
+    case, sources = (AFFINE | CASES | ROW_CASES | LARGE)[name], []
     inputs = pytree.tree_map_only(torch.Tensor, leaf, case.drawn(T, dtype))
 
     def call(wrapper, source, results, block, warps):
@@ -74,6 +75,7 @@ def compiled_for_cuda(name: str, dtype: torch.dtype = torch.float32, T: int = 12
     with (
         mock.patch.object(launch, "call_program", call),
         mock.patch.object(rows, "call_program", call),
+        mock.patch.object(parallel, "call_program", call),
     ):
         found = wrappers(case.run, *inputs)
     launched = [kernel for wrapper in found.values() for kernel in scan_kernels(wrapper)]
@@ -82,7 +84,7 @@ def compiled_for_cuda(name: str, dtype: torch.dtype = torch.float32, T: int = 12
 
 
 TYPE_NAMES = {
-    torch.bool: "*i1", torch.uint8: "*u8", torch.int16: "*i16", torch.int64: "*i64", None: "i32",
+    torch.bool: "*i1", torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", None: "i32",
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64",
 }  # fmt: skip
 
@@ -153,10 +155,10 @@ def pinned(key: str, registers: list[int]) -> list[int]:
     return own.get(key, registers)
 
 
-def check_cubins(name, dtype, path, products=False, suffix=""):
+def check_cubins(name, dtype, path, products=False, suffix="", T=12):
     """No register spills, shared memory is within limits, the registers are those pinned."""
     spills = SPILLS.get(name + suffix, {}) if TRITON < (3, 6) else {}
-    _, kernels = compiled_for_cuda(name, dtype)
+    _, kernels = compiled_for_cuda(name, dtype, T)
     assert kernels
     for direction, (source, block, warps) in zip(("forward", "backward"), kernels, strict=False):
         registers = []
@@ -169,6 +171,7 @@ def check_cubins(name, dtype, path, products=False, suffix=""):
             registers.append(used)
         key = f"{name}, {direction}, {str(dtype).removeprefix('torch.')}{suffix}"
         assert registers == pinned(key, registers)
+    return kernels
 
 
 # bytes, stored and loaded, of a thread: with the assembler of Triton 3.5
@@ -184,6 +187,35 @@ HALF = pytest.param(torch.bfloat16, marks=pytest.mark.slow)
 @pytest.mark.parametrize("name", TRAINED)
 def test_cubins(name, dtype, tmp_path):
     check_cubins(name, dtype, tmp_path)
+
+
+# of many steps and few lanes: how many of its directions are parallel in time
+LONG = {"recurrence": 2, "gated": 1, "lru": 2, "two carries": 2, "selective ssm": 2}
+LONG |= {"scalar": 1, "transcendental": 1, "shifted x": 2}
+LONG |= {"extremes": 2, "triangular": 2, "product": 2, "integers": 1}
+LONG_CASES = [
+    name if name == "recurrence" else pytest.param(name, marks=pytest.mark.slow) for name in LONG
+]
+
+
+def are_parallel(kernels):
+    return ["tl.associative_scan(" in source.text for source, *_ in kernels]
+
+
+@pytest.mark.parametrize("name", LONG_CASES)
+def test_cubins_of_kernels_parallel_in_time(name, tmp_path):
+    kernels = check_cubins(name, torch.float32, tmp_path, suffix=", 300 steps", T=300)
+    assert sum(are_parallel(kernels)) == LONG[name]
+    assert all(warps == 8 for source, _, warps in kernels if "tl.associative_scan(" in source.text)
+
+
+def test_one_launch_of_many_steps_each_way():
+    found, kernels = compiled_for_cuda("lru", T=300)
+    assert are_parallel(kernels) == [True, True]
+    for wrapper in found.values():
+        assert len(scan_kernels(wrapper)) == 1 and loops([wrapper]) == [0]
+    with using_options(parallel_in_time=False):
+        assert are_parallel(compiled_for_cuda("lru", T=300)[1]) == [False, False]
 
 
 ROWS = [
@@ -253,9 +285,9 @@ def test_explain_names_the_kernel():
             return str(explain(cell, torch.zeros(3, 7), torch.zeros(5, 3, 7)))
 
     pointwise = explained(lambda h, x: (h * x, h))
-    assert "one Triton kernel, lane by lane; 5 steps" in pointwise and pointwise.endswith(
-        "launches: one"
-    )
+    assert "one Triton kernel, lane by lane; 5 steps" in pointwise
+    assert "launches: one" in pointwise
+    assert "not one Triton kernel, parallel in time: 5 steps are few" in pointwise
     rows = explained(lambda h, x: (torch.tanh(h @ torch.eye(7)) + x, h))
     assert "one Triton kernel, row by row; 5 steps" in rows
     assert "not one Triton kernel, lane by lane: not pointwise: mm" in rows
@@ -276,4 +308,4 @@ def test_explain_tells_the_time_of_a_kernel_from_a_bandwidth():
     told = explain(lambda h, x: (h * x, h), h, xs, limits=(1e15, 1e12))
     # xs and ys once, and a carry each way, at 1 TB/s
     assert "at least 32.8 us, bound by memory" in str(told)
-    assert "one Triton kernel, lane by lane; 1000 steps" in str(told)
+    assert "one Triton kernel, parallel in time; 1000 steps" in str(told)

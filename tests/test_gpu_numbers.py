@@ -14,11 +14,14 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 
 
+FILES = [str(HERE / "interpreted_kernels.py"), str(HERE / "interpreted_tiles.py")]
+
+
 def in_the_interpreter(*arguments: str) -> str:
-    """What pytest says of ``interpreted_kernels.py``; it is to say that all has passed."""
+    """What pytest says of the tests in ``FILES``; it is to say that all have passed."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-q",
-         str(HERE / "interpreted_kernels.py"), *arguments],
+         *FILES, *arguments],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         cwd=HERE.parent, capture_output=True, text=True, check=False,
     )  # fmt: skip

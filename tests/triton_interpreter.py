@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -17,7 +18,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 import triton.language as tl
 from torch._inductor.runtime import triton_helpers
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import InterpreterBuilder, ScanOps, TensorHandle
 
 
 def _values(value: Any) -> torch.Tensor:
@@ -72,3 +73,27 @@ def _of_bits(data: Any) -> Any:
 
 
 InterpreterBuilder.create_dot = _dot
+
+
+def _tree_scan(self: Any, values: Any) -> list[Any]:
+    """As a GPU does it: pairs of results of many rows are combined, all at once.
+
+    The interpreter's own goes from row to row, and never sees what a product of rows may become.
+    """
+    assert self.axis == 0
+    found, distance, rows = list(values), 1, values[0].handle.data.shape[0]
+    while distance < rows:
+        before = [self.to_tensor(np.roll(v.handle.data, distance, 0), v.dtype) for v in found]
+        both = self.combine_fn.fn(*before, *found)
+        both = both if isinstance(both, tuple) else (both,)
+        found = [
+            self.to_tensor(
+                np.concatenate([v.handle.data[:distance], w.handle.data[distance:]]), v.dtype
+            )
+            for v, w in zip(found, both, strict=True)
+        ]
+        distance *= 2
+    return found
+
+
+ScanOps.generic_scan = _tree_scan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -66,7 +67,7 @@ def main() -> int:
     args = _arguments()
     torch.set_num_threads(1)
     if args.mutants:
-        return 0 if all(result.found for _, result in record_searches(args.record)) else 1
+        return _search_all(args.record)
     if args.until_found:
         return _search(args)
     features, modes = chosen_features(args.features), parse_modes(args.modes or "eager")
@@ -88,10 +89,20 @@ def main() -> int:
     return 1 if tally.failures else 0
 
 
+def _search_all(page: Path | None) -> int:
+    """Every mutant, but for those of Triton's kernels where there is no Triton."""
+    has_triton = importlib.util.find_spec("triton") is not None
+    chosen = [m for m in MUTANTS.values() if has_triton or "triton" not in m.modes]
+    prepare([mode for mutant in chosen for mode in parse_modes(mutant.modes)])
+    results = record_searches(page, [mutant.name for mutant in chosen])
+    return 0 if all(result.found for _, result in results) else 1
+
+
 def _search(args: argparse.Namespace) -> int:
     chosen = MUTANTS[args.until_found]
     modes = parse_modes(args.modes or chosen.modes)
     features = chosen_features(args.features) if args.features else chosen.features
+    prepare(modes)
     seeds = range(args.seed, args.seed + (args.programs or chosen.patience))
     result = search(args.until_found, seeds, modes, features)
     told = f"found: {result.found}" if result.found else "not found"

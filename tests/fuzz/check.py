@@ -89,7 +89,7 @@ def check_text(text: str, mode: Mode, tolerance: float) -> Outcome:
     """A mode that is to try kernels of a GPU discards what none of them takes."""
     with mode.entered() as kernels:
         outcome = _checked(text, mode, tolerance)
-    if (mode.triton or mode.graphs) and outcome.status == "ok" and not kernels:
+    if outcome.status == "ok" and not mode.has_reached(kernels):
         return Outcome("discarded", "", "no kernel takes it")
     return dataclasses.replace(outcome, kernels=tuple(kernels))
 

@@ -6,7 +6,15 @@ import random
 import re
 from collections.abc import Sequence
 
-from . import rules_context, rules_floats, rules_math, rules_shape, rules_special, rules_write
+from . import (
+    rules_affine,
+    rules_context,
+    rules_floats,
+    rules_math,
+    rules_shape,
+    rules_special,
+    rules_write,
+)
 from .builder import RULES, Builder, NoOperandError
 from .program import Carried, Input, Program, Scanned, Shape, Size, Statement, Type, Var, size_text
 from .rules_special import DRAWS, attempt
@@ -24,10 +32,11 @@ DEFAULT = (
 #: one batch in float32, with weights, which ``cells`` multiplies carries with; ``long``: every
 #: program has many steps; ``contexts``: the scan is called a second time, in another context;
 #: ``complex_carry``: most carries are complex; ``floats``: closed-over Python floats; ``regions``:
-#: of autocast, and of checkpoints
+#: of autocast, and of checkpoints; ``affine``: so are all carries
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
     "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "regions",
+    "affine",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
@@ -71,7 +80,7 @@ class _Generator:
         xs = self._xs()
         self._closed()
         self._statements()
-        carry = [self._next(c) for c in carry]
+        carry = [self._affine(c, carry) or self._next(c) for c in carry]
         ys = self._ys()
         return Program(
             seed=self.seed,
@@ -144,7 +153,7 @@ class _Generator:
         return made
 
     def _shape(self) -> Shape:
-        if self.has("kernel") or self.has("rows"):
+        if self.has("kernel") or self.has("rows") or self.has("affine"):
             return tuple(self.g.sizes[:2])
         shape = self.g.shape(self.rng.choice([0, 1, 1, 2, 2, 2, 3]))
         while _numel(shape) > 3000:
@@ -207,7 +216,8 @@ class _Generator:
 
     def _xs(self) -> list[Scanned]:
         leaves = []
-        for k in range(self.rng.choice([0, 1, 1, 1, 2, 2, 3])):
+        least = 1 if self.has("affine") else 0
+        for k in range(max(least, self.rng.choice([0, 1, 1, 1, 2, 2, 3]))):
             leaves.append(self._scanned(f"x{k}"))
         if "n_small" in self.g.numbers:
             leaves.append(self._small_integers())
@@ -223,7 +233,7 @@ class _Generator:
         if roll < 0.3 and self.has("indexing") and not self.dim:
             return self._scanned_indices(name)
         shape = self._shape()
-        while self.long and _numel(shape) > 64:
+        while self.long and _numel(shape) > 64 and not self.has("affine"):
             shape = shape[:-1]
         if self.dim and not shape:
             shape = (self.g.size(),)
@@ -332,6 +342,10 @@ class _Generator:
         n = self.rng.choice([1, 2, 3, 3, 4, 4, 5, 6, 8])
         for _ in range(n):
             attempt(self.g, weighted)
+
+    def _affine(self, c: Carried, carries: list[Carried]) -> Carried | None:
+        result = rules_affine.next_carry(self.g, c, carries) if self.has("affine") else None
+        return None if result is None else _with_result(c, result)
 
     def _next(self, c: Carried) -> Carried:
         """What the body returns for this leaf: the old value and something of the body."""

@@ -34,11 +34,13 @@ BACKENDS: dict[str, tuple[str | None, bool | None]] = {
 }
 TRANSFORMS = ("double", "jvp", "vmap", "func_grad", "forward_over_reverse")
 REWRITES = tuple(f.name for f in dataclasses.fields(Options) if f.type == "bool" and f.default)
+#: of Inductor's, which change nothing in eager mode
+KERNELS = ("one_kernel", "parallel_in_time")
 CHECKPOINTS = {"full": '"full"', "sqrt": '"sqrt"', "segments": "3", "binomial": "Binomial(2)"}
 
 #: names for several modes at once
 GROUPS = {
-    "rewrites": [f"eager+only_{name}" for name in REWRITES if name != "one_kernel"],
+    "rewrites": [f"eager+only_{name}" for name in REWRITES if name not in KERNELS],
     "rewrites_inductor": [f"inductor+only_{name}" for name in REWRITES],
     "checkpoints": [f"eager+checkpoint_{name}" for name in CHECKPOINTS],
     "transforms": [f"eager+{name}" for name in TRANSFORMS],
@@ -67,6 +69,14 @@ class Mode:
     threads: bool = False
     #: scans are Triton's kernels where they can be, which run in its interpreter
     triton: bool = False
+    #: and few steps are tiles of kernels that are parallel in time: others do not count
+    tiles: bool = False
+
+    def has_reached(self, kernels: Sequence[str]) -> bool:
+        """Whether ``kernels`` were taken that this mode is to try, if it is."""
+        if self.tiles:
+            return "ParallelKernel" in kernels
+        return bool(kernels) or not (self.triton or self.graphs)
 
     @contextmanager
     def entered(self) -> Iterator[list[str]]:
@@ -89,7 +99,20 @@ class Mode:
                 stack.enter_context(_kernels_of_a_gpu(kernels))
             if self.threads:
                 stack.enter_context(_two_threads())
+            if self.tiles:
+                stack.enter_context(_tiles_of_few_steps())
             yield kernels
+
+
+@contextmanager
+def _tiles_of_few_steps() -> Iterator[None]:
+    from torch_scan_hop.inductor.gpu import parallel
+
+    with (
+        mock.patch.object(parallel, "LEAST_STEPS", 1),
+        mock.patch.object(parallel, "ELEMENTS", 4 * parallel.MOST_LANES),
+    ):
+        yield
 
 
 @contextmanager
@@ -194,7 +217,7 @@ def _with_part(mode: Mode, part: str) -> Mode:
         return dataclasses.replace(mode, transform=part)
     if part == "small_blocks":
         return dataclasses.replace(mode, small_blocks=True)
-    if part in ("operator", "captured", "compile", "graphs", "threads"):
+    if part in ("operator", "captured", "compile", "graphs", "threads", "tiles"):
         return dataclasses.replace(mode, **{part: True})
     word, _, name = part.partition("_")
     if word == "only" and name in REWRITES:

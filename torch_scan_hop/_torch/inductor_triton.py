@@ -148,6 +148,10 @@ class TritonLines(Kernel[TritonCSEVariable]):
     def begin_step(self) -> None:
         self.compute = IndentedBuffer()
 
+    def write(self, lines: Sequence[str]) -> None:
+        """Lines of the step, after those that are there."""
+        self.compute.writelines(lines)
+
     def before_steps(self) -> list[str]:
         return str(self._before.getvalue()).splitlines()
 

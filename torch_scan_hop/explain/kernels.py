@@ -86,6 +86,7 @@ def _kernel(loop: str, call: Any, chosen: Any) -> Kernel:
     on_gpu = is_on_gpu(call.examples.flat())
     if on_gpu:
         kinds = {
+            gpu.ParallelKernel: ("one Triton kernel, parallel in time", _why_not_parallel),
             gpu.PointwiseKernel: ("one Triton kernel, lane by lane", _why_not_triton),
             gpu.RowsKernel: ("one Triton kernel, row by row", _why_not_triton_rows),
         }
@@ -130,9 +131,12 @@ def _off() -> str:
 
 def _by_lowering(kernel: Any, call: Any) -> str:
     from torch_scan_hop._torch.inductor_values import NotPointwise
+    from torch_scan_hop.inductor.affine import NotAffine
 
     try:
         node = kernel.lower(call)
+    except NotAffine as error:
+        return str(error)
     except NotPointwise as error:
         return f"it needs a buffer within a step ({error})"
     return "" if node is not None else "a step reads the carry elsewhere than where it writes it"
@@ -140,6 +144,14 @@ def _by_lowering(kernel: Any, call: Any) -> str:
 
 def _why_not_triton(call: Any) -> str:
     return _why_not_pointwise(call, _not_served(call))
+
+
+def _why_not_parallel(call: Any) -> str:
+    from torch_scan_hop.inductor.gpu.parallel import why_not_long_and_thin
+
+    if not current_options().parallel_in_time:
+        return "parallel_in_time is switched off"
+    return _why_not_triton(call) or why_not_long_and_thin(call.examples)
 
 
 def _not_served(call: Any) -> str:

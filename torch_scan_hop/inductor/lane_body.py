@@ -47,10 +47,11 @@ class PointwiseBody:
         self.results = self.lowering.lower(step_inputs(roles, index))
 
     def values(self, lane: Sequence[Any], dtypes: Sequence[torch.dtype]) -> list[Any]:
+        """The first of the results, next carries and then ys: as many as there are ``dtypes``."""
         with self.lowering.fresh_values():
             return [
                 result.make_loader()(lane) if is_tensor(result) else ops.constant(result, dtype)
-                for result, dtype in zip(self.results, dtypes, strict=True)
+                for result, dtype in zip(self.results, dtypes, strict=False)
             ]
 
     def reads(self, lane: Sequence[Any]) -> Reads:

@@ -43,3 +43,12 @@ def any_operator_is_batched() -> Iterator[object]:
         mock.patch.object(planner, "is_batchable", lambda node, any_trip_count: True),
     ):
         yield None
+
+
+@mutant("14", "triton+tiles", "affine,pointwise")
+def compositions_are_taken_unseen() -> Iterator[object]:
+    """A kernel that is parallel in time takes what steps compose to, whatever came of it."""
+    from torch_scan_hop.inductor.gpu.composition import Composition
+
+    with mock.patch.object(Composition, "agreement", lambda self: []):
+        yield None

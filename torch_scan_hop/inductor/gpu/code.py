@@ -50,9 +50,11 @@ class StepCode:
         shape: of a program's block of elements.
         index: of the step at hand.
         steps_ahead: how far loads run ahead of the loop.
+        stored: the condition for a y of an element to be stored.
     """
 
     steps_ahead = STEPS_AHEAD
+    stored = MASK
 
     lanes: list[Any]
     lane: list[Any]
@@ -74,11 +76,15 @@ class StepCode:
         """Emit the values of a step; the lines that store them come back."""
         raise NotImplementedError
 
+    def functions(self) -> list[str]:
+        """The lines of what the kernel calls, asked for once its own are there."""
+        return []
+
     def source(self, size: Any) -> TritonSource:
         """The kernel, for ``size`` elements that programs share."""
         lines = TritonLines(self.shape, self.load, self._renamed, self._is_invariant)
         with lines.at_work():
-            init = [self._first(k) for k in range(len(self.init))]
+            init = [line for k in range(len(self.init)) for line in self._first(k)]
             lines.begin_step()
             stores = self.step(lines)
         last = [self.store(k, f"carry{k}", self.own(k)) for k in range(len(self.carry))]
@@ -90,6 +96,7 @@ class StepCode:
         text = [
             HEADER,
             "",
+            *self.functions(),
             f"@triton.jit(do_not_specialize={sizes})",
             f"def scan_kernel({', '.join([*self.parameters.names, 'BLOCK: tl.constexpr'])}):",
             *indented([*first, *before, *indented(loop), *last]),
@@ -107,9 +114,9 @@ class StepCode:
             "    step = tl.cast(turn, tl.int64)",
         ]
 
-    def _first(self, position: int) -> str:
+    def _first(self, position: int) -> list[str]:
         value = self.init[position].make_loader()(self.lane)
-        return f"carry{position} = {self._block(value, self.carry[position].dtype)}"
+        return [f"carry{position} = {self._block(value, self.carry[position].dtype)}"]
 
     def _block(self, value: Any, dtype: torch.dtype) -> str:
         return f"tl.broadcast_to({kept(value, dtype)}, [{', '.join(self.shape)}])"
@@ -129,7 +136,7 @@ class StepCode:
         """The line that stores ``value`` to a result."""
         dtype = (*self.carry, *self.ys)[position].dtype
         address = self.address(self.parameters.written(position, dtype), index)
-        return f"tl.store({address}, {value}, {MASK})"
+        return f"tl.store({address}, {value}, {self.stored})"
 
     def own(self, position: int, shift: int = 0) -> Any:
         """The index at which a lane writes a result, or ``shift`` elements of a row further."""
@@ -147,11 +154,12 @@ class StepCode:
         address = self.address(self.parameters.read(name, dtype), index)
         return f"tl.load({address}, {both})", dtype
 
-    def address(self, pointer: str, index: Any) -> str:
+    def address(self, pointer: str, index: Any, shape: Sequence[str] = ()) -> str:
+        """Of the elements of a block, of another ``shape`` than a program's where one is given."""
         same, offset = self._parts(index)
         moved = pointer if same == 0 else f"{pointer} + ({self.text(same)})"
         if offset == 0:
-            return f"{moved} + tl.full([{', '.join(self.shape)}], 0, tl.int32)"
+            return f"{moved} + tl.full([{', '.join(shape or self.shape)}], 0, tl.int32)"
         return f"{moved} + ({self.text(offset)})"
 
     def _parts(self, index: Any) -> tuple[Any, Any]:

@@ -19,12 +19,14 @@ def emit_lanes(
     body: PointwiseBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
 ) -> TritonSource:
     """The kernel of ``body``, from ``init``; ``layouts`` of its results: final carries, then ys."""
-    code = _LaneCode(body, init, layouts, trip_count)
-    return code.source(sympy.Mul(*code.sizes))
+    code = LaneCode(body, init, layouts, trip_count)
+    return code.source(code.size)
 
 
-class _LaneCode(StepCode):
-    shape = ("BLOCK",)
+class LaneCode(StepCode):
+    shape: tuple[str, ...] = ("BLOCK",)
+    arange = "tl.arange(0, BLOCK)"  # of a program's lanes
+    in_lanes = MASK  # whether there are such lanes
 
     def __init__(
         self, body: PointwiseBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
@@ -32,6 +34,7 @@ class _LaneCode(StepCode):
         super().__init__(init, layouts, trip_count)
         self.body, self.index = body, body.index
         self.sizes, index_of = merged_dimensions(body, self.carry[0].size, layouts)
+        self.size = sympy.Mul(*self.sizes)
         self.lanes = [variable(f"x{k}") for k in range(len(self.sizes))]
         self.lane = list(index_of(self.lanes))
         sizes = dict(zip(self.lanes, self.sizes, strict=True))
@@ -45,8 +48,8 @@ class _LaneCode(StepCode):
             text = f"{text} % ({self.text(self.sizes[k])})" if k else text
             lines.append(f"x{k} = {text}")
             inner = inner * self.sizes[k]
-        first = f"{LANE} = {self.program} * BLOCK + tl.arange(0, BLOCK)"
-        return [first, f"{MASK} = {LANE} < {self.text(inner)}", *lines]
+        first = f"{LANE} = {self.program} * BLOCK + {self.arange}"
+        return [first, f"{self.in_lanes} = {LANE} < {self.text(inner)}", *lines]
 
     def step(self, lines: TritonLines) -> list[str]:
         carry = self.carries(lines)

@@ -1,0 +1,94 @@
+"""The kernel of long and thin scans whose steps compose: parallel in time.
+
+A lane goes through its steps one after the other, and waits for each: with a warp of lanes for
+each multiprocessor or less, most of a GPU is idle. If a step is affine in its carries, or takes an
+extreme, a program takes a tile of steps at once (``tiles``). The choice is by lanes and steps
+alone, so that a program that is compiled for some sizes has one kernel for them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.sizes import likely_value
+from torch_scan_hop.inductor.body import StepExamples
+from torch_scan_hop.inductor.gpu.launch import WARP, call_program
+from torch_scan_hop.inductor.gpu.serving import are_served
+from torch_scan_hop.inductor.gpu.tiles import emit_tiles
+from torch_scan_hop.inductor.lane_body import independent_lanes
+from torch_scan_hop.inductor.node import KernelNode, ScanCall
+from torch_scan_hop.inductor.qualify import is_pointwise
+from torch_scan_hop.rewrites import current_options
+
+# None of these is measured on a GPU. Below so many steps, a launch takes about as long.
+LEAST_STEPS = 256
+ELEMENTS = 1024  # of a tile: 4 of each thread
+MANY_BUFFERS = 10  # from here on a tile has half of them, since a thread has so many registers
+MOST_LANES = 8  # of a program: as many floats as memory is read in at once, if they are neighbours
+WARPS = 8
+
+# Of a GPU that is not there, where nothing runs but the code is looked at: that of an H100.
+MULTIPROCESSORS = 132
+
+
+class ParallelKernel(KernelNode):
+    """``step`` is the source, and the lanes of a program."""
+
+    @staticmethod
+    def may_qualify(body: fx.GraphModule) -> bool:
+        return current_options().parallel_in_time and is_pointwise(body)
+
+    @classmethod
+    def lower(cls, call: ScanCall) -> ParallelKernel | None:
+        if not are_served(call.examples.flat()) or why_not_long_and_thin(call.examples):
+            return None
+        body = independent_lanes(call)
+        if body is None:
+            return None
+        lanes = lanes_of_a_program(lanes_of(call.examples))
+        arguments = body, call.operands.carry, call.result_layouts(), call.trip_count
+        source = emit_tiles(*arguments, rows=ELEMENTS // lanes)
+        if len(source.arguments) > MANY_BUFFERS:
+            source = emit_tiles(*arguments, rows=ELEMENTS // lanes // 2)
+        return cls(call, (source, lanes))
+
+    def call_kernel(self, wrapper: Any) -> None:
+        source, lanes = self.step
+        names = [destination.name for destination in self.destinations]
+        call_program(wrapper, source, names, lanes, WARPS)
+
+
+def why_not_long_and_thin(examples: StepExamples) -> str:
+    """Why a GPU is not idle, step by step; the empty string if most of it is."""
+    if not examples.inputs.carry:
+        return "it has no carry"
+    steps, lanes = likely_value(examples.inputs.trip_count), lanes_of(examples)
+    if steps < LEAST_STEPS:
+        return f"{steps} steps are few: it is for {LEAST_STEPS} and more"
+    most = most_lanes(examples)
+    return f"{lanes} lanes are many: it is for up to {most}" if lanes > most else ""
+
+
+def lanes_of(examples: StepExamples) -> int:
+    return math.prod(map(likely_value, examples.inputs.carry[0].shape))
+
+
+def most_lanes(examples: StepExamples) -> int:
+    """A warp for each multiprocessor."""
+    device = examples.inputs.carry[0].device
+    is_there = device.type == "cuda" and torch.cuda.is_available()
+    if not is_there:
+        return WARP * MULTIPROCESSORS
+    return WARP * int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def lanes_of_a_program(lanes: int) -> int:
+    """
+    >>> lanes_of_a_program(1), lanes_of_a_program(3), lanes_of_a_program(1000)
+    (1, 4, 8)
+    """
+    return min(MOST_LANES, 1 << max(0, lanes - 1).bit_length())
