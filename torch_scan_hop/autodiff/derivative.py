@@ -6,6 +6,8 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import fx
+
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.handover import Handover, Partition, Source
 from torch_scan_hop.op import Body
@@ -48,6 +50,10 @@ class Derivative:
     def _partitions(self) -> list[Partition]:
         return [self.first]
 
+    def bodies(self) -> list[fx.GraphModule]:
+        """The forward's and the backward's."""
+        return [body for p in self._partitions() for body in (p.forward, p.backward)]
+
     def _slots(self) -> list[Handover]:
         return [slot for partition in self._partitions() for slot in _saved_slots(partition)]
 
@@ -78,6 +84,10 @@ class DerivativeThroughLoop(Derivative):
     """Of a body with a custom function: its second derivative goes through a loop of ``body``."""
 
     body: Body
+
+    def bodies(self) -> list[fx.GraphModule]:
+        """The forward's and the backward's."""
+        return [body for p in self._partitions() for body in (p.forward, p.backward)]
 
     def _slots(self) -> list[Handover]:
         return [*super()._slots(), *all_inputs(self.signature)]

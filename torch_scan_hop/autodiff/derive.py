@@ -26,6 +26,7 @@ from torch_scan_hop.autodiff.partition import partition_of
 from torch_scan_hop.autodiff.policy import policy_of
 from torch_scan_hop.body.any_size import derived
 from torch_scan_hop.body.step_examples import contiguous_like
+from torch_scan_hop.eager.nested import keep_scans
 from torch_scan_hop.op import Body, RunScan, ScanOptions
 from torch_scan_hop.signature import Inputs, Signature
 
@@ -53,6 +54,9 @@ def derivative_of(
 
     def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> _ForAnySize:
         derivative = _derive(body, mode, examples, wanted, checkpoint, traced)
+        if checkpoint is not None:
+            for made in derivative.bodies():
+                keep_scans(made)
         if symbols is None:
             return _ForAnySize(derivative)
         sizes = derivative.sizes()
