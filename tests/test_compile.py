@@ -666,3 +666,20 @@ def test_the_cpp_wrapper_trains(cell):
     actual, expected = run(p.xs), loop(p.combine_fn, p.init, p.xs)
     assert_same(actual, expected, 1e-4)
     assert_same(gradients(actual, params), gradients(expected, params), 1e-3)
+
+
+def test_the_cpp_wrapper_takes_a_view_of_a_weight_for_one():
+    """C++ read what makes it as the declaration of a function (torch 2.9 to 2.13)."""
+    w = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+    def cell(h, x):
+        h = w @ h @ w.mT
+        return torch.linalg.solve(h @ h.mT + torch.eye(3), x), h
+
+    h, xs = torch.eye(3).repeat(2, 1, 1), torch.eye(3).repeat(4, 2, 1, 1)
+    run = torch.compile(
+        lambda h, xs: scan(cell, h, xs)[0], options={"cpp_wrapper": True}, fullgraph=True
+    )
+    (got,) = torch.autograd.grad(run(h, xs).sum(), [w])
+    (want,) = torch.autograd.grad(loop(cell, h, xs)[0].sum(), [w])
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)

@@ -225,7 +225,8 @@ class CppLoop(LoopEmitter):
         if reference.isidentifier():
             return reference
         # a temporary view: give it an owner that outlives the loop
-        self.wrapper.writeline(f"RAIIAtenTensorHandle {name}_owner({reference});")
+        # in parentheses, C++ would read what makes a temporary as the declaration of a function
+        self.wrapper.writeline(f"RAIIAtenTensorHandle {name}_owner{{{reference}}};")
         return f"{name}_owner"
 
     def copy(self, destination: str, source: str) -> None:
