@@ -6,6 +6,7 @@ python -m benchmarks.bodies [--quick]
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 from benchmarks import report
@@ -14,18 +15,17 @@ from benchmarks.contestants import COMPILED, CPP, EAGER, JAX, LOOP
 from benchmarks.page import Page
 from benchmarks.speed import measure
 
-__all__ = ["measure"]
+__all__ = ["measure", "tell"]
 
 NAMES = [LOOP, EAGER, COMPILED, CPP, JAX]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bodies", description=__doc__)
+def tell(page: Page, names: Iterable[str]) -> None:
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{page.name}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, not written")
     options = parser.parse_args()
-    page = Page("More bodies", "bodies")
     rows: list[dict[str, Any]] = []
-    for name in BODIES:
+    for name in names:
         rows += page.measured("measure", name, NAMES, 5 if options.quick else 15, limit=600)
         print(name, flush=True)
     about = [
@@ -37,4 +37,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tell(Page("More bodies", "bodies"), BODIES)

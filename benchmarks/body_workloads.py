@@ -7,9 +7,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.workloads import FLOAT, Cell, Workload
+from benchmarks.workloads import FLOAT, Cell, Workload, recurrence
 from tests.cells import Draw, Problem
 from torch_scan_hop import scan
+
+
+def advantage_of_step(advantage: Any, x: Any) -> tuple[Any, Any]:
+    """Of torch's tensors or of jax's arrays."""
+    advantage = x["delta"] + 0.95 * x["going"] * advantage
+    return advantage, advantage
 
 
 class GAE(Workload):
@@ -22,16 +28,10 @@ class GAE(Workload):
         draw = Draw(FLOAT)
         going = (torch.rand(T, self.lanes, generator=draw.generator) > 0.02).float()
         xs = {"delta": draw.normal(T, self.lanes), "going": going}
-
-        def cell(advantage, x):
-            advantage = x["delta"] + 0.95 * x["going"] * advantage
-            return advantage, advantage
-
-        return Problem(cell, torch.zeros(self.lanes), xs, {})
+        return Problem(advantage_of_step, torch.zeros(self.lanes), xs, {})
 
     def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
-        carry = x["delta"] + 0.95 * x["going"] * carry
-        return carry, carry
+        return advantage_of_step(carry, x)
 
 
 class ComplexLRU(Workload):
@@ -45,16 +45,11 @@ class ComplexLRU(Workload):
         angle, radius = draw.normal(self.N), 0.9 + 0.1 * torch.rand(self.N)
         a = torch.polar(radius, angle).requires_grad_()
         xs = torch.complex(draw.normal(T, self.B, self.N), draw.normal(T, self.B, self.N))
-
-        def cell(h, x):
-            h = a * h + x
-            return h, h
-
-        return Problem(cell, torch.zeros(self.B, self.N, dtype=xs.dtype), xs, {"a": a})
+        init = torch.zeros(self.B, self.N, dtype=xs.dtype)
+        return Problem(recurrence(a), init, xs, {"a": a})
 
     def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
-        h = p["a"] * carry + x
-        return h, h
+        return recurrence(p["a"])(carry, x)
 
 
 class HiddenMarkov(Workload):

@@ -24,6 +24,7 @@ from benchmarks.body_workloads import GAE
 from benchmarks.contestants import COMPILED, JAX
 from benchmarks.page import Page
 from benchmarks.speed import DIRECTIONS, Field
+from benchmarks.timing import once
 from benchmarks.workloads import LRUWorkload, LSTMWorkload, Workload
 
 CASES: dict[str, Workload] = {
@@ -67,9 +68,7 @@ def times_of(call: Callable[[], object]) -> list[float]:
     """Milliseconds of the calls of one round."""
     found, end = [], time.perf_counter() + ROUND_SECONDS
     while not found or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        found.append((time.perf_counter() - start) * 1e3)
+        found.append(once(call) * 1e3)
     return found
 
 

@@ -10,11 +10,10 @@ copy, so that a small workload can come out above 1.
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable
 
 import torch
 
+from benchmarks.timing import Call, once
 from benchmarks.workloads import Case
 from torch_scan_hop import explain
 
@@ -23,14 +22,9 @@ COPIED = 2**26  # bytes
 ROUNDS = 7
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def _seconds(call: Call) -> float:
     call()
-    found = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - start)
-    return min(found)
+    return min(once(call) for _ in range(ROUNDS))
 
 
 @functools.cache

@@ -147,6 +147,16 @@ class GRUWorkload(Workload):
         return Fused("nn.GRU", m, parameters, lambda g: [g[0].t(), g[1].t(), g[2], g[3][2 * H :]])
 
 
+def recurrence(a: Any) -> Cell:
+    """``h = a * h + x``, of torch's tensors or of jax's arrays."""
+
+    def cell(h: Any, x: Any) -> tuple[Any, Any]:
+        h = a * h + x
+        return h, h
+
+    return cell
+
+
 class LRUWorkload(Workload):
     """``h = a * h + x``: bound by memory."""
 
@@ -158,16 +168,10 @@ class LRUWorkload(Workload):
     def problem(self, T: int) -> Problem:
         draw = Draw(FLOAT)
         a = (1 - 0.5 * torch.rand(self.N, generator=draw.generator)).requires_grad_()
-
-        def cell(h, x):
-            h = a * h + x
-            return h, h
-
-        return Problem(cell, torch.zeros(self.N), draw.normal(T, self.N), {"a": a})
+        return Problem(recurrence(a), torch.zeros(self.N), draw.normal(T, self.N), {"a": a})
 
     def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
-        h = p["a"] * carry + x
-        return h, h
+        return recurrence(p["a"])(carry, x)
 
     def same_bytes(self, case: Case) -> Copies:
         """Forward: read x, write h. Backward: read dy and h, write dx."""

@@ -48,7 +48,8 @@ def wanted(case, inputs, T, reverse):
 
 def as_leaves(inputs):
     def leaf(value):
-        return value.detach().requires_grad_() if value.dtype.is_floating_point else value
+        is_float = value.dtype.is_floating_point or value.dtype.is_complex
+        return value.detach().requires_grad_() if is_float else value
 
     return pytree.tree_map_only(torch.Tensor, leaf, inputs)
 
@@ -68,13 +69,18 @@ def check(name, T, reverse=False, dtype=torch.float64, train=True, **options):
     exact = in_float64(inputs)
     if train:
         inputs = as_leaves(inputs)
+    return compare(case, inputs, exact, T, reverse, dtype, **options)
+
+
+def compare(case, inputs, exact, T, reverse, dtype=torch.float64, **options):
+    """``exact``: the same inputs in float64. Gradients are of those inputs that require grad."""
     with compiled_for_gpu() as chosen:
         run = torch.compile(lambda *a: case.run(*a, reverse=reverse), fullgraph=True, **options)
         got = run(*inputs)
         wrt, exact_wrt = differentiable(inputs), differentiable(exact)
         result = wanted(case, exact, T, reverse)
         assert_same(got, result, TOLERANCE[dtype], dtype=False)
-        if train and wrt:
+        if wrt:
             assert_same(
                 zeros_for_none(gradients(got, wrt), wrt),
                 zeros_for_none(gradients(result, exact_wrt), exact_wrt),
@@ -204,6 +210,21 @@ def test_rows_that_are_not_blocks_are_a_counted_loop(step):
         got = torch.compile(case.run, fullgraph=True)(*inputs)
     assert_same(got, wanted(case, inputs, 4, False), 1e-4)
     assert ROWS not in chosen and len(chosen) == 1
+
+
+def filtered(spread, seen, moves):
+    spread = moves @ spread @ moves.mT + 0.1 * torch.eye(2, dtype=seen.dtype)
+    gain = torch.linalg.solve(spread + torch.eye(2, dtype=seen.dtype), spread)
+    return spread - spread @ gain, (seen[:, None] @ gain)[:, 0]
+
+
+def test_small_matrices_are_scalars():
+    def inputs(T):
+        return torch.eye(2, dtype=torch.float64).repeat(3, 1, 1), randn(T, 3, 2), randn(2, 2)
+
+    case = Case(filtered, inputs)
+    chosen = compare(case, as_leaves(inputs(4)), as_leaves(inputs(4)), 4, False)
+    assert chosen == [POINTWISE] * 2
 
 
 RANDOM = {

@@ -6,7 +6,7 @@ Run by ``test_gpu_numbers``. Tiles are of few rows, so that few steps are severa
 from __future__ import annotations
 
 import contextlib
-from unittest import mock
+import functools
 
 import pytest
 
@@ -15,11 +15,12 @@ pytest.importorskip("triton")
 import gpu_cells
 import torch
 import triton_interpreter  # noqa: F401  before Inductor
-from affine_cells import AFFINE, hard, reset
+from affine_cells import AFFINE, assert_same_nans_too, hard, reset
+from fuzz.modes import tiles_of_few_steps
 from fuzz.mutants import MUTANTS, search
 from gpu_cells import Case, randn
-from interpreted_kernels import compiled_for_gpu
-from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
+from interpreted_kernels import as_leaves, compare, compiled_for_gpu
+from oracle import TOLERANCE, assert_same, differentiable, gradients
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop import explain
@@ -32,38 +33,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of
 ROWS = 8  # of a tile of 8 lanes
 
 
-@contextlib.contextmanager
-def small_tiles():
-    with (
-        mock.patch.object(parallel, "LEAST_STEPS", 1),
-        mock.patch.object(parallel, "ELEMENTS", ROWS * parallel.MOST_LANES),
-    ):
-        yield
+small_tiles = functools.partial(tiles_of_few_steps, ROWS)
 
 
-def as_leaves(inputs):
-    def leaf(value):
-        is_float = value.dtype.is_floating_point or value.dtype.is_complex
-        return value.detach().requires_grad_() if is_float else value
-
-    return pytree.tree_map_only(torch.Tensor, leaf, inputs)
-
-
-def check(case, T, reverse=False, dtype=torch.float64, tiles=small_tiles):
-    exact = as_leaves(case.inputs(T))
-    inputs = as_leaves(case.drawn(T, dtype))
-    with compiled_for_gpu() as chosen, tiles():
-        run = torch.compile(lambda *a: case.run(*a, reverse=reverse), fullgraph=True)
-        got = run(*inputs)
-        wrt, exact_wrt = differentiable(inputs), differentiable(exact)
-        init, xs, p = exact
-        want = scan_loop(lambda c, x: case.step(c, x, p), init, xs, T, reverse)
-        assert_same(got, want, TOLERANCE[dtype], dtype=False)
-        if wrt:
-            ours = zeros_for_none(gradients(got, wrt), wrt)
-            theirs = zeros_for_none(gradients(want, exact_wrt), exact_wrt)
-            assert_same(ours, theirs, TOLERANCE[dtype] * 4, dtype=False)
-    return chosen
+def check(case, T, reverse=False, tiles=small_tiles):
+    """In float64."""
+    inputs = as_leaves(case.drawn(T, torch.float64))
+    with tiles():
+        return compare(case, inputs, as_leaves(case.inputs(T)), T, reverse)
 
 
 # one compile each is seconds
@@ -128,12 +105,6 @@ def test_any_trip_count_of_one_kernel(name):
 # --- where products of coefficients are not what the loop computes ---
 
 
-def assert_same_as_the_loop(got, want):
-    for ours, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
-        assert torch.equal(ours.isnan(), theirs.isnan())
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-37, equal_nan=True)
-
-
 @pytest.mark.parametrize("reverse", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_numbers_of_which_no_product_may_be_taken(reverse):
     """In float32, for which the loop itself says what is right."""
@@ -144,7 +115,7 @@ def test_numbers_of_which_no_product_may_be_taken(reverse):
         run = torch.compile(Case(reset, hard).run, fullgraph=True)
         got = run(init, xs, None, reverse=reverse)
     want = scan_loop(lambda c, x: reset(c, x, None), init, xs, T, reverse)
-    assert_same_as_the_loop(got, want)
+    assert_same_nans_too(got, want)
     assert chosen == [ParallelKernel]
 
 
@@ -156,7 +127,7 @@ def test_each_alone(lane):
     init, xs = pytree.tree_map(lambda t: t[..., lane : lane + 1], hard(T, 8)[:2])
     with compiled_for_gpu(), small_tiles(), torch.no_grad():
         got = torch.compile(Case(reset, hard).run, fullgraph=True)(init, xs, None)
-    assert_same_as_the_loop(got, scan_loop(lambda c, x: reset(c, x, None), init, xs, T, False))
+    assert_same_nans_too(got, scan_loop(lambda c, x: reset(c, x, None), init, xs, T, False))
 
 
 def test_the_check_is_needed():

@@ -567,21 +567,6 @@ def test_a_number_as_init_beside_a_buffer_counts_steps_once(variant):
     assert module.steps.item() == 4
 
 
-def test_a_buffer_changed_by_an_augmented_assignment_runs_as_a_loop():
-    """``+=`` binds the attribute, too, which Dynamo cannot tell from another tensor."""
-    module = nn.Module()
-    module.register_buffer("steps", torch.zeros(()))
-
-    def cell(h, x):
-        module.steps += 1
-        return h + x * module.steps, None
-
-    with pytest.warns(UserWarning, match="ran as a plain Python loop"):
-        carry, _ = scan(cell, torch.zeros(2), torch.ones(3, 2))
-    assert carry.tolist() == [6.0, 6.0]
-    assert module.steps.item() == 3
-
-
 def test_an_attribute_bound_to_another_tensor_is_refused():
     module = nn.Module()
     module.state = torch.zeros(2)

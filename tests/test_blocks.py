@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_scan_hop import scan
 from torch_scan_hop.body.carries_in import CarriesIn, in_graph
 from torch_scan_hop.eager import run as dense
-from torch_scan_hop.inductor import passes
+from torch_scan_hop.inductor import rewriter
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.rewrites import blocks, current_options, make_plan, using_options
 from torch_scan_hop.signature import Signature
@@ -38,7 +38,7 @@ def short_blocks(monkeypatch):
         return call
 
     monkeypatch.setattr(dense, "run_in_blocks", recorded(blocks.run_in_blocks))
-    monkeypatch.setattr(passes, "scan_of_blocks", recorded(blocks.scan_of_blocks))
+    monkeypatch.setattr(rewriter, "scan_of_blocks", recorded(blocks.scan_of_blocks))
     return lengths
 
 

@@ -6,8 +6,11 @@ import functools
 
 import pytest
 import torch
+from oracle import Variant, assert_same, check, loop
 from torch._dynamo.utils import counters
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 from torch_scan_hop import scan
 
@@ -100,3 +103,106 @@ def test_a_call_under_a_users_mode_does_not_end_capturing():
         assert call(2) == [3, 3]
     assert call(2) == [3, 3]
     assert call(5) == [3] * 5
+
+
+class Frozen(torch.nn.Module):
+    """A layer that reads its own size, and whether it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.1, 0.4, 12).reshape(4, 3))
+
+    def forward(self, h):
+        scale = 1.0 if self.weight.requires_grad else 3.0
+        return h * self.weight.sum(0) / self.weight.shape[0] * scale
+
+
+def _larger(layer):
+    layer.weight.data = torch.linspace(0.1, 0.9, 18).reshape(6, 3)
+
+
+CHANGES = {
+    "forward hook": lambda layer: layer.register_forward_hook(lambda _, args, out: out * 2),
+    "forward pre-hook": lambda layer: layer.register_forward_pre_hook(lambda _, args: args[0] * 2),
+    "backward hook": lambda layer: layer.register_full_backward_hook(
+        lambda _, grads_in, grads_out: (grads_in[0] * 2,)
+    ),
+    "data of another size": _larger,
+    "frozen": lambda layer: layer.requires_grad_(False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop", "ignore:Full backward hook")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_module_that_changes_after_the_capture(change):
+    """Dynamo leaves guards out to be faster (``skip_*`` in its config): captures have them."""
+    layer, xs = Frozen(), torch.ones(4, 3)
+
+    def cell(h, x):
+        h = torch.tanh(layer(h) + x)
+        return h, h
+
+    def results(run):
+        h = torch.ones(3, requires_grad=True)
+        carry, ys = run(cell, h, xs)
+        return carry, ys, *torch.autograd.grad(carry.sum() + ys.sum(), h)
+
+    assert_same(results(scan), results(loop), 1e-5)
+    handle = CHANGES[change](layer)
+    assert_same(results(scan), results(loop), 1e-5)
+    if isinstance(handle, RemovableHandle):
+        handle.remove()
+        assert_same(results(scan), results(loop), 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+def test_hooks_of_all_modules_do_not_see_graphs():
+    layer, xs = Frozen(), torch.ones(4, 3)
+
+    def cell(h, x):
+        h = torch.tanh(layer(h) + x @ torch.eye(3))
+        return h, h
+
+    def results(run):
+        h = torch.ones(3, requires_grad=True)
+        carry, ys = run(cell, h, xs)
+        return carry, ys, *torch.autograd.grad(carry.sum() + ys.sum(), (h, layer.weight))
+
+    seen = []
+
+    def hook(module, args, out):
+        if isinstance(module, torch.fx.GraphModule):
+            seen.append(module)
+        return out * 2
+
+    with register_module_forward_hook(hook):
+        assert_same(results(scan), results(loop), 1e-5)
+    assert seen == []
+
+
+def in_inference_mode(h, x):
+    with torch.inference_mode():
+        norm = (h * 2).sum()
+    return torch.tanh(h * 0.5 + x), norm.clone()
+
+
+def with_modes_in_modes(h, x):
+    with torch.no_grad():
+        a = h * 3
+        with torch.inference_mode():
+            b = torch.ones(3) * 2
+        a = a + b
+    d = h * x
+    with torch.inference_mode():
+        e = torch.ones(3) * 3
+        e.add_(1)
+    return torch.tanh(h * a + d), e.clone() * h
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("body", [in_inference_mode, with_modes_in_modes])
+def test_inference_mode_in_a_body(body, backend):
+    """A trace that failed within it left torch in the trace's state, and nothing ran any more."""
+    init, xs = torch.ones(3), torch.linspace(-1, 1, 12).reshape(4, 3)
+    check(body, init, xs, variant=Variant(backend))
+    assert torch.equal(torch.ones(2) + torch.ones(2), torch.full((2,), 2.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from affine_cells import AFFINE, hard, reset
+from affine_cells import AFFINE, assert_same_nans_too, hard, reset
 from gpu_cells import CASES
 from graph_caches import graph_caches
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
@@ -87,9 +87,7 @@ def test_numbers_of_which_no_product_may_be_taken(T):
             torch.compile(lambda *a: scan(lambda c, x: reset(c, x, None), *a))(*on_gpu[:2])
         )
     want = scan_loop(lambda c, x: reset(c, x, None), *inputs[:2], T, False)
-    for ours, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
-        assert torch.equal(ours.isnan(), theirs.isnan())
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-37, equal_nan=True)
+    assert_same_nans_too(got, want)
 
 
 def on_cpu(values):

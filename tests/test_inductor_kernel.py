@@ -273,7 +273,8 @@ def test_a_reduction_of_stacks_leaves_the_loop():
     ids=["roll", "flip", "reductions", "other shape"],
 )
 def test_lanes_that_are_not_independent_are_a_counted_loop(step):
-    h, xs = randn(37), randn(6, 37)
+    """Unless they are so few that each is a scalar, whatever it reads (``test_scalars``)."""
+    h, xs = randn(67), randn(6, 67)
     got, codes = run_and_get_code(
         torch.compile(lambda h, xs: scan(step, h, xs), fullgraph=True), h, xs
     )

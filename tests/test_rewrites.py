@@ -7,6 +7,7 @@ from collections import Counter
 import expecttest
 import pytest
 import torch
+from oracle import assert_same, loop
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop import scan
@@ -556,3 +557,22 @@ def test_short_scans_in_a_body_are_written_out(reverse, monkeypatch):
         got, want = (s(make_cell(s), init, xs, T, reverse) for s in (ours, scan_loop))
     torch.testing.assert_close(got, want)
     assert sources and not any("scan" in source for source in sources), sources
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 3), (2, 5, 0), (0, 5, 3), (2, 0, 0)])
+def test_products_of_sizes_that_are_zero(shape, caplog):
+    """Gradients of weights are one product for all steps, of matrices that may be empty, too."""
+    b, k, n = shape
+    xs, h = torch.ones(4, b, k, requires_grad=True), torch.ones(b, n)
+    w, v = torch.ones(k, n, requires_grad=True), torch.ones(b, k, n, requires_grad=True)
+
+    def cell(h, x):
+        h = torch.tanh(h + x @ w + (x[:, None] @ v).squeeze(1))
+        return h, h
+
+    def gradients(run):
+        carry, ys = run(cell, h, xs)
+        return torch.autograd.grad(carry.sum() + ys.sum(), (xs, w, v))
+
+    assert_same(gradients(scan), gradients(loop), 1e-5)
+    assert "rewrites of a scan failed" not in caplog.text

@@ -3,10 +3,14 @@ silently without them."""
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
 import pytest
 import torch
+from oracle import assert_same, loop
 
-from torch_scan_hop import scan
+from torch_scan_hop import fallback, scan
 
 pytestmark = pytest.mark.torch_version
 
@@ -90,3 +94,50 @@ def test_a_read_by_a_mask_names_its_line_and_what_to_write(with_grad):
     torch.testing.assert_close(carry, torch.tanh(xs[-1]).where(xs[-1] > 0, carry))
     with pytest.raises(Exception, match=r"test_side_effects.py:?.*\n?.*h\[x > 0\] = "):
         torch.compile(lambda xs: scan(masked, torch.zeros(3), xs), fullgraph=True)(xs)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_random_numbers_of_numpy_are_numpys(compiled):
+    """Dynamo draws them from torch's generator, which numpy's seed says nothing about."""
+
+    def cell(c, x):
+        noise = torch.from_numpy(np.random.rand(3)).to(x.dtype)
+        return c + noise * x, noise
+
+    np.random.seed(0)
+    expected = torch.from_numpy(np.random.rand(4, 3)).float()
+    np.random.seed(0)
+    with pytest.warns(UserWarning, match="ran as a plain Python loop"):
+        carry, noise = scan(cell, torch.zeros(3), torch.ones(4, 3), compile=compiled)
+    torch.testing.assert_close(noise, expected)
+    torch.testing.assert_close(carry, expected.sum(0))
+
+
+class CountsInPlace(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, c, x):
+        self.steps += 1
+        self.total += x
+        return torch.tanh(c + self.total), self.steps * 2
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_augmented_assignment_to_a_buffer_assigns_what_was_there(backend):
+    """It runs as one operator, and the program after it finds the buffers changed."""
+    module, expected, xs = CountsInPlace(), CountsInPlace(), torch.linspace(0, 1, 12).reshape(4, 3)
+
+    def program(run, module):
+        carry, ys = run(module, torch.zeros(3), xs)
+        return carry, ys, module.steps * 3, module.total + 1
+
+    run = functools.partial(program, scan, module)
+    if backend is not None:
+        run = torch.compile(run, backend=backend, fullgraph=True)
+    with fallback("error"):
+        for _ in range(2):
+            assert_same(run(), program(loop, expected), 1e-5)
+            assert_same(dict(module.named_buffers()), dict(expected.named_buffers()), 1e-5)

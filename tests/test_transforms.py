@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -373,3 +374,32 @@ def test_integer_bool_and_none_leaves_pass_through(transform, backend):
     elif backend == "make_fx":
         run = make_fx(run)(*args)
     assert_same(run(*args), expected)
+
+
+def attends(h, kv):
+    k, v = kv
+    return torch.tanh(h + nn.functional.scaled_dot_product_attention(h, k, v)), h
+
+
+@pytest.mark.torch_version
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_what_cannot_be_differentiated_twice():
+    """``grad`` makes a graph of each backward: attention's has no derivative, and needs none."""
+    h, k, v = torch.ones(1, 2, 3, 4), torch.randn(3, 1, 2, 3, 4), torch.randn(3, 1, 2, 3, 4)
+
+    def loss(run, h, k):
+        carry, ys = run(attends, h, (k, v))
+        return (carry + ys).square().sum()
+
+    def once(run):
+        f = functools.partial(loss, run)
+        leaves = h.clone().requires_grad_(), k.clone().requires_grad_()
+        with_graph = torch.autograd.grad(f(*leaves), leaves, create_graph=True)
+        rows = vmap(grad(f), (0, None))(torch.stack([h, 2 * h]), leaves[1])
+        return *(g.detach() for g in with_graph), rows, *grad(f, (0, 1))(h, k)
+
+    assert_same(once(scan), once(loop), 1e-4)
+    with pytest.raises(RuntimeError, match=r"derivative for .* is not implemented"):
+        leaf = h.clone().requires_grad_()
+        (first,) = torch.autograd.grad(loss(scan, leaf, k), leaf, create_graph=True)
+        first.sum().backward()

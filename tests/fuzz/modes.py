@@ -35,7 +35,7 @@ BACKENDS: dict[str, tuple[str | None, bool | None]] = {
 TRANSFORMS = ("double", "jvp", "vmap", "func_grad", "forward_over_reverse")
 REWRITES = tuple(f.name for f in dataclasses.fields(Options) if f.type == "bool" and f.default)
 #: of Inductor's, which change nothing in eager mode
-KERNELS = ("one_kernel", "parallel_in_time")
+KERNELS = ("one_kernel", "parallel_in_time", "scalars")
 CHECKPOINTS = {"full": '"full"', "sqrt": '"sqrt"', "segments": "3", "binomial": "Binomial(2)"}
 
 #: names for several modes at once
@@ -71,12 +71,14 @@ class Mode:
     triton: bool = False
     #: and few steps are tiles of kernels that are parallel in time: others do not count
     tiles: bool = False
+    #: scans are written out as scalars wherever they can be: others do not count
+    scalars: bool = False
 
     def has_reached(self, kernels: Sequence[str]) -> bool:
         """Whether ``kernels`` were taken that this mode is to try, if it is."""
         if self.tiles:
             return "ParallelKernel" in kernels
-        return bool(kernels) or not (self.triton or self.graphs)
+        return bool(kernels) or not (self.triton or self.graphs or self.scalars)
 
     @contextmanager
     def entered(self) -> Iterator[list[str]]:
@@ -100,17 +102,38 @@ class Mode:
             if self.threads:
                 stack.enter_context(_two_threads())
             if self.tiles:
-                stack.enter_context(_tiles_of_few_steps())
+                stack.enter_context(tiles_of_few_steps(4))
+            if self.scalars:
+                stack.enter_context(written_out(kernels))
             yield kernels
 
 
 @contextmanager
-def _tiles_of_few_steps() -> Iterator[None]:
+def written_out(found: list[str]) -> Iterator[None]:
+    """Bodies that are kernels as they are become scalars, too; ``found`` has an item for each."""
+    from torch_scan_hop.inductor import rewriter
+
+    class Noted(rewriter.WrittenOut):
+        def run(self, *args: Any) -> Any:
+            results = super().run(*args)
+            found.append("scalars")
+            return results
+
+    with (
+        mock.patch.object(rewriter, "may_be_one_kernel", lambda _: False),
+        mock.patch.object(rewriter, "WrittenOut", Noted),
+    ):
+        yield
+
+
+@contextmanager
+def tiles_of_few_steps(rows: int) -> Iterator[None]:
+    """Kernels parallel in time take scans of any length, in tiles of so many rows of 8 lanes."""
     from torch_scan_hop.inductor.gpu import parallel
 
     with (
         mock.patch.object(parallel, "LEAST_STEPS", 1),
-        mock.patch.object(parallel, "ELEMENTS", 4 * parallel.MOST_LANES),
+        mock.patch.object(parallel, "ELEMENTS", rows * parallel.MOST_LANES),
     ):
         yield
 
@@ -217,7 +240,7 @@ def _with_part(mode: Mode, part: str) -> Mode:
         return dataclasses.replace(mode, transform=part)
     if part == "small_blocks":
         return dataclasses.replace(mode, small_blocks=True)
-    if part in ("operator", "captured", "compile", "graphs", "threads", "tiles"):
+    if part in ("operator", "captured", "compile", "graphs", "threads", "tiles", "scalars"):
         return dataclasses.replace(mode, **{part: True})
     word, _, name = part.partition("_")
     if word == "only" and name in REWRITES:

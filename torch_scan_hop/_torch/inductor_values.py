@@ -12,18 +12,15 @@ from typing import Any
 
 import sympy
 import torch
-from torch import fx
-from torch._inductor import config, ir
+from torch._inductor import ir
 from torch._inductor.codegen.common import OptimizationContext
 from torch._inductor.ops_handler import WrapperHandler as OpsHandler
-from torch._inductor.subgraph_lowering import PointwiseSubgraphLowering
 from torch._inductor.subgraph_lowering import SubgraphLoweringException as NotPointwise
 from torch._inductor.virtualized import V, ops
 from torch.utils._sympy.functions import Max, Min
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 __all__ = [
-    "InlineLowering",
     "NotPointwise",
     "OpsHandler",
     "Reads",
@@ -155,92 +152,6 @@ def shifted_by_one(stack: Any, init: Any, reverse: bool) -> Any:
     return pointwise_like(stack, inner_fn, stack.get_size())
 
 
-# --- a graph as values ---
-
-
-class InlineLowering(PointwiseSubgraphLowering):
-    """Values as functions of an index, without buffers; NotPointwise if one is needed.
-
-    Within ``fresh_values``, the code of one kernel, each is computed once per place, however many
-    others read it. Elsewhere nothing is kept: a value is a variable of the kernel at hand.
-    """
-
-    def __init__(self, gm: fx.GraphModule) -> None:
-        super().__init__(gm, root_graph_lowering=V.graph)
-        self._computed: dict[Any, Any] | None = None
-
-    def lower(self, inputs: Sequence[Any]) -> list[Any]:
-        never = 10**9
-        inline = config.patch(
-            realize_reads_threshold=never,
-            realize_opcount_threshold=never,
-            realize_acc_reads_threshold=never,
-        )
-        # a GraphLowering in all that lowerings ask of it
-        handler: Any = self
-        with inline, _values_read_often_stay_inline(), V.set_graph_handler(handler):
-            self.run(*inputs)
-        return list(self.graph_outputs or ())
-
-    def run_node(self, n: fx.Node) -> Any:
-        size = n.meta.get("val")
-        if isinstance(size, torch.SymInt) and n.op != "placeholder":
-            return size.node.expr
-        return super().run_node(n)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        out = super().call_function(target, args, kwargs)
-        for value in out if isinstance(out, (list, tuple)) else [out]:
-            self.compute_once(value)
-        return out
-
-    def compute_once(self, value: Any) -> None:
-        box = getattr(value, "data", None)
-        data = getattr(box, "data", None)
-        if isinstance(box, ir.StorageBox) and isinstance(data, ir.Pointwise):
-            object.__setattr__(data, "inner_fn", self._once(data, data.inner_fn))
-
-    def _once(self, data: Any, inner_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def fn(index: Any) -> Any:
-            if self._computed is None:
-                return inner_fn(index)
-            key = (id(data), tuple(index))
-            if key not in self._computed:
-                self._computed[key] = inner_fn(index)
-            return self._computed[key]
-
-        return fn
-
-    @contextlib.contextmanager
-    def fresh_values(self) -> Iterator[None]:
-        """What was computed outside is not there inside, nor the other way round."""
-        outside, self._computed = self._computed, {}
-        try:
-            yield
-        finally:
-            self._computed = outside
-
-    @contextlib.contextmanager
-    def scope_of_values(self) -> Iterator[None]:
-        """What was computed outside is there inside, but not the other way round."""
-        outside = self._computed
-        self._computed = None if outside is None else dict(outside)
-        try:
-            yield
-        finally:
-            self._computed = outside
-
-
-@contextlib.contextmanager
-def _values_read_often_stay_inline() -> Iterator[None]:
-    original = ir.StorageBox.should_realize_on_reuse
-    ir.StorageBox.should_realize_on_reuse = lambda *_, **__: False  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        ir.StorageBox.should_realize_on_reuse = original  # type: ignore[method-assign]
-
-
 # --- handlers: what a value's operators do ---
 
 
@@ -284,6 +195,15 @@ class Reads(OpsHandler):
         self.found: list[tuple[str, Any]] = []
         #: every expression of an index: those of loads, and those that are values
         self.indices: list[Any] = []
+        self._named = 0
+
+    def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is computed is a text here, which grows with every operator: a long one is named."""
+        result = super()._default(name, args, kwargs)
+        if isinstance(result, str) and len(result) > 200:
+            self._named += 1
+            return f"value_{self._named}"
+        return result
 
     def load(self, name: str, index: Any) -> Any:
         self.found.append((name, index))

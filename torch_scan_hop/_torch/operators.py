@@ -49,6 +49,7 @@ __all__ = [
     "from_functional",
     "has_memory_alone",
     "is_plain_tensor",
+    "past_module_hooks",
     "preserving_node_meta",
     "reenter_make_fx",
     "storage_of",
@@ -86,6 +87,15 @@ class FlatOperator(HigherOrderOperator):
         with below_autograd():
             key = key_extractor(tensors, self.non_fallthrough_keys).highestPriorityTypeId()
         return key in (DispatchKey.CPU, DispatchKey.CUDA)
+
+
+def past_module_hooks(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn``, and of a graph its ``forward``.
+
+    A graph is a module to torch, and hooks of all modules (``register_module_forward_hook``) are
+    for those of the user.
+    """
+    return fn.forward if isinstance(fn, fx.GraphModule) else fn
 
 
 def assert_on_device(condition: torch.Tensor, message: str) -> None:

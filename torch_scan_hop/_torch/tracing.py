@@ -35,6 +35,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.isolation import isolated
+from torch_scan_hop._torch.operators import past_module_hooks
 
 # what fakes raise where a value is read, or decides a shape
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -73,7 +74,7 @@ def _functionalized(fn: Callable[..., Any], mutated: set[int] | None = None) -> 
     def wrapper(*args: Any) -> Any:
         with FunctionalTensorMode():
             functional = [_wrap(a) for a in args]
-            out = without_tokens(fn)(*functional)
+            out = without_tokens(past_module_hooks(fn))(*functional)
             if mutated is not None:
                 mutated.update(
                     k
@@ -192,7 +193,7 @@ def mutated_inputs(
 def run_fake(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode) -> Any:
     """``fn`` evaluated for its output metadata only."""
     with isolated(), mode, enable_python_dispatcher():
-        return fn(*examples)
+        return past_module_hooks(fn)(*examples)
 
 
 @contextlib.contextmanager

@@ -85,12 +85,42 @@ class DerivativeThroughLoop(Derivative):
 
     body: Body
 
-    def bodies(self) -> list[fx.GraphModule]:
-        """The forward's and the backward's."""
-        return [body for p in self._partitions() for body in (p.forward, p.backward)]
-
     def _slots(self) -> list[Handover]:
         return [*super()._slots(), *all_inputs(self.signature)]
+
+
+_BACKWARD = "torch_scan_hop.backward"
+
+
+def as_backward(body: fx.GraphModule) -> fx.GraphModule:
+    """Marks the backward's body of a derivative."""
+    body.meta[_BACKWARD] = True
+    return body
+
+
+def is_backward(body: Body) -> bool:
+    return isinstance(body, fx.GraphModule) and _BACKWARD in body.meta
+
+
+@dataclass(frozen=True)
+class NoDerivative(Derivative):
+    """Of a backward that has an operator without a derivative (attention's has).
+
+    ``torch.func.grad`` and ``create_graph=True`` ask for the graph of every backward, and seldom
+    for its gradients. As in a loop, only who asks for those gets the error.
+    """
+
+    reason: str
+
+    def backward_of(self, residuals_too: bool) -> tuple[Partition, GradientFlow]:
+        raise RuntimeError(self.reason)
+
+
+def without_derivative(
+    body: fx.GraphModule, signature: Signature, flow: GradientFlow, reason: str
+) -> NoDerivative:
+    only_forward = Partition(body, body, 0, (), (), {}, (), ())
+    return NoDerivative(signature, flow, only_forward, reason)
 
 
 def all_inputs(signature: Signature) -> list[Handover]:

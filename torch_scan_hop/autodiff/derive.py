@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.symbols import Symbols
@@ -17,6 +19,8 @@ from torch_scan_hop.autodiff.derivative import (
     ClosedDerivative,
     Derivative,
     DerivativeThroughLoop,
+    is_backward,
+    without_derivative,
 )
 from torch_scan_hop.autodiff.differentiability import GradientFlow, gradient_flow
 from torch_scan_hop.autodiff.function import DifferentiatedCall
@@ -29,6 +33,9 @@ from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.eager.nested import keep_scans
 from torch_scan_hop.op import Body, RunScan, ScanOptions
 from torch_scan_hop.signature import Inputs, Signature
+
+# what torch says of an operator without a derivative
+_NOT_IMPLEMENTED = re.compile("derivative for .* is not implemented")
 
 
 def differentiated_call(
@@ -86,7 +93,13 @@ def _derive(
 ) -> Derivative:
     signature = examples.signature
     flow = gradient_flow(body, examples, wanted, mode)
-    first = _partition(body, signature, examples, flow, mode, checkpoint)
+    try:
+        first = _partition(body, signature, examples, flow, mode, checkpoint)
+    except RuntimeError as error:
+        if not is_backward(body) or not _NOT_IMPLEMENTED.search(str(error)):
+            raise
+        assert isinstance(body, fx.GraphModule)
+        return without_derivative(body, signature, flow, str(error))
     if traced:
         # a second derivative of a traced backward is that trace's: it does not come back here
         return Derivative(signature, flow, first)

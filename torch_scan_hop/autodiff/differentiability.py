@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.fakes import FakeTensorMode
+from torch_scan_hop._torch.operators import past_module_hooks
 from torch_scan_hop._torch.tracing import run_fake
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
 from torch_scan_hop.body.cache import autocast_state, metadata, remember
@@ -90,7 +91,7 @@ def gradient_flow(
 def _gradient_flow(
     body: Body, examples: Inputs[Any], wanted: Inputs[bool], mode: FakeTensorMode
 ) -> GradientFlow:
-    step = with_differentiable_operators(body)
+    step = past_module_hooks(with_differentiable_operators(body))
 
     def outputs(carry_flags: Sequence[bool]) -> list[bool]:
         flags = [*carry_flags, *wanted.xs, *wanted.additional]

@@ -21,6 +21,7 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import as_traced
 from torch_scan_hop.autodiff.cut import Cut, ancestors_of, decide
+from torch_scan_hop.autodiff.derivative import as_backward
 from torch_scan_hop.autodiff.handover import Handover, Partition
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy
@@ -102,7 +103,7 @@ class _BackwardBuilder:
         graph.lint()
         module = fx.GraphModule(joint.module, graph, "ScanBackward")
         trim_scans(module)
-        return as_traced(module)
+        return as_backward(as_traced(module))
 
     def _accumulator(self, k: int) -> fx.Node:
         node = self.graph.placeholder(f"accumulator_{k}")

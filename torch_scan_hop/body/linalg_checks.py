@@ -28,7 +28,11 @@ fx.node.has_side_effect(raise_if_failed)
 
 _library = torch.library.Library("torch_scan_hop", "FRAGMENT")
 _library.define("linalg_check(Tensor info, str name, bool is_matrix) -> Tensor")
+_library.define(
+    "linalg_check_of_steps(Tensor info, str name, bool is_matrix, bool reverse) -> Tensor"
+)
 linalg_check = torch.ops.torch_scan_hop.linalg_check.default
+linalg_check_of_steps = torch.ops.torch_scan_hop.linalg_check_of_steps.default
 
 
 def _checked(info: Tensor, name: str, is_matrix: bool) -> Tensor:
@@ -41,10 +45,24 @@ def _unchecked(info: Tensor, name: str, is_matrix: bool) -> Tensor:
     return torch.zeros((), dtype=info.dtype, device=info.device)
 
 
-_library.impl("linalg_check", _checked, "CPU")
-_library.impl("linalg_check", _checked, "CUDA")
+def _checked_of_steps(info: Tensor, name: str, is_matrix: bool, reverse: bool) -> Tensor:
+    """``info`` of all steps; what is raised is the error of the step that ran first."""
+    failed = torch.nonzero(info.reshape(len(info), -1).any(1)) if info.numel() else info
+    if failed.numel():
+        _checked(info[failed[-1 if reverse else 0, 0]], name, is_matrix)
+    return torch.zeros((), dtype=info.dtype, device=info.device)
+
+
+def _unchecked_of_steps(info: Tensor, name: str, is_matrix: bool, reverse: bool) -> Tensor:
+    return _unchecked(info, name, is_matrix)
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("linalg_check", _checked, _device)
+    _library.impl("linalg_check_of_steps", _checked_of_steps, _device)
 _library.impl("linalg_check", _unchecked, "XLA")
 torch.library.register_fake("torch_scan_hop::linalg_check")(_unchecked)
+torch.library.register_fake("torch_scan_hop::linalg_check_of_steps")(_unchecked_of_steps)
 
 
 @torch.library.register_vmap("torch_scan_hop::linalg_check")

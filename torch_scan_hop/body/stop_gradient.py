@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.operators import OpOverload, below_autograd
+from torch_scan_hop._torch.operators import OpOverload, below_autograd, past_module_hooks
 from torch_scan_hop._torch.transforms import make_dual, unpack_dual
 from torch_scan_hop.body.meta_values import replace_by_source
 
@@ -61,7 +61,7 @@ def with_stops(body: Callable[..., Any]) -> Callable[..., Any]:
 
     def marked(*args: Any) -> Any:
         with torch.enable_grad(), _MarkStops() as marks:
-            return pytree.tree_map(marks.used, body(*args))
+            return pytree.tree_map(marks.used, past_module_hooks(body)(*args))
 
     return marked
 

@@ -34,6 +34,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     sequence_items,
 )
 from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
+from torch_scan_hop._torch.inference_regions import make_no_grad
 from torch_scan_hop._torch.own_scan import give_back, remember_code
 from torch_scan_hop._torch.symbols import has_unknown_size
 from torch_scan_hop.autodiff.policy import POLICY
@@ -108,6 +109,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         levels = open_levels()
         _, spec, graph, lifted = speculate(tx, call.combine_fn, examples, self._operator())
         make_levels_relative(graph, levels)
+        make_no_grad(graph)
         _refuse_unknown_sizes(graph)
         n_carry = len(given.carry)
         body = CapturedBody(tx, graph, n_carry, len(given.xs))

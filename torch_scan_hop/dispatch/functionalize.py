@@ -9,6 +9,7 @@ from torch_scan_hop._torch.operators import (
     DispatchKey,
     current_dispatch_mode,
     from_functional,
+    past_module_hooks,
     preserving_node_meta,
     to_functional,
 )
@@ -32,5 +33,5 @@ def functionalize(ctx: Any, body: Body, inputs: Inputs[Any], options: ScanOption
     unwrapped: Inputs[Any] = inputs.map(ctx.unwrap_tensors)
     with ctx.redispatch_to_next():
         if not needs_no_trace(body):
-            body = ctx.functionalize(without_tokens(preserving_node_meta(body)))
+            body = ctx.functionalize(without_tokens(past_module_hooks(preserving_node_meta(body))))
         return ctx.wrap_tensors(call_scan(body, unwrapped, options))

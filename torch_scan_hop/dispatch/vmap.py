@@ -21,6 +21,7 @@ from torch_scan_hop._torch.operators import TransformType
 from torch_scan_hop._torch.tracing import run_fake, trace
 from torch_scan_hop._torch.transforms import restore_vmap, unwrap_batched, wrap_batched
 from torch_scan_hop.autodiff.custom import refuse_custom_function
+from torch_scan_hop.autodiff.derivative import as_backward, is_backward
 from torch_scan_hop.autodiff.differentiability import carry_fixpoint
 from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
 from torch_scan_hop.body.cleanup import clean_up
@@ -161,4 +162,6 @@ def _trace_vmapped_body(
         module = trace(vmapped, examples, mode)
         clean_up(module)
         legality.checked("vmap", module, inputs.signature)
+    if is_backward(body):
+        as_backward(module)
     return module, flags, output_flags(flags)[n_carry:]

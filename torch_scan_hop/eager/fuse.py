@@ -51,9 +51,7 @@ def _drop_identity(graph: fx.Graph, node: fx.Node) -> None:
     base = node.args[0]
     assert isinstance(base, fx.Node)
     value, like = value_of(node), value_of(base)
-    if value.dim() != like.dim() or not are_all_known_equal(value.shape, like.shape):
-        return
-    if same_strides(value, like):
+    if are_all_known_equal(value.shape, like.shape) and same_strides(value, like):
         node.replace_all_uses_with(base, lambda user: user.op != "output")
         if not node.users:
             graph.erase_node(node)

@@ -17,7 +17,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import FakeTensorMode
-from torch_scan_hop._torch.operators import preserving_node_meta, storage_of
+from torch_scan_hop._torch.operators import past_module_hooks, preserving_node_meta, storage_of
 from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import run_fake, trace
 from torch_scan_hop.body.any_size import derived
@@ -95,7 +95,7 @@ def loop(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tup
     ys: Sequence[Any] = ()
     places: list[Sequence[torch.Tensor]] = []
     # a graph that is called as a module prints its code when it fails
-    run = body.forward if isinstance(body, fx.GraphModule) else body
+    run = past_module_hooks(body)
     for t in progressing(order):
         out = run(*carry, *slices[t], *inputs.additional)
         if t == order[0]:

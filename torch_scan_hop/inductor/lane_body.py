@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor import size_expression
+from torch_scan_hop._torch.inductor_inline import InlineLowering
 from torch_scan_hop._torch.inductor_values import (
-    InlineLowering,
     Reads,
     handled_by,
     is_tensor,
@@ -23,6 +23,9 @@ from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.step import CARRY, lane_symbols, step_index, step_inputs
 from torch_scan_hop.signature import Inputs
+
+# nodes of a body
+LONG = 100
 
 
 def has_one_shape(examples: StepExamples) -> bool:
@@ -49,6 +52,8 @@ class PointwiseBody:
     def values(self, lane: Sequence[Any], dtypes: Sequence[torch.dtype]) -> list[Any]:
         """The first of the results, next carries and then ys: as many as there are ``dtypes``."""
         with self.lowering.fresh_values():
+            if self.lowering.n_nodes > LONG:
+                self.lowering.compute_in_order(lane, self.results[0].get_size())
             return [
                 result.make_loader()(lane) if is_tensor(result) else ops.constant(result, dtype)
                 for result, dtype in zip(self.results, dtypes, strict=False)

@@ -11,8 +11,8 @@ import sympy
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.inductor_inline import InlineLowering
 from torch_scan_hop._torch.inductor_values import (
-    InlineLowering,
     masked,
     ops,
     pointwise_like,

@@ -68,8 +68,11 @@ class Span:
     trip_count: Any
     first: Any
     end: Any
-    most: int
     work_per_step: int
+
+    @property
+    def most(self) -> int:
+        return max(1, WORK_PER_CALL // self.work_per_step)
 
     @property
     def fewest_for_threads(self) -> int:
@@ -105,13 +108,11 @@ class KernelInSpans(KernelNode):
     def __init__(self, call: ScanCall, step: Any) -> None:
         super().__init__(call, step)
         self.body = call.body
-        work = work_per_step(call.body)
         self.span = Span(
             call.trip_count,
             size_expression(call.examples.index),
             size_expression(fresh_loop_index()),
-            max(1, WORK_PER_CALL // work),
-            work,
+            work_per_step(call.body),
         )
 
     def call_span(self, wrapper: Any, span: Span) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import sympy
 
+from torch_scan_hop._torch.inductor_inline import InlineLowering
 from torch_scan_hop._torch.inductor_values import (
-    InlineLowering,
     OpsHandler,
     masked,
     named_input,

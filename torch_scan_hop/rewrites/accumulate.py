@@ -111,6 +111,14 @@ class Accumulator:
         return total
 
 
+def is_cheap_to_sum(
+    accumulator: Accumulator, nbytes: Callable[[fx.Node], Any], step_bytes: Any
+) -> bool:
+    """A sum over dimensions, whose operand is small beside what a step moves anyway."""
+    operand = accumulator.operand
+    return operand is not accumulator.term and bool(CHEAP_STACKS * nbytes(operand) <= step_bytes)
+
+
 def read_stack_instead(accumulator: Accumulator, at_hand: set[fx.Node]) -> Accumulator:
     """A sum over dimensions of a value that is stacked anyway needs no stack of its own."""
     if accumulator.operand is not accumulator.term and accumulator.operand in at_hand:
@@ -119,13 +127,15 @@ def read_stack_instead(accumulator: Accumulator, at_hand: set[fx.Node]) -> Accum
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """``sum_t left_t @ right_t`` for stacks of matrices, or of batches of them."""
+    """``sum_t left_t @ right_t`` for stacks of matrices, or of batches of them.
+
+    ``flatten``, since ``reshape`` cannot tell what -1 is where another size is zero.
+    """
     if left.dim() == 3:  # [T, m, k] @ [T, k, n]
-        m, n = left.shape[1], right.shape[2]
-        return torch.mm(left.permute(1, 0, 2).reshape(m, -1), right.reshape(-1, n))
-    b, m, n = left.shape[1], left.shape[2], right.shape[3]  # [T, b, m, k] @ [T, b, k, n]
-    wide = left.permute(1, 2, 0, 3).reshape(b, m, -1)
-    return torch.bmm(wide, right.permute(1, 0, 2, 3).reshape(b, -1, n))
+        return torch.mm(left.permute(1, 0, 2).flatten(1), right.flatten(0, 1))
+    # [T, b, m, k] @ [T, b, k, n]
+    wide = left.permute(1, 2, 0, 3).flatten(2)
+    return torch.bmm(wide, right.permute(1, 0, 2, 3).flatten(1, 2))
 
 
 def _is_matrix_transpose(node: Any) -> bool:

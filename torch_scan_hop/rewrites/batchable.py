@@ -47,7 +47,7 @@ JOINS = {
 # a slice's gradient is a write into zeros
 WRITES = {
     "scatter.src", "scatter.value", "scatter_add.default", "select_backward.default",
-    "select_scatter.default", "slice_backward.default",
+    "slice_backward.default",
 }  # fmt: skip
 READS = {"embedding.default", "gather.default", "index_select.default"}
 NORMS = {"native_layer_norm.default"}
@@ -70,8 +70,7 @@ POINTWISE = {
 FOR_ONE_TRIP_COUNT = {
     "cat.default", "convolution.default", "embedding.default", "gather.default",
     "gelu_backward.default", "index_select.default", "native_layer_norm.default",
-    "scatter.src", "scatter.value", "scatter_add.default", "select_scatter.default",
-    "slice_backward.default",
+    "scatter.src", "scatter.value", "scatter_add.default", "slice_backward.default",
 }  # fmt: skip
 NAMED = VIEWS | REDUCTIONS | PRODUCTS | JOINS | READS | WRITES | NORMS | SORTS | MAKES | POINTWISE
 
@@ -91,13 +90,35 @@ def _stand_in_for_conjugate(value: Any) -> Any:
 BY_INDEX = {"index.Tensor", "index_put.default"}
 
 
+def _along(value: Any, dim: int, of_position: Callable[[Any], Any]) -> Any:
+    """What ``of_position`` says of each position in ``dim``, to be broadcast to ``value``."""
+    position = torch.arange(value.shape[dim], device=value.device)
+    return of_position(position).reshape([-1] + [1] * (value.dim() - dim - 1))
+
+
+def _stand_in_for_select_scatter(value: Any, source: Any, dim: int, index: int) -> Any:
+    """Its rule scatters by an index for each element, which Inductor of 2.13 may get wrong."""
+    dim %= value.dim()
+    here = _along(value, dim, lambda position: position == index % value.shape[dim])
+    return torch.where(here, source.unsqueeze(dim), value)
+
+
 def _stand_in_for_slice_scatter(
     value: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
     """Its rule overflows where ``end`` stands for "to the end", and takes no negative one."""
-    if isinstance(end, int):
-        end = min(end + value.shape[dim] if end < 0 else end, value.shape[dim])
-    return aten.slice_scatter.default(value, source, dim, start, end, step)
+    dim %= value.dim()
+    size = value.shape[dim]
+    if not all(isinstance(n, (int, type(None))) for n in (start, end, size)) or step != 1:
+        if isinstance(end, int):
+            end = min(end + size if end < 0 else end, size)
+        return aten.slice_scatter.default(value, source, dim, start, end, step)
+    start, end, _ = slice(start, end).indices(size)
+    if start >= end:
+        return value.clone()
+    around = [0, 0] * (value.dim() - dim - 1) + [start, size - end]
+    here = _along(value, dim, lambda position: (position >= start) & (position < end))
+    return torch.where(here, aten.constant_pad_nd.default(source, around), value)
 
 
 #: operators without a rule, or with one that is not for all arguments, as operators with one
@@ -105,6 +126,7 @@ STAND_INS: dict[Any, Callable[..., Any]] = {
     torch.ops.prims.convert_element_type.default: _stand_in_for_conversion,
     aten._conj_physical.default: _stand_in_for_conjugate,
     aten.conj_physical.default: _stand_in_for_conjugate,
+    aten.select_scatter.default: _stand_in_for_select_scatter,
     aten.slice_scatter.default: _stand_in_for_slice_scatter,
 }
 

@@ -23,6 +23,8 @@ class Options:
         blocks: do a long scan's work before and after the loop for a block of steps at a time.
         one_kernel: under Inductor, run the whole loop in one kernel if the body is pointwise, or
             pointwise around products with small weights.
+        scalars: under Inductor, write small matrices out as scalars, one for each entry, where the
+            loop is one kernel then and is none otherwise.
         parallel_in_time: on CUDA, let that kernel go through many steps at once, where the body is
             affine in its carries, and there are few lanes and many steps.
         cuda_graphs: on CUDA, replay a loop that is no kernel as a graph of a block of its steps.
@@ -38,6 +40,7 @@ class Options:
     drop_dead: bool = True
     blocks: bool = True
     one_kernel: bool = True
+    scalars: bool = True
     parallel_in_time: bool = True
     cuda_graphs: bool = False
     memory_gate: float = 4.0

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from torch_scan_hop._torch.operators import past_module_hooks
 from torch_scan_hop._torch.transforms import over_first_dimension
 from torch_scan_hop.rewrites.batchable import STAND_INS
 from torch_scan_hop.rewrites.classify import ancestors
@@ -37,7 +38,7 @@ class Part:
         """The outputs, by node."""
         if not self.outputs:
             return {}
-        results = self.module(*(values[n] for n in self.inputs))
+        results = past_module_hooks(self.module)(*(values[n] for n in self.inputs))
         return dict(zip(self.outputs, results, strict=True))
 
     def nodes(self) -> set[fx.Node]:

@@ -12,10 +12,10 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.rewrites.accumulate import (
-    CHEAP_STACKS,
     SMALL_TERM,
     Accumulator,
     find_accumulator,
+    is_cheap_to_sum,
     read_stack_instead,
 )
 from torch_scan_hop.rewrites.batchable import is_batchable
@@ -66,8 +66,8 @@ class Planner:
         self.stays: dict[fx.Node, Stays] = {}
 
     def _constant_carry(self) -> list[int]:
-        before, after = self.roles.carry, self.outputs.carry
-        return [k for k in range(len(before)) if before[k] is after[k]]
+        pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
+        return [k for k, (before, after) in enumerate(pairs) if before is after]
 
     def _classify(self) -> dict[fx.Node, Dependence]:
         constants = [self.roles.carry[k] for k in self.constant_carry]
@@ -82,17 +82,20 @@ class Planner:
     # --- carries ---
 
     def _accumulators(self) -> list[Accumulator]:
+        pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
         results = self.outputs.flat()
         found = [
-            find_accumulator(k, self.roles.carry[k], after, self._is_known)
-            for k, after in enumerate(self.outputs.carry)
+            find_accumulator(k, before, after, self._is_known)
+            for k, (before, after) in enumerate(pairs)
             # a running sum that is returned as a y, too, must be known after every step
             if k not in self.constant_carry and results.count(after) == 1
         ]
         candidates = [a for a in found if a is not None and self.used[a.index]]
         at_hand = {*self.roles.xs, *self.ys}
         at_hand |= {leaf for a in candidates if a.is_product() for leaf in a.leaves}
-        at_hand |= {a.operand for a in candidates if self._may_be_summed_later(a)}
+        at_hand |= {
+            a.operand for a in candidates if is_cheap_to_sum(a, self._nbytes, self.step_bytes)
+        }
         candidates = [read_stack_instead(a, at_hand) for a in candidates]
         return [a for a in candidates if self._accumulator_pays(a, at_hand)]
 
@@ -104,12 +107,6 @@ class Planner:
             return True
         is_value = node.op == "call_function" and is_tensor_node(node)
         return self.options.hoist_invariant and is_value and self._invariant_is_small(node)
-
-    def _may_be_summed_later(self, accumulator: Accumulator) -> bool:
-        """A sum over dimensions, whose operand is small beside what a step moves anyway."""
-        if accumulator.operand is accumulator.term:
-            return False
-        return bool(CHEAP_STACKS * self._nbytes(accumulator.operand) <= self.step_bytes)
 
     def _accumulator_pays(self, accumulator: Accumulator, at_hand: set[fx.Node]) -> bool:
         if any(self.dependence[leaf] is Dependence.INVARIANT for leaf in accumulator.leaves):
@@ -195,8 +192,9 @@ class Planner:
 
     def _sinks(self, node: fx.Node, in_loop: set[fx.Node]) -> bool:
         """Whether ``node`` is computed after a loop of the nodes ``in_loop``."""
-        may_move = {Dependence.LOOP, Dependence.XS} if self.options.batch_xs else {Dependence.LOOP}
-        if node in in_loop or self.dependence[node] not in may_move:
+        if node in in_loop or self.dependence[node] is Dependence.INVARIANT:
+            return False
+        if self.dependence[node] is Dependence.XS and not self.options.batch_xs:
             return False
         return self._why_not_sunk(node, in_loop) is None
 
@@ -296,5 +294,6 @@ def make_plan(
     ``used_outputs``: which of the scan's results anything reads; others come back as None.
     """
     used = [True] * len(results_of(body.graph)) if used_outputs is None else used_outputs
-    given = (body, signature, options, pointwise_pays, used, guard_sizes, any_trip_count)
-    return Planner(*given).plan()
+    return Planner(
+        body, signature, options, pointwise_pays, used, guard_sizes, any_trip_count
+    ).plan()

@@ -27,9 +27,9 @@ def bodies_written_in_place() -> Iterator[object]:
 @mutant("b", "inductor+small_blocks", "pointwise,products,complex,complex_carry,long")
 def complex_scans_stay_complex() -> Iterator[object]:
     """Inductor lowers complex scans as they are, and not as pairs of reals."""
-    from torch_scan_hop.inductor import passes
+    from torch_scan_hop.inductor import rewriter
 
-    with mock.patch.object(passes._ScanRewriter, "rewrite_pairs", lambda self: False):
+    with mock.patch.object(rewriter.ScanRewriter, "rewrite_pairs", lambda self: False):
         yield None
 
 

@@ -149,6 +149,13 @@ def more_captures(floats_vary: bool) -> Iterator[None]:
         # torch_xla's Dynamo bridge turns these the other way for the whole process
         "automatic_dynamic_shapes": True,
         "specialize_float": not floats_vary,
+        # Guards that torch.compile leaves out to be faster: a loop sees the hook that a module gets
+        # after a call, and that a parameter's data have another size, or that it is frozen.
+        "skip_nnmodule_hook_guards": False,
+        "skip_tensor_guards_with_matching_dict_tags": False,
+        # Numbers of numpy's are numpy's, seed included: such a body runs as the loop that draws
+        # them.
+        "use_numpy_random_stream": True,
     }
     before = {name: getattr(config, name) for name in wanted}
     for name, value in wanted.items():

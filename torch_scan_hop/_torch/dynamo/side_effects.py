@@ -10,6 +10,7 @@ parameters that ``functional_call`` swaps and puts back, are nobody's business.
 from __future__ import annotations
 
 import contextlib
+import copy
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.misc import AutogradFunctionContextVariable
+from torch._dynamo.variables.tensor import TensorVariable
 from torch._guards import TracingContext
+
+from torch_scan_hop._torch.dynamo.variables import example_value
 
 # the file of torch that swaps a module's tensors; a body's own assignments are elsewhere
 _SWAPPER = "torch/nn/utils/_named_member_accessor.py"
@@ -61,7 +65,15 @@ def _is_same(before: Any, after: Any) -> bool:
     if before.is_python_constant() and after.is_python_constant():
         one, other = before.as_python_constant(), after.as_python_constant()
         return type(one) is type(other) and bool(one == other)
-    return before.source is not None and before.source == after.source
+    if before.source is not None and before.source == after.source:
+        return True
+    return _tensor_of(before) is not None and _tensor_of(before) is _tensor_of(after)
+
+
+def _tensor_of(variable: VariableTracker) -> Any:
+    """``module.steps += 1`` assigns what ``iadd`` returns: the tensor that was there, changed."""
+    variable = variable.realize()
+    return example_value(variable) if isinstance(variable, TensorVariable) else None
 
 
 def _users_line() -> str:
@@ -88,11 +100,14 @@ class _Contents:
     before: list[Any]
     was_modified: bool
     line: str
+    items: Any
 
     def check(self) -> None:
         now = _contents(self.variable)
         if now is None or len(now) != len(self.before) or not all(map(_is_same, self.before, now)):
             raise _refusal(self.line)
+        # what is the same may have another name: one of the body's, which the program has not got
+        self.variable.items = self.items  # type: ignore[attr-defined]
         kind: Any = self.variable.mutation_type
         if hasattr(kind, "is_modified"):
             kind.is_modified = self.was_modified
@@ -130,7 +145,13 @@ class _Watch:
             raise _refusal(_users_line())
         if id(item) not in self.contents:
             modified = bool(getattr(item.mutation_type, "is_modified", False))
-            self.contents[id(item)] = _Contents(item, contents, modified, _users_line())
+            self.contents[id(item)] = _Contents(
+                item,
+                contents,
+                modified,
+                _users_line(),
+                copy.copy(item.items),  # type: ignore[attr-defined]
+            )
 
     def assigns(
         self, effects: SideEffects, item: VariableTracker, name: str, value: VariableTracker

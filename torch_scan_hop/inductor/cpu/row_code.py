@@ -43,7 +43,7 @@ from torch_scan_hop.inductor.cpu.places import (
 )
 from torch_scan_hop.inductor.cpu.product import packed, register_block, source_of_product
 from torch_scan_hop.inductor.cpu.row_body import RowBody
-from torch_scan_hop.inductor.cpu.sharing import threads_for
+from torch_scan_hop.inductor.cpu.sharing import share, threads_for
 from torch_scan_hop.inductor.spans import Span
 from torch_scan_hop.inductor.step import CARRY, STEP, TILE, plain_symbol
 
@@ -85,11 +85,13 @@ class _RowCode:
         self.function = KernelFunction(node, are_tails_worth_masks(node.body))
         self.code = self.function.code
         self.product = f"{self.function.name}_product"
-        self.threads = threads_for(self.function, span)
+        self.threads = threads_for(span)
         share = -(-likely_size(body.rows, fallback=MAX_ROWS) // self.threads)
         self.tile = max(1, min(MAX_ROWS, share))
 
     def emit(self, wrapper: Any) -> None:
+        if self.threads > 1:
+            share(self.function, self.span)
         scratch = self._scratch()
         with no_interpreter(), self.function.local_buffers(scratch):
             for buffer in scratch:

@@ -65,11 +65,13 @@ struct ScanSharing {
 """
 
 
-def threads_for(function: KernelFunction, span: Span) -> int:
-    """How many may share ``span`` of a kernel, which has the code that asks whether they do."""
-    threads = parallel_num_threads()
-    if threads == 1 or span.is_too_short_for_threads():
-        return 1
+def threads_for(span: Span) -> int:
+    """How many may share ``span`` of a kernel, by what is known before it runs."""
+    return 1 if span.is_too_short_for_threads() else parallel_num_threads()
+
+
+def share(function: KernelFunction, span: Span) -> None:
+    """Let threads share what ``function`` writes for them, if it is worth it when it runs."""
     steps = function.text(span.end - span.first)
     worth = f"{steps} >= {span.fewest_for_threads}"
     one_thread = span.work_per_step * NANOSECONDS_PER_RESULT
@@ -78,4 +80,3 @@ def threads_for(function: KernelFunction, span: Span) -> int:
     function.declare(SOURCE, f"static ScanThreads {state};")
     function.code.writeline(f"ScanSharing sharing({state}, {worth}, {expected});")
     function.share_if("sharing.shares")
-    return threads

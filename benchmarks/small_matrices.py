@@ -1,0 +1,15 @@
+"""Of the bodies of ``bodies.md``, those of small matrices, which are written out as scalars.
+
+python -m benchmarks.small_matrices [--quick]
+"""
+
+from __future__ import annotations
+
+from benchmarks.bodies import measure, tell
+from benchmarks.page import Page
+
+__all__ = ["measure"]
+
+
+if __name__ == "__main__":
+    tell(Page("Small matrices", "small_matrices"), ["solve", "cholesky"])

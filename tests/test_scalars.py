@@ -1,0 +1,271 @@
+"""Small matrices written out as scalars: the same numbers as the loop, in one kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import assert_same, gradients, loop, zeros_for_none
+from oracle import randn_of_shape as randn
+from torch.utils import _pytree as pytree
+
+from torch_scan_hop import scan
+from torch_scan_hop.inductor.watch import watching
+from torch_scan_hop.rewrites import using_options
+
+pytestmark = pytest.mark.torch_version
+
+L, N = 3, 2
+EYE = torch.eye(N, dtype=torch.float64)
+MOVES = EYE + 0.1 * randn(N, N).double()
+
+
+def definite(*shape):
+    """Symmetric, with eigenvalues of at least one."""
+    a = randn(*shape, N, N).double()
+    return a @ a.mT + EYE
+
+
+def kalman(state, seen):
+    mean, spread = state
+    mean, spread = mean @ MOVES.mT, MOVES @ spread @ MOVES.mT + 0.1 * EYE
+    gain = torch.linalg.solve(spread + EYE, spread)
+    mean = mean + ((seen - mean)[:, None] @ gain)[:, 0]
+    return (mean, spread - spread @ gain), mean
+
+
+def kalman_of_one(state, seen):
+    mean, spread = state
+    mean, spread = MOVES @ mean, MOVES @ spread @ MOVES.mT + 0.1 * EYE
+    gain = spread @ torch.linalg.inv(spread + EYE)
+    mean = mean + gain @ (seen - mean)
+    return (mean, spread - gain @ spread), (mean, torch.linalg.det(spread))
+
+
+def least_squares(spread, x):
+    spread = 0.9 * spread + x[:, :, None] * x[:, None]
+    lower = torch.linalg.cholesky(spread)
+    half = torch.linalg.solve_triangular(lower, x[..., None], upper=False)
+    return spread, (
+        half[..., 0],
+        torch.cholesky_solve(x[..., None], lower),
+        lower.diagonal(0, 1, 2),
+    )
+
+
+def upper(h, x):
+    factor = torch.linalg.cholesky(x + 0.1 * h @ h.mT, upper=True)
+    return torch.linalg.solve_triangular(factor, h, upper=True, left=False), factor
+
+
+def vectors(h, x):
+    h = torch.linalg.solve(x + EYE, h)
+    return h, (h * h).sum(-1)
+
+
+def right_solve(h, x):
+    return torch.tanh(torch.linalg.solve(x + EYE, h, left=False)), h
+
+
+def factored(h, x):
+    factors, pivots = torch.linalg.lu_factor(x)
+    solved = torch.linalg.lu_solve(factors, pivots, h)
+    return torch.tanh(solved), torch.linalg.lu_solve(factors, pivots, h, adjoint=True, left=False)
+
+
+def exchanges(h, x):
+    """Rows change places: its pivots are not on the diagonal."""
+    x = torch.cat([x, x.flip(1)[:, :1] + 0.5], 1)
+    matrix = torch.cat([x * 0.1, x.sum(-1, keepdim=True)], -1)
+    matrix = torch.stack([matrix[:, 2] * 0.1, matrix[:, 0] * 9 + 1, matrix[:, 1] * 3], 1)
+    return torch.tanh(torch.linalg.solve(matrix, h)), torch.linalg.det(matrix)
+
+
+def rotation(q, w):
+    """Attitude by exponential coordinates: views, products, norms."""
+    zero = torch.zeros_like(w[:, 0])
+    skew = torch.stack([zero, -w[:, 1], w[:, 1], w[:, 0]], -1).view(-1, 2, 2)
+    angle = w.norm(dim=-1, keepdim=True)[..., None] + 1e-3
+    turn = EYE + angle.sin() / angle * skew + (1 - angle.cos()) / angle**2 * skew @ skew
+    q = turn @ q
+    return q, (q.transpose(1, 2), q.sum((1, 2)), q.amax(-1))
+
+
+def chain(alpha, seen):
+    """The forward algorithm, of few states."""
+    alpha = torch.logsumexp(alpha[:, :, None] + MOVES, 1) + seen
+    best, mean = alpha.amax(-1, keepdim=True), alpha.mean(-1, keepdim=True)
+    return alpha - best, torch.cat([alpha[:, 1:], best, mean], -1).flip(-1)
+
+
+def counts(carry, x):
+    n, h = carry
+    h = torch.where((n % 2 == 0)[:, None, None], x @ h, h @ x) / N
+    return (n + 1, h), h[:, 0] * n[:, None]
+
+
+X, V = (lambda T: randn(T, L, N, N).double()), (lambda T: randn(T, L, N).double())
+CASES = {
+    "kalman": (kalman, lambda: (V(1)[0], definite(L)), V),
+    "kalman of one": (kalman_of_one, lambda: (V(1)[0, 0], definite()), lambda T: V(T)[:, 0]),
+    "least squares": (least_squares, lambda: definite(L), V),
+    "upper": (upper, lambda: X(1)[0], lambda T: definite(T, L)),
+    "vectors": (vectors, lambda: V(1)[0], lambda T: definite(T, L)),
+    "right solve": (right_solve, lambda: X(1)[0], lambda T: definite(T, L)),
+    "factored": (factored, lambda: X(1)[0], X),
+    "exchanges": (exchanges, lambda: randn(L, 3).double(), X),
+    "rotation": (rotation, lambda: X(1)[0], V),
+    "chain": (chain, lambda: V(1)[0], V),
+    "counts": (counts, lambda: (torch.arange(L), X(1)[0]), X),
+}
+FAST = {"vectors"}
+#: The derivative of a determinant and that of LU's factors call operators that are not written out.
+CALLS_TORCH_BACKWARDS = {"exchanges", "factored", "kalman of one"}
+
+
+def cases_in_both_directions():
+    for reverse in (False, True):
+        for name in CASES:
+            is_slow = name not in FAST or reverse
+            yield pytest.param(name, reverse, marks=pytest.mark.slow if is_slow else ())
+
+
+@pytest.fixture(autouse=True)
+def no_caches():
+    """Which kernel a scan is, is decided where it is compiled."""
+    with torch._inductor.config.patch(force_disable_caches=True):
+        yield
+
+
+def run_and_name_kernels(run, *args):
+    names = []
+    with watching(lambda _, kernel: names.append(getattr(kernel, "__name__", "a loop"))):
+        return run(*args), names
+
+
+def compiled(step, **options):
+    return torch.compile(lambda init, xs: scan(step, init, xs, **options), fullgraph=True)
+
+
+@pytest.mark.parametrize(("name", "reverse"), list(cases_in_both_directions()))
+def test_a_kernel_each_way_computes_the_loop(name, reverse):
+    step, init, xs = CASES[name]
+    init, xs = init(), xs(4)
+    given = [t for t in pytree.tree_leaves((init, xs)) if t.is_floating_point()]
+    wrt = [t.requires_grad_() for t in (*given, MOVES)]
+
+    def train(run):
+        results = run(init, xs)
+        return results, zeros_for_none(gradients(results, wrt), wrt)
+
+    got, kernels = run_and_name_kernels(train, compiled(step, reverse=reverse))
+    backward = "a loop" if name in CALLS_TORCH_BACKWARDS else "PointwiseKernel"
+    assert kernels == ["PointwiseKernel", backward]
+    assert_same(got, train(lambda i, x: loop(step, i, x, reverse=reverse)), 1e-9)
+
+
+def test_any_trip_count_and_batch():
+    def step(h, x):
+        return torch.linalg.solve(x, h), h.sum(-1)
+
+    run = compiled(step)
+    for k, (T, B) in enumerate(((4, 5), (3, 7), (6, 3))):
+        h, xs = randn(B, N).double(), definite(T, B)
+        torch._dynamo.mark_dynamic(h, 0)
+        torch._dynamo.mark_dynamic(xs, (0, 1))
+        got, kernels = run_and_name_kernels(run, h, xs)
+        assert kernels == ([] if k else ["PointwiseKernel"])
+        assert_same(got, loop(step, h, xs), 1e-9)
+
+
+@pytest.mark.parametrize("has_batch", [False, True])
+def test_as_many_lanes_as_rows(has_batch):
+    """Which dimension is the batch is then a guess; the numbers are right whichever it is."""
+
+    def step(h, x):
+        return h @ torch.linalg.inv(x) + EYE, h.sum(0)
+
+    h = randn(*[N] * (2 + has_batch)).double()
+    xs = definite(3, *h.shape[:-2])
+    got, kernels = run_and_name_kernels(compiled(step), h, xs)
+    assert kernels == ["PointwiseKernel"]
+    assert_same(got, loop(step, h, xs), 1e-9)
+
+
+WRITES = {
+    "select": lambda h, x: h.select_scatter(x, 2, 1),
+    "slice": lambda h, x: h.slice_scatter(x[:, :, None], 2, 1, 2),
+    "diagonal": lambda h, x: h.diagonal_scatter(x, 0, 1, 2),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["select", *(pytest.param(n, marks=pytest.mark.slow) for n in ("slice", "diagonal"))]
+)
+def test_what_is_written_has_its_lanes_elsewhere(name):
+    """Its shape fits all the same, where rows are as many as lanes."""
+
+    def step(h, x):
+        return WRITES[name]((h @ h) * 0.1, x.t()), None
+
+    h, xs = randn(N, N, N).double(), randn(4, N, N).double()
+    got, _ = run_and_name_kernels(compiled(step), h, xs)
+    assert_same(got, loop(step, h, xs), 1e-9)
+
+
+SINGULAR = {
+    "solve": (
+        lambda h, a: (torch.linalg.solve(a, h), None),
+        r"linalg\.solve.*Batch element 1.*singular",
+    ),
+    "cholesky": (lambda h, a: (torch.linalg.cholesky(a) @ h, None), r"Batch element 1.*order 2"),
+}
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_error_is_that_of_the_step_that_fails_first(name, reverse):
+    step, message = SINGULAR[name]
+    h, xs = randn(L, N, N).double(), definite(4, L)
+    xs[1 if not reverse else 2, 1] = torch.diag(torch.tensor([1.0, 0.0]))
+    xs[2 if not reverse else 1, 0] = 0
+    run = compiled(step, reverse=reverse)
+    for failing in (run, lambda *a: loop(step, *a, reverse=reverse)):
+        with pytest.raises(torch.linalg.LinAlgError, match=message):
+            failing(h, xs)
+    good = definite(4, L)
+    assert_same(run(h, good), loop(step, h, good, reverse=reverse), 1e-9)
+
+
+def test_a_factorisation_that_fails_without_an_error():
+    """What is selected has a finite gradient, though another lane's matrix has no factor."""
+
+    def step(h, a):
+        lower, info = torch.linalg.cholesky_ex(a)
+        is_definite = (info == 0)[:, None, None]
+        return torch.where(is_definite, lower @ h, h), info
+
+    h, xs = randn(L, N, N).double().requires_grad_(), definite(3, L)
+    xs[1, 0] = -EYE
+    xs.requires_grad_()
+
+    def train(run):
+        results = run(h, xs)
+        return results, gradients(results, [h, xs])
+
+    got, kernels = run_and_name_kernels(train, compiled(step))
+    assert kernels[0] == "PointwiseKernel"
+    assert_same(got, train(lambda *a: loop(step, *a)), 1e-9)
+
+
+def test_what_is_not_written_out():
+    def step(h, x):
+        return torch.linalg.solve(x, h), None
+
+    h, xs = randn(L, N, N).double(), definite(3, L)
+    with using_options(scalars=False):
+        got, kernels = run_and_name_kernels(compiled(step), h, xs)
+    assert kernels == ["a loop"]
+    assert_same(got, loop(step, h, xs), 1e-9)
+    wide = torch.eye(12, dtype=torch.float64).expand(3, 2, 12, 12).contiguous()
+    got, kernels = run_and_name_kernels(compiled(step), wide[0], wide)
+    assert kernels == ["a loop"]  # too many entries

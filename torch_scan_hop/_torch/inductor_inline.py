@@ -1,0 +1,128 @@
+"""A graph as values of Inductor's IR, without buffers (checked on torch 2.9.1, 2.13.0, 2.15.0).
+
+Import it only once Inductor is needed: it takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import config, ir
+from torch._inductor.subgraph_lowering import PointwiseSubgraphLowering
+from torch._inductor.virtualized import V
+
+__all__ = ["InlineLowering"]
+
+
+class InlineLowering(PointwiseSubgraphLowering):
+    """Values as functions of an index, without buffers; NotPointwise if one is needed.
+
+    Within ``fresh_values``, the code of one kernel, each is computed once per place, however many
+    others read it. Elsewhere nothing is kept: a value is a variable of the kernel at hand.
+    """
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm, root_graph_lowering=V.graph)
+        self.n_nodes = len(gm.graph.nodes)
+        self._computed: dict[Any, Any] | None = None
+        self._in_order: list[Any] = []
+
+    def lower(self, inputs: Sequence[Any]) -> list[Any]:
+        never = 10**9
+        inline = config.patch(
+            realize_reads_threshold=never,
+            realize_opcount_threshold=never,
+            realize_acc_reads_threshold=never,
+        )
+        # a GraphLowering in all that lowerings ask of it
+        handler: Any = self
+        with (
+            inline,
+            _values_read_often_stay_inline(),
+            V.set_graph_handler(handler),
+            _deep_recursion(self.n_nodes),
+        ):
+            self.run(*inputs)
+        return list(self.graph_outputs or ())
+
+    def run_node(self, n: fx.Node) -> Any:
+        size = n.meta.get("val")
+        if isinstance(size, torch.SymInt) and n.op != "placeholder":
+            return size.node.expr
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        out = super().call_function(target, args, kwargs)
+        for value in out if isinstance(out, (list, tuple)) else [out]:
+            self.compute_once(value)
+        return out
+
+    def compute_once(self, value: Any) -> None:
+        box = getattr(value, "data", None)
+        data = getattr(box, "data", None)
+        if isinstance(box, ir.StorageBox) and isinstance(data, ir.Pointwise):
+            object.__setattr__(data, "inner_fn", self._once(data, data.inner_fn))
+            self._in_order.append(data)
+
+    def _once(self, data: Any, inner_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def fn(index: Any) -> Any:
+            if self._computed is None:  # a lowering asks; what others read twice would double
+                with self.fresh_values():
+                    return fn(index)
+            key = (id(data), tuple(index))
+            if key not in self._computed:
+                self._computed[key] = inner_fn(index)
+            return self._computed[key]
+
+        return fn
+
+    def compute_in_order(self, index: Sequence[Any], size: Sequence[Any]) -> None:
+        """All values of ``size``, operands first: read from the last one, a thousand nest."""
+        for data in self._in_order:
+            if list(data.get_size()) == list(size):
+                data.inner_fn(index)
+
+    @contextlib.contextmanager
+    def fresh_values(self) -> Iterator[None]:
+        """What was computed outside is not there inside, nor the other way round."""
+        outside, self._computed = self._computed, {}
+        try:
+            yield
+        finally:
+            self._computed = outside
+
+    @contextlib.contextmanager
+    def scope_of_values(self) -> Iterator[None]:
+        """What was computed outside is there inside, but not the other way round."""
+        outside = self._computed
+        self._computed = None if outside is None else dict(outside)
+        try:
+            yield
+        finally:
+            self._computed = outside
+
+
+@contextlib.contextmanager
+def _deep_recursion(n_nodes: int) -> Iterator[None]:
+    """Python's limit, raised for values that read others: some lowerings ask for all of one."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, min(1000 + 4 * n_nodes, 20_000)))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+@contextlib.contextmanager
+def _values_read_often_stay_inline() -> Iterator[None]:
+    original = ir.StorageBox.should_realize_on_reuse
+    ir.StorageBox.should_realize_on_reuse = lambda *_, **__: False  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ir.StorageBox.should_realize_on_reuse = original  # type: ignore[method-assign]

@@ -1,0 +1,257 @@
+"""A scan in a graph, replaced by others: of pairs, of its plan, of scalars."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop import legality
+from torch_scan_hop._torch.inductor_passes import trace_decomposed
+from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
+from torch_scan_hop.body.carries_in import (
+    CarriesIn,
+    arguments_of,
+    in_graph,
+    joined,
+    stacks_of,
+    with_joined,
+)
+from torch_scan_hop.inductor.kernels import is_on_gpu, may_be_one_kernel, may_run_lane_by_lane
+from torch_scan_hop.inductor.pair_rules import is_complex
+from torch_scan_hop.inductor.pairs import expanded, expanded_step, joined_results, needs_pairs
+from torch_scan_hop.inductor.scalars.entries import Lanes, NotScalars
+from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
+from torch_scan_hop.op import ScanOptions, call_scan, scan_op
+from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
+from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
+from torch_scan_hop.rewrites.classify import nbytes
+from torch_scan_hop.rewrites.products import split_fused_products
+from torch_scan_hop.rewrites.sizes import lift_sizes
+from torch_scan_hop.signature import Inputs, Signature
+
+log = logging.getLogger(__name__)
+
+# marks a scan that was made of a complex one, and is still to be rewritten
+PAIRS = "torch_scan_hop.pairs"
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
+
+
+def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
+    """None for what is no tensor."""
+    return stride is None or are_all_known_equal(value.stride(), stride)
+
+
+def _is_lane_by_lane(plan: ScanPlan) -> bool:
+    return may_run_lane_by_lane(plan.body, len(plan.decisions.loop_carry))
+
+
+class ScanRewriter:
+    def __init__(self, gm: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> None:
+        self.gm = gm
+        self.node = node
+        self.body = body
+        given: Inputs[Any] = Inputs(*map(list, node.args[1:]))  # type: ignore[arg-type]
+        self.signature = given.signature
+        self.options = ScanOptions(**node.kwargs)  # type: ignore[arg-type]
+        self.trip_count = _value(given.xs[0]).shape[0]
+        #: xs that are the carries into the steps of another scan: (init, reverse)
+        self.shifted: dict[int, tuple[fx.Node, bool]] = {}
+        for k, x in enumerate(given.xs):
+            found = arguments_of(x)
+            if found is not None:
+                given.xs[k], first, reverse = found
+                self.shifted[k] = first, reverse
+        self.operands = [*given.flat(), *(first for first, _ in self.shifted.values())]
+
+    def rewrite_pairs(self) -> bool:
+        """Replace a scan with complex leaves by one of their parts; False if there are none."""
+        values = [_value(a) for a in self.operands]
+        roles = self.signature.split_inputs(values[: self.signature.n_inputs])
+        if not needs_pairs(self.body, roles):
+            return False
+        complex_inputs = [is_complex(v) for v in roles.flat()]
+        complex_results = [is_complex(v) for v in self.node.meta["val"]]
+
+        def run(*flat: Any) -> list[Any]:
+            groups = self._groups(flat)
+            step = expanded_step(self.body, complex_inputs)
+            reals = Inputs(
+                [c.contiguous() for c in expanded(groups.carry)],
+                expanded(joined(groups.xs, in_graph)),
+                expanded(groups.additional),
+            )
+            return joined_results(call_scan(step, reals, self.options), complex_results)
+
+        traced = trace_decomposed(run, values)
+        if legality.check_after_each is not None:
+            legality.check_after_each.replacement("rewrite_pairs", traced)
+        for node in traced.graph.find_nodes(op="call_function", target=scan_op):
+            node.meta[PAIRS] = True
+        self._inline(traced)
+        return True
+
+    def rewrite(self) -> None:
+        """Replace the scan by its plan, traced on the operands' fakes; or leave it."""
+        if isinstance(self.trip_count, int) and self.trip_count < 2 and self.trip_count != 0:
+            self._retrace_if_unlike()
+            return
+        body, signature, sizes = lift_sizes(self.body, self.signature)
+        legality.run_passes(body, [split_fused_products])
+        plan = self._plan(body, signature)
+        length = self.trip_count
+        # blocks are for what a core's cache holds
+        if isinstance(self.trip_count, int) and self.trip_count != 0 and not self._is_on_gpu():
+            length = whole_block_length(plan, self.trip_count, self._copied_bytes(plan))
+        if plan.is_trivial() and not self.shifted and self.trip_count != 0:
+            self._retrace_if_unlike()
+            return
+
+        def run(*flat: Any) -> list[Any]:
+            groups = self._groups(flat)
+            if isinstance(self.trip_count, int) and self.trip_count == 0:
+                return self._no_steps(groups.carry)
+            additional = [*groups.additional, *(size.of(groups) for size in sizes)]
+            inputs = Inputs(groups.carry, groups.xs, additional)
+            if length != self.trip_count:
+                return scan_of_blocks(plan, call_scan, inputs, self.options, length)
+            return plan.run(call_scan, with_joined(inputs, in_graph), self.options)
+
+        traced = trace_decomposed(run, [_value(a) for a in self.operands])
+        if legality.check_after_each is not None:
+            legality.check_after_each.replacement("rewrite", traced)
+        self._inline(traced)
+
+    def write_out(self) -> None:
+        """Replace the scan by one of the entries of its tensors, if that is one kernel."""
+        if may_be_one_kernel(self.body) or not current_options().one_kernel:
+            return
+        if not current_options().scalars or self.trip_count == 0:
+            return
+        for lanes in lanes_of(self.body, self.signature):
+
+            def run(*flat: Any, lanes: Lanes = lanes) -> list[Any]:
+                step = WrittenOut(self.body, self.signature, lanes, self.options)
+                return step.run(with_joined(self._groups(flat), in_graph))
+
+            try:
+                traced = trace_decomposed(run, [_value(a) for a in self.operands])
+            except NotScalars as why:
+                log.info("%s is not written out: %s", self.node, why)
+                continue
+            if legality.check_after_each is not None:
+                legality.check_after_each.replacement("write_out", traced)
+            self._inline(traced)
+            return
+
+    def _is_on_gpu(self) -> bool:
+        return is_on_gpu(map(_value, self.operands))
+
+    def _plan(self, body: fx.GraphModule, signature: Signature) -> ScanPlan:
+        """Pointwise work stays in the loop, unless without it one launch does for all steps."""
+
+        def plan(pointwise_pays: bool) -> ScanPlan:
+            return make_plan(
+                body,
+                signature,
+                current_options(),
+                pointwise_pays=pointwise_pays,
+                used_outputs=self._used_outputs(),
+                any_trip_count=not isinstance(self.trip_count, int),
+            )
+
+        kept = plan(False)
+        if not self._is_on_gpu() or _is_lane_by_lane(kept):
+            return kept
+        moved = plan(True)
+        return moved if _is_lane_by_lane(moved) else kept
+
+    def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
+        """The scan's inputs, of the operands; xs that are carries into steps as such."""
+        groups: Inputs[Any] = self.signature.split_inputs(flat[: self.signature.n_inputs])
+        inits = flat[self.signature.n_inputs :]
+        for (k, (_, reverse)), first in zip(self.shifted.items(), inits, strict=True):
+            groups.xs[k] = CarriesIn(groups.xs[k], first, reverse)
+        return groups
+
+    def _retrace_if_unlike(self) -> None:
+        """Inductor's passes may give an operand other strides than the body was traced for."""
+        roles = self.signature.inputs_of(self.body)
+        groups = self._groups([_value(a) for a in self.operands])
+        slices = [x.stride()[1:] for x in stacks_of(groups.xs)]
+        whole = [a.stride() if isinstance(a, torch.Tensor) else None for a in groups.additional]
+        pairs = [*zip([*roles.xs, *roles.additional], [*slices, *whole], strict=True)]
+        pairs += [(n, _value(n).new_empty(_value(n).shape).stride()) for n in roles.carry]
+        if all(_has_strides(_value(n), stride) for n, stride in pairs if n.users):
+            return
+
+        def run(*flat: Any) -> Any:
+            inputs = with_joined(self._groups(flat), in_graph)
+            return call_scan(self.body, inputs, self.options)
+
+        self._inline(trace_decomposed(run, [_value(a) for a in self.operands]))
+
+    def _copied_bytes(self, plan: ScanPlan) -> int:
+        """Per step, of carries into steps that are not read in place."""
+        shifted = [plan.roles.xs[k] for k in self.shifted]
+        if may_be_one_kernel(plan.body):
+            shifted = [x for x in shifted if plan.is_read_outside(x)]
+        return sum(likely_value(nbytes(x)) for x in shifted)
+
+    def _no_steps(self, init: list[Any]) -> list[Any]:
+        ys = [
+            torch.empty(y.shape, dtype=y.dtype, device=y.device)
+            for y in self.node.meta["val"][len(init) :]
+        ]
+        return [*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys]
+
+    def _used_outputs(self) -> list[bool]:
+        used = [False] * len(self.node.meta["val"])
+        for user in self.node.users:
+            if user.target is not operator.getitem:
+                return [True] * len(used)
+            used[user.args[1]] = used[user.args[1]] or bool(user.users)  # type: ignore[index]
+        return used
+
+    def _inline(self, traced: fx.GraphModule) -> None:
+        """Copy ``traced`` in front of the scan node and let its results replace the scan's."""
+        graph = self.gm.graph
+        env: dict[fx.Node, Any] = dict(
+            zip(traced.graph.find_nodes(op="placeholder"), self.operands, strict=True)
+        )
+        results: Any = ()
+        with graph.inserting_before(self.node):
+            for node in traced.graph.nodes:
+                if node.op == "placeholder":
+                    continue
+                if node.op == "output":
+                    results = fx.map_arg(node.args[0], lambda n: env[n])
+                elif node.op == "get_attr":
+                    env[node] = self._attribute(traced, node)
+                else:
+                    env[node] = graph.node_copy(node, lambda n: env[n])
+        for user in list(self.node.users):
+            replacement = results[user.args[1]]
+            if replacement is not None:
+                user.replace_all_uses_with(replacement)
+            graph.erase_node(user)
+        graph.erase_node(self.node)
+
+    def _attribute(self, traced: fx.GraphModule, node: fx.Node) -> fx.Node:
+        """The attribute under a name of its own in the outer module."""
+        base = f"{self.node.name}_{str(node.target).replace('.', '_')}"
+        name, k = base, 0
+        while hasattr(self.gm, name):
+            k += 1
+            name = f"{base}_{k}"
+        setattr(self.gm, name, getattr(traced, str(node.target)))
+        copy = self.gm.graph.get_attr(name)
+        copy.meta = dict(node.meta)
+        return copy

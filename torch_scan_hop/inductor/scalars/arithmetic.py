@@ -1,0 +1,198 @@
+"""Operators that compute: pointwise ones, sums and their like, products, constants."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_scan_hop.inductor.scalars.entries import (
+    Entries,
+    Lanes,
+    NotScalars,
+    broadcast,
+    build,
+    indices,
+)
+from torch_scan_hop.inductor.scalars.moves import permute, reshape
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+def is_pointwise(target: Any) -> bool:
+    tags = getattr(target, "tags", ())
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def pointwise(target: Any, args: Any, kwargs: Any) -> Entries:
+    flat, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: isinstance(v, Entries))
+    operands = [v for v in flat if isinstance(v, Entries)]
+    aligned = broadcast(*operands)
+    found: dict[tuple[int, ...], Any] = {}  # entries that were repeated are computed once
+
+    def entry(position: int) -> Any:
+        own = [e.flat[position] for e in aligned]
+        key = tuple(map(id, own))
+        if key not in found:
+            rest = iter(own)
+            values = [next(rest) if isinstance(v, Entries) else v for v in flat]
+            args, kwargs = pytree.tree_unflatten(values, spec)
+            found[key] = target(*args, **kwargs)
+        return found[key]
+
+    return aligned[0].like(entry(k) for k in range(len(aligned[0].flat)))
+
+
+def convert(lanes: Lanes, like: Any, source: Entries, *_: Any, **kwargs: Any) -> Entries:
+    if kwargs.get("device") not in (None, source.flat[0].device):
+        raise NotScalars("a copy to another device")
+    return source if source.dtype == like.dtype else source.map(lambda v: v.to(like.dtype))
+
+
+# --- constants ---
+
+
+def _number(value: Any, like: Any) -> Any:
+    return torch.full((1,), value, dtype=like.dtype, device=like.device)
+
+
+def full(lanes: Lanes, like: Any, size: Any, value: Any, **_: Any) -> Entries:
+    if not isinstance(value, (int, float, bool)):
+        raise NotScalars("a fill that is no number")
+    lane = 0 if like.shape and lanes.begin(like.shape[0]) else None
+    grid = lanes.grid_of(like.shape, lane)
+    return Entries(grid, [_number(value, like)] * math.prod(grid), lane)
+
+
+def full_like(lanes: Lanes, like: Any, source: Any, value: Any = 0, **_: Any) -> Entries:
+    return full(lanes, like, None, value)
+
+
+def iota(
+    lanes: Lanes, like: Any, length: int, *, start: int = 0, step: int = 1, **_: Any
+) -> Entries:
+    grid = lanes.grid_of([length], None)
+    return Entries(grid, [_number(start + k * step, like) for k in range(*grid)], None)
+
+
+# --- reductions ---
+
+
+def _reduction(join: Callable[[Any, Any], Any]) -> Callable[..., Entries]:
+    def rule(
+        lanes: Lanes, like: Any, source: Entries, dims: Any = None, keepdim: bool = False, **_: Any
+    ) -> Entries:
+        rank = len(source.shape)
+        if dims is None or dims == []:
+            dims = range(rank)
+        dims = {source.dim(d) for d in ([dims] if isinstance(dims, int) else dims)} if rank else ()
+        source = source.map(lambda v: v.to(like.dtype))
+        kept = [1 if d in dims else n for d, n in enumerate(source.shape)]
+        folded = [n if d in dims else 1 for d, n in enumerate(source.shape)]
+        if not math.prod(folded):
+            raise NotScalars("a reduction of nothing")
+
+        def entry(index: Sequence[int]) -> Any:
+            own = ([i + k for i, k in zip(index, more, strict=True)] for more in indices(folded))
+            return functools.reduce(join, (source[i] for i in own))
+
+        return reshape(lanes, like, build(kept, source.lane, entry))
+
+    return rule
+
+
+def mean(lanes: Lanes, like: Any, source: Entries, *args: Any, **kwargs: Any) -> Entries:
+    total: Entries = REDUCTIONS[aten.sum.dim_IntList](lanes, like, source, *args, **kwargs)
+    count = len(source.flat) // max(len(total.flat), 1)
+    return total.map(lambda v: v / count)
+
+
+REDUCTIONS: dict[Any, Callable[..., Entries]] = {
+    aten.all.default: _reduction(torch.logical_and),
+    aten.all.dim: _reduction(torch.logical_and),
+    aten.all.dims: _reduction(torch.logical_and),
+    aten.amax.default: _reduction(torch.maximum),
+    aten.amin.default: _reduction(torch.minimum),
+    aten.any.default: _reduction(torch.logical_or),
+    aten.any.dim: _reduction(torch.logical_or),
+    aten.any.dims: _reduction(torch.logical_or),
+    aten.mean.default: mean,
+    aten.mean.dim: mean,
+    aten.prod.dim_int: _reduction(torch.mul),
+    aten.sum.default: _reduction(torch.add),
+    aten.sum.dim_IntList: _reduction(torch.add),
+}
+
+
+# --- products ---
+
+
+def _product(left: Entries, right: Entries) -> Entries:
+    """Of matrices, or of stacks of them."""
+    rank, inner = len(left.shape), left.shape[-1]
+    if left.lane == rank - 1 or right.lane == rank - 2 or not inner:
+        raise NotScalars("a product across lanes")
+    # [..., n, 1, k] and [..., 1, m, k]: what a product multiplies, side by side
+    rows = Entries((*left.shape[:-1], 1, inner), left.flat, left.lane)
+    turned = permute(Lanes(None), None, right, [*range(rank - 2), rank - 1, rank - 2])
+    lane = turned.lane if turned.lane is None or turned.lane < rank - 2 else rank - 1
+    columns = Entries((*turned.shape[:-2], 1, *turned.shape[-2:]), turned.flat, lane)
+    rows, columns = broadcast(rows, columns)
+
+    def entry(index: Sequence[int]) -> Any:
+        terms = (rows.at(*index, k) * columns.at(*index, k) for k in range(inner))
+        return functools.reduce(torch.add, terms)
+
+    return build(rows.shape[:-1], rows.lane, entry)
+
+
+def product(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
+    return _product(left, right)
+
+
+def added_product(
+    lanes: Lanes,
+    like: Any,
+    added: Entries,
+    left: Entries,
+    right: Entries,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+) -> Entries:
+    scaled = lambda e, by: e if by == 1 else e.map(lambda v: v * by)  # noqa: E731
+    added, found = broadcast(scaled(added, beta), scaled(_product(left, right), alpha))
+    return found.like(map(torch.add, added.flat, found.flat))
+
+
+def matrix_by_vector(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
+    column = Entries((*right.shape, 1), right.flat, right.lane)
+    return reshape(lanes, like, _product(left, column))
+
+
+def dot(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
+    row = Entries((1, *left.shape), left.flat, None if left.lane is None else 1)
+    return reshape(lanes, like, matrix_by_vector(lanes, like, row, right))
+
+
+COMPUTED: dict[Any, Callable[..., Any]] = {
+    **REDUCTIONS,
+    aten._to_copy.default: convert,
+    aten.addmm.default: added_product,
+    aten.baddbmm.default: added_product,
+    aten.bmm.default: product,
+    aten.dot.default: dot,
+    aten.full.default: full,
+    aten.full_like.default: full_like,
+    aten.mm.default: product,
+    aten.mv.default: matrix_by_vector,
+    aten.ones_like.default: lambda lanes, like, source, **_: full_like(lanes, like, source, 1),
+    aten.zeros_like.default: full_like,
+    prims.convert_element_type.default: convert,
+    prims.iota.default: iota,
+}

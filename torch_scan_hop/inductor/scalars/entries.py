@@ -1,0 +1,173 @@
+"""A tensor as a grid of its entries, each a value for all lanes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_scan_hop._torch.sizes import are_known_equal
+
+Index = tuple[int, ...]
+
+
+class NotScalars(Exception):
+    """A body, or a part of it, that is not written out."""
+
+
+@dataclass(frozen=True)
+class Entries:
+    """``tensor[..., l * shape[lane] + i, ...][l]`` is ``self[..., i, ...]`` in lane ``l``.
+
+    Attributes:
+        shape: of the grid. Where the lanes are, it holds what stands beside them in that
+            dimension: 4 in a ``[B * 4, 3]`` of ``B`` lanes.
+        flat: the entries in row-major order: tensors of shape ``[B]``, or ``[1]`` where all lanes
+            have the same; of shape ``[]`` for a tensor without dimensions, since such a one has
+            less to say about the dtype of a result.
+        lane: the dimension that the lanes are the outer part of; None where they have none.
+    """
+
+    shape: Index
+    flat: list[Any]
+    lane: int | None
+
+    def __post_init__(self) -> None:
+        assert len(self.flat) == math.prod(self.shape)
+
+    def __getitem__(self, index: Sequence[int]) -> Any:
+        position = 0
+        for i, n in zip(index, self.shape, strict=True):
+            assert 0 <= i < n
+            position = position * n + i
+        return self.flat[position]
+
+    def at(self, *index: int) -> Any:
+        return self[index]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.flat[0].dtype
+        return dtype
+
+    def map(self, fn: Callable[[Any], Any]) -> Entries:
+        return Entries(self.shape, [fn(v) for v in self.flat], self.lane)
+
+    def like(self, flat: Iterable[Any]) -> Entries:
+        return Entries(self.shape, list(flat), self.lane)
+
+    def of_rank(self, rank: int) -> Entries:
+        """Of a tensor of so many dimensions: see ``flat``."""
+        if rank:
+            return self.map(lambda v: v if v.ndim else v.reshape(1))
+        return self.map(lambda v: v.reshape(()) if tuple(v.shape) == (1,) else v)
+
+    def padded(self, rank: int) -> Entries:
+        """With dimensions of size 1 in front, as many as are missing."""
+        more = rank - len(self.shape)
+        lane = None if self.lane is None else self.lane + more
+        return Entries((1,) * more + self.shape, self.flat, lane)
+
+    def lane_without(self, *dims: int) -> int | None:
+        """Where the lanes are once these dimensions are gone."""
+        if self.lane is None:
+            return None
+        return self.lane - sum(dim < self.lane for dim in dims)
+
+    def dim(self, dim: int) -> int:
+        """``dim``, counted from the front, of a dimension that the lanes are no part of."""
+        dim = self.any_dim(dim)
+        if dim == self.lane:
+            raise NotScalars("work across lanes")
+        return dim
+
+    def any_dim(self, dim: int) -> int:
+        return dim % len(self.shape) if self.shape else 0
+
+
+def build(shape: Iterable[int], lane: int | None, entry: Callable[[Index], Any]) -> Entries:
+    shape = tuple(shape)
+    return Entries(shape, [entry(i) for i in indices(shape)], lane)
+
+
+def indices(shape: Sequence[int]) -> Iterator[Index]:
+    return itertools.product(*map(range, shape))
+
+
+def broadcast(*operands: Entries) -> list[Entries]:
+    """As torch aligns shapes, from the right."""
+    padded = [e.padded(max(len(other.shape) for other in operands)) for e in operands]
+    lane = common_lane(padded)
+    shape = tuple(map(max, zip(*(e.shape for e in padded), strict=True)))
+    return [expanded(e, shape, lane) for e in padded]
+
+
+def common_lane(operands: Iterable[Entries]) -> int | None:
+    """Of operands of one rank."""
+    lanes = {e.lane for e in operands} - {None}
+    if len(lanes) > 1:
+        raise NotScalars("lanes in two dimensions")
+    return next(iter(lanes), None)
+
+
+def expanded(entries: Entries, shape: Index, lane: int | None) -> Entries:
+    """``entries`` repeated along dimensions of size 1, to a shape and a place for the lanes.
+
+    A tensor may have as many elements where the lanes are to be as there are lanes, and yet have
+    its own lanes elsewhere, or none: where rows are as many as lanes, its shape does not tell.
+    """
+    own = entries.shape
+    repeats = len(own) == len(shape) and all(n in (1, k) for n, k in zip(own, shape, strict=True))
+    if entries.lane is None:
+        has_place = lane is None or own[lane] == 1
+    else:
+        has_place = entries.lane == lane and own[lane] == shape[lane]
+    if not repeats or not has_place:
+        raise NotScalars(f"{own} with lanes in {entries.lane}, for {shape} with lanes in {lane}")
+    if own == shape:
+        return Entries(shape, entries.flat, lane)
+    at = lambda i: tuple(0 if n == 1 else k for k, n in zip(i, own, strict=True))  # noqa: E731
+    return build(shape, lane, lambda i: entries[at(i)])
+
+
+class Lanes:
+    """How many lanes there are: ``size``, or None for a body without a batch."""
+
+    def __init__(self, size: Any) -> None:
+        self.size = size
+
+    def begin(self, size: Any) -> bool:
+        """Whether a dimension of ``size`` elements is one of all lanes, and of nothing else."""
+        return self.size is not None and are_known_equal(size, self.size)
+
+    def shape_of(self, entries: Entries) -> list[Any]:
+        """Of the tensor."""
+        return [n * self.size if d == entries.lane else n for d, n in enumerate(entries.shape)]
+
+    def grid_of(self, shape: Sequence[Any], lane: int | None) -> Index:
+        """The shape of the entries of a tensor of ``shape``."""
+        grid = [1 if d == lane else n for d, n in enumerate(shape)]
+        if not all(type(n) is int for n in grid):
+            raise NotScalars("a size that is not known")
+        return tuple(grid)
+
+    def reshaped(self, entries: Entries, shape: Sequence[Any]) -> Entries:
+        """In another shape, in which the lanes are the outer part of a dimension, too."""
+        if entries.lane is None:
+            return Entries(self.grid_of(shape, None), entries.flat, None)
+        before = math.prod(entries.shape[: entries.lane])
+        beside = math.prod(entries.shape) // max(before, 1)
+        for lane in range(len(shape)):
+            rest = shape[lane + 1 :]
+            fixed = [*shape[:lane], *rest]
+            if not all(type(n) is int for n in fixed):
+                continue
+            inner, left = divmod(beside, max(math.prod(rest), 1))
+            if math.prod(shape[:lane]) == before and not left:
+                if are_known_equal(shape[lane], inner * self.size):
+                    return Entries((*shape[:lane], inner, *rest), entries.flat, lane)
+        raise NotScalars("lanes that are no longer the outer part of a dimension")

@@ -1,0 +1,129 @@
+"""Runs a body on entries; under a trace, it writes the body anew."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
+from torch_scan_hop.body.linalg_checks import linalg_check
+from torch_scan_hop.body.node_kinds import is_tensor_node
+from torch_scan_hop.inductor.scalars.arithmetic import COMPUTED, is_pointwise, pointwise
+from torch_scan_hop.inductor.scalars.entries import Entries, Lanes, NotScalars
+from torch_scan_hop.inductor.scalars.linalg import LINALG
+from torch_scan_hop.inductor.scalars.moves import MOVES
+
+RULES = MOVES | COMPUTED | LINALG
+
+# Of one tensor, for each lane: a matrix of eight rows. And of operators in all: compiling takes a
+# second for some hundreds of them.
+MOST_ENTRIES = 64
+MOST_OPERATORS = 2000
+# Not half precision, of which torch keeps sums in float32.
+DTYPES = {torch.float32, torch.float64, torch.int32, torch.int64, torch.bool}
+
+
+def may_be_written_out(body: fx.GraphModule, lanes: Lanes) -> bool:
+    """As far as operators and sizes can tell, and without much work."""
+    n_lanes = 1 if lanes.size is None else likely_value(lanes.size)
+    work = 0
+    for node in body.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function":
+            if not _is_known(node):
+                return False
+            work += _work_of(node) // n_lanes
+        elif node.op == "get_attr":
+            return False
+        for tensor in pytree.tree_leaves(value):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if tensor.dtype not in DTYPES:
+                return False
+            if not 0 < likely_value(tensor.numel()) <= MOST_ENTRIES * n_lanes:
+                return False
+    return work <= MOST_OPERATORS
+
+
+def _is_known(node: fx.Node) -> bool:
+    target = node.target
+    return (
+        target in RULES
+        or target is operator.getitem
+        or target is linalg_check
+        or is_pointwise(target)
+        or isinstance(node.meta.get("val"), (int, torch.SymInt))
+    )
+
+
+def _work_of(node: fx.Node) -> int:
+    """Operators on entries, of all lanes."""
+    if node.target in MOVES:
+        return 0
+    values = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+    entries = max((likely_value(v.numel()) for v in values), default=0)
+    operands = [n.meta["val"] for n in node.all_input_nodes if is_tensor_node(n)]
+    if not operands or torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        return entries
+    longest = max((likely_value(v.shape[-1]) for v in operands if v.ndim), default=1)
+    return 2 * entries * longest
+
+
+@dataclass(frozen=True)
+class Check:
+    """That all of ``info`` is zero: ``linalg_check``, for which a loop need not be left."""
+
+    info: Entries
+    name: str
+    is_matrix: bool
+
+
+class ScalarInterpreter(fx.Interpreter):
+    def __init__(self, body: fx.GraphModule, lanes: Lanes) -> None:
+        super().__init__(body)
+        self.lanes = lanes
+        self.checks: list[Check] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op != "call_function":
+            return super().run_node(n)
+        like = n.meta.get("val")
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        found = self._called(n.target, like, args, kwargs)
+        if isinstance(like, (tuple, list)):
+            return [self._as_it_was(f, v) for f, v in zip(found, like, strict=True)]
+        return self._as_it_was(found, like)
+
+    def _called(self, target: Any, like: Any, args: Any, kwargs: Any) -> Any:
+        if target is operator.getitem:
+            element = args[0][args[1]]
+            if element is None:
+                raise NotScalars("a factor that is not written out")
+            return element
+        if target is linalg_check:
+            self.checks.append(Check(*args, **kwargs))
+            zero = torch.zeros((), dtype=like.dtype, device=like.device)
+            return Entries((), [zero], None)
+        if target in RULES:
+            return RULES[target](self.lanes, like, *args, **kwargs)
+        if any(isinstance(v, Entries) for v in pytree.tree_leaves((args, kwargs))):
+            if is_pointwise(target):
+                return pointwise(target, args, kwargs)
+        elif not isinstance(like, torch.Tensor):
+            return target(*args, **kwargs)  # of sizes
+        raise NotScalars(f"no rule for {target}")
+
+    def _as_it_was(self, value: Any, like: Any) -> Any:
+        """``value``, which is to be of the shape and dtype of the tensor that it stands for."""
+        if not isinstance(like, torch.Tensor) or value is None:
+            return value
+        if not are_all_known_equal(self.lanes.shape_of(value), like.shape):
+            raise NotScalars(f"{self.lanes.shape_of(value)} for a tensor of shape {like.shape}")
+        if any(v.dtype != like.dtype for v in value.flat):
+            raise NotScalars(f"{value.dtype} for a tensor of {like.dtype}")
+        return value.of_rank(like.ndim)

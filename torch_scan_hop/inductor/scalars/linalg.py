@@ -1,0 +1,238 @@
+"""Operators that solve, factor and invert: which matrices they are about, and what they return."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_scan_hop.inductor.scalars import factors
+from torch_scan_hop.inductor.scalars.entries import (
+    Entries,
+    Lanes,
+    NotScalars,
+    build,
+    common_lane,
+    expanded,
+)
+from torch_scan_hop.inductor.scalars.factors import LU, Rows, substituted, swap
+from torch_scan_hop.inductor.scalars.moves import reshape, transpose
+
+aten = torch.ops.aten
+
+
+# --- matrices of entries ---
+
+
+def _of_matrices(matrices: Entries, fn: Callable[[Rows], Sequence[Rows]]) -> list[Entries]:
+    """``fn`` of each matrix; each of its results is a matrix, too."""
+    batch, (n, m) = matrices.shape[:-2], matrices.shape[-2:]
+    if matrices.lane is not None and matrices.lane >= len(batch):
+        raise NotScalars("a factorisation across lanes")
+
+    @functools.cache
+    def of(index: tuple[int, ...]) -> Sequence[Rows]:
+        return fn([[matrices.at(*index, i, j) for j in range(m)] for i in range(n)])
+
+    first = of((0,) * len(batch))
+
+    def result(k: int, rows: Rows) -> Entries:
+        shape = (*batch, len(rows), len(rows[0]))
+        return build(shape, matrices.lane, lambda at: of(at[:-2])[k][at[-2]][at[-1]])
+
+    return [result(k, rows) for k, rows in enumerate(first)]
+
+
+def _side_by_side(left: Entries, right: Entries) -> Entries:
+    """``[left, right]``, each repeated for the batch of the other."""
+    rank = max(len(left.shape), len(right.shape))
+    left, right = left.padded(rank), right.padded(rank)
+    lane = common_lane([left, right])
+    batch = tuple(map(max, zip(left.shape[:-2], right.shape[:-2], strict=True)))
+    left, right = (expanded(e, (*batch, *e.shape[-2:]), lane) for e in (left, right))
+    n = left.shape[-1]
+    return build(
+        (*batch, left.shape[-2], n + right.shape[-1]),
+        lane,
+        lambda i: left[i] if i[-1] < n else right.at(*i[:-1], i[-1] - n),
+    )
+
+
+def _turned(matrices: Entries) -> Entries:
+    return transpose(Lanes(None), None, matrices, -2, -1)
+
+
+def _square(matrices: Entries) -> int:
+    if len(matrices.shape) < 2 or not matrices.shape[-1]:
+        raise NotScalars("no matrices")
+    return matrices.shape[-1]
+
+
+# --- triangular matrices ---
+
+
+def solve_triangular(
+    lanes: Lanes,
+    like: Any,
+    matrix: Entries,
+    right: Entries,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Entries:
+    n = _square(matrix)
+    if not left:  # X A = B is A^T X^T = B^T
+        matrix, right = _turned(matrix), _turned(right)
+        found = solve_triangular(
+            lanes, like, matrix, right, upper=not upper, unitriangular=unitriangular
+        )
+        return _turned(found)
+
+    def solve(rows: Rows) -> list[Rows]:
+        triangle, columns = [r[:n] for r in rows], [r[n:] for r in rows]
+        return [substituted(triangle, columns, not upper, unitriangular)]
+
+    return _of_matrices(_side_by_side(matrix, right), solve)[0]
+
+
+# --- Cholesky ---
+
+
+def cholesky(
+    lanes: Lanes, like: Any, matrix: Entries, *, upper: bool = False, check_errors: bool = False
+) -> list[Entries]:
+    """The factor, and the order of the first minor that is not positive, or 0.
+
+    A matrix that has such a minor keeps its own entries from there on, as LAPACK leaves it: what
+    selects other lanes' results multiplies the gradients of these by zero.
+    """
+    _square(matrix)
+    factor, info = _of_matrices(_turned(matrix) if upper else matrix, factors.cholesky)
+    return [_turned(factor) if upper else factor, reshape(lanes, like[1], info)]
+
+
+def cholesky_solve(
+    lanes: Lanes, like: Any, right: Entries, factor: Entries, upper: bool = False
+) -> Entries:
+    half = solve_triangular(lanes, like, _turned(factor) if upper else factor, right, upper=False)
+    return solve_triangular(lanes, like, factor if upper else _turned(factor), half, upper=True)
+
+
+# --- LU ---
+
+
+def _solved(matrix: Entries, right: Entries) -> list[Entries]:
+    """The solution, and ``info``."""
+    n = _square(matrix)
+
+    def solve(rows: Rows) -> tuple[Rows, Rows]:
+        found = LU(rows, n)
+        return found.solved(), [[found.info]]
+
+    return _of_matrices(_side_by_side(matrix, right), solve)
+
+
+def solve(
+    lanes: Lanes,
+    like: Any,
+    matrix: Entries,
+    right: Entries,
+    *,
+    left: bool = True,
+    check_errors: bool = False,
+) -> list[Any]:
+    """Without the factors, whose layout depends on that of the matrix."""
+    is_vector = len(like[0].shape) == len(matrix.shape) - 1
+    if is_vector:
+        right = Entries((*right.shape, 1), right.flat, right.lane)
+    if left or is_vector:
+        found, info = _solved(matrix, right)
+    else:  # X A = B is A^T X^T = B^T
+        turned, info = _solved(_turned(matrix), _turned(right))
+        found = _turned(turned)
+    return [reshape(lanes, like[0], found), None, None, reshape(lanes, like[3], info)]
+
+
+def inverse(
+    lanes: Lanes, like: Any, matrix: Entries, *, check_errors: bool = False
+) -> list[Entries]:
+    n = _square(matrix)
+    one, zero = torch.ones_like(matrix.flat[0]), torch.zeros_like(matrix.flat[0])
+    identity = build((n, n), None, lambda i: one if i[0] == i[1] else zero)
+    found, info = _solved(matrix, identity)
+    return [found, reshape(lanes, like[1], info)]
+
+
+def factor(
+    lanes: Lanes, like: Any, matrix: Entries, *, pivot: bool = True, check_errors: bool = False
+) -> list[Entries]:
+    n = _square(matrix)
+    if not pivot or matrix.shape[-2] != n:
+        raise NotScalars("a factorisation without pivots, or of what is not square")
+
+    def run(rows: Rows) -> tuple[Rows, Rows, Rows]:
+        found = LU(rows, n)
+        return found.rows, [[p] for p in found.pivots], [[found.info]]
+
+    factors, pivots, info = _of_matrices(matrix, run)
+    return [factors, reshape(lanes, like[1], pivots), reshape(lanes, like[2], info)]
+
+
+def solve_factored(
+    lanes: Lanes,
+    like: Any,
+    factors: Entries,
+    pivots: Entries,
+    right: Entries,
+    *,
+    left: bool = True,
+    adjoint: bool = False,
+) -> Entries:
+    n = _square(factors)
+    if not left:  # X A = B is A^T X^T = B^T
+        right = _turned(right)
+        return _turned(solve_factored(lanes, like, factors, pivots, right, adjoint=not adjoint))
+    column = Entries((*pivots.shape, 1), pivots.flat, pivots.lane)
+
+    def run(rows: Rows) -> list[Rows]:
+        matrix = [r[:n] for r in rows]
+        order, columns = [r[n] for r in rows], [list(r[n + 1 :]) for r in rows]
+        swaps = [(k, i) for k in range(n) for i in range(k + 1, n)]
+        if adjoint:
+            turned = [list(c) for c in zip(*matrix, strict=True)]
+            columns = substituted(turned, columns, lower=True)
+            columns = substituted(turned, columns, lower=False, unit=True)
+            swaps.reverse()
+        for k, i in swaps:
+            swap(columns, k, i, order[k] == i + 1)
+        if not adjoint:
+            columns = substituted(matrix, columns, lower=True, unit=True)
+            columns = substituted(matrix, columns, lower=False)
+        return [columns]
+
+    return _of_matrices(_side_by_side(factors, _side_by_side(column, right)), run)[0]
+
+
+def determinant(lanes: Lanes, like: Any, matrix: Entries) -> list[Any]:
+    n = _square(matrix)
+
+    def run(rows: Rows) -> list[Rows]:
+        found = LU(rows, n)
+        return [[[functools.reduce(torch.mul, found.diagonal(), found.sign)]]]
+
+    return [reshape(lanes, like[0], _of_matrices(matrix, run)[0]), None, None]
+
+
+LINALG: dict[Any, Callable[..., Any]] = {
+    aten.cholesky_solve.default: cholesky_solve,
+    aten.linalg_cholesky_ex.default: cholesky,
+    aten.linalg_inv_ex.default: inverse,
+    aten.linalg_lu_factor_ex.default: factor,
+    aten.linalg_lu_solve.default: solve_factored,
+    aten.linalg_solve_triangular.default: solve_triangular,
+    aten._linalg_det.default: determinant,
+    aten._linalg_solve_ex.default: solve,
+}

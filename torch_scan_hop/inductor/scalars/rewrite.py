@@ -1,0 +1,174 @@
+"""A scan as one of the entries of its tensors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.sizes import are_known_equal
+from torch_scan_hop.body.linalg_checks import linalg_check_of_steps
+from torch_scan_hop.inductor.scalars.entries import Entries, Index, Lanes, NotScalars, indices
+from torch_scan_hop.inductor.scalars.interpreter import (
+    Check,
+    ScalarInterpreter,
+    may_be_written_out,
+)
+from torch_scan_hop.op import ScanOptions, call_scan
+from torch_scan_hop.signature import Inputs, Signature
+
+
+def lanes_of(body: fx.GraphModule, signature: Signature) -> list[Lanes]:
+    """How many lanes a body may have: the first dimension of all carries but scalars, or none."""
+    carry = [n.meta["val"] for n in signature.inputs_of(body).carry]
+    sizes = [c.shape[0] for c in carry if c.ndim]
+    found = [Lanes(None)]
+    is_batch = sizes and all(are_known_equal(n, sizes[0]) for n in sizes)
+    if is_batch and not are_known_equal(sizes[0], 1):
+        found.insert(0, Lanes(sizes[0]))
+    return [lanes for lanes in found if may_be_written_out(body, lanes)]
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """How a tensor of ``size``, or each slice of a stack of them, is taken apart.
+
+    Kernels of the CPU store no bools: carries and ys are integers then.
+    """
+
+    shape: Index
+    lane: int | None
+    size: tuple[Any, ...]
+    dtype: torch.dtype
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    def entries(self, parts: Sequence[torch.Tensor]) -> Entries:
+        values = [part if part.dtype == self.dtype else part != 0 for part in parts]
+        return Entries(self.shape, values, self.lane).of_rank(len(self.size))
+
+    def parts(self, value: torch.Tensor, leading: int = 0) -> list[torch.Tensor]:
+        """The entries, behind so many leading dimensions; lanes are the dimension after these."""
+        assert self.lane in (None, 0)
+        first = leading if self.lane is None else leading + 1
+        found = []
+        for index in indices(self.shape if self.lane is None else self.shape[1:]):
+            part = value
+            for i in index:
+                part = part.select(first, i)
+            found.append(part.unsqueeze(-1) if self.lane is None and self.size else part)
+        return found
+
+    def joined(self, parts: Sequence[torch.Tensor], leading: int) -> torch.Tensor:
+        """The tensor again, of parts that have lanes, whether they differ by lane or not."""
+        whole = torch.stack(list(parts), -1).to(self.dtype)
+        before = list(whole.shape[:leading])
+        if self.lane is None:
+            return whole.select(leading, 0).reshape([*before, *self.size]).contiguous()
+        whole = whole.reshape([*before, whole.shape[leading], *self.shape])
+        whole = whole.movedim(leading, leading + self.lane)
+        return whole.reshape([*before, *self.size]).contiguous()
+
+
+class WrittenOut:
+    """``body`` as a step on entries, of one of the ways to place its lanes."""
+
+    def __init__(
+        self, body: fx.GraphModule, signature: Signature, lanes: Lanes, options: ScanOptions
+    ) -> None:
+        self.body = body
+        self.signature = signature
+        self.lanes = lanes
+        self.options = options
+        self.roles = signature.inputs_of(body)
+        self.grids = {
+            node: self._grid(node.meta["val"])
+            for node in self.roles.flat()
+            if isinstance(node.meta["val"], torch.Tensor)
+            and (node.users or node in self.roles.carry)
+        }
+        self.results: list[_Grid] = []
+        self.checks: list[tuple[Check, _Grid]] = []
+
+    def _grid(self, like: torch.Tensor) -> _Grid:
+        lane = 0 if like.ndim and self.lanes.begin(like.shape[0]) else None
+        return _Grid(self.lanes.grid_of(like.shape, lane), lane, tuple(like.shape), like.dtype)
+
+    # --- the scan ---
+
+    def run(self, inputs: Inputs[Any]) -> list[Any]:
+        """The results of the scan of ``inputs``, by one of their entries."""
+        carry = [self.grids[n] for n in self.roles.carry]
+        reals = Inputs(
+            [
+                self._for_all_lanes(part).contiguous()
+                for grid, value in zip(carry, inputs.carry, strict=True)
+                for part in grid.parts(value)
+            ],
+            [
+                part
+                for n, x in zip(self.roles.xs, inputs.xs, strict=True)
+                for part in self._slices(n, x)
+            ],
+            inputs.additional,
+        )
+        found = iter(call_scan(self._step(carry), reals, self.options))
+        take = lambda grid: list(itertools.islice(found, grid.count))  # noqa: E731
+        results = [
+            grid.joined(take(grid), 0 if k < len(carry) else 1)
+            for k, grid in enumerate(self.results)
+        ]
+        for check, grid in self.checks:
+            info = grid.joined(take(grid), 1)
+            zero = linalg_check_of_steps(info, check.name, check.is_matrix, self.options.reverse)
+            results = [r + zero if r.is_floating_point() else r for r in results]
+        return results
+
+    def _slices(self, node: fx.Node, stack: torch.Tensor) -> list[torch.Tensor]:
+        return self.grids[node].parts(stack, 1) if node in self.grids else [stack]
+
+    def _for_all_lanes(self, value: torch.Tensor) -> torch.Tensor:
+        """All carries and ys of a kernel have one shape."""
+        value = value.to(torch.int32) if value.dtype == torch.bool else value
+        return value.expand([1 if self.lanes.size is None else self.lanes.size])
+
+    def _step(self, carry: Sequence[_Grid]) -> Callable[..., tuple[Any, ...]]:
+        def step(*flat: Any) -> tuple[Any, ...]:
+            rest = iter(flat)
+            given: list[Any] = [
+                grid.entries([next(rest) for _ in range(grid.count)]) for grid in carry
+            ]
+            for node in self.roles.xs:
+                grid = self.grids.get(node)
+                parts = [next(rest) for _ in range(1 if grid is None else grid.count)]
+                given.append(None if grid is None else grid.entries(parts))
+            for node, value in zip(self.roles.additional, rest, strict=True):
+                grid = self.grids.get(node)
+                given.append(value if grid is None else grid.entries(grid.parts(value)))
+            return self._results_of(given, carry)
+
+        return step
+
+    def _results_of(self, given: Sequence[Any], carry: Sequence[_Grid]) -> tuple[Any, ...]:
+        interpreter = ScalarInterpreter(self.body, self.lanes)
+        found = interpreter.run(*given, enable_io_processing=False)
+        if not all(isinstance(f, Entries) for f in found):
+            raise NotScalars("a result that is no tensor")
+        for grid, entries in zip(carry, found, strict=False):
+            if (entries.shape, entries.lane) != (grid.shape, grid.lane):
+                raise NotScalars("a carry whose lanes move")
+        self.results = [self._grid_of(entries) for entries in found]
+        self.checks = [(check, self._grid_of(check.info)) for check in interpreter.checks]
+        every = [*found, *(check.info for check in interpreter.checks)]
+        return tuple(self._for_all_lanes(v) for entries in every for v in entries.flat)
+
+    def _grid_of(self, entries: Entries) -> _Grid:
+        size = tuple(self.lanes.shape_of(entries))
+        return _Grid(entries.shape, entries.lane, size, entries.dtype)
