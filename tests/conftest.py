@@ -6,8 +6,10 @@ of the package on purpose; with UNCHECKED in the environment nothing is, to see 
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
+import sys
 from unittest import mock
 
 import pytest
@@ -17,6 +19,8 @@ from graph_caches import graph_caches
 from torch_scan_hop.capture import replay
 from torch_scan_hop.fallback import forget_reasons
 from torch_scan_hop.legality.checker import Checker, checking
+
+SECONDS_TO_END = 300
 
 
 def pytest_configure(config):
@@ -35,6 +39,8 @@ def pytest_collection_finish(session):
 
 
 def pytest_sessionfinish(session):
+    # What keeps a process from ending after its last test has no test that could fail for it.
+    faulthandler.dump_traceback_later(SECONDS_TO_END, exit=True, file=sys.__stderr__)
     gc.unfreeze()  # C extensions say which of their objects are left at the end
 
 
