@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.inductor.scalars.entries import (
     Entries,
     Lanes,
@@ -25,7 +26,10 @@ prims = torch.ops.prims
 
 
 def is_pointwise(target: Any) -> bool:
-    tags = getattr(target, "tags", ())
+    """Of one result, which is no random number."""
+    if not isinstance(target, OpOverload) or len(target._schema.returns) != 1:
+        return False
+    tags = target.tags
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
 
 

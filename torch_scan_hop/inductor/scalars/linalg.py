@@ -67,6 +67,8 @@ def _turned(matrices: Entries) -> Entries:
 def _square(matrices: Entries) -> int:
     if len(matrices.shape) < 2 or not matrices.shape[-1]:
         raise NotScalars("no matrices")
+    if matrices.lane is not None and matrices.lane >= len(matrices.shape) - 2:
+        raise NotScalars("matrices across lanes")
     return matrices.shape[-1]
 
 
