@@ -427,13 +427,22 @@ def multiplies_itself(h, x, w, u):
     return torch.addmm(h, h, h) + x[:, :1], h
 
 
+def added_to_itself(h, x, w, u):
+    gates = x @ w
+    product = gates * h.tanh()
+    product = product + product
+    twice = gates @ u
+    return product + (twice + twice), product
+
+
 def overwritten(h, x, w, u):
     h = torch.tanh(h @ u + x @ w)
     return h, h
 
 
 @pytest.mark.parametrize(
-    "cell", [both_read, read_twice, viewed_before, multiplies_itself, overwritten]
+    "cell",
+    [both_read, read_twice, viewed_before, multiplies_itself, added_to_itself, overwritten],
 )
 def test_what_the_eager_loop_writes_over_is_read_by_nothing_else(cell):
     make = torch.Generator().manual_seed(0)

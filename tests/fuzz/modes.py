@@ -11,11 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+from torch import Tensor, fx
+
 from torch_scan_hop import api, fallback, set_default
+from torch_scan_hop._torch.fakes import FakeTensorMode
+from torch_scan_hop._torch.inductor_passes import trace_decomposed
+from torch_scan_hop.body.carries_in import with_joined
 from torch_scan_hop.cuda_graphs import graphed, recording
 from torch_scan_hop.cuda_graphs.devices import serving
+from torch_scan_hop.eager import run
+from torch_scan_hop.inductor import passes
+from torch_scan_hop.inductor.passes import prepare_scans
+from torch_scan_hop.op import ScanOptions, call_scan
 from torch_scan_hop.rewrites import blocks
 from torch_scan_hop.rewrites.options import Options, using_options
+from torch_scan_hop.signature import Inputs
 
 #: torch.export, whose second word is whether it is strict
 EXPORT = "export"
@@ -105,6 +115,8 @@ class Mode:
                 stack.enter_context(tiles_of_few_steps(4))
             if self.scalars:
                 stack.enter_context(written_out(kernels))
+                if self.backend is None:
+                    stack.enter_context(_rewritten_for_inductor())
             yield kernels
 
 
@@ -122,6 +134,34 @@ def written_out(found: list[str]) -> Iterator[None]:
     with (
         mock.patch.object(rewriter, "may_be_one_kernel", lambda _: False),
         mock.patch.object(rewriter, "WrittenOut", Noted),
+    ):
+        yield
+
+
+@contextmanager
+def _rewritten_for_inductor() -> Iterator[None]:
+    """Eager scans run as the graphs that Inductor would compile, which takes no compiler."""
+
+    def step_by_step(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions) -> Any:
+        return run.loop(body, with_joined(inputs), options)
+
+    def planned(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions) -> Any:
+        whole = with_joined(inputs)
+        split = whole.signature.split_inputs
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fakes = [mode.from_tensor(v) if isinstance(v, Tensor) else v for v in whole.flat()]
+        gm = trace_decomposed(lambda *flat: call_scan(body, split(flat), options), fakes)
+        prepare_scans(gm)
+        with mock.patch.object(run, "_planned", step_by_step):
+            return gm(*whole.flat())
+
+    def failed(message: str, *args: Any, exc_info: Any = None) -> None:
+        raise AssertionError(message % args) from (exc_info if exc_info is not True else None)
+
+    with (
+        mock.patch.object(run, "_planned", planned),
+        mock.patch.object(run.log, "warning", failed),
+        mock.patch.object(passes.log, "warning", failed),
     ):
         yield
 

@@ -86,7 +86,7 @@ def _fuse_addition(graph: fx.Graph, node: fx.Node) -> None:
             continue
         assert isinstance(other, fx.Node)
         call = _sum_with(other, term)
-        if call is None or len(term.users) != 1:
+        if call is None or other is term or len(term.users) != 1:
             continue
         if not _same_type(node, other, *term.all_input_nodes):
             continue
