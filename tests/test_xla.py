@@ -16,8 +16,16 @@ pytest.importorskip("torch_xla")
 from xla_harness import Program, check, loop  # noqa: E402
 
 from torch_scan_hop import scan  # noqa: E402
+from torch_scan_hop.xla import lower  # noqa: E402
 
 F64 = torch.float64
+
+
+@pytest.fixture(autouse=True, params=["CPU", "another device"])
+def _products_stay_or_leave(request, monkeypatch):
+    """On a CPU those with small weights stay in the loop."""
+    if request.param != "CPU":
+        monkeypatch.setattr(lower, "LEAST_WEIGHT_ON_A_CPU", 0)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -21,6 +21,7 @@ from xla_harness import DeviceWork, count_of, n_compiles, steps_of_loops  # noqa
 
 from torch_scan_hop import scan  # noqa: E402
 from torch_scan_hop.rewrites import using_options  # noqa: E402
+from torch_scan_hop.xla import lower  # noqa: E402
 
 
 def lstm(n_in=5, n_hidden=4):
@@ -65,6 +66,42 @@ def stacks(step, length):
     return [line for line in step if re.search(rf"= \w+\[{length}[,\]]", line)]
 
 
+@pytest.fixture
+def _products_leave(monkeypatch):
+    """As on a device that is no CPU, whatever the size of a weight."""
+    monkeypatch.setattr(lower, "LEAST_WEIGHT_ON_A_CPU", 0)
+
+
+@pytest.mark.parametrize(("rows", "products_in_the_loop"), [(31, 2), (32, 1)])
+def test_on_a_cpu_a_product_with_a_large_weight_leaves_the_loop(
+    rows, products_in_the_loop, monkeypatch
+):
+    monkeypatch.setattr(lower, "LEAST_WEIGHT_ON_A_CPU", 32 * 16 * 4)
+    cell, _, init, x = lstm(n_in=rows)
+    with torch.no_grad():
+        _, ys = scan(cell, init, x)
+    (step,) = steps_of_loops(ys)
+    assert dots(step) == ["f32[2,16]"] * products_in_the_loop
+
+
+def test_on_a_cpu_the_products_of_small_layers_stay():
+    """Those of the inputs, of the outputs, and of their gradients."""
+    cell, weights, init, x = lstm()
+    project = torch.randn(4, 3).to("xla").requires_grad_()
+    x.requires_grad_()
+
+    def projected(state, x):
+        state, h = cell(state, x)
+        return state, h @ project
+
+    _, ys = scan(projected, init, x)
+    gradients = torch.autograd.grad(ys.sum(), [*weights, project, x])
+    forward, backward = steps_of_loops(ys, *gradients)
+    assert sorted(dots(forward)) == ["f32[2,16]", "f32[2,16]", "f32[2,3]"]
+    assert sorted(dots(backward)) == ["f32[2,4]", "f32[2,4]", "f32[2,5]"]
+
+
+@pytest.mark.usefixtures("_products_leave")
 def test_the_loop_of_the_forward_holds_the_recurrent_product_alone():
     cell, _, init, x = lstm()
     with torch.no_grad():
@@ -78,6 +115,7 @@ def test_the_loop_of_the_forward_holds_the_recurrent_product_alone():
             assert dots(step) == ["f32[2,16]", "f32[2,16]"]
 
 
+@pytest.mark.usefixtures("_products_leave")
 def test_the_loop_of_the_backward_holds_no_gradient_of_a_weight():
     cell, weights, init, x = lstm()
     _, ys = scan(cell, init, x)

@@ -37,6 +37,7 @@ __all__ = [
     "derived",
     "executed_fallbacks",
     "hlo_of",
+    "is_on_cpu",
     "let_fakes_describe_wrapped_tensors",
     "let_gradients_through_mark_sharding",
     "lowering_mode",
@@ -46,6 +47,11 @@ __all__ = [
     "unwrapped",
     "wrapped",
 ]
+
+
+def is_on_cpu() -> bool:
+    """Whether what PJRT calls a device is this machine's processor."""
+    return torch_xla.runtime.device_type() == "CPU"
 
 
 # --- tensors ---

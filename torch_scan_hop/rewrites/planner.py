@@ -45,6 +45,7 @@ class Planner:
         used_outputs: Sequence[bool],
         guard_sizes: bool,
         any_trip_count: bool,
+        least_weight: int,
     ) -> None:
         self.body = body
         self.signature = signature
@@ -52,6 +53,7 @@ class Planner:
         self.pointwise_pays = pointwise_pays
         self.guard_sizes = guard_sizes
         self.any_trip_count = any_trip_count
+        self.least_weight = least_weight
         self.used = [used or not options.drop_dead for used in used_outputs]
         self.roles = signature.inputs_of(body)
         self.outputs = signature.outputs_of(body)
@@ -78,6 +80,14 @@ class Planner:
     def _nbytes(self, node: fx.Node) -> Any:
         """What pays does not decide what is right: it needs no guard."""
         return nbytes(node) if self.guard_sizes else likely_value(nbytes(node))
+
+    def _product_pays(self, node: fx.Node) -> bool:
+        """Whether it is a product, and better made for all steps at once."""
+        if not is_contraction(node):
+            return False
+        inputs = (n for n in node.all_input_nodes if is_tensor_node(n))
+        fixed = (n for n in inputs if self.dependence[n] is Dependence.INVARIANT)
+        return not self.least_weight or sum(map(self._nbytes, fixed)) >= self.least_weight
 
     # --- carries ---
 
@@ -206,7 +216,7 @@ class Planner:
         if not all(is_batchable(n, self.any_trip_count) for n in varying):
             return Stays.NO_RULE
         added = [n for n in self._frontier([node], in_loop) if n not in self.ys]
-        if not self.pointwise_pays and not any(is_contraction(n) for n in varying):
+        if not self.pointwise_pays and not any(map(self._product_pays, varying)):
             # A reduction in the body keeps the loop from being one kernel. After the loop it costs
             # one pass over stacks, which is worth it if those are returned anyway.
             pays = any(is_reduction(n) for n in varying) and not added
@@ -251,7 +261,7 @@ class Planner:
     def _batching_pays(self, node: fx.Node) -> bool:
         xs_only = (n for n in ancestors([node]) if self.dependence[n] is Dependence.XS)
         work = [n for n in xs_only if n.op == "call_function"]
-        if any(is_contraction(n) for n in work):
+        if any(map(self._product_pays, work)):
             return True
         return self.pointwise_pays and not all(is_view(n) for n in work)
 
@@ -284,6 +294,7 @@ def make_plan(
     used_outputs: Sequence[bool] | None = None,
     guard_sizes: bool = True,
     any_trip_count: bool = False,
+    least_weight: int = 0,
 ) -> ScanPlan:
     """Split a functional ATen ``body`` whose nodes hold ``meta["val"]``.
 
@@ -291,9 +302,12 @@ def make_plan(
     result: where dispatch is the cost (eager), not where it is fused (Inductor, XLA).
     ``guard_sizes``: whether symbolic sizes may become guards where they decide what pays.
     ``any_trip_count``: whether work for all steps is traced, for any number of them.
+    ``least_weight``: bytes of loop-invariant operands, as of weights, from which on a product is
+    better made for all steps at once: where a step's product is no call of a library, it costs the
+    same inside the loop, whose operands are in the caches.
     ``used_outputs``: which of the scan's results anything reads; others come back as None.
     """
     used = [True] * len(results_of(body.graph)) if used_outputs is None else used_outputs
     return Planner(
-        body, signature, options, pointwise_pays, used, guard_sizes, any_trip_count
+        body, signature, options, pointwise_pays, used, guard_sizes, any_trip_count, least_weight
     ).plan()

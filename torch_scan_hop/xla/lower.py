@@ -20,6 +20,10 @@ from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.xla.graph import StepGraph, trace_step
 from torch_scan_hop.xla.program import Program, lower_function, lower_loop, metadata_of
 
+# In bytes; measured in benchmarks/results/xla.md. Smaller weights stay in a core's cache from step
+# to step, and a product of all steps would be written to memory and read again.
+LEAST_WEIGHT_ON_A_CPU = 1 << 20
+
 
 def lower_scan(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[torch.Tensor, ...]:
     """The scan as one pending node that calls a computation with one ``While``.
@@ -50,7 +54,11 @@ class _Step:
         self.signature = self.graph.signature
         # XLA fuses pointwise work into one kernel; only contractions gain from leaving the loop
         self.plan = make_plan(
-            self.graph.module, self.signature, current_options(), pointwise_pays=False
+            self.graph.module,
+            self.signature,
+            current_options(),
+            pointwise_pays=False,
+            least_weight=LEAST_WEIGHT_ON_A_CPU if _xla.is_on_cpu() else 0,
         )
         self.programs: dict[tuple[int, bool], Program] = {}
 
