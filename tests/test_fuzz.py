@@ -47,6 +47,13 @@ def test_programs_under_inductor():
     assert not failures([3], "inductor", QUICK)
 
 
+def test_programs_as_scalars():
+    mode = parse_mode("eager+scalars")
+    outcomes = [check(generate(seed, QUICK), mode) for seed in range(6)]
+    assert not [o for o in outcomes if o.is_failure]
+    assert any(o.kernels for o in outcomes)
+
+
 @pytest.mark.parametrize("transform", ["double", "jvp", "vmap"])
 def test_transformed_programs(transform):
     features = ("pointwise", "products", "reductions", "views", "layouts", "trees")

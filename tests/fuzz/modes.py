@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import Tensor, fx
 
 from torch_scan_hop import api, fallback, set_default
@@ -150,7 +151,8 @@ def _rewritten_for_inductor() -> Iterator[None]:
         split = whole.signature.split_inputs
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes = [mode.from_tensor(v) if isinstance(v, Tensor) else v for v in whole.flat()]
-        gm = trace_decomposed(lambda *flat: call_scan(body, split(flat), options), fakes)
+        call = torch.func.functionalize(lambda *flat: call_scan(body, split(flat), options))
+        gm = trace_decomposed(call, fakes)
         prepare_scans(gm)
         with mock.patch.object(run, "_planned", step_by_step):
             return gm(*whole.flat())
