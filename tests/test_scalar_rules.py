@@ -199,6 +199,13 @@ SAMPLES = {
         call(S4233),
         call(S233 * 0),
     ],
+    aten._linalg_slogdet.default: [
+        call(well_conditioned(2, 2)),  # one exchange of rows
+        call(S3),
+        call(S233),
+        call(S4233),
+        call(S233 * 0),
+    ],
     aten._linalg_solve_ex.default: [
         call(S233, real(2, 3, 2)),
         call(S233, real(2, 3)),
@@ -210,7 +217,11 @@ SAMPLES = {
 }
 
 #: which results, where not all of them are written out
-RESULTS = {aten._linalg_det.default: [0], aten._linalg_solve_ex.default: [0, 3]}
+RESULTS = {
+    aten._linalg_det.default: [0],
+    aten._linalg_slogdet.default: [0, 1],
+    aten._linalg_solve_ex.default: [0, 3],
+}
 
 
 def entries_of(tensor, lane, n_lanes):
@@ -334,12 +345,15 @@ FAST = {"add.Tensor", "clamp.Tensor", "pow.Tensor_Scalar", "where.self"}
 )
 def test_a_pointwise_operator(name):
     op = POINTWISE[name]
-    tried = 0
+    counts = []
     for make in POINTWISE_KINDS.values():
         args = pointwise_arguments(op, make)
         try:
-            traced(*of_tensors(op, args, {})), op(*args)
+            op(*args)
+            body = traced(*of_tensors(op, args, {}))
         except Exception:  # not for arguments of this kind
             continue
-        tried += count_of_right_places(op, args, {}) > 0
-    assert tried
+        if not body.graph.find_nodes(op="call_function", target=op):
+            pytest.skip("made of other operators, on this torch")
+        counts.append(count_of_right_places(op, args, {}))
+    assert any(counts)

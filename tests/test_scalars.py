@@ -57,6 +57,13 @@ def upper(h, x):
     return torch.linalg.solve_triangular(factor, h, upper=True, left=False), factor
 
 
+def likelihood(spread, x):
+    """Of a normal distribution, and its determinants otherwise."""
+    spread = MOVES @ spread @ MOVES.mT + x[:, :, None] * x[:, None] + EYE
+    scaled = torch.linalg.solve(spread, x[..., None])[..., 0]
+    return spread, (torch.logdet(spread) + (scaled * x).sum(-1), *torch.linalg.slogdet(-spread))
+
+
 def vectors(h, x):
     h = torch.linalg.solve(x + EYE, h)
     return h, (h * h).sum(-1)
@@ -108,6 +115,7 @@ CASES = {
     "kalman": (kalman, lambda: (V(1)[0], definite(L)), V),
     "kalman of one": (kalman_of_one, lambda: (V(1)[0, 0], definite()), lambda T: V(T)[:, 0]),
     "least squares": (least_squares, lambda: definite(L), V),
+    "likelihood": (likelihood, lambda: definite(L), V),
     "upper": (upper, lambda: X(1)[0], lambda T: definite(T, L)),
     "vectors": (vectors, lambda: V(1)[0], lambda T: definite(T, L)),
     "right solve": (right_solve, lambda: X(1)[0], lambda T: definite(T, L)),

@@ -228,6 +228,20 @@ def determinant(lanes: Lanes, like: Any, matrix: Entries) -> list[Any]:
     return [reshape(lanes, like[0], _of_matrices(matrix, run)[0]), None, None]
 
 
+def log_determinant(lanes: Lanes, like: Any, matrix: Entries) -> list[Any]:
+    """Sign and logarithm of the size; of a singular matrix, 0 and minus infinity."""
+    n = _square(matrix)
+
+    def run(rows: Rows) -> tuple[Rows, Rows]:
+        found = LU(rows, n)
+        signs, sizes = map(torch.sign, found.diagonal()), map(torch.abs, found.diagonal())
+        log = functools.reduce(torch.add, map(torch.log, sizes))
+        return [[functools.reduce(torch.mul, signs, found.sign)]], [[log]]
+
+    sign, log = _of_matrices(matrix, run)
+    return [reshape(lanes, like[0], sign), reshape(lanes, like[1], log), None, None]
+
+
 LINALG: dict[Any, Callable[..., Any]] = {
     aten.cholesky_solve.default: cholesky_solve,
     aten.linalg_cholesky_ex.default: cholesky,
@@ -236,5 +250,6 @@ LINALG: dict[Any, Callable[..., Any]] = {
     aten.linalg_lu_solve.default: solve_factored,
     aten.linalg_solve_triangular.default: solve_triangular,
     aten._linalg_det.default: determinant,
+    aten._linalg_slogdet.default: log_determinant,
     aten._linalg_solve_ex.default: solve,
 }
