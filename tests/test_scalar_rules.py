@@ -332,16 +332,8 @@ def test_every_rule_has_samples():
     assert SAMPLES.keys() == RULES.keys()
 
 
-FAST = {"add.Tensor", "clamp.Tensor", "pow.Tensor_Scalar", "where.self"}
-
-
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=() if n in FAST else pytest.mark.slow)
-        for n, op in sorted(POINTWISE.items())
-        if is_pointwise(op) and op not in RULES
-    ],
+    "name", [n for n, op in sorted(POINTWISE.items()) if is_pointwise(op) and op not in RULES]
 )
 def test_a_pointwise_operator(name):
     op = POINTWISE[name]
