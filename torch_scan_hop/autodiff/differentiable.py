@@ -1,4 +1,4 @@
-"""Operators that torch has no derivative of, written as operators that have one.
+"""Operators that torch has no derivative of, or a poor one, written as operators that have one.
 
 They are in a body's graph because torch wrote them there: into a backward that nobody was to
 differentiate, or for a write in place.
@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import decompositions
+from torch_scan_hop.autodiff.determinant import determinant, determinant_of_factors
 from torch_scan_hop.op import Body
 
 aten = torch.ops.aten
@@ -46,16 +47,32 @@ _OF_COMPLEX = {
 }
 
 
+_STAND_INS: dict[Any, Any] = {
+    **_OF_COMPLEX,
+    aten._linalg_det.default: determinant_of_factors,
+    torch.det: determinant,
+    torch.linalg.det: determinant,
+}
+_METHODS = {"det": determinant}
+
+
 def with_differentiable_operators(body: Body) -> Body:
     """``body`` with such operators as what they are made of; the same body if it has none."""
     if not isinstance(body, fx.GraphModule):
         return body
-    rewritten = {*_WITHOUT_DERIVATIVE, *_OF_COMPLEX}
-    if not any(node.target in rewritten for node in body.graph.nodes):
+    if not any(_is_rewritten(node) for node in body.graph.nodes):
         return body
     graph = fx.Graph()
     graph.output(graph.graph_copy(body.graph, {}))
-    known = {**decompositions(_WITHOUT_DERIVATIVE), **_OF_COMPLEX}
-    for node in graph.nodes:
-        node.target = known.get(node.target, node.target)
+    known = {**decompositions(_WITHOUT_DERIVATIVE), **_STAND_INS, **_METHODS}
+    for node in filter(_is_rewritten, graph.nodes):
+        node.op, node.target = "call_function", known[node.target]
     return fx.GraphModule(body, graph)
+
+
+def _is_rewritten(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target in _METHODS
+    return node.op == "call_function" and (
+        node.target in _STAND_INS or node.target in _WITHOUT_DERIVATIVE
+    )

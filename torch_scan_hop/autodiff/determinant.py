@@ -1,0 +1,44 @@
+"""Determinants of small matrices, as what has derivatives of any order.
+
+torch's own derivative of a determinant looks at the numbers, which a trace cannot. What it takes
+there for every matrix is made of singular vectors: they cost more than the step, and their own
+derivative is nan where two singular values are equal (the identity, a rotation).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+# Beyond, the terms are many, and cancel.
+MOST_ROWS = 3
+
+
+def determinant(matrix: torch.Tensor) -> torch.Tensor:
+    """Expanded along the first row, for up to three rows.
+
+    >>> determinant(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor(-2.)
+    """
+    n = matrix.shape[-1]
+    if n not in range(1, MOST_ROWS + 1):
+        return torch.linalg.det(matrix)
+    rows = [[matrix.select(-2, i).select(-1, j) for j in range(n)] for i in range(n)]
+    if n == 1:
+        return rows[0][0]
+    if n == 2:
+        return rows[0][0] * rows[1][1] - rows[0][1] * rows[1][0]
+    a, b, c = rows
+    # minors of columns in cyclic order have their signs
+    minors = (b[j - 2] * c[j - 1] - b[j - 1] * c[j - 2] for j in range(3))
+    return torch.stack([x * minor for x, minor in zip(a, minors, strict=True)]).sum(0)
+
+
+def determinant_of_factors(matrix: torch.Tensor) -> Any:
+    """As ``aten._linalg_det``, whose factors only its own derivative reads."""
+    if matrix.shape[-1] not in range(1, MOST_ROWS + 1):
+        return aten._linalg_det.default(matrix)
+    return determinant(matrix), None, None
