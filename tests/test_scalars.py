@@ -126,8 +126,8 @@ CASES = {
     "counts": (counts, lambda: (torch.arange(L), X(1)[0]), X),
 }
 FAST = {"vectors"}
-#: The derivative of a determinant and that of LU's factors call operators that are not written out.
-CALLS_TORCH_BACKWARDS = {"exchanges", "factored", "kalman of one"}
+#: The derivative of LU's factors calls operators that are not written out.
+CALLS_TORCH_BACKWARDS = {"factored"}
 
 
 def cases_in_both_directions():

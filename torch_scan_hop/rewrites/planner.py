@@ -9,7 +9,6 @@ from typing import Any
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.rewrites.accumulate import (
     SMALL_TERM,
@@ -24,11 +23,10 @@ from torch_scan_hop.rewrites.classify import (
     Stays,
     ancestors,
     classify,
-    is_contraction,
     is_pinned,
     is_reduction,
-    nbytes,
 )
+from torch_scan_hop.rewrites.costs import Costs
 from torch_scan_hop.rewrites.options import Options
 from torch_scan_hop.rewrites.parts import unique
 from torch_scan_hop.rewrites.plan import Decisions, ScanPlan
@@ -41,19 +39,15 @@ class Planner:
         body: fx.GraphModule,
         signature: Signature,
         options: Options,
-        pointwise_pays: bool,
+        costs: Costs,
         used_outputs: Sequence[bool],
-        guard_sizes: bool,
         any_trip_count: bool,
-        least_weight: int,
     ) -> None:
         self.body = body
         self.signature = signature
         self.options = options
-        self.pointwise_pays = pointwise_pays
-        self.guard_sizes = guard_sizes
+        self.costs = costs
         self.any_trip_count = any_trip_count
-        self.least_weight = least_weight
         self.used = [used or not options.drop_dead for used in used_outputs]
         self.roles = signature.inputs_of(body)
         self.outputs = signature.outputs_of(body)
@@ -61,7 +55,7 @@ class Planner:
         self.dependence = self._classify()
         self.ys = [y for k, y in enumerate(self.outputs.ys) if self.used[signature.n_carry + k]]
         step_values = {*self.roles.xs, *self.roles.carry, *self.outputs.ys}
-        self.step_bytes = sum(self._nbytes(n) for n in step_values)
+        self.step_bytes = sum(self.costs.nbytes(n) for n in step_values)
         self.budget = options.memory_gate * self.step_bytes
         self.accumulators = self._accumulators() if options.contract_accumulators else []
         self.loop_carry = self._live_carry()
@@ -77,17 +71,8 @@ class Planner:
         roles = Inputs(carry, self.roles.xs, [*self.roles.additional, *constants])
         return classify(self.body.graph, roles, self.any_trip_count)
 
-    def _nbytes(self, node: fx.Node) -> Any:
-        """What pays does not decide what is right: it needs no guard."""
-        return nbytes(node) if self.guard_sizes else likely_value(nbytes(node))
-
     def _product_pays(self, node: fx.Node) -> bool:
-        """Whether it is a product, and better made for all steps at once."""
-        if not is_contraction(node):
-            return False
-        inputs = (n for n in node.all_input_nodes if is_tensor_node(n))
-        fixed = (n for n in inputs if self.dependence[n] is Dependence.INVARIANT)
-        return not self.least_weight or sum(map(self._nbytes, fixed)) >= self.least_weight
+        return self.costs.product_pays(node, self.dependence)
 
     # --- carries ---
 
@@ -104,7 +89,7 @@ class Planner:
         at_hand = {*self.roles.xs, *self.ys}
         at_hand |= {leaf for a in candidates if a.is_product() for leaf in a.leaves}
         at_hand |= {
-            a.operand for a in candidates if is_cheap_to_sum(a, self._nbytes, self.step_bytes)
+            a.operand for a in candidates if is_cheap_to_sum(a, self.costs.nbytes, self.step_bytes)
         }
         candidates = [read_stack_instead(a, at_hand) for a in candidates]
         return [a for a in candidates if self._accumulator_pays(a, at_hand)]
@@ -125,8 +110,8 @@ class Planner:
             return True
         # A fused loop adds in registers, for nothing. Where each operator costs a dispatch, a stack
         # of small terms, summed at once, is cheaper than an addition per step.
-        small = self._nbytes(accumulator.term) <= min(self.step_bytes, SMALL_TERM)
-        return self.pointwise_pays and bool(small)
+        small = self.costs.nbytes(accumulator.term) <= min(self.step_bytes, SMALL_TERM)
+        return self.costs.pointwise_pays and bool(small)
 
     def _live_carry(self) -> list[int]:
         """The carries that the loop keeps: those that something read depends on."""
@@ -216,12 +201,12 @@ class Planner:
         if not all(is_batchable(n, self.any_trip_count) for n in varying):
             return Stays.NO_RULE
         added = [n for n in self._frontier([node], in_loop) if n not in self.ys]
-        if not self.pointwise_pays and not any(map(self._product_pays, varying)):
+        if not self.costs.pointwise_pays and not any(map(self._product_pays, varying)):
             # A reduction in the body keeps the loop from being one kernel. After the loop it costs
             # one pass over stacks, which is worth it if those are returned anyway.
             pays = any(is_reduction(n) for n in varying) and not added
             return None if pays else Stays.CHEAP
-        fits = bool(sum(self._nbytes(n) for n in added) <= self.budget)
+        fits = bool(sum(self.costs.nbytes(n) for n in added) <= self.budget)
         return None if fits else Stays.MEMORY
 
     def _frontier(self, sunk: Sequence[fx.Node], in_loop: set[fx.Node]) -> list[fx.Node]:
@@ -244,7 +229,7 @@ class Planner:
                 continue
             why = self._why_not_batched(node, spent)
             if why is None:
-                spent += self._nbytes(node)
+                spent += self.costs.nbytes(node)
                 found.append(node)
             else:
                 self.stays[node] = why
@@ -255,7 +240,7 @@ class Planner:
             return Stays.SWITCHED_OFF
         if not self._batching_pays(node):
             return Stays.CHEAP
-        fits = bool(spent + self._nbytes(node) <= self.budget)
+        fits = bool(spent + self.costs.nbytes(node) <= self.budget)
         return None if fits else Stays.MEMORY
 
     def _batching_pays(self, node: fx.Node) -> bool:
@@ -263,7 +248,7 @@ class Planner:
         work = [n for n in xs_only if n.op == "call_function"]
         if any(map(self._product_pays, work)):
             return True
-        return self.pointwise_pays and not all(is_view(n) for n in work)
+        return self.costs.pointwise_pays and not all(is_view(n) for n in work)
 
     def _invariants(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
         varying = {n for n, d in self.dependence.items() if d is not Dependence.INVARIANT}
@@ -281,8 +266,8 @@ class Planner:
 
     def _invariant_is_small(self, node: fx.Node) -> bool:
         sources = [n for n in ancestors([node]) if n.op == "placeholder" and is_tensor_node(n)]
-        size: Any = sum(self._nbytes(n) for n in sources)
-        return bool(self._nbytes(node) <= self.options.memory_gate * size + self.budget)
+        size: Any = sum(self.costs.nbytes(n) for n in sources)
+        return bool(self.costs.nbytes(node) <= self.options.memory_gate * size + self.budget)
 
 
 def make_plan(
@@ -308,6 +293,5 @@ def make_plan(
     ``used_outputs``: which of the scan's results anything reads; others come back as None.
     """
     used = [True] * len(results_of(body.graph)) if used_outputs is None else used_outputs
-    return Planner(
-        body, signature, options, pointwise_pays, used, guard_sizes, any_trip_count, least_weight
-    ).plan()
+    costs = Costs(pointwise_pays, guard_sizes, least_weight)
+    return Planner(body, signature, options, costs, used, any_trip_count).plan()
