@@ -34,7 +34,15 @@ from torch_scan_hop import scan as our_scan
 from torch_scan_hop.xla import lower
 
 # steps, batch, inputs and hidden units; torch_xla's own scan joins in at the first
-SIZES = [(256, 16, 128), (256, 1, 128), (256, 64, 32), (256, 64, 128), (128, 1, 1024)]
+SIZES = [
+    (256, 16, 128),
+    (256, 1, 128),
+    (256, 64, 32),
+    (256, 64, 128),
+    (256, 16, 192),
+    (256, 1, 256),
+    (128, 1, 1024),
+]
 IN_A_ROW = 4
 Call = Callable[[], object]
 
