@@ -10,10 +10,15 @@ import itertools
 
 import pytest
 import torch
-from test_batchable import POINTWISE, POINTWISE_KINDS, index, pointwise_arguments, real
-from torch import Tensor
+from test_batchable import (
+    POINTWISE,
+    POINTWISE_KINDS,
+    index,
+    leaves_of,
+    pointwise_arguments,
+    real,
+)
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from torch_scan_hop.inductor.scalars.arithmetic import is_pointwise
 from torch_scan_hop.inductor.scalars.entries import Lanes, NotScalars, build
@@ -267,18 +272,16 @@ def places(tensors):
 
 def of_tensors(op, args, kwargs):
     """A function of the tensors among the arguments, and these; its results in a tuple."""
-    flat, spec = pytree.tree_flatten((args, kwargs))
+    tensors, rebuild = leaves_of((args, kwargs))
 
     def run(*tensors):
-        rest = iter(tensors)
-        leaves = [next(rest) if isinstance(t, Tensor) else t for t in flat]
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        args, kwargs = rebuild(tensors)
         results = op(*args, **kwargs)
         if op in RESULTS:
             return tuple(results[k] for k in RESULTS[op])
         return results if isinstance(results, (tuple, list)) else (results,)
 
-    return run, [t for t in flat if isinstance(t, Tensor)]
+    return run, tensors
 
 
 def traced(run, tensors):

@@ -17,15 +17,19 @@ aten = torch.ops.aten
 MOST_ROWS = 3
 
 
+def _is_small(matrix: torch.Tensor) -> bool:
+    return 1 <= matrix.shape[-1] <= MOST_ROWS
+
+
 def determinant(matrix: torch.Tensor) -> torch.Tensor:
     """Expanded along the first row, for up to three rows.
 
     >>> determinant(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor(-2.)
     """
-    n = matrix.shape[-1]
-    if n not in range(1, MOST_ROWS + 1):
+    if not _is_small(matrix):
         return torch.linalg.det(matrix)
+    n = matrix.shape[-1]
     rows = [[matrix.select(-2, i).select(-1, j) for j in range(n)] for i in range(n)]
     if n == 1:
         return rows[0][0]
@@ -39,6 +43,6 @@ def determinant(matrix: torch.Tensor) -> torch.Tensor:
 
 def determinant_of_factors(matrix: torch.Tensor) -> Any:
     """As ``aten._linalg_det``, whose factors only its own derivative reads."""
-    if matrix.shape[-1] not in range(1, MOST_ROWS + 1):
+    if not _is_small(matrix):
         return aten._linalg_det.default(matrix)
     return determinant(matrix), None, None

@@ -1,7 +1,7 @@
 """Operators that torch has no derivative of, or a poor one, written as operators that have one.
 
-They are in a body's graph because torch wrote them there: into a backward that nobody was to
-differentiate, or for a write in place.
+Those without one are in a body's graph because torch wrote them there: into a backward that nobody
+was to differentiate, or for a write in place.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import torch
 from torch_scan_hop.inductor.scalars import factors
 from torch_scan_hop.inductor.scalars.entries import (
     Entries,
+    Index,
     Lanes,
     NotScalars,
     build,
@@ -26,11 +27,17 @@ aten = torch.ops.aten
 # --- matrices of entries ---
 
 
+def _batch_of(matrices: Entries) -> Index:
+    """The shape of a stack of matrices. The lanes are in it: no matrix is spread over them."""
+    batch = matrices.shape[:-2]
+    if matrices.lane is not None and matrices.lane >= len(batch):
+        raise NotScalars("matrices across lanes")
+    return batch
+
+
 def _of_matrices(matrices: Entries, fn: Callable[[Rows], Sequence[Rows]]) -> list[Entries]:
     """``fn`` of each matrix; each of its results is a matrix, too."""
-    batch, (n, m) = matrices.shape[:-2], matrices.shape[-2:]
-    if matrices.lane is not None and matrices.lane >= len(batch):
-        raise NotScalars("a factorisation across lanes")
+    batch, (n, m) = _batch_of(matrices), matrices.shape[-2:]
 
     @functools.cache
     def of(index: tuple[int, ...]) -> Sequence[Rows]:
@@ -67,8 +74,7 @@ def _turned(matrices: Entries) -> Entries:
 def _square(matrices: Entries) -> int:
     if len(matrices.shape) < 2 or not matrices.shape[-1]:
         raise NotScalars("no matrices")
-    if matrices.lane is not None and matrices.lane >= len(matrices.shape) - 2:
-        raise NotScalars("matrices across lanes")
+    _batch_of(matrices)
     return matrices.shape[-1]
 
 
