@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from oracle import assert_same
+from resident import least_growth
 from threads import results_of_threads
 from torch import fx
 
@@ -41,14 +42,6 @@ def alive() -> dict[str, int]:
         "fakes": sum(issubclass(t, FakeTensor) for t in tensors),
         "tensors": sum(not issubclass(t, FakeTensor) for t in tensors),
     }
-
-
-def memory() -> int:
-    """What this process holds, in bytes; 0 where that cannot be known."""
-    if sys.platform != "linux":
-        return 0
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def train(cell, xs, **options):
@@ -93,10 +86,9 @@ def test_calls_leave_nothing_behind(n):
     gc.collect()
     gc.freeze()  # what other tests left, and may go meanwhile, is not counted
     try:
-        held = memory()
-        call_often(n)
+        growth = least_growth(lambda: call_often(n), enough=10e6)
         assert alive() == {"graphs": 0, "nodes": 0, "fakes": 0, "tensors": 0}
-        assert memory() - held < 10e6
+        assert growth < 10e6
     finally:
         gc.unfreeze()
 
@@ -108,14 +100,15 @@ def test_a_cell_that_is_defined_again_lets_go_of_its_captures(n):
     """But for what torch keeps of each function that it compiled: guards, in a finalizer of every
     long-lived object that they name, and with them the fakes of its inputs."""
     redefine(14)  # some caches hold the last few
-    before, held = alive(), memory()
+    before = alive()
     redefine(n)
     after = alive()
     assert after["graphs"] <= 1.2 * before["graphs"]
     assert after["nodes"] <= 1.2 * before["nodes"]
     assert after["tensors"] == before["tensors"]
     assert after["fakes"] - before["fakes"] <= 4 * n + 60
-    assert memory() - held < 20e6 + 0.3e6 * n
+    most = 20e6 + 0.3e6 * n
+    assert least_growth(lambda: redefine(n), enough=most) < most
 
 
 # --- threads and forks ---
