@@ -76,7 +76,9 @@ def main() -> None:
                 rows = {r["contestant"]: r for r in found if r["direction"] == direction}
                 lines.append(line(width, batch, direction, rows))
                 print(*lines[-1], flush=True)
-    head = ["H", "B", "", "nn.LSTM, ms", "/ nn", "/ nn, cpp", "<= 1", "nn of limit", "of limit", "error"]  # fmt: skip
+    head = [
+        "H", "B", "", "nn.LSTM, ms", "/ nn", "/ nn, cpp", "<= 1", "nn of limit", "of limit", "error",
+    ]  # fmt: skip
     partial = (options.widths, options.batches) != (WIDTHS, BATCHES)
     page.write([*ABOUT, *report.table(head, lines)], not options.quick and not partial)
 

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 KERNELS: tuple[type[KernelNode], ...] = (*gpu.KERNELS, *cpu.KERNELS)
 
 
-def may_be_one_kernel(body: fx.GraphModule) -> bool:
+def may_be_one_kernel(body: fx.GraphModule, kernels: Iterable[type[KernelNode]] = KERNELS) -> bool:
     """As far as the operators of ``body`` can tell."""
-    return current_options().one_kernel and any(k.may_qualify(body) for k in KERNELS)
+    return current_options().one_kernel and any(k.may_qualify(body) for k in kernels)
 
 
 def is_on_gpu(values: Iterable[Any]) -> bool:

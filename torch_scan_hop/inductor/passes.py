@@ -13,6 +13,9 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
+from torch_scan_hop.inductor import cpu
+from torch_scan_hop.inductor.cpu import large_products
+from torch_scan_hop.inductor.kernels import may_be_one_kernel
 from torch_scan_hop.inductor.rewriter import PAIRS, ScanRewriter
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.rewrites import using_options
@@ -23,8 +26,12 @@ log = logging.getLogger(__name__)
 def prepare_scans(gm: fx.GraphModule) -> None:
     """Runs after Inductor's own post-grad passes, on every graph; bodies included."""
     report_outside_of_threads()
+    theirs = set(gm.graph.nodes)
     _write_plans(gm)
     _write_out(gm)
+    if large_products.pays():
+        large_products.replace_large_products(n for n in gm.graph.nodes if n not in theirs)
+        _replace_products_in_loops(gm)
     if legality.check_after_each is not None:
         legality.check_after_each.bodies("prepare_scans", gm)
 
@@ -59,6 +66,16 @@ def _write_out(gm: fx.GraphModule) -> None:
         except Exception:
             log.warning("%s is not written out as scalars", node, exc_info=True)
     gm.graph.eliminate_dead_code()
+    gm.recompile()
+
+
+def _replace_products_in_loops(gm: fx.GraphModule) -> None:
+    for node in gm.graph.find_nodes(op="call_function", target=scan_op):
+        body = getattr(gm, str(node.args[0].target))
+        if not may_be_one_kernel(body, cpu.KERNELS):
+            large_products.replace_large_products(body.graph.nodes)
+            _replace_products_in_loops(body)
+            body.recompile()
     gm.recompile()
 
 

@@ -25,6 +25,8 @@ class Options:
             pointwise around products with small weights.
         scalars: under Inductor, write small matrices out as scalars, one for each entry, where the
             loop is one kernel then and is none otherwise.
+        onednn: under Inductor, have oneDNN make the large products that are a scan's; None, as it
+            comes, where it is faster than MKL: on CPUs with AVX-512 that are none of Intel's.
         parallel_in_time: on CUDA, let that kernel go through many steps at once, where the body is
             affine in its carries, and there are few lanes and many steps.
         cuda_graphs: on CUDA, replay a loop that is no kernel as a graph of a block of its steps.
@@ -41,6 +43,7 @@ class Options:
     blocks: bool = True
     one_kernel: bool = True
     scalars: bool = True
+    onednn: bool | None = None
     parallel_in_time: bool = True
     cuda_graphs: bool = False
     memory_gate: float = 4.0

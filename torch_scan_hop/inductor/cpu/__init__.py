@@ -11,6 +11,7 @@ order of the loops, and where values live.
 ``row_independence``  whether a row reads no other row
 ``row_code``    its code: a tile of rows takes all steps before the next tile
 ``product``     the product of a tile of rows and a packed weight
+``large_products``  those that are calls of a library
 ``sharing``     whether threads share it
 ``fits``        which tensors both work on
 ``tanh``        tanh, faster than the vectorised one of Inductor
