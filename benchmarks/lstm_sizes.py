@@ -77,7 +77,8 @@ def main() -> None:
                 lines.append(line(width, batch, direction, rows))
                 print(*lines[-1], flush=True)
     head = [
-        "H", "B", "", "nn.LSTM, ms", "/ nn", "/ nn, cpp", "<= 1", "nn of limit", "of limit", "error",
+        "H", "B", "", "nn.LSTM, ms", "/ nn", "/ nn, cpp",
+        "<= 1", "nn of limit", "of limit", "error",
     ]  # fmt: skip
     partial = (options.widths, options.batches) != (WIDTHS, BATCHES)
     page.write([*ABOUT, *report.table(head, lines)], not options.quick and not partial)

@@ -27,8 +27,6 @@ from torch._inductor.utils import Placeholder, parallel_num_threads
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv, Max, Min
 
-from torch_scan_hop._torch.inductor import indented
-
 __all__ = [
     "DTYPE_TO_CPP",
     "CeilDiv",
@@ -286,7 +284,7 @@ class KernelFunction:
         self._declarations += lines
 
     def define_and_call(self, wrapper: Any) -> None:
-        """Define the function, and call it in a block of the wrapper."""
+        """Define the function, and call it at this place of the wrapper."""
         function = 'extern "C"'
         before = "\n".join([*self._declarations, function])
         source = self._group.codegen_group().replace(function, before, 1)
@@ -294,5 +292,4 @@ class KernelFunction:
         scheduling.kernel_group = self._group
         with config.patch({"cpp.descriptive_names": False}):
             name = CppScheduling.define_kernel(scheduling, source, [], self._group.args)
-        with indented(wrapper):
-            self._group.call_kernel(wrapper, name)
+        self._group.call_kernel(wrapper, name)

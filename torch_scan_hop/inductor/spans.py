@@ -21,6 +21,7 @@ from torch_scan_hop._torch.inductor import (
     declare_loop_index,
     fresh_loop_index,
     import_into,
+    indented,
     size_expression,
     trip_count_code,
     uses_cpp_wrapper,
@@ -93,12 +94,14 @@ class Span:
         if not uses_cpp_wrapper():
             calls = import_into(wrapper, progress_bar.calls)
             wrapper.writeline(f"for {first}, {end} in {calls}({count}, {self.most}):")
-            yield
+            with indented(wrapper):
+                yield
             return
         # nobody is there to look up
         wrapper.writeline("{")
         wrapper.writeline(f"    int64_t {first} = 0, {end} = {count};")
-        yield
+        with indented(wrapper):
+            yield
         wrapper.writeline("}")
 
 

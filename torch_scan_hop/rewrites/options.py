@@ -25,6 +25,7 @@ class Options:
             pointwise around products with small weights.
         scalars: under Inductor, write small matrices out as scalars, one for each entry, where the
             loop is one kernel then and is none otherwise.
+        panels: under Inductor on the CPU, pack the weights of a counted loop's products before it.
         onednn: under Inductor, have oneDNN make the large products that are a scan's; None, as it
             comes, where it is faster than MKL: on CPUs with AVX-512 that are none of Intel's.
         parallel_in_time: on CUDA, let that kernel go through many steps at once, where the body is
@@ -43,6 +44,7 @@ class Options:
     blocks: bool = True
     one_kernel: bool = True
     scalars: bool = True
+    panels: bool = True
     onednn: bool | None = None
     parallel_in_time: bool = True
     cuda_graphs: bool = False

@@ -31,7 +31,7 @@ from torch_scan_hop._torch.inductor_values import (
 )
 from torch_scan_hop.inductor.cpu.fits import are_tails_worth_masks
 from torch_scan_hop.inductor.cpu.places import buffer_like
-from torch_scan_hop.inductor.cpu.sharing import share, threads_for
+from torch_scan_hop.inductor.cpu.sharing import share_span, threads_for
 from torch_scan_hop.inductor.cpu.tanh import VectorOps
 from torch_scan_hop.inductor.lane_body import PointwiseBody
 from torch_scan_hop.inductor.spans import Span
@@ -136,7 +136,7 @@ def _emit_tiles(
     step = function.nest(lambda lane: loop.step(index_of(lane)), sizes)
     # even with one thread at hand, what OpenMP runs keeps its carry in memory between two steps
     if threads > 1 and not _is_one_tile(sizes, tile):
-        share(function, span)
+        share_span(function, span)
         for nest in (seed, step):
             nest.for_threads()
     # init is copied by the call that runs the first step

@@ -60,7 +60,7 @@ inline void NAME_rest(
 template <int most, int vectors>
 inline void NAME(
     const float* left, const float* panels, float* out,
-    int64_t rows, int64_t depth, int64_t columns, int64_t row
+    int64_t rows, int64_t depth, int64_t columns, int64_t row, int64_t out_row
 ) {
     constexpr int width = vectors * LANES;
     static_assert(LANES == at::vec::Vectorized<float>::size(), "panels are packed for LANES");
@@ -69,9 +69,9 @@ inline void NAME(
         float* to = out + column;
         int64_t r = 0;
         for (; r + most <= rows; r += most)
-            NAME_rows<most, vectors>(left + r * row, panel, to + r * columns, depth, row, columns);
+            NAME_rows<most, vectors>(left + r * row, panel, to + r * out_row, depth, row, out_row);
         NAME_rest<vectors, most - 1>(
-            rows - r, left + r * row, panel, to + r * columns, depth, row, columns);
+            rows - r, left + r * row, panel, to + r * out_row, depth, row, out_row);
     }
 }
 """
@@ -84,11 +84,26 @@ def source_of_product(name: str) -> str:
 def register_block(rows: int, columns: int) -> tuple[int, int]:
     """Rows, and vectors of columns, of one call: 16 sums with 32 registers, 8 with 16."""
     lanes = vector_lanes()
-    sums = 16 if lanes >= 16 else 8
+    sums = _sums_in_registers()
     most = min(rows, sums // 2)
     vectors = -(-columns // lanes)
     wide = [n for n in (8, 4, 2, 1) if n * most <= sums and vectors % n == 0]
     return most, wide[0]
+
+
+def _sums_in_registers() -> int:
+    return 16 if vector_lanes() >= 16 else 8
+
+
+def panel_width(rows: int, columns: int) -> int:
+    """Columns of a panel of a weight that matrices of so many rows are multiplied with."""
+    return vector_lanes() * register_block(max(1, rows), columns)[1]
+
+
+def rows_at_once(rows: int, width: int) -> int:
+    """Rows of one call, whose sums for a panel so wide stay in registers."""
+    sums = _sums_in_registers()
+    return max(1, min(rows, sums // 2, sums * vector_lanes() // width))
 
 
 def packed(product: Product, rows: int, name: str) -> tuple[Callable[[list[Any]], None], list[Any]]:

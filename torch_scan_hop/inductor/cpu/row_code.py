@@ -43,7 +43,7 @@ from torch_scan_hop.inductor.cpu.places import (
 )
 from torch_scan_hop.inductor.cpu.product import packed, register_block, source_of_product
 from torch_scan_hop.inductor.cpu.row_body import RowBody
-from torch_scan_hop.inductor.cpu.sharing import share, threads_for
+from torch_scan_hop.inductor.cpu.sharing import share_span, threads_for
 from torch_scan_hop.inductor.spans import Span
 from torch_scan_hop.inductor.step import CARRY, STEP, TILE, plain_symbol
 
@@ -91,7 +91,7 @@ class _RowCode:
 
     def emit(self, wrapper: Any) -> None:
         if self.threads > 1:
-            share(self.function, self.span)
+            share_span(self.function, self.span)
         scratch = self._scratch()
         with no_interpreter(), self.function.local_buffers(scratch):
             for buffer in scratch:
@@ -208,6 +208,7 @@ class _RowCode:
             k,
             product.padded,
             function.text(matrix.row_stride),
+            product.padded,
         ]
         most, vectors = register_block(self.tile, n)
         call = f"{self.product}<{most}, {vectors}>({', '.join(map(str, arguments))});"

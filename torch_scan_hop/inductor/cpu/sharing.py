@@ -11,7 +11,7 @@ as long.
 from __future__ import annotations
 
 from torch_scan_hop._torch.inductor_cpp import KernelFunction, parallel_num_threads
-from torch_scan_hop.inductor.spans import Span
+from torch_scan_hop.inductor.spans import WORK_FOR_THREADS, Span
 
 # What a core makes in results of operators, at least, and what it is given besides: a kernel that
 # takes longer in threads has waited for them.
@@ -70,13 +70,17 @@ def threads_for(span: Span) -> int:
     return 1 if span.is_too_short_for_threads() else parallel_num_threads()
 
 
-def share(function: KernelFunction, span: Span) -> None:
+def share_span(function: KernelFunction, span: Span) -> None:
     """Let threads share what ``function`` writes for them, if it is worth it when it runs."""
     steps = function.text(span.end - span.first)
-    worth = f"{steps} >= {span.fewest_for_threads}"
-    one_thread = span.work_per_step * NANOSECONDS_PER_RESULT
-    expected = f"INT64_C({MARGIN_NANOSECONDS}) + {steps} * INT64_C({one_thread})"
+    share(function, f"{steps} * INT64_C({span.work_per_step})")
+
+
+def share(function: KernelFunction, work: str) -> None:
+    """The same for an expression of the work, in results of operators."""
+    expected = f"INT64_C({MARGIN_NANOSECONDS}) + {work} * {NANOSECONDS_PER_RESULT}"
     state = f"{function.name}_threads"
     function.declare(SOURCE, f"static ScanThreads {state};")
+    worth = f"{work} >= {WORK_FOR_THREADS}"
     function.code.writeline(f"ScanSharing sharing({state}, {worth}, {expected});")
     function.share_if("sharing.shares")

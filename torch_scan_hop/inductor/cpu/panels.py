@@ -1,0 +1,108 @@
+"""Products with weights that stay the same, in a counted loop: the weight is packed before it.
+
+A library lays a weight out anew for each product, or reads it where it lies; a loop has time to do
+that once. *Panels* are some columns each, row by row, as the product reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torch_scan_hop._torch.inductor_cpp import vector_lanes
+from torch_scan_hop._torch.sizes import likely_value
+from torch_scan_hop.body.meta_values import record_again, run_node
+from torch_scan_hop.inductor.cpu.product import panel_width
+from torch_scan_hop.rewrites.classify import Dependence, ancestors
+from torch_scan_hop.rewrites.plan import ScanPlan
+
+aten = torch.ops.aten
+
+#: what fewer steps gain does not pay for the packing
+FEWEST_STEPS = 16
+#: of a product; what smaller ones gain does not pay for a kernel to compile
+LEAST_FLOPS = 1e6
+
+_library = torch.library.Library("torch_scan_hop", "FRAGMENT")
+_library.define("panel_product(Tensor left, Tensor panels) -> Tensor")
+panel_product = torch.ops.torch_scan_hop.panel_product.default
+
+
+@torch.library.register_fake("torch_scan_hop::panel_product")
+def _result(left: Tensor, panels: Tensor) -> Tensor:
+    return left.new_empty(left.shape[0], panels.shape[0] * panels.shape[2])
+
+
+@torch.library.impl(_library, "panel_product", "CPU")
+def _by_a_library(left: Tensor, panels: Tensor) -> Tensor:
+    """The numbers, for whoever runs the graph without a compiler."""
+    return left @ panels.permute(1, 0, 2).flatten(1)
+
+
+def products_in_loop(plan: ScanPlan) -> list[fx.Node]:
+    """Of the body that was planned: products of what a step computes with what none changes."""
+    decisions = plan.decisions
+    roots = [*(plan.outputs.carry[k] for k in decisions.loop_carry), *decisions.stacked]
+    in_loop = ancestors(roots)
+    return [
+        node
+        for node in plan.original.graph.nodes
+        if node in in_loop
+        and node.target is aten.mm.default
+        and decisions.dependence[node] is Dependence.LOOP
+        and decisions.dependence[node.args[1]] is Dependence.INVARIANT
+        and _pays(node)
+    ]
+
+
+def _pays(node: fx.Node) -> bool:
+    left, right = (n.meta["val"] for n in node.args)  # type: ignore[union-attr]  # nodes
+    rows, depth, columns = map(likely_value, (*left.shape, right.shape[1]))
+    return (
+        left.device.type == "cpu"
+        and left.dtype == torch.float32
+        and vector_lanes() > 0
+        and all(isinstance(size, int) for size in right.shape)
+        and 2 * rows * depth * columns >= LEAST_FLOPS
+    )
+
+
+def pack_weights(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
+    """Have these products read panels, made where their weights are."""
+    panels: dict[tuple[fx.Node, int], fx.Node] = {}
+    for node in products:
+        left, right = node.args
+        assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
+        (rows, _), columns = left.meta["val"].shape, right.meta["val"].shape[1]
+        width = panel_width(likely_value(rows), columns)
+        with graph.inserting_before(node):
+            key = right, width
+            if key not in panels:
+                panels[key] = _packed(graph, right, width)
+            result = _call(graph, panel_product, left, panels[key])
+            if columns % width:
+                result = _call(graph, aten.slice.Tensor, result, 1, 0, columns)
+        readers = list(node.users)
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+        record_again(readers)
+
+
+def _packed(graph: fx.Graph, weight: Any, width: int) -> fx.Node:
+    depth, columns = weight.meta["val"].shape
+    count = -(-columns // width)
+    if columns % width:
+        padding = [0, count * width - columns]
+        weight = _call(graph, aten.constant_pad_nd.default, weight, padding, 0.0)
+    parts = _call(graph, aten.view.default, weight, [depth, count, width])
+    turned = _call(graph, aten.permute.default, parts, [1, 0, 2])
+    return _call(graph, aten.clone.default, turned, memory_format=torch.contiguous_format)
+
+
+def _call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    node = graph.call_function(target, args, kwargs)
+    node.meta["val"] = run_node(node)
+    return node
