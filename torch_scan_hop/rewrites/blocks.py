@@ -38,7 +38,9 @@ def block_length(
     per_step = (plan.stacked_bytes if stacked is None else stacked) + copied
     if per_step * trip_count <= BLOCK_BYTES or not current_options().blocks:
         return trip_count
-    length = max(MIN_BLOCK, min(BLOCK_BYTES // per_step, trip_count // MIN_BLOCKS))
+    # each block reads and writes what it adds to: no more than its stacks, or it costs as much
+    worth_adding = plan.accumulated_bytes // per_step
+    length = max(MIN_BLOCK, min(BLOCK_BYTES // per_step, trip_count // MIN_BLOCKS), worth_adding)
     return trip_count if 2 * length > trip_count else length
 
 

@@ -123,6 +123,12 @@ class ScanPlan:
         """Bytes per step that are stacked and no results; for symbolic sizes, likely."""
         return sum(map(likely_value, self.stacked_sizes()))
 
+    @functools.cached_property
+    def accumulated_bytes(self) -> int:
+        """Bytes of the carries that are summed after the loop; for symbolic sizes, likely."""
+        summed = (self.roles.carry[a.index] for a in self.decisions.accumulators)
+        return sum(likely_value(nbytes(n)) for n in summed)
+
     def stacked_sizes(self) -> list[Any]:
         """The bytes of each value that is stacked and no result."""
         results = set(self.outputs.ys)
