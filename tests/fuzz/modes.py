@@ -28,6 +28,8 @@ from torch_scan_hop.rewrites import blocks
 from torch_scan_hop.rewrites.options import Options, using_options
 from torch_scan_hop.signature import Inputs
 
+FLOATS = {torch.float32, torch.float64}
+
 #: torch.export, whose second word is whether it is strict
 EXPORT = "export"
 
@@ -46,7 +48,7 @@ BACKENDS: dict[str, tuple[str | None, bool | None]] = {
 TRANSFORMS = ("double", "jvp", "vmap", "func_grad", "forward_over_reverse")
 REWRITES = tuple(f.name for f in dataclasses.fields(Options) if f.type == "bool" and f.default)
 #: of Inductor's, which change nothing in eager mode
-KERNELS = ("one_kernel", "parallel_in_time", "scalars")
+KERNELS = ("one_kernel", "panels", "parallel_in_time", "scalars")
 CHECKPOINTS = {"full": '"full"', "sqrt": '"sqrt"', "segments": "3", "binomial": "Binomial(2)"}
 
 #: names for several modes at once
@@ -84,12 +86,14 @@ class Mode:
     tiles: bool = False
     #: scans are written out as scalars wherever they can be: others do not count
     scalars: bool = False
+    #: products of counted loops read packed weights, others are oneDNN's, however small
+    panels: bool = False
 
     def has_reached(self, kernels: Sequence[str]) -> bool:
         """Whether ``kernels`` were taken that this mode is to try, if it is."""
         if self.tiles:
             return "ParallelKernel" in kernels
-        return bool(kernels) or not (self.triton or self.graphs or self.scalars)
+        return bool(kernels) or not (self.triton or self.graphs or self.scalars or self.panels)
 
     @contextmanager
     def entered(self) -> Iterator[list[str]]:
@@ -116,8 +120,10 @@ class Mode:
                 stack.enter_context(tiles_of_few_steps(4))
             if self.scalars:
                 stack.enter_context(written_out(kernels))
-                if self.backend is None:
-                    stack.enter_context(_rewritten_for_inductor())
+            if self.panels:
+                stack.enter_context(_small_panels(kernels, compiled=self.backend is not None))
+            if (self.scalars or self.panels) and self.backend is None:
+                stack.enter_context(_rewritten_for_inductor())
             yield kernels
 
 
@@ -135,6 +141,30 @@ def written_out(found: list[str]) -> Iterator[None]:
     with (
         mock.patch.object(rewriter, "may_be_one_kernel", lambda _: False),
         mock.patch.object(rewriter, "WrittenOut", Noted),
+    ):
+        yield
+
+
+@contextmanager
+def _small_panels(found: list[str], compiled: bool) -> Iterator[None]:
+    """Products of any size are what large ones are; ``found`` has the packed ones of each loop."""
+    from torch_scan_hop._torch import onednn
+    from torch_scan_hop.inductor import rewriter
+    from torch_scan_hop.inductor.cpu import large_products, panels
+
+    def pack(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
+        found.append("panels")
+        panels.pack_weights(graph, products)
+
+    with (
+        using_options(one_kernel=False, onednn=True),
+        mock.patch.object(rewriter, "FEWEST_STEPS", 1),
+        mock.patch.object(rewriter, "pack_weights", pack),
+        mock.patch.object(panels, "LEAST_FLOPS", 0),
+        mock.patch.object(large_products, "LEAST_FLOPS", 0),
+        mock.patch.object(onednn, "is_fast_for", lambda *_: True),
+        # without a compiler, any numbers do
+        mock.patch.object(panels, "DTYPES", panels.DTYPES if compiled else FLOATS),
     ):
         yield
 
@@ -282,7 +312,16 @@ def _with_part(mode: Mode, part: str) -> Mode:
         return dataclasses.replace(mode, transform=part)
     if part == "small_blocks":
         return dataclasses.replace(mode, small_blocks=True)
-    if part in ("operator", "captured", "compile", "graphs", "threads", "tiles", "scalars"):
+    if part in (
+        "operator",
+        "captured",
+        "compile",
+        "graphs",
+        "threads",
+        "tiles",
+        "scalars",
+        "panels",
+    ):
         return dataclasses.replace(mode, **{part: True})
     word, _, name = part.partition("_")
     if word == "only" and name in REWRITES:

@@ -25,6 +25,7 @@ aten = torch.ops.aten
 FEWEST_STEPS = 16
 #: of a product; what smaller ones gain does not pay for a kernel to compile
 LEAST_FLOPS = 1e6
+DTYPES = {torch.float32}
 
 _library = torch.library.Library("torch_scan_hop", "FRAGMENT")
 _library.define("panel_product(Tensor left, Tensor panels) -> Tensor")
@@ -63,7 +64,7 @@ def _pays(node: fx.Node) -> bool:
     rows, depth, columns = map(likely_value, (*left.shape, right.shape[1]))
     return (
         left.device.type == "cpu"
-        and left.dtype == torch.float32
+        and left.dtype in DTYPES
         and vector_lanes() > 0
         and all(isinstance(size, int) for size in right.shape)
         and 2 * rows * depth * columns >= LEAST_FLOPS

@@ -1,0 +1,267 @@
+"""Products in and around counted loops on the CPU: packed weights, and oneDNN's."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+import torch.nn.functional as F
+from cells import Draw
+from oracle import assert_same, gradients, loop
+from torch._inductor.utils import run_and_get_code
+
+from torch_scan_hop import scan
+from torch_scan_hop._torch import onednn
+from torch_scan_hop.rewrites import using_options
+
+pytestmark = pytest.mark.torch_version
+
+#: of a kernel of ours: rows and vectors at once
+PANELS = re.compile(r"_product<(\d), (\d)>\(")
+
+
+def run_and_count(fn, *args):
+    """What ``fn`` gives, and of each graph: packed products, those of oneDNN, those of MKL."""
+    with inductor_config.patch(force_disable_caches=True):
+        result, codes = run_and_get_code(fn, *args)
+    return result, [
+        (len(PANELS.findall(code)), *(len(re.findall(call, code)) for call in CALLS))
+        for code in codes
+    ]
+
+
+# in the Python wrapper and in the C++ one
+CALLS = (
+    r"ops\.mkldnn\._linear_pointwise\.default\(|aoti_torch_cpu__linear_pointwise\(",
+    r"extern_kernels\.(?:add)?mm\(|aoti_torch_cpu_(?:add)?mm_out\(",
+)
+
+
+class Recurrent:
+    """A product and a norm, so that it is no kernel of rows."""
+
+    def __init__(self, B=8, D=240, H=272, T=17):
+        draw = Draw(torch.float32)
+        self.w, self.u = draw.normal(D, H, scale=0.06), draw.normal(H, H, scale=0.06)
+        self.h, self.xs = draw.normal(B, H), draw.normal(T, B, D)
+        self.given = [self.h, self.xs, self.w, self.u]
+        for leaf in self.given:
+            leaf.requires_grad_()
+
+    def product(self, h, u):
+        return h @ u
+
+    def run(self, scan_, h, xs, w, u, **options):
+        def cell(h, x):
+            h = torch.tanh(F.layer_norm(self.product(h, u) + x @ w, h.shape[-1:]))
+            return h, h * 2
+
+        return scan_(cell, h, xs, **options)
+
+    def expected(self, **options):
+        with torch.no_grad():
+            doubles = [leaf.double() for leaf in self.given]
+        doubles = [leaf.requires_grad_() for leaf in doubles]
+        results = self.run(loop, *doubles, **options)
+        return results, gradients(results, doubles)
+
+
+class TransposedWeight(Recurrent):
+    def product(self, h, u):
+        return F.linear(h, u)
+
+
+class PartOfAWeight(Recurrent):
+    """Its columns lie apart, and end within a vector."""
+
+    def product(self, h, u):
+        return F.pad(h[:, 1:] @ u[1:, 2:253], (0, 21))
+
+
+class TwoProducts(Recurrent):
+    def product(self, h, u):
+        return h @ u - (h * h) @ u + 0.1 * h @ u.t()
+
+
+def assert_close(got, expected, tolerance):
+    assert_same(got, expected, tolerance, dtype=False)
+
+
+def check(problem, results, grads, **options):
+    expected, expected_grads = problem.expected(**options)
+    assert_close(results, expected, 2e-4)
+    assert_close(grads, expected_grads, 2e-3)
+
+
+def run_compiled(problem, reverse=False, **how):
+    compiled = torch.compile(
+        lambda *given: problem.run(scan, *given, reverse=reverse), fullgraph=True, **how
+    )
+    got, forward = run_and_count(compiled, *problem.given)
+    grads, backward = run_and_count(gradients, got, problem.given)
+    check(problem, got, grads, reverse=reverse)
+    return forward, backward
+
+
+@pytest.mark.parametrize(
+    ("problem", "reverse", "cpp_wrapper", "n_products"),
+    [
+        (Recurrent, False, False, 1),
+        (TransposedWeight, True, True, 1),
+        (PartOfAWeight, False, False, 1),
+        pytest.param(TwoProducts, True, False, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_weights_in_a_loop_are_packed(problem, reverse, cpp_wrapper, n_products):
+    problem = problem()
+    with using_options(onednn=False):
+        ((forward, _, _),), ((backward, _, _),) = run_compiled(
+            problem, reverse, options={"cpp_wrapper": cpp_wrapper}
+        )
+    assert forward == n_products and backward >= 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("B", [1, 3, 21])
+def test_rows_and_threads(B, threads):
+    """More rows than a call takes at once, and fewer."""
+    problem = Recurrent(B, D=16, H=720 if B == 1 else 416)
+    with (
+        torch.no_grad(),
+        using_options(onednn=False),
+        inductor_config.patch({"cpp.threads": threads}),
+    ):
+        got, ((packed, _, _),) = run_and_count(
+            torch.compile(lambda *given: problem.run(scan, *given), fullgraph=True), *problem.given
+        )
+        assert packed == 1
+        assert_close(got, problem.expected()[0], 2e-4)
+
+
+def test_any_batch_and_trip_count():
+    problem = Recurrent()
+    compiled = torch.compile(lambda *given: problem.run(scan, *given), fullgraph=True)
+
+    def run_all():
+        for B, T in ((8, 17), (5, 3), (11, 40), (2, 21)):
+            made = Recurrent(B, T=T)
+            problem.given = [made.h, made.xs, problem.w, problem.u]
+            torch._dynamo.mark_dynamic(made.h, 0)
+            for dim in (0, 1):
+                torch._dynamo.mark_dynamic(made.xs, dim)
+            got = compiled(*problem.given)
+            check(problem, got, gradients(got, problem.given))
+
+    with using_options(onednn=False):
+        _, counts = run_and_count(run_all)
+    assert [packed for packed, _, _ in counts] == [1, 1]
+
+
+def test_weights_stay_as_they_are_for_a_few_steps():
+    problem = Recurrent(T=9)
+    with using_options(onednn=False):
+        forward, backward = run_compiled(problem)
+    assert [n for n, _, _ in forward + backward] == [0, 0]
+
+
+def test_the_weights_of_a_scan_in_a_scan_are_packed_once():
+    problem = Recurrent(T=16)
+
+    def outer(scan_, h, xs, w, u):
+        return scan_(lambda h, x: problem.run(scan_, h, x, w, u), h, xs)
+
+    h, xs = problem.h, torch.stack([problem.xs, -problem.xs]).detach()
+    given = [h, xs, problem.w, problem.u]
+    with using_options(onednn=False), torch.no_grad():
+        got, codes = run_and_get_code(
+            torch.compile(lambda *given: outer(scan, *given), fullgraph=True), *given
+        )
+        assert_close(got, outer(loop, *(leaf.double() for leaf in given)), 2e-4)
+    lines = codes[0].split("def call(")[1].splitlines()
+    loops = [k for k, line in enumerate(lines) if line.strip().startswith("for u")]
+    # a panel of 16 or 32 columns for each row of the weight
+    (packing,) = [k for k, line in enumerate(lines) if re.search(r"\(\d+, 272, (16|32)\)", line)][
+        :1
+    ]
+    assert packing < loops[0]
+
+
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
+)
+
+
+@needs_onednn
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+@pytest.mark.parametrize("problem", [Recurrent, TransposedWeight])
+def test_large_products_of_a_scan_are_onednns_where_that_is_faster(problem, cpp_wrapper):
+    problem = problem(B=16)
+    with using_options(onednn=True):
+        (forward,), (backward,) = run_compiled(problem, options={"cpp_wrapper": cpp_wrapper})
+    # x @ w of all steps; the gradients of x, w and u
+    assert forward == (1, 1, 0)
+    assert backward == (1, 3, 0)
+
+
+@needs_onednn
+def test_weights_that_change_are_onednns_too():
+    draw = Draw(torch.float32)
+    h, ws = draw.normal(64, 200), draw.normal(5, 200, 200, scale=0.07).requires_grad_()
+
+    def run(scan_, h, ws):
+        return scan_(lambda h, w: (torch.tanh(h @ w), None), h, ws)
+
+    with using_options(onednn=True):
+        got, (forward,) = run_and_count(
+            torch.compile(lambda h, ws: run(scan, h, ws), fullgraph=True), h, ws
+        )
+        grads, (backward,) = run_and_count(gradients, got, [ws])
+    expected = run(loop, h.double(), ws.double())
+    assert_close(got, expected, 2e-4)
+    assert_close(grads, gradients(run(loop, h, ws), [ws]), 2e-4)
+    # that of the weights is a batch of products
+    assert forward == backward == (0, 1, 0)
+
+
+@needs_onednn
+def test_products_outside_of_scans_are_torchs():
+    problem = Recurrent(B=16, T=17)
+
+    def run(h, xs, w, u):
+        before = torch.relu(xs.flatten(0, 1) @ w)
+        return problem.run(scan, h, xs, w, u), before @ u
+
+    with using_options(onednn=True), torch.no_grad():
+        _, ((packed, fast, plain),) = run_and_count(
+            torch.compile(run, fullgraph=True), *problem.given
+        )
+    assert (packed, fast, plain) == (1, 1, 2)
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_no_product_of_other_numbers_is_onednns(dtype):
+    """Nor is it packed."""
+    problem = Recurrent(B=16)
+    given = [leaf.detach().to(dtype) for leaf in problem.given]
+    with using_options(onednn=True), torch.no_grad():
+        got, ((packed, fast, plain),) = run_and_count(
+            torch.compile(lambda *given: problem.run(scan, *given), fullgraph=True), *given
+        )
+    assert (packed, fast) == (0, 0) and plain >= 2
+    assert_same(got, problem.run(loop, *given), 0.1 if dtype is torch.bfloat16 else 1e-9)
+
+
+def test_where_onednn_is_the_faster_library(monkeypatch):
+    def beats_mkl(vendor, capability):
+        monkeypatch.setattr(onednn, "_vendor", lambda: f"vendor_id\t: {vendor}")
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+        return onednn.beats_mkl.__wrapped__()
+
+    assert beats_mkl("AuthenticAMD", "AVX512")
+    assert not beats_mkl("GenuineIntel", "AVX512")
+    assert not beats_mkl("AuthenticAMD", "AVX2")
