@@ -208,7 +208,7 @@ def test_large_products_of_a_scan_are_onednns_where_that_is_faster(problem, cpp_
 @needs_onednn
 def test_weights_that_change_are_onednns_too():
     draw = Draw(torch.float32)
-    h, ws = draw.normal(64, 200), draw.normal(5, 200, 200, scale=0.07).requires_grad_()
+    h, ws = draw.normal(128, 200), draw.normal(5, 200, 200, scale=0.07).requires_grad_()
 
     def run(scan_, h, ws):
         return scan_(lambda h, w: (torch.tanh(h @ w), None), h, ws)

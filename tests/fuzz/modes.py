@@ -152,13 +152,14 @@ def _small_panels(found: list[str], compiled: bool) -> Iterator[None]:
     from torch_scan_hop.inductor import rewriter
     from torch_scan_hop.inductor.cpu import large_products, panels
 
-    def pack(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
-        found.append("panels")
-        panels.pack_weights(graph, products)
+    def pack(*args: Any) -> bool:
+        packs = panels.pack_weights(*args)
+        found.extend(["panels"] * packs)
+        return packs
 
     with (
         using_options(one_kernel=False, onednn=True),
-        mock.patch.object(rewriter, "FEWEST_STEPS", 1),
+        mock.patch.object(panels, "FEWEST_STEPS", 1),
         mock.patch.object(rewriter, "pack_weights", pack),
         mock.patch.object(panels, "LEAST_FLOPS", 0),
         mock.patch.object(large_products, "LEAST_FLOPS", 0),

@@ -23,20 +23,17 @@ def register() -> None:
         let_scans_be_empty,
         replace_scan_pass,
     )
-    from torch_scan_hop._torch.onednn import lower_product
     from torch_scan_hop.body.carries_in import carries_in_op
     from torch_scan_hop.capture.cache_key import has_cache_key
-    from torch_scan_hop.inductor.cpu.large_products import large_product
-    from torch_scan_hop.inductor.cpu.panel_product import lower_panel_product
-    from torch_scan_hop.inductor.cpu.panels import panel_product
+    from torch_scan_hop.inductor.kernels import LOWERINGS
     from torch_scan_hop.inductor.loop import lower_carries_in, lower_to_loop_or_kernel
     from torch_scan_hop.inductor.passes import prepare_scans
     from torch_scan_hop.op import scan_op
 
     register_own_lowering(scan_op, lower_to_loop_or_kernel)
     register_own_lowering(carries_in_op, lower_carries_in)
-    register_own_lowering(large_product, lower_product)
-    register_own_lowering(panel_product, lower_panel_product)
+    for op, lower in LOWERINGS.items():
+        register_own_lowering(op, lower)
     keep_functional(has_cache_key)
     let_scans_be_empty(scan_op)
     replace_scan_pass(scan_op, prepare_scans)

@@ -1,4 +1,5 @@
 """Whether a scan is one kernel: the passes ask before it is lowered, and the lowering decides.
+Of a counted loop, how its products are made.
 
 A kernel for another device stands beside ``cpu`` and ``gpu``, and its classes in the tuple below.
 """
@@ -15,13 +16,29 @@ from torch import fx
 from torch_scan_hop._torch.inductor_values import NotPointwise
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.inductor import cpu, gpu
+from torch_scan_hop.inductor.cpu.large_products import replace_large_products
+from torch_scan_hop.inductor.cpu.panels import pack_weights
 from torch_scan_hop.inductor.gpu.serving import is_gpu
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 from torch_scan_hop.inductor.qualify import is_pointwise
 from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.signature import results_of
 
+__all__ = [
+    "KERNELS",
+    "LOWERINGS",
+    "is_on_gpu",
+    "kernel_of",
+    "may_be_one_kernel",
+    "may_run_lane_by_lane",
+    "pack_weights",
+    "replace_large_products",
+]
+
 log = logging.getLogger(__name__)
+
+#: of operators of ours that stand for what a device does in its own way
+LOWERINGS = cpu.LOWERINGS
 
 #: the first that takes a scan is its kernel
 KERNELS: tuple[type[KernelNode], ...] = (*gpu.KERNELS, *cpu.KERNELS)

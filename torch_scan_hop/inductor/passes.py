@@ -13,15 +13,10 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
-from torch_scan_hop.inductor import cpu
-from torch_scan_hop.inductor.cpu import large_products
-from torch_scan_hop.inductor.kernels import may_be_one_kernel
-from torch_scan_hop.inductor.qualify import PRODUCTS
+from torch_scan_hop.inductor.kernels import replace_large_products
 from torch_scan_hop.inductor.rewriter import PAIRS, ScanRewriter
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.rewrites import using_options
-from torch_scan_hop.rewrites.classify import Dependence, classify
-from torch_scan_hop.signature import Inputs
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +27,7 @@ def prepare_scans(gm: fx.GraphModule) -> None:
     theirs = set(gm.graph.nodes)
     _write_plans(gm)
     _write_out(gm)
-    if large_products.pays():
-        large_products.replace_large_products(n for n in gm.graph.nodes if n not in theirs)
-        _replace_products_in_loops(gm)
+    replace_large_products(gm, theirs)
     if legality.check_after_each is not None:
         legality.check_after_each.bodies("prepare_scans", gm)
 
@@ -70,25 +63,6 @@ def _write_out(gm: fx.GraphModule) -> None:
             log.warning("%s is not written out as scalars", node, exc_info=True)
     gm.graph.eliminate_dead_code()
     gm.recompile()
-
-
-def _replace_products_in_loops(gm: fx.GraphModule) -> None:
-    for node in gm.graph.find_nodes(op="call_function", target=scan_op):
-        body = getattr(gm, str(node.args[0].target))
-        if may_be_one_kernel(body, cpu.KERNELS) and _multiplies_by_invariants(node, body):
-            continue
-        large_products.replace_large_products(body.graph.nodes)
-        _replace_products_in_loops(body)
-        body.recompile()
-    gm.recompile()
-
-
-def _multiplies_by_invariants(node: fx.Node, body: fx.GraphModule) -> bool:
-    """Whether all products are with weights that stay the same, as a kernel of rows has them."""
-    signature = Inputs(*map(list, node.args[1:])).signature  # type: ignore[arg-type]
-    dependence = classify(body.graph, signature.inputs_of(body))
-    weights = [n.args[-1] for n in body.graph.nodes if n.target in PRODUCTS]
-    return all(dependence[w] is Dependence.INVARIANT for w in weights)
 
 
 # from one that moves everything it may to one that moves nothing

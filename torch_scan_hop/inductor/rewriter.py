@@ -21,9 +21,12 @@ from torch_scan_hop.body.carries_in import (
     stacks_of,
     with_joined,
 )
-from torch_scan_hop.inductor import cpu
-from torch_scan_hop.inductor.cpu.panels import FEWEST_STEPS, pack_weights, products_in_loop
-from torch_scan_hop.inductor.kernels import is_on_gpu, may_be_one_kernel, may_run_lane_by_lane
+from torch_scan_hop.inductor.kernels import (
+    is_on_gpu,
+    may_be_one_kernel,
+    may_run_lane_by_lane,
+    pack_weights,
+)
 from torch_scan_hop.inductor.pair_rules import is_complex
 from torch_scan_hop.inductor.pairs import expanded, expanded_step, joined_results, needs_pairs
 from torch_scan_hop.inductor.scalars.entries import Lanes, NotScalars
@@ -107,7 +110,9 @@ class ScanRewriter:
             return
         body, signature, sizes = lift_sizes(self.body, self.signature)
         legality.run_passes(body, [split_fused_products])
-        plan = self._with_packed_weights(self._plan(body, signature), body, signature)
+        plan = self._plan(body, signature)
+        if pack_weights(plan, self.trip_count):
+            plan = self._plan(body, signature)
         length = self.trip_count
         # blocks are for what a core's cache holds
         if isinstance(self.trip_count, int) and self.trip_count != 0 and not self._is_on_gpu():
@@ -174,21 +179,6 @@ class ScanRewriter:
             return kept
         moved = plan(True)
         return moved if _is_lane_by_lane(moved) else kept
-
-    def _with_packed_weights(
-        self, plan: ScanPlan, body: fx.GraphModule, signature: Signature
-    ) -> ScanPlan:
-        """For a counted loop on the CPU whose steps multiply by the same weights."""
-        if isinstance(self.trip_count, int) and self.trip_count < FEWEST_STEPS:
-            return plan
-        if not current_options().panels or may_be_one_kernel(plan.body, cpu.KERNELS):
-            return plan
-        products = products_in_loop(plan)
-        if not products:
-            return plan
-        pack_weights(body.graph, products)
-        legality.checked("pack_weights", body)
-        return self._plan(body, signature)
 
     def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
         """The scan's inputs, of the operands; xs that are carries into steps as such."""

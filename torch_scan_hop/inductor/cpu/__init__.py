@@ -11,18 +11,26 @@ order of the loops, and where values live.
 ``row_independence``  whether a row reads no other row
 ``row_code``    its code: a tile of rows takes all steps before the next tile
 ``product``     the product of a tile of rows and a packed weight
-``large_products``  those that are calls of a library
 ``sharing``     whether threads share it
 ``fits``        which tensors both work on
+``panels``      products in counted loops: their weights are packed before; ``panel_product``: the
+                kernel of one
+``large_products``  others, which are calls of a library
 ``tanh``        tanh, faster than the vectorised one of Inductor
 """
 
 from __future__ import annotations
 
+from torch_scan_hop._torch.onednn import lower_product
+from torch_scan_hop.inductor.cpu.large_products import large_product
+from torch_scan_hop.inductor.cpu.panel_product import lower_panel_product
+from torch_scan_hop.inductor.cpu.panels import panel_product
 from torch_scan_hop.inductor.cpu.pointwise import PointwiseKernel
 from torch_scan_hop.inductor.cpu.rows import RowsKernel
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "LOWERINGS"]
 
 #: the first that takes a scan is its kernel
 KERNELS = (PointwiseKernel, RowsKernel)
+
+LOWERINGS = {large_product: lower_product, panel_product: lower_panel_product}

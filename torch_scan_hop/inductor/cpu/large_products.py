@@ -6,7 +6,7 @@ What a program has outside of its scans stays as it is. A kernel of rows has pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +14,12 @@ from torch import Tensor, fx
 
 from torch_scan_hop._torch import onednn
 from torch_scan_hop._torch.sizes import likely_value, statically_known_true
+from torch_scan_hop.inductor.cpu.rows import RowsKernel
+from torch_scan_hop.inductor.qualify import PRODUCTS
+from torch_scan_hop.op import scan_op
 from torch_scan_hop.rewrites import current_options
+from torch_scan_hop.rewrites.classify import Dependence, classify
+from torch_scan_hop.signature import Inputs
 
 # Below, a call costs more than the faster library saves.
 LEAST_FLOPS = 4e6
@@ -30,12 +35,34 @@ def _shape_of(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty(left.shape[0], right.shape[1])
 
 
-def pays() -> bool:
+def replace_large_products(gm: fx.GraphModule, theirs: Collection[fx.Node]) -> None:
+    """In ``gm``, but for the nodes that are not ours, and in the bodies of its scans."""
     chosen = current_options().onednn
-    return onednn.beats_mkl() if chosen is None else chosen
+    if onednn.beats_mkl() if chosen is None else chosen:
+        _replace(n for n in gm.graph.nodes if n not in theirs)
+        _replace_in_loops(gm)
 
 
-def replace_large_products(nodes: Iterable[fx.Node]) -> None:
+def _replace_in_loops(gm: fx.GraphModule) -> None:
+    for node in gm.graph.find_nodes(op="call_function", target=scan_op):
+        body = getattr(gm, str(node.args[0].target))
+        if not _is_kernel_of_rows(node, body):
+            _replace(body.graph.nodes)
+            _replace_in_loops(body)
+    gm.recompile()
+
+
+def _is_kernel_of_rows(node: fx.Node, body: fx.GraphModule) -> bool:
+    """As far as its operators can tell, and what its weights depend on."""
+    if not current_options().one_kernel or not RowsKernel.may_qualify(body):
+        return False
+    given: Inputs[Any] = Inputs(*map(list, node.args[1:]))  # type: ignore[arg-type]
+    dependence = classify(body.graph, given.signature.inputs_of(body))
+    products = (n for n in body.graph.nodes if n.target in PRODUCTS)
+    return all(dependence[n.args[-1]] is Dependence.INVARIANT for n in products)
+
+
+def _replace(nodes: Iterable[fx.Node]) -> None:
     for node in nodes:
         if node.target is torch.ops.aten.mm.default and _is_large(*node.args):
             node.target = large_product

@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.meta_values import record_again, run_node
 from torch_scan_hop.inductor.cpu.product import panel_width
+from torch_scan_hop.inductor.cpu.rows import RowsKernel
+from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.rewrites.classify import Dependence, ancestors
 from torch_scan_hop.rewrites.plan import ScanPlan
 
@@ -43,8 +46,23 @@ def _by_a_library(left: Tensor, panels: Tensor) -> Tensor:
     return left @ panels.permute(1, 0, 2).flatten(1)
 
 
-def products_in_loop(plan: ScanPlan) -> list[fx.Node]:
-    """Of the body that was planned: products of what a step computes with what none changes."""
+def pack_weights(plan: ScanPlan, trip_count: Any) -> bool:
+    """Have products of the body that was planned read panels; whether there are any.
+
+    They are made in the body, as work that no step changes: a plan takes it out of the loop.
+    """
+    few_steps = isinstance(trip_count, int) and trip_count < FEWEST_STEPS
+    is_kernel = current_options().one_kernel and RowsKernel.may_qualify(plan.body)
+    if few_steps or is_kernel or not current_options().panels:
+        return False
+    products = _products_in_loop(plan)
+    _read_panels(plan.original.graph, products)
+    legality.checked("pack_weights", plan.original)
+    return bool(products)
+
+
+def _products_in_loop(plan: ScanPlan) -> list[fx.Node]:
+    """Products of what a step computes with what none changes."""
     decisions = plan.decisions
     roots = [*(plan.outputs.carry[k] for k in decisions.loop_carry), *decisions.stacked]
     in_loop = ancestors(roots)
@@ -71,8 +89,7 @@ def _pays(node: fx.Node) -> bool:
     )
 
 
-def pack_weights(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
-    """Have these products read panels, made where their weights are."""
+def _read_panels(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
     panels: dict[tuple[fx.Node, int], fx.Node] = {}
     for node in products:
         left, right = node.args
