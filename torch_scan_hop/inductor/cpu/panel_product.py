@@ -13,7 +13,9 @@ from torch_scan_hop.inductor.spans import PRODUCTS_AT_ONCE
 
 
 def lower_panel_product(left: Any, panels: Any) -> Any:
-    left = ExternKernel.require_stride1(ExternKernel.realize_input(left))
+    left = ExternKernel.realize_input(left)
+    if left.get_stride()[-1] != 1:
+        left = ExternKernel.require_contiguous(left)
     panels = ExternKernel.require_contiguous(ExternKernel.realize_input(panels))
     return TensorBox.create(PanelProduct(left, panels))
 
