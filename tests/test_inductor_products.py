@@ -90,11 +90,13 @@ def assert_close(got, expected, tolerance):
 
 
 class TransposedRows(Recurrent):
-    """What is multiplied has no contiguous rows."""
+    """What is multiplied is a buffer read across."""
+
+    def __init__(self):
+        super().__init__(B=48)
 
     def product(self, h, u):
-        columns = torch.softmax(h, 0).t().contiguous()
-        return torch.sin(columns.t()) @ u
+        return (h @ (h * 0.01).t()).t() @ u[:48]
 
 
 def check(problem, results, grads, **options):
