@@ -119,6 +119,18 @@ def test_inductor_takes_a_divisor_near_a_block_or_no_blocks(trip_count, length, 
         assert blocks.whole_block_length(plan, trip_count) == trip_count
 
 
+def test_what_blocks_add_to_is_no_larger_than_their_stacks(short_blocks):
+    """A weight's gradient is read and written by each block."""
+    given = torch.randn(2, 3), torch.zeros(3, 3), torch.randn(2, 3), torch.randn(3, 3)
+    body = make_fx(lambda h, sums, x, w: (torch.tanh(h + x @ w), sums + h.t() @ x))(*given)
+    plan = make_plan(body, Signature(2, 1, 1), current_options(), pointwise_pays=False)
+    assert plan.accumulated_bytes == 3 * 3 * 4
+    length = blocks.block_length(plan, 1000)
+    plan.__dict__["accumulated_bytes"] = 70 * plan.stacked_bytes
+    assert blocks.block_length(plan, 1000) == 70 > length
+    assert blocks.block_length(plan, 100) == 100
+
+
 def adding_products():
     """``h + x @ w``, of which the product leaves the loop."""
     tensors = torch.randn(2, 3), torch.randn(2, 3), torch.randn(3, 3)

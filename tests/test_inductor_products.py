@@ -14,6 +14,7 @@ from torch._inductor.utils import run_and_get_code
 
 from torch_scan_hop import scan
 from torch_scan_hop._torch import onednn
+from torch_scan_hop.inductor.cpu import panels
 from torch_scan_hop.rewrites import using_options
 
 pytestmark = pytest.mark.torch_version
@@ -174,6 +175,14 @@ def test_any_batch_and_trip_count():
 
 def test_weights_stay_as_they_are_for_a_few_steps():
     problem = Recurrent(T=9)
+    with using_options(onednn=False):
+        forward, backward = run_compiled(problem)
+    assert [n for n, _, _ in forward + backward] == [0, 0]
+
+
+def test_weights_stay_as_they_are_for_narrow_vectors(monkeypatch):
+    monkeypatch.setattr(panels, "vector_lanes", lambda: 4)
+    problem = Recurrent()
     with using_options(onednn=False):
         forward, backward = run_compiled(problem)
     assert [n for n, _, _ in forward + backward] == [0, 0]

@@ -1,5 +1,6 @@
 """Whether a scan is one kernel: the passes ask before it is lowered, and the lowering decides.
-Of a counted loop, how its products are made.
+
+Of a counted loop, also how its products are made.
 
 A kernel for another device stands beside ``cpu`` and ``gpu``, and its classes in the tuple below.
 """
@@ -44,9 +45,9 @@ LOWERINGS = cpu.LOWERINGS
 KERNELS: tuple[type[KernelNode], ...] = (*gpu.KERNELS, *cpu.KERNELS)
 
 
-def may_be_one_kernel(body: fx.GraphModule, kernels: Iterable[type[KernelNode]] = KERNELS) -> bool:
+def may_be_one_kernel(body: fx.GraphModule) -> bool:
     """As far as the operators of ``body`` can tell."""
-    return current_options().one_kernel and any(k.may_qualify(body) for k in kernels)
+    return current_options().one_kernel and any(k.may_qualify(body) for k in KERNELS)
 
 
 def is_on_gpu(values: Iterable[Any]) -> bool:

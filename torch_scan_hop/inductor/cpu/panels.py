@@ -29,6 +29,8 @@ FEWEST_STEPS = 16
 #: of a product; what smaller ones gain does not pay for a kernel to compile
 LEAST_FLOPS = 1e6
 DTYPES = {torch.float32}
+#: AVX2's. A library may know more of a processor with narrow vectors than how to fill those.
+FEWEST_LANES = 8
 
 _library = torch.library.Library("torch_scan_hop", "FRAGMENT")
 _library.define("panel_product(Tensor left, Tensor panels) -> Tensor")
@@ -83,7 +85,7 @@ def _pays(node: fx.Node) -> bool:
     return (
         left.device.type == "cpu"
         and left.dtype in DTYPES
-        and vector_lanes() > 0
+        and vector_lanes() >= FEWEST_LANES
         and all(isinstance(size, int) for size in right.shape)
         and 2 * rows * depth * columns >= LEAST_FLOPS
     )
