@@ -188,6 +188,18 @@ def test_weights_stay_as_they_are_for_narrow_vectors(monkeypatch):
     assert [n for n, _, _ in forward + backward] == [0, 0]
 
 
+@pytest.mark.parametrize("beats_mkl", [False, True])
+def test_many_rows_are_packed_where_mkl_is_slow(beats_mkl, monkeypatch):
+    monkeypatch.setattr(onednn, "beats_mkl", lambda: beats_mkl)
+    problem = Recurrent(B=65, D=16, H=96)
+    with using_options(onednn=False), torch.no_grad():
+        got, ((packed, _, _),) = run_and_count(
+            torch.compile(lambda *given: problem.run(scan, *given), fullgraph=True), *problem.given
+        )
+        assert packed == beats_mkl
+        assert_close(got, problem.expected()[0], 2e-4)
+
+
 def test_the_weights_of_a_scan_in_a_scan_are_packed_once():
     problem = Recurrent(T=16)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch import onednn
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.meta_values import record_again, run_node
@@ -28,6 +29,8 @@ aten = torch.ops.aten
 FEWEST_STEPS = 16
 #: of a product; what smaller ones gain does not pay for a kernel to compile
 LEAST_FLOPS = 1e6
+#: of what is multiplied: with more, packing is little beside a product that MKL makes at full rate
+MOST_ROWS = 64
 DTYPES = {torch.float32}
 #: AVX2's. A library may know more of a processor with narrow vectors than how to fill those.
 FEWEST_LANES = 8
@@ -88,6 +91,7 @@ def _pays(node: fx.Node) -> bool:
         and vector_lanes() >= FEWEST_LANES
         and all(isinstance(size, int) for size in right.shape)
         and 2 * rows * depth * columns >= LEAST_FLOPS
+        and (rows <= MOST_ROWS or onednn.beats_mkl())
     )
 
 
