@@ -137,8 +137,17 @@ def test_weights_in_a_loop_are_packed(problem, reverse, cpp_wrapper, n_products)
     assert (backward >= 1) == (type(problem) is not TransposedRows)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("B", [1, 3, 21])
+@pytest.mark.parametrize(
+    ("B", "threads"),
+    [
+        (1, 2),
+        (3, 1),
+        (21, 2),
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        pytest.param(3, 2, marks=pytest.mark.slow),
+        pytest.param(21, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_rows_and_threads(B, threads):
     """More rows than a call takes at once, and fewer."""
     problem = Recurrent(B, D=16, H=720 if B == 1 else 416)
@@ -228,8 +237,15 @@ needs_onednn = pytest.mark.skipif(
 
 
 @needs_onednn
-@pytest.mark.parametrize("cpp_wrapper", [False, True])
-@pytest.mark.parametrize("problem", [Recurrent, TransposedWeight])
+@pytest.mark.parametrize(
+    ("problem", "cpp_wrapper"),
+    [
+        (Recurrent, True),
+        (TransposedWeight, False),
+        pytest.param(Recurrent, False, marks=pytest.mark.slow),
+        pytest.param(TransposedWeight, True, marks=pytest.mark.slow),
+    ],
+)
 def test_large_products_of_a_scan_are_onednns_where_that_is_faster(problem, cpp_wrapper):
     problem = problem(B=16)
     with using_options(onednn=True):
