@@ -197,6 +197,17 @@ def test_weights_stay_as_they_are_for_narrow_vectors(monkeypatch):
     assert [n for n, _, _ in forward + backward] == [0, 0]
 
 
+@pytest.mark.parametrize("changes", [{"hoist_invariant": False}, {"memory_gate": 0.9}])
+def test_weights_stay_as_they_are_where_the_packing_would_stay_in_the_loop(changes):
+    problem = Recurrent(D=16)
+    with using_options(onednn=False, **changes), torch.no_grad():
+        got, ((packed, _, _),) = run_and_count(
+            torch.compile(lambda *given: problem.run(scan, *given), fullgraph=True), *problem.given
+        )
+        assert packed == 0
+        assert_close(got, problem.expected()[0], 2e-4)
+
+
 @pytest.mark.parametrize("beats_mkl", [False, True])
 def test_many_rows_are_packed_where_mkl_is_slow(beats_mkl, monkeypatch):
     monkeypatch.setattr(onednn, "beats_mkl", lambda: beats_mkl)

@@ -56,9 +56,10 @@ def pack_weights(plan: ScanPlan, trip_count: Any) -> bool:
 
     They are made in the body, as work that no step changes: a plan takes it out of the loop.
     """
+    options = current_options()
     few_steps = isinstance(trip_count, int) and trip_count < FEWEST_STEPS
-    is_kernel = current_options().one_kernel and RowsKernel.may_qualify(plan.body)
-    if few_steps or is_kernel or not current_options().panels:
+    is_kernel = options.one_kernel and RowsKernel.may_qualify(plan.body)
+    if few_steps or is_kernel or not (options.panels and options.hoist_invariant):
         return False
     products = _products_in_loop(plan)
     _read_panels(plan.original.graph, products)
@@ -71,13 +72,14 @@ def _products_in_loop(plan: ScanPlan) -> list[fx.Node]:
     decisions = plan.decisions
     roots = [*(plan.outputs.carry[k] for k in decisions.loop_carry), *decisions.stacked]
     in_loop = ancestors(roots)
+    known = {*plan.fixed, *decisions.invariants}
     return [
         node
         for node in plan.original.graph.nodes
         if node in in_loop
         and node.target is aten.mm.default
         and decisions.dependence[node] is Dependence.LOOP
-        and decisions.dependence[node.args[1]] is Dependence.INVARIANT
+        and node.args[1] in known
         and _pays(node)
     ]
 
@@ -90,9 +92,16 @@ def _pays(node: fx.Node) -> bool:
         and left.dtype in DTYPES
         and vector_lanes() >= FEWEST_LANES
         and all(isinstance(size, int) for size in right.shape)
+        and _may_be_packed_before(rows, columns)
         and 2 * rows * depth * columns >= LEAST_FLOPS
         and (rows <= MOST_ROWS or onednn.beats_mkl())
     )
+
+
+def _may_be_packed_before(rows: int, columns: int) -> bool:
+    """Whether panels are small enough beside the weight, or their packing stays in the loop."""
+    width = panel_width(rows, columns)
+    return -(-columns // width) * width <= current_options().memory_gate * columns
 
 
 def _read_panels(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
