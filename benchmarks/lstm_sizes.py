@@ -6,17 +6,13 @@ python -m benchmarks.lstm_sizes [--quick] [--widths 64 128] [--batches 1 8]
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
-
-import torch
 
 from benchmarks import report
 from benchmarks.contestants import COMPILED, CPP
-from benchmarks.limits import machine_rates
 from benchmarks.page import Page
 from benchmarks.report import HOW, MODULE
-from benchmarks.speed import DIRECTIONS, Field
+from benchmarks.speed import DIRECTIONS, measure_workload
 from benchmarks.workloads import LSTMWorkload
 
 T = 64
@@ -34,12 +30,9 @@ ABOUT = [
 
 
 def measure(width: int, batch: int, rounds: int) -> list[dict[str, Any]]:
-    torch.manual_seed(0)
-    machine_rates()
     workload = LSTMWorkload(f"H={width} B={batch}", batch, width, width)
     workload.T = T
-    field = Field(workload, NAMES)
-    return [asdict(row) for d in DIRECTIONS for row in field.times(d, rounds)]
+    return measure_workload(workload, NAMES, rounds)
 
 
 def line(width: int, batch: int, direction: str, rows: dict[str, dict[str, Any]]) -> list[object]:

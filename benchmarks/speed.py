@@ -124,7 +124,11 @@ class Field:
 
 
 def measure(workload: str, names: list[str], rounds: int) -> list[dict[str, Any]]:
+    return measure_workload((WORKLOADS | BODIES)[workload], names, rounds)
+
+
+def measure_workload(workload: Workload, names: list[str], rounds: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     machine_rates()
-    field = Field((WORKLOADS | BODIES)[workload], names)
+    field = Field(workload, names)
     return [asdict(row) for d in DIRECTIONS for row in field.times(d, rounds)]

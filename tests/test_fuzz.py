@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from fuzz import by_hand
@@ -15,6 +17,7 @@ from fuzz.program import tolerance_of
 from fuzz.record import record
 
 import torch_scan_hop
+from torch_scan_hop.inductor.cpu import sharing
 
 # programs say with a warning that they ran as a loop, which the fuzzer counts
 pytestmark = pytest.mark.filterwarnings("default")
@@ -52,6 +55,16 @@ def test_programs_as_scalars():
     outcomes = [check(generate(seed, QUICK), mode) for seed in range(6)]
     assert not [o for o in outcomes if o.is_failure]
     assert any(o.kernels for o in outcomes)
+
+
+def test_two_threads_share_however_little_there_is_to_do():
+    """Every kernel of the CPU, in the mode that says so."""
+    function = mock.Mock()
+    function.text = str
+    with parse_mode("inductor+threads").entered():
+        sharing.share(function, "work")
+    (line,) = function.code.writeline.call_args.args
+    assert ", work >= 1, " in line
 
 
 @pytest.mark.parametrize("transform", ["double", "jvp", "vmap"])

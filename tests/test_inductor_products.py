@@ -116,6 +116,16 @@ def run_compiled(problem, reverse=False, **how):
     return forward, backward
 
 
+def run_forward(problem, given=None):
+    """The results, and how many products of each kind the one graph has."""
+    with torch.no_grad():
+        got, (count,) = run_and_count(
+            torch.compile(lambda *given: problem.run(scan, *given), fullgraph=True),
+            *(given or problem.given),
+        )
+    return got, count
+
+
 @pytest.mark.parametrize(
     ("problem", "reverse", "cpp_wrapper", "n_products"),
     [
@@ -151,16 +161,10 @@ def test_weights_in_a_loop_are_packed(problem, reverse, cpp_wrapper, n_products)
 def test_rows_and_threads(B, threads):
     """More rows than a call takes at once, and fewer."""
     problem = Recurrent(B, D=16, H=720 if B == 1 else 416)
-    with (
-        torch.no_grad(),
-        using_options(onednn=False),
-        inductor_config.patch({"cpp.threads": threads}),
-    ):
-        got, ((packed, _, _),) = run_and_count(
-            torch.compile(lambda *given: problem.run(scan, *given), fullgraph=True), *problem.given
-        )
-        assert packed == 1
-        assert_close(got, problem.expected()[0], 2e-4)
+    with using_options(onednn=False), inductor_config.patch({"cpp.threads": threads}):
+        got, (packed, _, _) = run_forward(problem)
+    assert packed == 1
+    assert_close(got, problem.expected()[0], 2e-4)
 
 
 def test_any_batch_and_trip_count():
@@ -200,24 +204,20 @@ def test_weights_stay_as_they_are_for_narrow_vectors(monkeypatch):
 @pytest.mark.parametrize("changes", [{"hoist_invariant": False}, {"memory_gate": 0.9}])
 def test_weights_stay_as_they_are_where_the_packing_would_stay_in_the_loop(changes):
     problem = Recurrent(D=16)
-    with using_options(onednn=False, **changes), torch.no_grad():
-        got, ((packed, _, _),) = run_and_count(
-            torch.compile(lambda *given: problem.run(scan, *given), fullgraph=True), *problem.given
-        )
-        assert packed == 0
-        assert_close(got, problem.expected()[0], 2e-4)
+    with using_options(onednn=False, **changes):
+        got, (packed, _, _) = run_forward(problem)
+    assert packed == 0
+    assert_close(got, problem.expected()[0], 2e-4)
 
 
 @pytest.mark.parametrize("beats_mkl", [False, True])
 def test_many_rows_are_packed_where_mkl_is_slow(beats_mkl, monkeypatch):
     monkeypatch.setattr(onednn, "beats_mkl", lambda: beats_mkl)
     problem = Recurrent(B=65, D=16, H=96)
-    with using_options(onednn=False), torch.no_grad():
-        got, ((packed, _, _),) = run_and_count(
-            torch.compile(lambda *given: problem.run(scan, *given), fullgraph=True), *problem.given
-        )
-        assert packed == beats_mkl
-        assert_close(got, problem.expected()[0], 2e-4)
+    with using_options(onednn=False):
+        got, (packed, _, _) = run_forward(problem)
+    assert packed == beats_mkl
+    assert_close(got, problem.expected()[0], 2e-4)
 
 
 def test_the_weights_of_a_scan_in_a_scan_are_packed_once():
@@ -236,9 +236,7 @@ def test_the_weights_of_a_scan_in_a_scan_are_packed_once():
     lines = codes[0].split("def call(")[1].splitlines()
     loops = [k for k, line in enumerate(lines) if line.strip().startswith("for u")]
     # a panel of 16 or 32 columns for each row of the weight
-    (packing,) = [k for k, line in enumerate(lines) if re.search(r"\(\d+, 272, (16|32)\)", line)][
-        :1
-    ]
+    packing = next(k for k, line in enumerate(lines) if re.search(r"\(\d+, 272, (16|32)\)", line))
     assert packing < loops[0]
 
 
@@ -307,10 +305,8 @@ def test_no_product_of_other_numbers_is_onednns(dtype):
     """Nor is it packed."""
     problem = Recurrent(B=16)
     given = [leaf.detach().to(dtype) for leaf in problem.given]
-    with using_options(onednn=True), torch.no_grad():
-        got, ((packed, fast, plain),) = run_and_count(
-            torch.compile(lambda *given: problem.run(scan, *given), fullgraph=True), *given
-        )
+    with using_options(onednn=True):
+        got, (packed, fast, plain) = run_forward(problem, given)
     assert (packed, fast) == (0, 0) and plain >= 2
     assert_same(got, problem.run(loop, *given), 0.1 if dtype is torch.bfloat16 else 1e-9)
 

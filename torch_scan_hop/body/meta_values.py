@@ -66,6 +66,14 @@ def run_node(node: fx.Node) -> Any:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
+def call_recorded(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A node at the point of insertion of the graph of the first argument, with its record."""
+    node: fx.Node = args[0].graph.call_function(target, args, kwargs)
+    values = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+    node.meta["val"] = target(*values[0], **values[1])
+    return node
+
+
 def recorded_arguments(node: fx.Node) -> tuple[Any, Any]:
     return fx.map_arg((node.args, node.kwargs), _record)  # type: ignore[return-value]
 

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.fakes import FakeTensor
+from torch_scan_hop.body.meta_values import call_recorded
 
 aten = torch.ops.aten
 
@@ -85,7 +86,7 @@ def _own(node: fx.Node, source: Any) -> None:
         return
     with node.graph.inserting_before(node):
         copy = _permuted(source, order)
-        copy = _call(aten.clone.default, copy, memory_format=torch.contiguous_format)
+        copy = call_recorded(aten.clone.default, copy, memory_format=torch.contiguous_format)
         node.replace_input_with(source, _permuted(copy, _inverse(order)))
 
 
@@ -119,19 +120,21 @@ def _as_index_put(node: fx.Node, order: list[int]) -> fx.Node:
     positions: Any = None
     for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
         along = _like(value, node.graph, aten.arange.default, length, device=device)
-        along = _call(aten.mul.Tensor, along, step)
-        along = _call(aten.reshape.default, along, [-1, *[1] * (len(size) - dim - 1)])
-        positions = along if positions is None else _call(aten.add.Tensor, positions, along)
+        along = call_recorded(aten.mul.Tensor, along, step)
+        along = call_recorded(aten.reshape.default, along, [-1, *[1] * (len(size) - dim - 1)])
+        positions = along if positions is None else call_recorded(aten.add.Tensor, positions, along)
     if positions is None:
         positions = _like(
             value, node.graph, aten.zeros.default, [1], dtype=torch.long, device=device
         )
-    index = _call(aten.reshape.default, _call(aten.add.Tensor, positions, offset), [-1])
+    index = call_recorded(
+        aten.reshape.default, call_recorded(aten.add.Tensor, positions, offset), [-1]
+    )
     ordered = _permuted(source, order)
-    flat = _call(aten.reshape.default, ordered, [-1])
-    written = _call(aten.reshape.default, values, [-1])
-    put = _call(aten.index_put.default, flat, [index], written)
-    shaped = _call(aten.reshape.default, put, list(ordered.meta["val"].shape))
+    flat = call_recorded(aten.reshape.default, ordered, [-1])
+    written = call_recorded(aten.reshape.default, values, [-1])
+    put = call_recorded(aten.index_put.default, flat, [index], written)
+    shaped = call_recorded(aten.reshape.default, put, list(ordered.meta["val"].shape))
     return _permuted(shaped, _inverse(order))
 
 
@@ -144,15 +147,7 @@ def _inverse(order: list[int]) -> list[int]:
 
 
 def _permuted(node: fx.Node, order: list[int]) -> fx.Node:
-    return node if order == sorted(order) else _call(aten.permute.default, node, order)
-
-
-def _call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A node at the point of insertion of the graph of the first argument, with its example."""
-    node: fx.Node = args[0].graph.call_function(target, args, kwargs)
-    values = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-    node.meta["val"] = target(*values[0], **values[1])
-    return node
+    return node if order == sorted(order) else call_recorded(aten.permute.default, node, order)
 
 
 def _like(value: Any, graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

@@ -47,6 +47,11 @@ def work_per_step(body: fx.GraphModule) -> int:
     return max(1, sum(map(_work_of, body.graph.nodes)))
 
 
+def work_of_sum(depth: int) -> int:
+    """What a sum of so many products, an entry of a matrix product, is."""
+    return max(1, depth // PRODUCTS_AT_ONCE)
+
+
 def _work_of(node: fx.Node) -> int:
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, torch.Tensor):
@@ -54,7 +59,7 @@ def _work_of(node: fx.Node) -> int:
     work = math.prod(map(likely_value, value.shape))
     if node.target in PRODUCTS:
         inner = likely_value(node.args[-1].meta["val"].shape[0])  # type: ignore[union-attr]
-        work *= max(1, inner // PRODUCTS_AT_ONCE)
+        work *= work_of_sum(inner)
     return work * TRANSCENDENTAL if is_transcendental(node) else work
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from torch_scan_hop._torch import onednn
 from torch_scan_hop._torch.sizes import likely_value, statically_known_true
+from torch_scan_hop.inductor.cpu.product import likely_sizes
 from torch_scan_hop.inductor.cpu.rows import RowsKernel
 from torch_scan_hop.inductor.qualify import PRODUCTS
 from torch_scan_hop.op import scan_op
@@ -70,13 +71,12 @@ def _replace(nodes: Iterable[fx.Node]) -> None:
 
 def _is_large(left: Any, right: Any) -> bool:
     left, right = left.meta["val"], right.meta["val"]
-    sizes = *left.shape, right.shape[1]
-    rows, depth, columns = map(likely_value, sizes)
+    rows, depth, columns = likely_sizes(left, right)
     return (
         left.device.type == "cpu"
         and left.dtype == torch.float32
         # oneDNN takes no empty matrix
-        and all(statically_known_true(size > 0) for size in sizes)
+        and all(statically_known_true(size > 0) for size in (*left.shape, *right.shape))
         and 2 * rows * depth * columns >= LEAST_FLOPS
         and onednn.is_fast_for(rows, likely_value(right.stride(0)) == 1)
     )

@@ -9,7 +9,7 @@ from torch_scan_hop._torch.inductor_cpp import KernelFunction, parallel_num_thre
 from torch_scan_hop._torch.inductor_values import likely_size
 from torch_scan_hop.inductor.cpu.product import rows_at_once, source_of_product
 from torch_scan_hop.inductor.cpu.sharing import share
-from torch_scan_hop.inductor.spans import PRODUCTS_AT_ONCE
+from torch_scan_hop.inductor.spans import work_of_sum
 
 
 def lower_panel_product(left: Any, panels: Any) -> Any:
@@ -39,7 +39,7 @@ class PanelProduct(ExternKernel):
         product = f"{function.name}_product"
         function.declare(source_of_product(product))
         n_rows = function.text(rows)
-        work = f"{n_rows} * INT64_C({count * width * max(1, int(depth) // PRODUCTS_AT_ONCE)})"
+        work = f"{n_rows} * INT64_C({count * width * work_of_sum(int(depth))})"
         threads = parallel_num_threads()
         if threads > 1:
             share(function, work)

@@ -15,9 +15,8 @@ from torch import Tensor, fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch import onednn
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
-from torch_scan_hop._torch.sizes import likely_value
-from torch_scan_hop.body.meta_values import record_again, run_node
-from torch_scan_hop.inductor.cpu.product import panel_width
+from torch_scan_hop.body.meta_values import call_recorded, record_again
+from torch_scan_hop.inductor.cpu.product import likely_sizes, panel_width
 from torch_scan_hop.inductor.cpu.rows import RowsKernel
 from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.rewrites.classify import Dependence, ancestors
@@ -86,7 +85,7 @@ def _products_in_loop(plan: ScanPlan) -> list[fx.Node]:
 
 def _pays(node: fx.Node) -> bool:
     left, right = (n.meta["val"] for n in node.args)  # type: ignore[union-attr]  # nodes
-    rows, depth, columns = map(likely_value, (*left.shape, right.shape[1]))
+    rows, depth, columns = likely_sizes(left, right)
     return (
         left.device.type == "cpu"
         and left.dtype in DTYPES
@@ -109,33 +108,27 @@ def _read_panels(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
     for node in products:
         left, right = node.args
         assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
-        (rows, _), columns = left.meta["val"].shape, right.meta["val"].shape[1]
-        width = panel_width(likely_value(rows), columns)
+        rows, _, columns = likely_sizes(left.meta["val"], right.meta["val"])
+        width = panel_width(rows, columns)
         with graph.inserting_before(node):
             key = right, width
             if key not in panels:
-                panels[key] = _packed(graph, right, width)
-            result = _call(graph, panel_product, left, panels[key])
+                panels[key] = _packed(right, width)
+            result = call_recorded(panel_product, left, panels[key])
             if columns % width:
-                result = _call(graph, aten.slice.Tensor, result, 1, 0, columns)
+                result = call_recorded(aten.slice.Tensor, result, 1, 0, columns)
         readers = list(node.users)
         node.replace_all_uses_with(result)
         graph.erase_node(node)
         record_again(readers)
 
 
-def _packed(graph: fx.Graph, weight: Any, width: int) -> fx.Node:
+def _packed(weight: Any, width: int) -> fx.Node:
     depth, columns = weight.meta["val"].shape
     count = -(-columns // width)
     if columns % width:
         padding = [0, count * width - columns]
-        weight = _call(graph, aten.constant_pad_nd.default, weight, padding, 0.0)
-    parts = _call(graph, aten.view.default, weight, [depth, count, width])
-    turned = _call(graph, aten.permute.default, parts, [1, 0, 2])
-    return _call(graph, aten.clone.default, turned, memory_format=torch.contiguous_format)
-
-
-def _call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    node = graph.call_function(target, args, kwargs)
-    node.meta["val"] = run_node(node)
-    return node
+        weight = call_recorded(aten.constant_pad_nd.default, weight, padding, 0.0)
+    parts = call_recorded(aten.view.default, weight, [depth, count, width])
+    turned = call_recorded(aten.permute.default, parts, [1, 0, 2])
+    return call_recorded(aten.clone.default, turned, memory_format=torch.contiguous_format)

@@ -10,6 +10,7 @@ import torch
 
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
 from torch_scan_hop._torch.inductor_values import masked, ops
+from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.inductor.cpu.places import Product
 
 # Rows by vectors of columns that one call multiplies, so that their sums stay in registers and
@@ -79,6 +80,11 @@ inline void NAME(
 
 def source_of_product(name: str) -> str:
     return _SOURCE.replace("NAME", name).replace("LANES", str(vector_lanes()))
+
+
+def likely_sizes(left: torch.Tensor, right: torch.Tensor) -> tuple[int, int, int]:
+    """Rows, depth and columns of ``left @ right``, of fakes, without a guard."""
+    return likely_value(left.shape[0]), likely_value(left.shape[1]), likely_value(right.shape[1])
 
 
 def register_block(rows: int, columns: int) -> tuple[int, int]:

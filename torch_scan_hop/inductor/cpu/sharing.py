@@ -11,7 +11,8 @@ as long.
 from __future__ import annotations
 
 from torch_scan_hop._torch.inductor_cpp import KernelFunction, parallel_num_threads
-from torch_scan_hop.inductor.spans import WORK_FOR_THREADS, Span
+from torch_scan_hop.inductor import spans
+from torch_scan_hop.inductor.spans import Span
 
 # What a core makes in results of operators, at least, and what it is given besides: a kernel that
 # takes longer in threads has waited for them.
@@ -81,6 +82,6 @@ def share(function: KernelFunction, work: str) -> None:
     expected = f"INT64_C({MARGIN_NANOSECONDS}) + {work} * {NANOSECONDS_PER_RESULT}"
     state = f"{function.name}_threads"
     function.declare(SOURCE, f"static ScanThreads {state};")
-    worth = f"{work} >= {WORK_FOR_THREADS}"
+    worth = f"{work} >= {spans.WORK_FOR_THREADS}"
     function.code.writeline(f"ScanSharing sharing({state}, {worth}, {expected});")
     function.share_if("sharing.shares")
