@@ -250,3 +250,45 @@ def test_training_takes_no_more_memory_than_the_loop(cell, compiled, monkeypatch
 
     loop = peak(lambda init, xs: scan_loop(p.combine_fn, init, xs, 256, False))
     assert peak(run) <= 1.1 * loop
+
+
+@pytest.mark.parametrize("kind", ["linear", "plain", "batched", "scaled"])
+def test_eager_blocks_add_to_sums_in_place(kind, short_blocks):
+    """However a weight enters; and no second backward finds what the first one added."""
+    w = torch.randn(2, 3, 3, dtype=torch.float64, requires_grad=True)
+
+    def combine_fn(h, x):
+        if kind == "batched":
+            product = torch.bmm(h.view(2, 2, 3), w).view(4, 3)
+        elif kind == "linear":
+            product = torch.nn.functional.linear(h, w[0])
+        else:
+            product = h @ (w[0] if kind == "plain" else torch.sigmoid(w[0]))
+        h = torch.tanh(product + x)
+        return h, h
+
+    init, xs = torch.zeros(4, 3, dtype=torch.float64), torch.randn(11, 4, 3, dtype=torch.float64)
+    _, ys = scan(combine_fn, init, xs)
+    (once,) = torch.autograd.grad(ys.sum(), w, retain_graph=True)
+    kept = once.clone()
+    (twice,) = torch.autograd.grad(ys.sum(), w)
+    assert_same([once, twice], [kept, kept])
+    check(combine_fn, init, xs, params=[w])
+    assert set(short_blocks) == {4}
+
+
+def test_few_steps_take_little_more_memory_than_the_loop():
+    """What does not grow with the steps: sums of weights' gradients, weights laid out anew."""
+    p = CELLS["lstm"].problem(torch.float32, T=64, B=16, D=128, H=128)
+    wanted = [*p.params.values(), p.xs.requires_grad_()]
+
+    def peak(run):
+        def train():
+            _, ys = run(p.init, p.xs)
+            return torch.autograd.grad(ys, wanted, torch.ones_like(ys))
+
+        train()
+        return peak_of_allocator(train)
+
+    loop = peak(lambda init, xs: scan_loop(p.combine_fn, init, xs, 64, False))
+    assert peak(lambda init, xs: scan(p.combine_fn, init, xs)) <= 1.15 * loop

@@ -99,3 +99,25 @@ def test_a_kernel_writes_its_last_carry_where_the_outer_loop_reads_it():
     assert_same(got, loop(lambda h, x: (loop(lanes, h, x)[0], None), h, xs), 1e-4)
     lines = code.split("def call(")[1].splitlines()
     assert len([line for line in lines if line.strip().startswith("cpp_")]) == 1
+
+
+@pytest.mark.parametrize("one_kernel", [False, True])
+@pytest.mark.parametrize(
+    "read", [lambda h: h.cumsum(1), lambda h: h.t() @ h, lambda h: h.sort(1).values]
+)
+def test_what_an_inner_scan_writes_to_its_place_can_be_read(read, one_kernel):
+    """By an operator that wants memory, not a value at an index: it is the outer scan's, too."""
+
+    def fn(run):
+        def step(h, x):
+            h, ys = run(rows, h, x)
+            return h, (ys, read(h), read(ys[0]))
+
+        return lambda h, xs: run(step, h, xs)
+
+    h, xs = inputs()
+    given = [h.requires_grad_(), xs.requires_grad_()]
+    with using_options(one_kernel=one_kernel):
+        got, expected = torch.compile(fn(scan), fullgraph=True)(h, xs), fn(loop)(h, xs)
+        assert_same(got, expected, 1e-4)
+        assert_same(gradients(got, given), gradients(expected, given), 1e-3)

@@ -38,6 +38,7 @@ __all__ = [
     "FixedLayout",
     "MultiOutputLayout",
     "TensorBox",
+    "boxed",
     "buffers_of",
     "codegen_subgraph_inline",
     "current_node",
@@ -112,6 +113,12 @@ def fresh_loop_index() -> torch.SymInt:
         return shape_env.create_unbacked_symint()
 
 
+def boxed(value: Any) -> Any:
+    """``value`` as lowerings take it; a box in a box would fail where one realizes its operand."""
+    is_boxed = isinstance(value, StorageBox | ir.BaseView)
+    return TensorBox(value) if is_boxed else TensorBox.create(value)
+
+
 def buffers_of(value: Any) -> list[Any]:
     """The buffers that ``value`` is, or is computed from."""
     if is_unrealized(value):
@@ -123,8 +130,7 @@ def with_exact_strides(value: Any, stride: Sequence[Any]) -> Any:
     """``value`` as a realized buffer of these strides."""
     realized = ExternKernel.realize_input(value)
     if not isinstance(realized, TensorBox):
-        wrap = (StorageBox, ir.ReinterpretView)
-        realized = TensorBox(realized) if isinstance(realized, wrap) else TensorBox.create(realized)
+        realized = boxed(realized)
     exact = ExternKernel.require_exact_strides(realized, stride, allow_padding=False)
     if isinstance(exact.maybe_get_layout(), ir.FlexibleLayout):
         exact.freeze_layout()  # a scalar's strides are exact without being fixed

@@ -182,11 +182,6 @@ class _BackwardPass:
         n_carry = sig.n_carry
         carry = [k for k, flag in enumerate(flow.carry) if flag]
         ys = [k for k, flag in enumerate(flow.ys) if flag]
-        like = self.record.additional_like
-        init = [
-            *(self._cotangent(k) for k in carry),
-            *(self.zeros(like[k], False) for k in partition.accumulated),
-        ]
         xs: list[torch.Tensor | CarriesIn] = [
             *(self._cotangent(n_carry + k) for k in ys),
             *(self._per_step(h) for h in partition.per_step),
@@ -194,8 +189,15 @@ class _BackwardPass:
         if not xs:
             xs = [torch.empty((self.record.trip_count, 0))]
         additional = [self._invariant(h) for h in partition.invariant]
-        results = self._scan(self._body(len(init)), Inputs(init, xs, additional))
+        inputs = Inputs([self._cotangent(k) for k in carry], xs, additional)
+        results = self._scan(self._body(len(carry) + len(partition.accumulated)), inputs)
         return self._gather(results, carry)
+
+    def _with_sums(self, inputs: Inputs[Any], only_read: bool) -> Inputs[Any]:
+        """With the carries that accumulate gradients of what is the same at every step."""
+        like = self.record.additional_like
+        sums = [self.zeros(like[k], only_read) for k in self.partition.accumulated]
+        return Inputs([*inputs.carry, *sums], inputs.xs, inputs.additional)
 
     def _scan(self, body: Body, inputs: Inputs[Any]) -> Sequence[Any]:
         """The backward's scan; where no derivative of it is taken, carries stay in place."""
@@ -206,11 +208,12 @@ class _BackwardPass:
         traced = torch.compiler.is_dynamo_compiling()
         if not traced and not torch.is_grad_enabled() and not has_tangents(flat):
             if scan_op.goes_to_kernel(flat):
-                return dense(body, inputs, options)
+                return dense(body, self._with_sums(inputs, only_read=True), options)
             # where a body is traced, this backward may be differentiated again with it
             if is_functionalized(flat) and not is_tracing_a_body():
                 cotangent = next(c for c in self.cotangents if c is not None)
                 join = functools.partial(in_graph, after=cotangent)
+        inputs = self._with_sums(inputs, only_read=False)
         return call_scan(body, with_joined(inputs, join), options)
 
     def _body(self, n_carry: int) -> Body:

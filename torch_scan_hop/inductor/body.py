@@ -7,13 +7,14 @@
 
 ``x`` and ``ys[t]`` are views at offset ``t * stride`` of the whole tensors, so that nothing
 is copied or allocated for them. A scan in the body whose result is one of the step's writes
-``into`` its place.
+``into`` its place. A carry that is only added to, as a weight's gradient is, is written in place:
+it has no ``next_carry``.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,11 @@ class StepExamples:
 
     def flat(self) -> list[Any]:
         return [self.index, *self.inputs.flat(), *self.results()]
+
+    def of_step(self, in_place: Collection[int]) -> list[Any]:
+        """What a step in destination-passing style takes."""
+        following = [c for k, c in enumerate(self.inputs.carry) if k not in in_place]
+        return [self.index, *self.inputs.flat(), *following, *self.ys]
 
     def results(self) -> list[Any]:
         return [*self.inputs.carry, *self.ys]
@@ -86,16 +92,43 @@ class _Writer:
         self.call(aten.copy_.default, (destination, source), destination.meta["val"])
 
 
+def added_to(body: fx.GraphModule, examples: StepExamples) -> list[int]:
+    """Positions of the carries ``c' = c + term``, which nothing else reads."""
+    signature = examples.inputs.signature
+    results = results_of(body.graph)
+    pairs = zip(signature.inputs_of(body).carry, signature.outputs_of(body).carry, strict=True)
+    return [
+        k
+        for k, (before, after) in enumerate(pairs)
+        if _is_added_to(before, after) and results.count(after) == 1
+    ]
+
+
+def _is_added_to(before: fx.Node, after: fx.Node) -> bool:
+    """Where both terms have its shape and dtype, each element is read where it is written."""
+    if after.target is not aten.add.Tensor or [*before.users] != [after] or len(after.users) != 1:
+        return False
+    values = [term.meta["val"] for term in after.args if isinstance(term, fx.Node)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    like = after.meta["val"]
+    same = all(v.shape == like.shape and v.dtype == like.dtype for v in tensors)
+    return len(tensors) == 2 and after.args[0] is not after.args[1] and same
+
+
 def destination_passing(
-    body: fx.GraphModule, examples: StepExamples, fake_mode: Any
+    body: fx.GraphModule, examples: StepExamples, fake_mode: Any, in_place: Collection[int] = ()
 ) -> fx.GraphModule:
+    """The step; carries at ``in_place`` are written over."""
     writer = _Writer(fake_mode)
     graph, inputs = writer.graph, examples.inputs
     index = _placeholder(graph, "t", examples.index)
     carry = _placeholders(graph, "carry", inputs.carry)
     xs = _placeholders(graph, "xs", inputs.xs)
     additional = _placeholders(graph, "additional", inputs.additional)
-    next_carry = _placeholders(graph, "next_carry", inputs.carry)
+    next_carry = [
+        carry[k] if k in in_place else _placeholder(graph, f"next_carry_{k}", c)
+        for k, c in enumerate(inputs.carry)
+    ]
     ys = _placeholders(graph, "ys", examples.ys)
     roles = inputs.signature.inputs_of(body)
     env = dict(zip(roles.carry, carry, strict=True))

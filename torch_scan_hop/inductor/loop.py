@@ -1,10 +1,10 @@
 """``ScanLoop``: the IR node of a scan, and its code: a counted loop.
 
-The carry lives in two buffers of its own, read and written in turn (*ping-pong*); init is
-copied into the first one before the loop, so that it is never written, and so that a trip
-count of zero needs no case of its own. Nothing is allocated per step for carries, xs or ys.
-The loop has no host synchronisation. Copies are calls of ``copy_``: a kernel for them would take
-longer to compile than it could ever save.
+The carry lives in two buffers of its own, read and written in turn (*ping-pong*), or in one if it
+is only added to. Init is copied into the first one before the loop, so that it is never written,
+and so that a trip count of zero needs no case of its own. Nothing is allocated per step for
+carries, xs or ys. The loop has no host synchronisation. Copies are calls of ``copy_``: a kernel for
+them would take longer to compile than it could ever save.
 """
 
 from __future__ import annotations
@@ -28,16 +28,26 @@ from torch_scan_hop._torch.inductor_passes import decompose_mutating_operators
 from torch_scan_hop._torch.inductor_values import is_unrealized, shifted_by_one
 from torch_scan_hop.body.carries_in import is_in_graph
 from torch_scan_hop.inductor import watch
-from torch_scan_hop.inductor.body import StepExamples, destination_passing
+from torch_scan_hop.inductor.body import StepExamples, added_to, destination_passing
 from torch_scan_hop.inductor.kernels import kernel_of
-from torch_scan_hop.inductor.loop_code import CountedLoop, CppLoop, PythonLoop, ReplayedLoop
+from torch_scan_hop.inductor.loop_code import ZEROS, CountedLoop, CppLoop, PythonLoop, ReplayedLoop
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.replayed import why_not_replayed, within_a_graph
 from torch_scan_hop.signature import Inputs
 
+aten = torch.ops.aten
+
 
 def _value(argument: Any) -> Any:
     return argument.meta["val"] if isinstance(argument, torch.fx.Node) else argument
+
+
+def _is_zeros(argument: Any) -> bool:
+    """As the gradients start that a backward sums: then they need no tensor to start from."""
+    if not isinstance(argument, torch.fx.Node) or argument.target is not aten.full.default:
+        return False
+    # not -0.0, which a sum of no steps keeps
+    return str(argument.args[1]) in ("0", "0.0", "False")
 
 
 def _at_offset_zero(value: Any, contiguous: bool = False) -> Any:
@@ -84,24 +94,34 @@ def lower_to_loop_or_kernel(
         value if is_in_graph(argument) and is_unrealized(value) else _realized(value, like)
         for argument, value, like in zip(given.flat(), values, likes, strict=True)
     ]
-    split = given.signature.split_inputs
     into = into or [None] * len(results)
-    call = ScanCall(combine_fn.graph_module, split(operands), examples, reverse, into)
+    split = given.signature.split_inputs(operands)
+    call = ScanCall(combine_fn.graph_module, split, examples, reverse, into)
     node = kernel_of(call)
     watch.tell(call, None if node is None else type(node))
     if node is not None:
         return node.results()
-    operands = [
-        _realized(value, like) if is_unrealized(value) else value
-        for value, like in zip(operands, likes, strict=True)
-    ]
-    step_module = destination_passing(call.body, examples, fake_mode())
+    return _counted_loop(call, f"{combine_fn.name}_step", given.carry).results()
+
+
+def _counted_loop(call: ScanCall, name: str, init: Sequence[Any]) -> ScanLoop:
+    """``init``: the nodes of the carries' first values, in the graph that is lowered."""
+    examples = call.examples
+    pairs = zip(call.operands.flat(), examples.inputs.flat(), strict=True)
+    operands = [_realized(value, like) if is_unrealized(value) else value for value, like in pairs]
+    in_place = added_to(call.body, examples)
+    step_module = destination_passing(call.body, examples, fake_mode(), in_place)
     decompose_mutating_operators(step_module)
     is_replayed = not why_not_replayed(call)
     with within_a_graph(is_replayed):
-        step = lower_subgraph(f"{combine_fn.name}_step", step_module, examples.flat())
+        step = lower_subgraph(name, step_module, examples.of_step(in_place))
+    if not is_replayed:
+        for k, node in enumerate(init):
+            if _is_zeros(node):
+                operands[k] = ZEROS
+    split = examples.inputs.signature.split_inputs
     call = dataclasses.replace(call, operands=split(operands))
-    return ScanLoop(call, step, is_replayed).results()
+    return ScanLoop(call, step, in_place, is_replayed)
 
 
 def _examples(values: Inputs[Any], ys: Sequence[Any]) -> StepExamples:
@@ -115,9 +135,12 @@ def _examples(values: Inputs[Any], ys: Sequence[Any]) -> StepExamples:
 
 
 class ScanLoop(CountedLoop):
-    def __init__(self, call: ScanCall, step: Any, is_replayed: bool) -> None:
+    def __init__(
+        self, call: ScanCall, step: Any, in_place: Sequence[int], is_replayed: bool
+    ) -> None:
         super().__init__(call)
         self.step = step
+        self.in_place = in_place
         self.loop_index = size_expression(call.examples.index)
         self.is_replayed = is_replayed
 

@@ -18,18 +18,25 @@ from torch_scan_hop._torch.inductor import (
     import_into,
     indented,
     is_tensor_ir,
+    size_expression,
     trip_count_code,
 )
 from torch_scan_hop.inductor.node import ScanNode
 
+#: in place of the tensor that a carry starts from
+ZEROS = size_expression(0)
 GRAPHED_LOOP = "from torch_scan_hop.cuda_graphs.graphed import GraphedLoop"
 
 
 class CountedLoop(ScanNode):
-    """A scan whose ``step`` is code within a loop over ``loop_index``."""
+    """A scan whose ``step`` is code within a loop over ``loop_index``.
+
+    Carries at ``in_place`` have one buffer, which steps write over; others have two.
+    """
 
     step: Any
     loop_index: Any
+    in_place: Sequence[int]
 
 
 class LoopEmitter:
@@ -45,7 +52,8 @@ class LoopEmitter:
         self.carry = take(operands.carry)
         self.xs = take(operands.xs)
         self.additional = take(operands.additional)
-        self.next_carry = take(operands.carry)
+        # of the carries with two buffers, by position
+        self.next_carry = dict(zip(self._in_turn(), take(self._in_turn()), strict=True))
         n = len(operands.carry)
         self.carry_outputs, self.y_outputs = loop.outputs[:n], loop.outputs[n:]
         self.ys = take(self.y_outputs)
@@ -59,6 +67,9 @@ class LoopEmitter:
         raise NotImplementedError
 
     def copy(self, destination: str, source: str) -> None:
+        raise NotImplementedError
+
+    def set_to_zero(self, destination: str) -> None:
         raise NotImplementedError
 
     def span(self) -> str:
@@ -82,8 +93,21 @@ class LoopEmitter:
         self.close_loop()
 
     def emit_step(self) -> None:
-        names = [*self.carry, *self.xs, *self.additional, *self.next_carry, *self.ys]
+        following = self.next_carry.values()
+        names = [*self.carry, *self.xs, *self.additional, *following, *self.ys]
         codegen_subgraph_inline(self.wrapper, self.loop.step, names)
+
+    def _in_turn(self) -> list[int]:
+        return [k for k in range(len(self.carry)) if k not in self.loop.in_place]
+
+    def buffers(self) -> list[str]:
+        """Of all carries."""
+        even = [self.buffer(output, "even") for output in self.carry_outputs]
+        return even + [self.buffer(self.carry_outputs[k], "odd") for k in self.next_carry]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """The names by which steps know the two buffers of a carry, which they swap."""
+        return [(self.carry[k], following) for k, following in self.next_carry.items()]
 
     def buffer(self, output: DeclaredOutput, which: str) -> str:
         return f"{output.get_name()}_{which}"
@@ -93,14 +117,17 @@ class LoopEmitter:
         self._allocate_carries()
 
     def _allocate_carries(self) -> None:
-        for output in self.carry_outputs:
-            for which in ("even", "odd"):
+        for k, output in enumerate(self.carry_outputs):
+            for which in ("even", "odd") if k in self.next_carry else ("even",):
                 line = AllocateLine(self.wrapper, self.buffer(output, which), output.layout)
                 self.wrapper.writeline(line)
 
     def _seed(self) -> None:
         for output, init in zip(self.carry_outputs, self.loop.operands.carry, strict=True):
             first = self.buffer(output, "even")
+            if init is ZEROS:
+                self.set_to_zero(first)
+                continue
             self.copy(first, self.reference(init, f"{first}_init"))
 
     def _bind_operands(self) -> None:
@@ -112,11 +139,13 @@ class LoopEmitter:
                 self.bind(name, self.reference(operand, name))
         for name, output in zip(self.ys, self.y_outputs, strict=True):
             self.bind(name, self.reference(output, name))
-        for current, following, output in zip(
-            self.carry, self.next_carry, self.carry_outputs, strict=True
-        ):
-            self.bind(current, self.buffer(output, "even"))
-            self.bind(following, self.buffer(output, "odd"))
+        for k, output in enumerate(self.carry_outputs):
+            self._bind_carry(k, output)
+
+    def _bind_carry(self, k: int, output: DeclaredOutput) -> None:
+        self.bind(self.carry[k], self.buffer(output, "even"))
+        if k in self.next_carry:
+            self.bind(self.next_carry[k], self.buffer(output, "odd"))
 
 
 class PythonLoop(LoopEmitter):
@@ -128,6 +157,9 @@ class PythonLoop(LoopEmitter):
 
     def copy(self, destination: str, source: str) -> None:
         self.wrapper.writeline(f"{destination}.copy_({source})")
+
+    def set_to_zero(self, destination: str) -> None:
+        self.wrapper.writeline(f"{destination}.zero_()")
 
     def span(self) -> str:
         count = super().span()
@@ -141,7 +173,7 @@ class PythonLoop(LoopEmitter):
 
     def swap(self) -> None:
         """The last statement of the loop's suite."""
-        for current, following in zip(self.carry, self.next_carry, strict=True):
+        for current, following in self.pairs():
             self.wrapper.writeline(f"    {current}, {following} = {following}, {current}")
 
     def hand_over(self, final_carry: Sequence[str]) -> None:
@@ -155,13 +187,13 @@ class PythonLoop(LoopEmitter):
         wrapper = self.wrapper
         self.swap()
         self.hand_over(self.carry)
-        done = [*self.carry, *self.next_carry, *self.xs, *self.ys]
+        done = [*self.carry, *self.next_carry.values(), *self.xs, *self.ys]
         done += [
             name
             for name, operand in zip(self.additional, self.loop.operands.additional, strict=True)
             if is_tensor_ir(operand)
         ]
-        done += [self.buffer(o, which) for o in self.carry_outputs for which in ("even", "odd")]
+        done += self.buffers()
         wrapper.writeline(f"del {', '.join(done)}")
         wrapper.writeline(f"{self.loop.get_name()} = None")
 
@@ -205,11 +237,9 @@ class ReplayedLoop(PythonLoop):
         for names, argument in parts:
             if names:
                 self.wrapper.writeline(f"{', '.join(names)}, = {argument}")
-        pairs = zip(self.carry, self.next_carry, self.carry_outputs, strict=True)
-        for k, (current, following, output) in enumerate(pairs):
+        for k, output in enumerate(self.carry_outputs):
             self.copy(self.buffer(output, "even"), f"carry[{k}]")
-            self.bind(current, self.buffer(output, "even"))
-            self.bind(following, self.buffer(output, "odd"))
+            self._bind_carry(k, output)
         self.open_loop("order")
         self.emit_step()
         self.swap()
@@ -234,6 +264,9 @@ class CppLoop(LoopEmitter):
             f"AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_({destination}, {source}, 0));"
         )
 
+    def set_to_zero(self, destination: str) -> None:
+        self.wrapper.writeline(f"AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_zero_({destination}));")
+
     def open_loop(self, span: str) -> None:
         index = str(self.loop.loop_index)
         declare_loop_index(self.wrapper, index)
@@ -245,17 +278,17 @@ class CppLoop(LoopEmitter):
 
     def close_loop(self) -> None:
         wrapper = self.wrapper
-        for current, following in zip(self.carry, self.next_carry, strict=True):
+        for current, following in self.pairs():
             wrapper.writeline(f"    std::swap({current}, {following});")
         wrapper.writeline("}")
         trip_count = trip_count_code(wrapper, self.loop.trip_count)
-        for current, output in zip(self.carry, self.carry_outputs, strict=True):
+        for k, (current, output) in enumerate(zip(self.carry, self.carry_outputs, strict=True)):
             if not isinstance(output, DeclaredOutput):
                 place = self.reference(output, f"{current}_place")
                 self.copy(place, current)
                 continue
-            even, odd = self.buffer(output, "even"), self.buffer(output, "odd")
-            wrapper.writeline(
-                f"RAIIAtenTensorHandle {output.get_name()} = "
-                f"({trip_count}) % 2 ? std::move({odd}) : std::move({even});"
-            )
+            last = f"std::move({self.buffer(output, 'even')})"
+            if k in self.next_carry:
+                odd = self.buffer(output, "odd")
+                last = f"({trip_count}) % 2 ? std::move({odd}) : {last}"
+            wrapper.writeline(f"RAIIAtenTensorHandle {output.get_name()} = {last};")

@@ -13,7 +13,7 @@ from torch_scan_hop._torch.inductor import (
     DeclaredOutput,
     ExternKernel,
     MultiOutputLayout,
-    TensorBox,
+    boxed,
     buffers_of,
     declared_output,
     is_tensor_ir,
@@ -88,7 +88,7 @@ class ScanNode(ExternKernel):
         ]
 
     def results(self) -> list[Any]:
-        return [TensorBox.create(output) for output in self.outputs]
+        return [boxed(output) for output in self.outputs]
 
     def allocate(self, wrapper: Any, outputs: Sequence[Any]) -> None:
         for output in outputs:

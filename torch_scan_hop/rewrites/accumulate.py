@@ -94,11 +94,8 @@ class Accumulator:
         ``values``: of what ``maps`` read besides, and others.
         """
         if self.is_product():
-            left, right = (
-                _transposed(stack, leaf, argument)
-                for stack, leaf, argument in zip(stacks, self.leaves, self.term.args, strict=True)
-            )
-            total = _product(left, right)
+            left, right = self._factors(stacks)
+            total = torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
         elif self.leaves[0] is not self.term:
             total = self._reduced(stacks[0])
         else:
@@ -109,6 +106,31 @@ class Accumulator:
             args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
             total = node.target(*args, **kwargs)  # type: ignore[operator]
         return total
+
+    def add_into(
+        self, before: torch.Tensor, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]
+    ) -> torch.Tensor:
+        """``before``, to which :meth:`total` is added in place; a product without memory for it."""
+        if not self.is_product() or not all(map(_is_matrix_transpose, self.maps)):
+            return before.add_(self.total(stacks, values))
+        turned = before.t() if len(self.maps) % 2 else before
+        add_product = turned.addmm_ if turned.dim() == 2 else turned.baddbmm_
+        add_product(*self._factors(stacks))
+        return before
+
+    def _factors(self, stacks: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What one product of sums ``left_t @ right_t`` over the steps.
+
+        ``flatten``, since ``reshape`` cannot tell what -1 is where another size is zero.
+        """
+        left, right = (
+            _transposed(stack, leaf, argument)
+            for stack, leaf, argument in zip(stacks, self.leaves, self.term.args, strict=True)
+        )
+        if left.dim() == 3:  # [T, m, k] @ [T, k, n]
+            return left.permute(1, 0, 2).flatten(1), right.flatten(0, 1)
+        # [T, b, m, k] @ [T, b, k, n]
+        return left.permute(1, 2, 0, 3).flatten(2), right.permute(1, 0, 2, 3).flatten(1, 2)
 
 
 def is_cheap_to_sum(
@@ -124,18 +146,6 @@ def read_stack_instead(accumulator: Accumulator, at_hand: set[fx.Node]) -> Accum
     if accumulator.operand is not accumulator.term and accumulator.operand in at_hand:
         return dataclasses.replace(accumulator, leaves=(accumulator.operand,))
     return accumulator
-
-
-def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """``sum_t left_t @ right_t`` for stacks of matrices, or of batches of them.
-
-    ``flatten``, since ``reshape`` cannot tell what -1 is where another size is zero.
-    """
-    if left.dim() == 3:  # [T, m, k] @ [T, k, n]
-        return torch.mm(left.permute(1, 0, 2).flatten(1), right.flatten(0, 1))
-    # [T, b, m, k] @ [T, b, k, n]
-    wide = left.permute(1, 2, 0, 3).flatten(2)
-    return torch.bmm(wide, right.permute(1, 0, 2, 3).flatten(1, 2))
 
 
 def _is_matrix_transpose(node: Any) -> bool:

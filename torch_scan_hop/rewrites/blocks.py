@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from torch_scan_hop.body.carries_in import CarriesIn, in_graph, stacks_of
 from torch_scan_hop.op import RunScan, ScanOptions
 from torch_scan_hop.rewrites.options import current_options
@@ -24,7 +26,7 @@ BLOCK_BYTES = 2**21
 # a scan is cut into so many blocks at least: then a block's stacks are small beside its results
 MIN_BLOCKS = 8
 # steps of a block: with fewer, the calls that each block makes cost more than it saves
-MIN_BLOCK = 16
+MIN_BLOCK = 8
 
 
 def block_length(
@@ -36,7 +38,7 @@ def block_length(
     plan, where the call's sizes say better than the plan's.
     """
     per_step = (plan.stacked_bytes if stacked is None else stacked) + copied
-    if per_step * trip_count <= BLOCK_BYTES or not current_options().blocks:
+    if 2 * per_step * trip_count <= BLOCK_BYTES or not current_options().blocks:
         return trip_count
     # each block reads and writes what it adds to: no more than its stacks, or it costs as much
     worth_adding = plan.accumulated_bytes // per_step
@@ -83,14 +85,20 @@ def run_in_blocks(
     ys = [empty_stack(y, trip_count) for y in ys_like]
     slots = {node: y for node, y in zip(plan.outputs.ys, ys, strict=True) if node in d.stacked}
     carry = [inputs.carry[k] for k in plan.carried]
+    n = len(d.loop_carry)
+    # what blocks add to, in place, is not the caller's
+    carry[n:] = [c.clone(memory_format=torch.contiguous_format) for c in carry[n:]]
     for span in spans(trip_count, length, options.reverse):
         into = [slots[n][span] if n in slots else None for n in d.stacked]
         run_block = functools.partial(run_loop, into=into)
         block_xs = [x[span] for x in inputs.xs]
-        carry, stacks = plan.run_steps(run_block, carry, block_xs, values, options)
+        carry, stacks = plan.run_steps(
+            run_block, carry, block_xs, values, options, sums_are_own=True
+        )
         for node, y in zip(plan.outputs.ys, ys, strict=True):
             if slots.get(node) is not y:
                 y[span].copy_(stacks[node] if node in stacks else values[node])
+        del stacks  # before the next block makes its own
     return [*plan.final_carry(carry, inputs.carry), *ys]
 
 

@@ -155,7 +155,10 @@ class ScanPlan:
         """All values that are the same at every step."""
         constants = (inputs.carry[k] for k in self.decisions.constant_carry)
         values = dict(zip(self.fixed, [*inputs.additional, *constants], strict=True))
-        return values | {n: _contiguous_matrix(v) for n, v in self.invariant_part(values).items()}
+        for node, value in self.invariant_part(values).items():
+            # products of all steps at once read a matrix rarely enough to take it as it lies
+            values[node] = _contiguous_matrix(value) if node in self.loop_additional else value
+        return values
 
     def run_steps(
         self,
@@ -164,8 +167,12 @@ class ScanPlan:
         xs: Sequence[Any],
         values: dict[fx.Node, Any],
         options: ScanOptions,
+        sums_are_own: bool = False,
     ) -> tuple[list[Any], dict[fx.Node, Any]]:
-        """What is ``carried`` after these steps, and all stacks of them."""
+        """What is ``carried`` after these steps, and all stacks of them.
+
+        ``sums_are_own``: what is accumulated so far may be written over.
+        """
         d = self.decisions
         n = len(d.loop_carry)
         stacks = dict(zip(self.roles.xs, xs, strict=True))
@@ -180,10 +187,13 @@ class ScanPlan:
             results = run_scan(self.body, operands, options)
         stacks |= dict(zip(d.stacked, results[n:], strict=True))
         stacks |= self.sunk_part.over_steps(stacks, values)
-        sums = [
-            before + a.total([stacks[leaf] for leaf in a.leaves], values)
-            for a, before in zip(d.accumulators, carry[n:], strict=True)
-        ]
+        sums = []
+        for a, before in zip(d.accumulators, carry[n:], strict=True):
+            leaves = [stacks[leaf] for leaf in a.leaves]
+            if sums_are_own:
+                sums.append(a.add_into(before, leaves, values))
+            else:
+                sums.append(before + a.total(leaves, values))
         carried = [*results[:n], *sums]
         if legality.check_after_each is not None:
             legality.check_after_each.stacks("stacks", stacks, xs[0].shape[0])
@@ -203,7 +213,8 @@ class ScanPlan:
     ) -> list[Any]:
         """All ys, contiguous, each a tensor of its own; None where nothing reads it."""
         # a y must not share memory with an input or with another y: such a view is copied
-        taken = {*self.roles.xs, *self.roles.carry, *self.roles.additional}
+        # (the stack of a carry is the loop's own)
+        taken = {*self.roles.xs, *self.roles.additional}
         ys: list[Any] = []
         for k, node in enumerate(self.outputs.ys):
             if not self.decisions.used_outputs[self.signature.n_carry + k]:
