@@ -10,6 +10,7 @@ from torch._inductor.utils import run_and_get_code
 from wrappers import run_and_count_loops
 
 from torch_scan_hop import scan
+from torch_scan_hop.inductor import watch
 from torch_scan_hop.rewrites import using_options
 
 pytestmark = pytest.mark.torch_version
@@ -121,3 +122,33 @@ def test_what_an_inner_scan_writes_to_its_place_can_be_read(read, one_kernel):
         got, expected = torch.compile(fn(scan), fullgraph=True)(h, xs), fn(loop)(h, xs)
         assert_same(got, expected, 1e-4)
         assert_same(gradients(got, given), gradients(expected, given), 1e-3)
+
+
+INNER = {
+    "product of the carry": lambda h, x: torch.tanh(h @ W + x),
+    "carry at other lanes": lambda h, x: torch.tanh(h.flip(-1) @ W + x * h.flip(-1)),
+    "two products": lambda h, x: torch.tanh(torch.tanh(h @ W) @ W + x * h),
+    "lanes": lambda h, x: torch.tanh(h * 0.5 + x),
+}
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_the_last_carry_of_an_inner_scan_lives_within_the_outer_stack(inner, monkeypatch):
+    """It is the outer scan's y: each step of that has it at another place of one buffer."""
+    kernels = []
+    monkeypatch.setattr(watch, "tell", lambda call, kernel: kernels.append(kernel))
+
+    def fn(run):
+        def step(h, x):
+            last, _ = run(lambda h, x: (INNER[inner](h, x), None), h, torch.stack([x, -x]))
+            return 0.5 * last.flip(-1), last
+
+        return lambda h, xs: run(step, h, xs)
+
+    h, xs = inputs(5)
+    given = [h.requires_grad_(), xs.requires_grad_()]
+    got, expected = torch.compile(fn(scan), fullgraph=True)(h, xs), fn(loop)(h, xs)
+    assert_same(got, expected, 1e-5)
+    assert_same(gradients(got, given), gradients(expected, given), 1e-4)
+    assert None in kernels  # the outer scan is a loop
+    assert any(kernels)  # the inner one is a kernel

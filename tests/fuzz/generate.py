@@ -32,17 +32,19 @@ DEFAULT = (
 #: one batch in float32, with weights, which ``cells`` multiplies carries with; ``long``: every
 #: program has many steps; ``contexts``: the scan is called a second time, in another context;
 #: ``complex_carry``: most carries are complex; ``floats``: closed-over Python floats; ``regions``:
-#: of autocast, and of checkpoints; ``affine``: so are all carries
+#: of autocast, and of checkpoints; ``affine``: so are all carries; ``inner_cells``: scans of
+#: recurrent cells within a step
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
     "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "regions",
-    "affine",
+    "affine", "inner_cells",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
 TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
 WEIGHTS = {
     "pointwise": 3, "indexing": 3, "buffers": 2, "floats": 8, "cells": 6, "regions": 6,
+    "inner_cells": 8,
 }  # fmt: skip
 
 

@@ -143,6 +143,44 @@ def nested_scan(g: Builder) -> None:
     g.vars += [out, ys]
 
 
+#: The next carry of an inner cell, from ``h``, ``x`` and a weight.
+INNER_CELLS = [
+    "torch.tanh({h} @ {w} + {x})",
+    "torch.tanh(({h}.flip(-1) + {x}) @ {w})",
+    "torch.tanh({h} @ {w} + {x}) + {h}.flip(-1) * 0.3",
+    "torch.sigmoid({h} @ {w} + {x}) * {h} + 0.1",
+    "torch.tanh(torch.tanh({h} @ {w}) @ {w} + {x} * {h})",
+    "torch.tanh({h}.flip(-1) * 0.5 + {x})",
+    "torch.tanh({h} * 0.5 + {x})",
+]
+
+
+@rule("inner_cells")
+def inner_cell(g: Builder) -> None:
+    """A recurrent cell over a few values of one shape; its last carry goes wherever values go."""
+    if g.depth >= 2:
+        raise NoOperandError
+    w = g.choose([v for v in g.vars if v.name[0] == "w" and len({*v.type.shape}) == 1])
+    rows = [v for v in g.vars if v.type.dtype == "f" and len(v.type.shape) == 2]
+    fitting = [v for v in rows if v.type.shape[1] == w.type.shape[0]]
+    start = g.choose([v for v in fitting if v.name[0] in "cv"] or fitting)
+    shape = start.type.shape
+    xs = ", ".join(g.like(shape).name for _ in range(g.choose([2, 2, 3])))
+    carry, x, made = g.name(), g.name(), g.name()
+    text = g.choose(INNER_CELLS).format(h=carry, x=x, w=w.name)
+    y = g.choose(["None", made, f"{made} * 0.5", carry])
+    inner, out = g.name(), Var(g.name(), Type(shape))
+    ys = Var(g.name(), Type((xs.count(",") + 1, *shape)))
+    options = g.choose(["", ", reverse=True"])
+    call = (
+        f"{out.name}, {ys.name} = scan(inner_{inner}, {start.name}, torch.stack([{xs}]){options})"
+    )
+    body = (Statement(f"{made} = {text}"), Statement(f"return {made}, {y}"))
+    given = (out,) if y == "None" else (out, ys)
+    g.statements.append(Statement(f"def inner_{inner}({carry}, {x}):", given, body, call))
+    g.vars += given
+
+
 #: One draw per step, of a value that depends on the carry: the order of draws is the loop's then.
 #: A draw that nothing reads, or that leaves the loop in a batch, may legally differ.
 DRAWS = [

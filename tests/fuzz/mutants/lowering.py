@@ -52,3 +52,18 @@ def compositions_are_taken_unseen() -> Iterator[object]:
 
     with mock.patch.object(Composition, "agreement", lambda self: []):
         yield None
+
+
+@mutant("16", "inductor", "rows,inner_cells,pointwise,products")
+def carries_of_rows_begin_their_buffers() -> Iterator[object]:
+    """The kernel of an inner cell reads its carry where the outer loop's whole stack begins."""
+    from torch_scan_hop.inductor.cpu import row_code
+
+    multiply = row_code._RowCode._multiply
+
+    def from_the_beginning(code: row_code._RowCode, *args: object) -> None:
+        with mock.patch.dict(code.begins, dict.fromkeys(code.begins, 0)):
+            multiply(code, *args)  # type: ignore[arg-type]
+
+    with mock.patch.object(row_code._RowCode, "_multiply", from_the_beginning):
+        yield None

@@ -52,7 +52,11 @@ class RowBody:
         self, gm: fx.GraphModule, roles: Inputs[Any], layouts: Sequence[Any], index: Any
     ) -> None:
         n = len(roles.carry)
-        self.carry = [Place(f"{CARRY}{k}", layout) for k, layout in enumerate(layouts[:n])]
+        # steps read a carry by its own index, wherever in a buffer it begins
+        self.carry = [
+            Place(name, buffer_like(name, layout).layout)
+            for name, layout in ((f"{CARRY}{k}", layout) for k, layout in enumerate(layouts[:n]))
+        ]
         self.ys = [Place(f"{STACK}{k}", layout, (index,)) for k, layout in enumerate(layouts[n:])]
         self._lowering = RowLowering(gm)
         results = self._lowering.lower(step_inputs(roles, index))

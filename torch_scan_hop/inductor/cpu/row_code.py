@@ -62,25 +62,25 @@ def emit_rows(
     node: Any,
     body: RowBody,
     init: Sequence[Any],
-    names: Sequence[str],
     span: Span,
 ) -> None:
     """Define a kernel that runs a span of the steps of ``body``, and call it here.
 
-    ``names`` of the buffers that final carries and ys are written to.
+    ``node`` has the destinations of final carries and ys.
     """
-    _RowCode(body, init, names, span, node).emit(wrapper)
+    _RowCode(body, init, span, node).emit(wrapper)
 
 
 class _RowCode:
-    def __init__(
-        self, body: RowBody, init: Sequence[Any], names: Sequence[str], span: Span, node: Any
-    ) -> None:
+    def __init__(self, body: RowBody, init: Sequence[Any], span: Span, node: Any) -> None:
         self.body = body
         self.init = init
-        places = [*body.carry, *body.ys]
+        places = zip([*body.carry, *body.ys], node.destinations, strict=True)
+        written = {place.name: destination for place, destination in places}
         #: the buffers that results are written to
-        self.names = {place.name: name for place, name in zip(places, names, strict=True)}
+        self.names = {name: destination.name for name, destination in written.items()}
+        #: where carries begin in theirs; what a stack's begin is, the index of its place knows
+        self.begins = {place.name: written[place.name].layout.offset for place in body.carry}
         self.span = span
         self.function = KernelFunction(node, are_tails_worth_masks(node.body))
         self.code = self.function.code
@@ -177,15 +177,15 @@ class _RowCode:
     def _store(self, place: Place, lanes: Sequence[Any], value: Any) -> None:
         name = self.names.get(place.name, place.name)
         keep_stores_to(name)
-        ops.store(name, place.index(lanes), value)
+        ops.store(name, place.index(lanes) + self.begins.get(place.name, 0), value)
 
     def _store_all(self, stores: list[Store], lanes: list[Any]) -> None:
         handler = handler_at_hand()
 
         def read(carry: int, index: Any) -> Any:
-            name = self.names[f"{CARRY}{carry}"]
-            written_pointer(name)
-            return handler.load(name, index)
+            held = f"{CARRY}{carry}"
+            written_pointer(self.names[held])
+            return handler.load(self.names[held], index + self.begins[held])
 
         values = self.body.values([store.value for store in stores], lanes, read)
         for store, value in zip(stores, values, strict=True):
@@ -200,8 +200,9 @@ class _RowCode:
             if written is None
             else function.written_pointer(written)
         )
+        first = matrix.offset + self.begins.get(matrix.name, 0) + FIRST_ROW * matrix.row_stride
         arguments = [
-            f"{left} + {function.text(matrix.offset + FIRST_ROW * matrix.row_stride)}",
+            f"{left} + {function.text(first)}",
             f"{WEIGHT}{position}",
             f"{PRODUCT}{position} + {FIRST_ROW} * {product.padded}",
             f"{END_ROW} - {FIRST_ROW}",

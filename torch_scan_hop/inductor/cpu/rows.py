@@ -62,5 +62,4 @@ class RowsKernel(KernelInSpans):
         return cls(call, step) if rows_are_independent(step) else None
 
     def call_span(self, wrapper: Any, span: Span) -> None:
-        names = [destination.name for destination in self.destinations]
-        emit_rows(wrapper, self, self.step, self.operands.carry, names, span)
+        emit_rows(wrapper, self, self.step, self.operands.carry, span)
