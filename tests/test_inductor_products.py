@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -322,3 +323,28 @@ def test_where_onednn_is_the_faster_library(monkeypatch):
     assert beats_mkl("AuthenticAMD", "AVX512")
     assert not beats_mkl("GenuineIntel", "AVX512")
     assert not beats_mkl("AuthenticAMD", "AVX2")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda c, x, w: torch.add(c, c @ w, alpha=-0.1),
+        lambda c, x, w: c.clone().add_(x.t() @ x, alpha=-0.1).tanh(),
+        lambda c, x, w: torch.sub(x.sum(), c @ w, alpha=2).sin(),
+    ],
+)
+def test_a_scaled_product_is_added_scaled(step, compiled):
+    """Inductor's addmm forgets alpha on torch 2.9 to 2.13."""
+    w = (torch.randn(3, 3) / 3).requires_grad_()
+
+    def fn(run):
+        return lambda c, xs: run(lambda c, x: (step(c, x, w), c), c, xs)
+
+    given = torch.randn(3, 3, requires_grad=True), torch.randn(3, 4, 3, requires_grad=True)
+    expected = fn(loop)(*given)
+    ours = functools.partial(scan, compile=not compiled)
+    run = torch.compile(fn(scan), fullgraph=True) if compiled else fn(ours)
+    got = run(*given)
+    assert_same(got, expected, 1e-5)
+    assert_same(gradients(got, [*given, w]), gradients(expected, [*given, w]), 1e-4)

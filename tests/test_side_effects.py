@@ -141,3 +141,42 @@ def test_augmented_assignment_to_a_buffer_assigns_what_was_there(backend):
         for _ in range(2):
             assert_same(run(), program(loop, expected), 1e-5)
             assert_same(dict(module.named_buffers()), dict(expected.named_buffers()), 1e-5)
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("run", ["eager", "compile=True", "aot_eager"])
+@pytest.mark.filterwarnings("error:torch_scan_hop")
+def test_a_parameter_may_be_changed_without_gradients(run, is_leaf):
+    """As by an optimiser's step in the body: later steps read it, and gradients go past."""
+
+    def results(scan):
+        weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        changed = weight if is_leaf else weight * 2
+
+        def cell(h, x):
+            with torch.no_grad():
+                changed.add_(x)
+            return 0.5 * h + changed, h
+
+        h, ys = scan(cell, torch.zeros(3, dtype=torch.float64), xs)
+        (gradient,) = torch.autograd.grad(h.sum() + ys.sum(), weight)
+        return h, ys, gradient, changed
+
+    xs = torch.randn(4, 3, dtype=torch.float64)
+    ours = functools.partial(scan, compile=run == "compile=True")
+    if run == "aot_eager":
+        ours = lambda *args: torch.compile(lambda: scan(*args), backend=run, fullgraph=True)()  # noqa: E731
+    assert_same(results(ours), results(loop))
+
+
+def test_a_number_of_numpy_is_said_to_be_one():
+    factor, what = np.float64(0.5), r"write value = float\(value\)"
+
+    def cell(h, x):
+        return h * float(factor) + x, None
+
+    h, xs = torch.zeros(3), torch.ones(4, 3)
+    with pytest.warns(UserWarning, match=what):
+        assert_same(scan(cell, h, xs), loop(cell, h, xs))
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match=what):
+        torch.compile(lambda h, xs: scan(cell, h, xs), backend="eager", fullgraph=True)(h, xs)

@@ -11,6 +11,11 @@ CUSTOM_FUNCTION_UNDER_TRANSFORM = (
     "would lose"
 )
 
+NUMBER_OF_TENSOR = (
+    "the body reads the value of a tensor, or of a NumPy scalar, as a Python number; keep it a "
+    "tensor, and of a NumPy scalar write value = float(value), or int(value), before the scan"
+)
+
 UNKNOWN_LENGTH = (
     "a slice whose bounds are tensors has one length at every step only if it reads like "
     "x[t : t + 4]; write x.narrow(dim, start, length)"

@@ -149,6 +149,7 @@ INNER_CELLS = [
     "torch.tanh(({h}.flip(-1) + {x}) @ {w})",
     "torch.tanh({h} @ {w} + {x}) + {h}.flip(-1) * 0.3",
     "torch.sigmoid({h} @ {w} + {x}) * {h} + 0.1",
+    "torch.tanh(torch.add({x}, {h} @ {w}, alpha=-0.7))",
     "torch.tanh(torch.tanh({h} @ {w}) @ {w} + {x} * {h})",
     "torch.tanh({h}.flip(-1) * 0.5 + {x})",
     "torch.tanh({h} * 0.5 + {x})",

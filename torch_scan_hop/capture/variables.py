@@ -17,7 +17,7 @@ from torch_scan_hop import inductor
 from torch_scan_hop._torch.dynamo.errors import Unsupported, users_error
 from torch_scan_hop._torch.dynamo.floats import floats_are_read_outside_bodies
 from torch_scan_hop._torch.dynamo.indexing import indices_are_captured
-from torch_scan_hop._torch.dynamo.speculation import speculate
+from torch_scan_hop._torch.dynamo.speculation import numbers_of_tensors_are_refused, speculate
 from torch_scan_hop._torch.dynamo.variables import (
     LazyVariableTracker,
     TorchHigherOrderOperatorVariable,
@@ -32,6 +32,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     make_traceable,
     reconstruct_outputs,
     sequence_items,
+    write_back,
 )
 from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
 from torch_scan_hop._torch.inference_regions import make_no_grad
@@ -90,7 +91,11 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     def _call_function(
         self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
-        with indices_are_captured(tx), floats_are_read_outside_bodies():
+        with (
+            indices_are_captured(tx),
+            floats_are_read_outside_bodies(),
+            numbers_of_tensors_are_refused(),
+        ):
             prepare_xla_if_loaded()
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
             return self._capture(tx, self._called_with(tx, *args, **kwargs))
@@ -120,7 +125,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         outputs = _call_in_graph(tx, call, body, inputs, mutated)
         last = n_carry + len(mutated)
         for k, after in zip(mutated, outputs[n_carry:last], strict=True):
-            create_node(tx, "call_method", "copy_", (inputs[k], after.as_proxy()), {})
+            write_back(tx, inputs[k], after.as_proxy())
         return reconstruct_outputs(tx, [*outputs[:n_carry], *outputs[last:]], spec)
 
 

@@ -30,6 +30,7 @@ from torch_scan_hop.body.cleanup import copy_of, drop_lazy_views, own_strided_me
 from torch_scan_hop.body.float_operands import floats_as_tensors
 from torch_scan_hop.body.for_onnx import fit_for_onnx
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
+from torch_scan_hop.body.scaled_additions import write_out_alpha
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.capture.cache_key import add_cache_key
@@ -125,6 +126,7 @@ def proxy(
             drop_stops(body)
         inputs = _without_unread(body, inputs)
         if not mode.pre_dispatch:
+            write_out_alpha(body.graph)
             inputs = floats_as_tensors(body, inputs, functools.partial(_as_tensor, mode, inputs))
             legality.checked("capture", body, inputs.signature, functional=False)
         if is_exporting_to_onnx():

@@ -18,10 +18,13 @@ from torch._dynamo.variables.base import (
 from torch._dynamo.variables.higher_order_ops import speculate_subgraph
 from torch._dynamo.variables.misc import AutogradFunctionVariable
 from torch._dynamo.variables.tensor import TensorVariable
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx.experimental.symbolic_shapes import PendingUnbackedSymbolNotFound
 
+from torch_scan_hop._torch.dynamo.methods import methods_are_guarded
 from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
 from torch_scan_hop._torch.dynamo.variables import example_value
-from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM
+from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM, NUMBER_OF_TENSOR
 
 
 def speculate(
@@ -35,6 +38,7 @@ def speculate(
     before = tx.output.side_effects.clone()
     with (
         lasting_changes_are_refused(tx),
+        methods_are_guarded(),
         _custom_functions_are_nodes(),
         # a body may read the weights of an nn.LSTM; Dynamo breaks the graph at its mention
         config.patch(allow_rnn=True),
@@ -56,6 +60,18 @@ def speculate(
     _keep_new_objects(before, tx.output.side_effects)
     tx.output.side_effects = before
     return result, spec, graph, lifted
+
+
+@contextlib.contextmanager
+def numbers_of_tensors_are_refused() -> Iterator[None]:
+    """Such a number is a symbol of the body's graph, of which the program's knows nothing.
+
+    A NumPy scalar is a tensor to Dynamo.
+    """
+    try:
+        yield
+    except (DataDependentOutputException, PendingUnbackedSymbolNotFound) as error:
+        raise Unsupported(NUMBER_OF_TENSOR) from error
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._dynamo.variables import higher_order_ops as _hops
@@ -37,6 +38,7 @@ __all__ = [
     "make_traceable",
     "reconstruct_outputs",
     "sequence_items",
+    "write_back",
 ]
 
 
@@ -72,6 +74,26 @@ def create_node(
 ) -> VariableTracker:
     """Emit a node into the graph being captured and track its result."""
     return wrap_fx_proxy(tx=tx, proxy=tx.output.create_proxy(kind, target, args, kwargs))
+
+
+def write_back(tx: Any, destination: fx.Proxy, source: fx.Proxy) -> None:
+    """``destination.copy_(source)``; a leaf that requires grad is written to under ``no_grad``.
+
+    Autograd refuses all else: a program that changed it has done so under ``no_grad``, too.
+    """
+    value = example_value(destination)
+    is_leaf = value.is_leaf and value.requires_grad and torch.is_grad_enabled()
+    if is_leaf:
+        _set_grad_enabled(tx, False)
+    create_node(tx, "call_method", "copy_", (destination, source), {})
+    if is_leaf:
+        _set_grad_enabled(tx, True)
+
+
+def _set_grad_enabled(tx: Any, enabled: bool) -> None:
+    """For what is traced next, and in the graph."""
+    create_proxy(tx, "call_function", torch._C._set_grad_enabled, (enabled,))
+    torch._C._set_grad_enabled(enabled)
 
 
 def graph_being_traced(tx: Any) -> fx.Graph:

@@ -1,0 +1,81 @@
+"""A method that is replaced after a capture runs as it is now, as it does in a loop."""
+
+from __future__ import annotations
+
+import contextlib
+from unittest import mock
+
+import pytest
+import torch
+from oracle import assert_same, loop
+from torch import nn
+
+from torch_scan_hop import scan
+
+pytestmark = pytest.mark.torch_version
+
+
+class Base(nn.Module):
+    def forward(self, x):
+        return self.helped(x)
+
+    def helped(self, x):
+        return x
+
+
+class Derived(Base):
+    @property
+    def factor(self):
+        return 0.5
+
+
+class Plain:
+    def __init__(self):
+        self.k = 1.5
+
+    def times(self, x):
+        return x * self.k
+
+    def __call__(self, x):
+        return self.times(x)
+
+
+@contextlib.contextmanager
+def new_code():
+    """As IPython's autoreload does it."""
+    before = Plain.__call__.__code__
+    Plain.__call__.__code__ = (lambda self, x: x * 0.7).__code__
+    yield
+    Plain.__call__.__code__ = before
+
+
+REPLACED = {
+    "of a base class": lambda: mock.patch.object(Base, "helped", lambda self, x: 2 * x),
+    "overridden": lambda: mock.patch.object(Derived, "forward", lambda self, x: 3 * x),
+    "of a plain class": lambda: mock.patch.object(Plain, "times", lambda self, x: 0.3 * x),
+    "in place": new_code,
+    "property": lambda: mock.patch.object(Derived, "factor", property(lambda self: 4.0)),
+    "of torch": lambda: mock.patch.object(nn.Tanh, "forward", lambda self, x: x.sin()),
+}
+
+
+@pytest.mark.parametrize(
+    "captured_by", [lambda fn: fn, lambda fn: torch.compile(fn, backend="eager")]
+)
+@pytest.mark.parametrize("replaced", REPLACED)
+def test_a_replaced_method_is_captured_anew(replaced, captured_by):
+    module, plain, tanh = Derived(), Plain(), nn.Tanh()
+
+    def cell(h, x):
+        h = module(h) * module.factor + plain(h) + tanh(h) + x
+        return h, h
+
+    h, xs = torch.ones(2), torch.ones(3, 2)
+    run = captured_by(lambda h, xs: scan(cell, h, xs))
+    for _ in range(2):
+        assert_same(run(h, xs), loop(cell, h, xs), 1e-6)
+        before = run(h, xs)
+        with REPLACED[replaced]():
+            assert_same(run(h, xs), loop(cell, h, xs), 1e-6)
+            assert not torch.equal(run(h, xs)[0], before[0])
+    assert_same(run(h, xs), before)
