@@ -27,6 +27,8 @@ from torch._inductor.utils import Placeholder, parallel_num_threads
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv, Max, Min
 
+from torch_scan_hop._torch.inductor_vectors import VectorKernel, with_helpers
+
 __all__ = [
     "DTYPE_TO_CPP",
     "CeilDiv",
@@ -107,6 +109,7 @@ class _OuterLoopsForThreads(LoopNest):
 class LaneNest(CppKernelProxy):
     """A nest of loops over lanes, of which the last is vectorised."""
 
+    vec_kernel_cls = VectorKernel
     work_per_lane = 1
 
     def size_hint(self) -> Any:  # decides the number of threads
@@ -287,7 +290,7 @@ class KernelFunction:
         """Define the function, and call it at this place of the wrapper."""
         function = 'extern "C"'
         before = "\n".join([*self._declarations, function])
-        source = self._group.codegen_group().replace(function, before, 1)
+        source = with_helpers(self._group.codegen_group()).replace(function, before, 1)
         scheduling: Any = CppScheduling.__new__(CppScheduling)
         scheduling.kernel_group = self._group
         with config.patch({"cpp.descriptive_names": False}):

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop.body.carries_in import CarriesIn, in_graph
 from torch_scan_hop.inductor.pair_rules import RULES, Interleaved, Pair, is_complex, split
 from torch_scan_hop.signature import Inputs, results_of
 
@@ -97,6 +98,18 @@ def expanded(values: Sequence[Any]) -> list[Any]:
     for value in values:
         pair = split(value) if is_complex(value) else value
         found += [pair.re, pair.im] if isinstance(pair, Pair) else [pair]
+    return found
+
+
+def expanded_xs(xs: Sequence[Any]) -> list[Any]:
+    """As :func:`expanded`; the carries into steps stay where they are, each part for itself."""
+    found: list[Any] = []
+    for x in xs:
+        if not isinstance(x, CarriesIn):
+            found += expanded([x])
+            continue
+        pairs = zip(expanded([x.stack]), expanded([x.init]), strict=True)
+        found += [in_graph(CarriesIn(stack, init, x.reverse)) for stack, init in pairs]
     return found
 
 

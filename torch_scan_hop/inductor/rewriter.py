@@ -17,7 +17,6 @@ from torch_scan_hop.body.carries_in import (
     CarriesIn,
     arguments_of,
     in_graph,
-    joined,
     stacks_of,
     with_joined,
 )
@@ -28,7 +27,13 @@ from torch_scan_hop.inductor.kernels import (
     pack_weights,
 )
 from torch_scan_hop.inductor.pair_rules import is_complex
-from torch_scan_hop.inductor.pairs import expanded, expanded_step, joined_results, needs_pairs
+from torch_scan_hop.inductor.pairs import (
+    expanded,
+    expanded_step,
+    expanded_xs,
+    joined_results,
+    needs_pairs,
+)
 from torch_scan_hop.inductor.scalars.entries import Lanes, NotScalars
 from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
 from torch_scan_hop.op import ScanOptions, call_scan, scan_op
@@ -90,7 +95,7 @@ class ScanRewriter:
             step = expanded_step(self.body, complex_inputs)
             reals = Inputs(
                 [c.contiguous() for c in expanded(groups.carry)],
-                expanded(joined(groups.xs, in_graph)),
+                expanded_xs(groups.xs),
                 expanded(groups.additional),
             )
             return joined_results(call_scan(step, reals, self.options), complex_results)

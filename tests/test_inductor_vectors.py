@@ -1,0 +1,70 @@
+"""What kernels load as vectors though it does not lie side by side: parts of complex numbers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+from cells import Draw
+from oracle import assert_same, gradients, loop
+from torch._inductor.utils import run_and_get_code
+
+from torch_scan_hop import scan
+
+pytestmark = pytest.mark.torch_version
+
+DRAW = Draw(torch.float32)
+
+
+def at_the_end_of_its_memory(*sizes):
+    """Every second number, of memory that ends with the last of them."""
+    numbers = 2 * torch.Size(sizes).numel() - 1
+    strides = torch.empty(*sizes, 2).stride()[:-1]
+    return DRAW.normal(numbers).as_strided(sizes, strides)
+
+
+def recurrence(h, x):
+    h = 0.5 * h + x.sin()
+    return h, h
+
+
+@pytest.mark.parametrize("lanes", [16, 37, 64])
+@pytest.mark.parametrize("bits", [None, 256], ids=["widest", "avx2"])
+def test_every_second_number(lanes, bits):
+    h, xs = DRAW.normal(3, lanes), at_the_end_of_its_memory(5, 3, lanes)
+    with inductor_config.patch({"cpp.simdlen": bits, "force_disable_caches": True}):
+        got, (code,) = run_and_get_code(
+            torch.compile(lambda h, xs: scan(recurrence, h, xs), fullgraph=True), h, xs
+        )
+    assert_same(got, loop(recurrence, h, xs), 1e-5)
+    assert "= scan_every_second(" in code
+
+
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_backward_of_a_complex_recurrence_reads_its_stack_in_place(reverse, cpp_wrapper):
+    """Neither the carries into its steps nor the parts of anything are copied before the loop."""
+    a = torch.polar(DRAW.normal(37).sigmoid(), DRAW.normal(37)).requires_grad_()
+
+    def cell(h, x):
+        h = a * h + x
+        return h, h
+
+    h = torch.complex(DRAW.normal(3, 37), DRAW.normal(3, 37)).requires_grad_()
+    xs = torch.complex(DRAW.normal(40, 3, 37), DRAW.normal(40, 3, 37)).requires_grad_()
+
+    def train(run):
+        _, ys = run(cell, h, xs, reverse=reverse)
+        return gradients(ys, [h, xs, a])
+
+    options = {"cpp_wrapper": cpp_wrapper}
+    compiled = torch.compile(scan, fullgraph=True, options=options)
+    with inductor_config.patch(force_disable_caches=True):
+        got, codes = run_and_get_code(train, compiled)
+    assert_same(got, train(loop), 1e-4)
+    assert len(codes) >= 2
+    backward = codes[1] if not cpp_wrapper else codes[-1]
+    assert "scan_every_second(" in backward
+    assert not re.search("empty_strided.*complex64", backward)

@@ -1,0 +1,58 @@
+"""Vector code for what Inductor loads one by one (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._inductor.codegen.cpp import CppVecKernel
+from torch._inductor.codegen.cpp_utils import cexpr_index
+
+#: Two loads that begin and end at numbers that are wanted: nothing beyond the last one is read.
+_EVERY_SECOND = """
+#ifndef SCAN_EVERY_SECOND
+#define SCAN_EVERY_SECOND
+namespace {
+inline at::vec::Vectorized<float> scan_every_second(const float* from) {
+#if defined(CPU_CAPABILITY_AVX512)
+    const __m512i places = _mm512_set_epi32(
+        31, 29, 27, 25, 23, 21, 19, 17, 14, 12, 10, 8, 6, 4, 2, 0);
+    return _mm512_permutex2var_ps(_mm512_loadu_ps(from), places, _mm512_loadu_ps(from + 15));
+#elif defined(CPU_CAPABILITY_AVX2)
+    const __m256 mixed = _mm256_shuffle_ps(
+        _mm256_loadu_ps(from), _mm256_loadu_ps(from + 7), _MM_SHUFFLE(3, 1, 2, 0));
+    return _mm256_castpd_ps(
+        _mm256_permute4x64_pd(_mm256_castps_pd(mixed), _MM_SHUFFLE(3, 1, 2, 0)));
+#else
+    __at_align__ float values[at::vec::Vectorized<float>::size()];
+    for (int k = 0; k < at::vec::Vectorized<float>::size(); ++k) values[k] = from[2 * k];
+    return at::vec::Vectorized<float>::loadu(values);
+#endif
+}
+}  // namespace
+#endif
+"""
+
+
+class VectorKernel(CppVecKernel):
+    """The parts of complex numbers, which alternate in memory, are loaded as vectors."""
+
+    def _load_or_store_non_contiguous(
+        self, var: Any, index: Any, dtype: Any, *rest: Any, **named: Any
+    ) -> Any:
+        is_load = var is not None and not rest and not named
+        is_whole = self._load_mask is None and not self.tail_size
+        if is_load and is_whole and dtype == torch.float32 and self._stride(index) == 2:
+            line = f"scan_every_second({var} + {cexpr_index(index)})"
+            return self.cse.generate(self.loads, line, dtype=dtype)
+        return super()._load_or_store_non_contiguous(var, index, dtype, *rest, **named)
+
+    def _stride(self, index: Any) -> Any:
+        return self._try_get_const_stride(index, self.itervars[self.tiling_idx])
+
+
+def with_helpers(source: str) -> str:
+    """The source of a kernel, with the functions that it calls behind its includes."""
+    if "scan_every_second(" not in source:
+        return source
+    return source.replace('extern "C"', f'{_EVERY_SECOND}\nextern "C"', 1)
