@@ -15,8 +15,6 @@ from torch.nn.utils import parametrizations
 
 from torch_scan_hop import scan_layers
 
-OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10)
-
 
 class Mode(enum.Enum):
     ADD = 1
@@ -125,11 +123,7 @@ def compiled(layers, x):
     return torch.compile(scan_layers, backend="eager", fullgraph=True)(layers, x)
 
 
-CALLS = [
-    scan_layers,
-    # Dynamo of torch 2.9 does not follow named_parameters() of modules in a list
-    pytest.param(compiled, marks=pytest.mark.xfail(OLD, reason="torch 2.9", strict=False)),
-]
+CALLS = [scan_layers, compiled]
 
 
 def results(call, layers, x):
@@ -137,7 +131,7 @@ def results(call, layers, x):
     x = x.clone().requires_grad_()
     out = call(layers, x)
     out.square().sum().backward()
-    return [t for t in [out, x.grad, *(p.grad for p in layers.parameters()), *layers.buffers()]]
+    return [out, x.grad, *(p.grad for p in layers.parameters()), *layers.buffers()]
 
 
 def check(layers, call=scan_layers, x=None):
@@ -280,7 +274,14 @@ def test_common_layers_are_alike(make):
     check([make() for _ in range(3)])
 
 
-@pytest.mark.skipif(OLD, reason="Dynamo of torch 2.9 does not follow named_parameters()")
+def test_a_compiled_stack_of_torchs_own_layers():
+    layers = [nn.TransformerEncoderLayer(3, 1, 4, dropout=0.0) for _ in range(3)]
+    check(layers, compiled)
+    layers[1].dropout1.p = 0.5
+    with pytest.raises(ValueError, match=r"layers\[1\]\.dropout1\.p is 0\.5"):
+        compiled(layers, torch.randn(4, 3))
+
+
 def test_a_compiled_program_sees_that_a_layer_has_changed():
     layers, x = nn.ModuleList(Loose([1.0], None) for _ in range(3)), torch.randn(4, 3)
     torch._dynamo.reset()

@@ -10,8 +10,6 @@ from torch import nn
 
 from torch_scan_hop import scan_layers
 
-OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10)
-
 
 class Counts(nn.Module):
     """A step counter in a buffer, and something that depends on it."""
@@ -38,11 +36,7 @@ def compiled(layers, x):
     return torch.compile(scan_layers, backend="aot_eager", fullgraph=True)(layers, x)
 
 
-CALLS = [
-    scan_layers,
-    # Dynamo of torch 2.9 does not follow named_parameters() of modules in a list
-    pytest.param(compiled, marks=pytest.mark.xfail(OLD, reason="torch 2.9", strict=False)),
-]
+CALLS = [scan_layers, compiled]
 
 
 def results(call, layers, x):
@@ -126,9 +120,8 @@ def test_a_parameter_that_forward_changes():
     reference = copy.deepcopy(layers)
     torch.testing.assert_close(scan_layers(layers, x), in_sequence(reference, x))
     torch.testing.assert_close(list(layers.parameters()), list(reference.parameters()))
-    if not OLD:
-        with pytest.raises(ValueError, match="changes weight in place"):
-            compiled(layers, x)
+    with pytest.raises(ValueError, match="changes weight in place"):
+        compiled(layers, x)
 
 
 class Scales(nn.Module):

@@ -36,11 +36,14 @@ def scan_layers(
 
     Takes the call of ``torch_xla.experimental.scan_layers.scan_layers``, on any device.
     Gradients flow to the parameters of every layer. Buffers that a layer changes in its forward
-    (batch norm statistics) are changed in that layer.
+    (batch norm statistics) are changed in that layer; others are not written to. Layers with equal
+    parametrizations (``weight_norm``) are equal.
 
     Args:
-        layers: modules of one class, with the same configuration and parameters of the same
-            shapes. Each maps ``input_data`` to something of its structure, shapes and dtypes.
+        layers: modules of one class, with equal attributes (compared deeply: containers, functions
+            with their closures, objects, tensors by value), parameters of the same shapes and no
+            hooks. Each maps ``input_data`` to something of its structure, shapes and dtypes. A
+            parameter or buffer may be one tensor in all layers.
         input_data: a tensor or a pytree of tensors. A tuple is unpacked for layers that take as
             many arguments, ``forward(x, y)``, as torch_xla does; otherwise it is one argument.
         partition_fn: accepted and ignored: use ``checkpoint``.
@@ -48,7 +51,8 @@ def scan_layers(
         checkpoint: as for :func:`torch_scan_hop.scan`; ``"full"`` keeps one activation per layer.
 
     Raises:
-        TypeError, ValueError: a layer differs from the first; the message says which and how.
+        TypeError, ValueError: a layer differs from the first, or cannot be shown not to, or has
+            hooks; the message says which and how.
 
     Example:
         >>> layers = [nn.Linear(4, 4) for _ in range(3)]

@@ -50,9 +50,9 @@ def _of_modules(
 ) -> Difference | None:
     kinds = [class_of(module) for module in (mine, theirs)]
     if kinds[0] is not kinds[1]:
-        one, other = (kind.__name__ for kind in kinds)
-        more = " of another class of that name" if one == other else ""
-        return Difference(where, f"is a {other}{more}", f"is a {one}")
+        expected, got = (kind.__name__ for kind in kinds)
+        more = " of another class of that name" if expected == got else ""
+        return Difference(where, f"is a {got}{more}", f"is a {expected}")
     one, other = ({**own_attributes(m), **assigned.get(id(m), {})} for m in (mine, theirs))
     for name in [*one, *(n for n in other if n not in one)]:
         place = f"{where}.{name}"

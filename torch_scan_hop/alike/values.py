@@ -121,13 +121,11 @@ class Comparison:
             # the __eq__ of a dataclass knows no more than its fields do, which say where
             if alike is False and not dataclasses.is_dataclass(mine):
                 return _unless(False, where, mine, theirs)
-        state = [_state(value) for value in (mine, theirs)]
-        if state[0] is None or state[1] is None:
-            kind = _shown(mine)
-            return Difference(
-                where, "is another, which cannot be shown to be equal", f"is {kind}", _SHARE
-            )
-        return self._of_parts(where, mine, theirs, _of_mappings(*state, ".{}"))
+        state, other = _state(mine), _state(theirs)
+        if state is None or other is None:
+            kind = f"is {_shown(mine)}"
+            return Difference(where, "is another, which cannot be shown to be equal", kind, _SHARE)
+        return self._of_parts(where, mine, theirs, _of_mappings(state, other, ".{}"))
 
 
 def _unless(alike: Any, where: str, mine: Any, theirs: Any) -> Difference | None:
@@ -166,13 +164,13 @@ def _parts(mine: Any, theirs: Any) -> list[tuple[str, Any, Any]] | bool | None:
         if len(mine) != len(theirs):
             return False
         items = [(f"[{k}]", *pair) for k, pair in enumerate(zip(mine, theirs, strict=True))]
-        return items + _of_subclass(mine, theirs)
+        return [*items, *_of_subclass(mine, theirs)]
     if isinstance(mine, (dict, types.MappingProxyType)):
-        made = [getattr(v, "default_factory", None) for v in (mine, theirs)]
-        items = _of_mappings(mine, theirs, "[{!r}]")
-        if isinstance(items, bool):
-            return items
-        return [("", *made), *items, *_of_subclass(mine, theirs)]
+        one, other = (getattr(value, "default_factory", None) for value in (mine, theirs))
+        entries = _of_mappings(mine, theirs, "[{!r}]")
+        if isinstance(entries, bool):
+            return entries
+        return [("", one, other), *entries, *_of_subclass(mine, theirs)]
     if isinstance(mine, types.FunctionType):
         return _of_functions(mine, theirs)
     if isinstance(mine, types.MethodType):
@@ -231,8 +229,8 @@ def _of_mappings(
 
 def _of_subclass(mine: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
     """A list may have attributes, if its class is the user's."""
-    states = [getattr(value, "__dict__", {}) for value in (mine, theirs)]
-    return [("", *states)] if states[0] or states[1] else []
+    one, other = (getattr(value, "__dict__", {}) for value in (mine, theirs))
+    return [("", one, other)] if one or other else []
 
 
 def _asked(mine: Any, theirs: Any) -> bool | None:
