@@ -31,7 +31,9 @@ class ComplaintVariable(TorchHigherOrderOperatorVariable):
         assigned = assigned_so_far(tx, first) | assigned_so_far(tx, layer)
         text = complaint(first, layer, k.as_python_constant(), assigned)
         if text is None and not assigned:
-            guard_on_module(of_layer, first, lambda one, other: complaint(one, other, 0) is None)
+            guard_on_module(
+                of_layer, layer, first, lambda one, other: complaint(one, other, 0) is None
+            )
         return ConstantVariable.create(text)
 
 

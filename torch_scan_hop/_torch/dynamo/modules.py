@@ -49,20 +49,31 @@ def _constant(value: VariableTracker) -> Any:
     return value.as_python_constant() if value.is_python_constant() else NotConstant()
 
 
-def guard_on_module(variable: VariableTracker, like: nn.Module, check: Check) -> None:
+def guard_on_module(
+    variable: VariableTracker, module: nn.Module, like: nn.Module, check: Check
+) -> None:
     """Trace anew when ``check(like, module)`` no longer holds for what ``variable`` stands for."""
     source = variable.source
     if source is None:  # made by the program itself
         return
-    reference = weakref.ref(like)
+    reference, met = weakref.ref(like), weakref.ref(module)
 
-    def holds(module: Any) -> bool:
+    def holds(given: Any) -> bool:
         other = reference()
-        return other is not None and isinstance(module, nn.Module) and check(other, module)
+        if given is met():
+            return True  # still_holds has asked
+        return other is not None and isinstance(given, nn.Module) and check(other, given)
+
+    def still_holds(_: Any) -> bool:
+        one, other = reference(), met()
+        return one is None or other is None or check(one, other)
 
     def LAYERS_ALIKE(builder: Any, guard: Guard) -> None:
         text = [f"scan_layers: {guard.originating_source!r} is another layer than it was"]
         stack = (guard.user_stack,) if _TAKES_THE_STACK else ()
         builder.get_guard_manager(guard).add_lambda_guard(holds, text, *stack)
+        # Dynamo skips the guards of a module none of whose dicts were assigned to; what is in a
+        # list, or in an object, may have changed all the same
+        builder.guard_manager.root.add_lambda_guard(still_holds, text, *stack)
 
     install_guard(source.make_guard(LAYERS_ALIKE))
