@@ -8,12 +8,15 @@ The loop's body is one layer, so a compiler sees one layer whatever the depth::
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from torch_scan_hop._torch.modules import holding
+from torch_scan_hop.alike.operators import complaint_op, written_op
 from torch_scan_hop.api import scan
 from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
@@ -33,11 +36,14 @@ def scan_layers(
 
     Takes the call of ``torch_xla.experimental.scan_layers.scan_layers``, on any device.
     Gradients flow to the parameters of every layer. Buffers that a layer changes in its forward
-    (batch norm statistics) are changed in that layer.
+    (batch norm statistics) are changed in that layer; others are not written to. Layers with equal
+    parametrizations (``weight_norm``) are equal.
 
     Args:
-        layers: modules of one class, with the same configuration and parameters of the same
-            shapes. Each maps ``input_data`` to something of its structure, shapes and dtypes.
+        layers: modules of one class, with equal attributes (compared deeply: containers, functions
+            with their closures, objects, tensors by value), parameters of the same shapes and no
+            hooks. Each maps ``input_data`` to something of its structure, shapes and dtypes. A
+            parameter or buffer may be one tensor in all layers.
         input_data: a tensor or a pytree of tensors. A tuple is unpacked for layers that take as
             many arguments, ``forward(x, y)``, as torch_xla does; otherwise it is one argument.
         partition_fn: accepted and ignored: use ``checkpoint``.
@@ -45,7 +51,8 @@ def scan_layers(
         checkpoint: as for :func:`torch_scan_hop.scan`; ``"full"`` keeps one activation per layer.
 
     Raises:
-        TypeError, ValueError: a layer differs from the first; the message says which and how.
+        TypeError, ValueError: a layer differs from the first, or cannot be shown not to, or has
+            hooks; the message says which and how.
 
     Example:
         >>> layers = [nn.Linear(4, 4) for _ in range(3)]
@@ -58,24 +65,48 @@ def scan_layers(
         return input_data
     for k, layer in enumerate(modules):
         _check_same(modules[0], layer, k)
-    first = modules[0]
     parameters = _stacked([dict(m.named_parameters()) for m in modules])
     buffers = _stacked([dict(m.named_buffers()) for m in modules])
-    unpacks = isinstance(input_data, tuple) and _takes(first, input_data)
+    unpacks = isinstance(input_data, tuple) and _takes(modules[0], input_data)
+    # a body that cannot be traced runs in Python, step by step: there each layer runs itself
+    in_python = itertools.cycle(modules)
 
     def apply(carry: Any, tensors: tuple[dict[str, Any], dict[str, Any]]) -> tuple[Any, Any]:
-        given, state = tensors
-        state = {name: value.clone() for name, value in state.items()}
         arguments = tuple(carry) if unpacks else (carry,)
-        output = torch.func.functional_call(first, {**given, **state}, arguments)
+        if torch.compiler.is_dynamo_compiling():
+            output, changed = _run(modules[0], tensors, arguments)
+        else:
+            output, changed = next(in_python)(*arguments), {}
         _check_output(carry, output)
-        return output, state
+        return output, changed
 
     output, after = scan(
         apply, input_data, (parameters, buffers), length=len(modules), checkpoint=checkpoint
     )
     _write_back(modules, after)
     return output
+
+
+def _run(
+    layer: nn.Module, tensors: tuple[Tensors, Tensors], arguments: tuple[Any, ...]
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """What ``layer`` returns with these for its parameters and buffers; the buffers it changed."""
+    parameters, buffers = tensors
+    given = {**parameters, **buffers}
+    with holding(layer, given):
+        output = layer(*arguments)
+        after = dict(layer.named_buffers())
+    written = written_op(*given.values()) if given else ()
+    changed = {name for name, is_written in zip(given, written, strict=True) if is_written}
+    for name in parameters:
+        if name in changed:
+            raise refused(
+                ScanValueError,
+                f"scan_layers: a layer's forward must not change its parameters, but that of "
+                f"layers[0] changes {name} in place. Make it a buffer, or call the layers in a "
+                "loop.",
+            )
+    return output, {n: after[n] for n in buffers if n in changed or after[n] is not given[n]}
 
 
 def _check_output(taken: Any, returned: Any) -> None:
@@ -100,14 +131,35 @@ def _takes(layer: nn.Module, arguments: tuple[Any, ...]) -> bool:
 
 
 def _stacked(tensors: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {name: torch.stack([t[name] for t in tensors]) for name in tensors[0]}
+    """But for what is one tensor in all layers: that is closed over, and changes step by step."""
+    first = tensors[0]
+    own = [name for name in first if not all(t[name] is first[name] for t in tensors)]
+    return {name: torch.stack([t[name] for t in tensors]) for name in own}
 
 
 def _write_back(modules: list[nn.Module], stacks: Tensors) -> None:
-    with torch.no_grad():
-        for k, module in enumerate(modules):
-            for name, buffer in module.named_buffers():
-                buffer.copy_(stacks[name][k])
+    """The buffers that a layer's forward has changed: others may be such that nobody can write."""
+    buffers = [dict(module.named_buffers()) for module in modules]
+    for name in stacks:
+        _check_not_shared(name, [of[name] for of in buffers])
+    for k, of_layer in enumerate(buffers):
+        for name, stack in stacks.items():
+            # no torch.no_grad() around it: torch.export makes that a module of no results, which
+            # it saves, and does not load
+            of_layer[name].detach().copy_(stack[k].detach())
+
+
+def _check_not_shared(name: str, buffers: list[torch.Tensor]) -> None:
+    """What all layers share is no stack; of what two of them share, each had a copy."""
+    for k, buffer in enumerate(buffers):
+        for i in range(k):
+            if buffers[i] is buffer:
+                raise refused(
+                    ScanValueError,
+                    f"scan_layers: a buffer that a forward changes must belong to one layer or to "
+                    f"all, but {name} is one tensor in layers[{i}] and layers[{k}], and another in "
+                    "others. Give each layer a tensor of its own.",
+                )
 
 
 # --- are they the same layer? ---
@@ -119,12 +171,9 @@ def _check_same(first: nn.Module, layer: nn.Module, k: int) -> None:
             ScanTypeError,
             f"scan_layers: layers must be modules, but layers[{k}] is {describe(layer)}.",
         )
-    others = dict(layer.named_modules())
-    for name, module in first.named_modules():
-        where = f"layers[{k}]" + (f".{name}" if name else "")
-        if name not in others:
-            raise _differs(k, where, "is missing", "exists")
-        _check_same_module(k, where, module, others[name])
+    text = complaint_op(first, layer, k)
+    if text is not None:
+        raise refused(ScanValueError, text)
     mine, theirs = _tensors(first), _tensors(layer)
     for name in [*mine, *theirs]:
         where = f"layers[{k}].{name}"
@@ -136,25 +185,6 @@ def _check_same(first: nn.Module, layer: nn.Module, k: int) -> None:
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def _check_same_module(k: int, where: str, expected: nn.Module, got: nn.Module) -> None:
-    if type(expected) is not type(got):
-        raise _differs(k, where, f"is a {type(got).__name__}", f"is a {type(expected).__name__}")
-    theirs = _configuration(got)
-    for name, value in _configuration(expected).items():
-        if name not in theirs or theirs[name] != value:
-            raise _differs(k, f"{where}.{name}", f"is {theirs.get(name)!r}", f"is {value!r}")
-
-
-def _configuration(module: nn.Module) -> dict[str, Any]:
-    """Plain values among the attributes: a dropout's p, a norm's eps, training or not."""
-    plain = (bool, int, float, str, tuple, type(None))
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, plain) and not name.startswith("_")
-    }
 
 
 def _differs(k: int, where: str, got: str, expected: str) -> ScanValueError:

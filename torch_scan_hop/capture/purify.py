@@ -34,9 +34,7 @@ class CapturedBody:
 
     def make_pure(self) -> list[int]:
         """Positions of the additional inputs that became carries, in their new order."""
-        values = [example_value(n) for n in self.placeholders()]
-        mode: FakeTensorMode = fake_mode_of(values)
-        changed = mutated_inputs(self.module(), [like(mode, v) for v in values], mode)
+        changed = self.written_placeholders()
         first_additional = self.n_carry + self.n_xs
         placeholders = self.placeholders()
         copies = {k: self._copy_at_entry(placeholders[k]) for k in sorted(changed)}
@@ -44,11 +42,20 @@ class CapturedBody:
         for position, k in enumerate(carried):
             self._move(placeholders[k], self.n_carry + position)
         self._return_as_carries([copies[k] for k in carried])
-        self._copy_for_scans(mode)
+        self._copy_for_scans()
         self.graph.lint()
         return carried
 
-    def _copy_for_scans(self, mode: FakeTensorMode) -> None:
+    def written_placeholders(self) -> set[int]:
+        """Positions of the inputs that the body changes in place."""
+        values, mode = self._examples()
+        return set(mutated_inputs(self.module(), [like(mode, v) for v in values], mode))
+
+    def _examples(self) -> tuple[list[Any], FakeTensorMode]:
+        values = [example_value(n) for n in self.placeholders()]
+        return values, fake_mode_of(values)
+
+    def _copy_for_scans(self) -> None:
         """A scan in the body gets a copy of what the body writes to after it.
 
         Its backward may read more of what it was given than the loop's would, and autograd
@@ -58,7 +65,8 @@ class CapturedBody:
         if not scans:
             return
         effects = Effects(self.module())
-        examples = [like(mode, example_value(n)) for n in self.placeholders()]
+        values, mode = self._examples()
+        examples = [like(mode, v) for v in values]
         run_fake(effects.run, examples, mode)
         order = list(effects.written)
         for scan in scans:

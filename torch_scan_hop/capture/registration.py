@@ -29,6 +29,18 @@ def _of_scan_of_numbers(operator: Any, torchs_tracker: Any) -> Any:
     return ScanOfNumbersVariable
 
 
+def _of_complaint(operator: Any, torchs_tracker: Any) -> Any:
+    from torch_scan_hop.capture.layers import ComplaintVariable
+
+    return ComplaintVariable
+
+
+def _of_written(operator: Any, torchs_tracker: Any) -> Any:
+    from torch_scan_hop.capture.layers import WrittenVariable
+
+    return WrittenVariable
+
+
 def register() -> None:
     """Called once, when all of this package that is imported with it is there."""
     register_trackers(
@@ -36,5 +48,7 @@ def register() -> None:
             "scan": _of_scan,
             "scan_of_numbers": _of_scan_of_numbers,
             "scan_refusal": _of_refusal,
+            "scan_layer_complaint": _of_complaint,
+            "scan_tensors_written": _of_written,
         }
     )

@@ -1,0 +1,79 @@
+"""Modules as Dynamo meets them (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch._C._dynamo.guards import GuardManager
+from torch._dynamo.guards import install_guard
+from torch._dynamo.variables.base import VariableTracker
+from torch._guards import Guard
+
+#: torch > 2.9 says where in the user's code a guard comes from
+_TAKES_THE_STACK = "arg2" in (GuardManager.add_lambda_guard.__doc__ or "")
+
+Check = Callable[[nn.Module, nn.Module], bool]
+
+
+class NotConstant:
+    """What is assigned while Dynamo traces, and is known when the program runs."""
+
+
+def module_of(tx: Any, variable: VariableTracker) -> nn.Module:
+    """The module that stands behind ``variable``."""
+    key = getattr(variable, "module_key", None)
+    module = getattr(variable, "value", None) if key is None else tx.output.get_submodule(key)
+    assert isinstance(module, nn.Module), type(variable)
+    return module
+
+
+def assigned_so_far(tx: Any, module: nn.Module) -> dict[int, dict[str, Any]]:
+    """By the id of a submodule, the attributes that the program at hand has assigned to it.
+
+    Dynamo makes assignments when the program runs: the modules do not have them yet.
+    """
+    effects = tx.output.side_effects
+    found: dict[int, dict[str, Any]] = {}
+    for part in module.modules():
+        variable = effects.id_to_variable.get(id(part))
+        stored: Mapping[str, VariableTracker] = effects.store_attr_mutations.get(variable, {})
+        if stored:
+            found[id(part)] = {name: _constant(value) for name, value in stored.items()}
+    return found
+
+
+def _constant(value: VariableTracker) -> Any:
+    return value.as_python_constant() if value.is_python_constant() else NotConstant()
+
+
+def guard_on_module(
+    variable: VariableTracker, module: nn.Module, like: nn.Module, check: Check
+) -> None:
+    """Trace anew when ``check(like, module)`` no longer holds for what ``variable`` stands for."""
+    source = variable.source
+    if source is None:  # made by the program itself
+        return
+    reference, met = weakref.ref(like), weakref.ref(module)
+
+    def holds(given: Any) -> bool:
+        other = reference()
+        if given is met():
+            return True  # still_holds has asked
+        return other is not None and isinstance(given, nn.Module) and check(other, given)
+
+    def still_holds(_: Any) -> bool:
+        one, other = reference(), met()
+        return one is None or other is None or check(one, other)
+
+    def LAYERS_ALIKE(builder: Any, guard: Guard) -> None:
+        text = [f"scan_layers: {guard.originating_source!r} is another layer than it was"]
+        stack = (guard.user_stack,) if _TAKES_THE_STACK else ()
+        builder.get_guard_manager(guard).add_lambda_guard(holds, text, *stack)
+        # Dynamo skips the guards of a module none of whose dicts were assigned to; what is in a
+        # list, or in an object, may have changed all the same
+        builder.guard_manager.root.add_lambda_guard(still_holds, text, *stack)
+
+    install_guard(source.make_guard(LAYERS_ALIKE))

@@ -1,0 +1,69 @@
+"""Two layers walked side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from torch_scan_hop._torch.modules import class_of, hooks_of, own_attributes
+from torch_scan_hop.alike.values import Comparison, Difference
+
+#: attributes that a program being traced has assigned and not yet stored, by the module's id
+Assigned = Mapping[int, Mapping[str, Any]]
+
+
+def hook_of(layer: nn.Module) -> tuple[str, str] | None:
+    """``(".linear", "a forward hook, log")`` for the first module in ``layer`` with a hook."""
+    for name, module in layer.named_modules():
+        for kind, hook in hooks_of(module):
+            called = getattr(hook, "__qualname__", type(hook).__name__)
+            return _path(name), f"{kind}, {called}"
+    return None
+
+
+def difference(first: nn.Module, layer: nn.Module, assigned: Assigned | None = None) -> Any:
+    """What of ``layer``, but for the values of its tensors, is other than in ``first``, or None."""
+    if first is layer:
+        return None
+    mine = dict(first.named_modules(remove_duplicate=False))
+    theirs = dict(layer.named_modules(remove_duplicate=False))
+    registered = [t for m in (first, layer) for t in (*m.parameters(), *m.buffers())]
+    compared = Comparison([(mine[n], theirs[n]) for n in mine if n in theirs], registered)
+    for name, module in mine.items():
+        if name not in theirs:
+            return Difference(_path(name), "is missing", "exists")
+        found = _of_modules(compared, _path(name), module, theirs[name], assigned or {})
+        if found is not None:
+            return found
+    for name in theirs:
+        if name not in mine:
+            return Difference(_path(name), "exists", "is missing")
+    if list(mine) != list(theirs):
+        return Difference("", "has its submodules in another order", "has them in an order")
+    return None
+
+
+def _of_modules(
+    compared: Comparison, where: str, mine: nn.Module, theirs: nn.Module, assigned: Assigned
+) -> Difference | None:
+    kinds = [class_of(module) for module in (mine, theirs)]
+    if kinds[0] is not kinds[1]:
+        expected, got = (kind.__name__ for kind in kinds)
+        more = " of another class of that name" if expected == got else ""
+        return Difference(where, f"is a {got}{more}", f"is a {expected}")
+    one, other = ({**own_attributes(m), **assigned.get(id(m), {})} for m in (mine, theirs))
+    for name in [*one, *(n for n in other if n not in one)]:
+        place = f"{where}.{name}"
+        if name not in one or name not in other:
+            got, expected = ("is missing", "exists") if name in one else ("exists", "is missing")
+            return Difference(place, got, expected)
+        found = compared.difference(place, one[name], other[name])
+        if found is not None:
+            return found
+    return None
+
+
+def _path(name: str) -> str:
+    return f".{name}" if name else ""

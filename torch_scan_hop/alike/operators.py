@@ -1,0 +1,57 @@
+"""Questions about modules and tensors that Dynamo's trackers answer in code that it traces.
+
+The comparison looks at closures, code and memory, which Dynamo does not trace: so it gets the
+objects themselves, once, and guards that ask again (see ``capture/layers``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from torch_scan_hop._torch.operators import FlatOperator
+from torch_scan_hop.alike.modules import Assigned, difference, hook_of
+
+_RULE = "scan_layers: all layers must compute the same function of their parameters, but"
+
+
+def complaint(
+    first: nn.Module, layer: nn.Module, k: int, assigned: Assigned | None = None
+) -> str | None:
+    """What keeps ``layer``, at place ``k``, from being run as ``first`` with other tensors."""
+    hook = hook_of(layer)
+    if hook is not None:
+        return (
+            f"scan_layers: one layer runs for all, and hooks of its own would too, but "
+            f"layers[{k}]{hook[0]} has {hook[1]}. Register it on a module around the stack, or "
+            "call the layers in a loop. (torch's older weight_norm and spectral_norm, and lazy "
+            "modules that have not run, are hooks: use torch.nn.utils.parametrizations, and run "
+            "lazy modules once.)"
+        )
+    found = difference(first, layer, assigned)
+    if found is None:
+        return None
+    fix = f"{found.fix} Or call" if found.fix else "Call"
+    return (
+        f"{_RULE} layers[{k}]{found.where} {found.got}, while in layers[0] it {found.expected}. "
+        f"{fix} layers[{k}] on its own, or run one scan_layers for each kind of layer."
+    )
+
+
+class ComplaintOperator(FlatOperator):
+    """:func:`complaint`, which Dynamo asks once, with guards."""
+
+    def __call__(self, first: nn.Module, layer: nn.Module, k: int) -> Any:  # type: ignore[override]
+        return complaint(first, layer, k)
+
+
+class WrittenOperator(FlatOperator):
+    """Never runs: which of these tensors, each an input of a body, the body has changed so far."""
+
+    def __call__(self, *tensors: Any) -> tuple[bool, ...]:  # type: ignore[override]
+        raise NotImplementedError
+
+
+complaint_op = ComplaintOperator("scan_layer_complaint", cacheable=False)
+written_op = WrittenOperator("scan_tensors_written", cacheable=False)
