@@ -19,7 +19,8 @@ def device_of(init: Any, xs: Any) -> torch.device:
     for leaf in (*tree.tensors(init), *tree.tensors(xs)):
         if isinstance(leaf, torch.Tensor):
             return leaf.device
-    return torch.device("cpu")
+    # torch.get_default_device(), which Dynamo cannot trace
+    return torch.empty(()).device
 
 
 def as_carry(leaf: Any, device: torch.device) -> torch.Tensor:

@@ -32,7 +32,9 @@ from torch._functorch.vmap import (
 )
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _is_fwd_grad_enabled, _set_fwd_grad_enabled
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
+from torch.utils._device import DeviceContext
 
 from torch_scan_hop._torch.functorch_levels import enter_dual_level, exit_dual_level
 
@@ -47,6 +49,7 @@ __all__ = [
     "backward_under_way",
     "dual_level",
     "enable_single_level_autograd_function",
+    "function_modes",
     "gradients_enabled",
     "has_tangents",
     "in_plain_eager",
@@ -139,13 +142,28 @@ def under_transform() -> bool:
     return peek_interpreter_stack() is not None
 
 
+def function_modes() -> tuple[Any, ...]:
+    """The kinds of the active TorchFunctionModes, and the default device if there is one."""
+    modes = _get_current_function_mode_stack()
+    return tuple(m.device if isinstance(m, DeviceContext) else type(m) for m in modes)
+
+
+def _only_a_default_device() -> bool:
+    if torch._C._len_torch_function_stack() == 0:
+        return True
+    return all(isinstance(m, DeviceContext) for m in _get_current_function_mode_stack())
+
+
 def in_plain_eager() -> bool:
-    """Whether nothing of torch's is around: no transform, no dual level, no mode, no tracer."""
+    """Whether nothing of torch's is around: no transform, no dual level, no mode, no tracer.
+
+    But for a default device, which is a mode to torch, and which Inductor's programs know.
+    """
     return (
         peek_interpreter_stack() is None
         and forward_ad._current_level < 0
         and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
+        and _only_a_default_device()
         and not torch.jit.is_tracing()
         and not torch.compiler.is_exporting()
     )
