@@ -34,7 +34,6 @@ from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _is_fwd_grad_enabled, _set_fwd_grad_enabled
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
-from torch.utils._device import DeviceContext
 
 from torch_scan_hop._torch.functorch_levels import enter_dual_level, exit_dual_level
 
@@ -49,6 +48,7 @@ __all__ = [
     "backward_under_way",
     "dual_level",
     "enable_single_level_autograd_function",
+    "floats_are_on_default_device",
     "function_modes",
     "gradients_enabled",
     "has_tangents",
@@ -143,15 +143,28 @@ def under_transform() -> bool:
 
 
 def function_modes() -> tuple[Any, ...]:
-    """The kinds of the active TorchFunctionModes, and the default device if there is one."""
+    """What each active TorchFunctionMode is: a default device, or a kind of mode.
+
+    Torch keeps a default device as such a mode, of a kind that it imports when there is one.
+    """
+    if torch._C._len_torch_function_stack() == 0:
+        return ()
+    from torch.utils._device import DeviceContext
+
     modes = _get_current_function_mode_stack()
     return tuple(m.device if isinstance(m, DeviceContext) else type(m) for m in modes)
 
 
-def _only_a_default_device() -> bool:
-    if torch._C._len_torch_function_stack() == 0:
-        return True
-    return all(isinstance(m, DeviceContext) for m in _get_current_function_mode_stack())
+def floats_are_on_default_device() -> bool:
+    """Whether a float that Dynamo takes for a variable is on a default device other than the CPU.
+
+    Torch 2.9.1 makes it there, and cannot read it on "meta", nor without a wait elsewhere; 2.13.0
+    and 2.15.0 make it on the CPU.
+    """
+    devices = [mode for mode in function_modes() if isinstance(mode, torch.device)]
+    if all(device.type == "cpu" for device in devices):
+        return False
+    return bool(torch._as_tensor_fullprec(0.0).device.type != "cpu")
 
 
 def in_plain_eager() -> bool:
@@ -163,7 +176,7 @@ def in_plain_eager() -> bool:
         peek_interpreter_stack() is None
         and forward_ad._current_level < 0
         and torch._C._len_torch_dispatch_stack() == 0
-        and _only_a_default_device()
+        and all(isinstance(mode, torch.device) for mode in function_modes())
         and not torch.jit.is_tracing()
         and not torch.compiler.is_exporting()
     )
