@@ -28,6 +28,14 @@ def as_carry(leaf: Any, device: torch.device) -> torch.Tensor:
     return leaf if isinstance(leaf, torch.Tensor) else tree.exact_tensor(leaf, device)
 
 
+def may_follow(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether ``after`` is where a carry may be that was ``before``.
+
+    A scalar on the CPU may be a Python number of init's, which is on no device of its own.
+    """
+    return before.device == after.device or (before.dim() == 0 and before.device.type == "cpu")
+
+
 def empty_stack(y: Any, trip_count: Any) -> torch.Tensor:
     """Where the ys of all steps go, of which ``y`` is one."""
     return torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device)
