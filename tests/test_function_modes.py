@@ -190,9 +190,7 @@ def test_the_default_device_is_xla():
     from torch_xla import _XLAC
 
     with default_device("xla"), fallback("error"):
-        h, ys = scan(
-            lambda h, x: (h + x, torch.ones(2) * x), torch.zeros(2), torch.ones(3, 2)
-        )
+        h, ys = scan(lambda h, x: (h + x, torch.ones(2) * x), torch.zeros(2), torch.ones(3, 2))
         count, more = scan(lambda h, _: (h + 1, torch.ones(2)), 0.0, length=3)
         assert {t.device.type for t in (h, ys, count, more)} == {"xla"}
         for result in (h, count):

@@ -14,7 +14,13 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_scan_hop.capture.refusals import refused
-from torch_scan_hop.errors import ScanTypeError, ScanValueError, carry_mismatch, describe, device_mismatch
+from torch_scan_hop.errors import (
+    ScanTypeError,
+    ScanValueError,
+    carry_mismatch,
+    describe,
+    device_mismatch,
+)
 
 NUMBERS = (bool, int, float, complex)
 CARRY_FIX = "Return (carry, y), the carry first, in the structure of init."
