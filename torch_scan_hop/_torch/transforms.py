@@ -32,9 +32,9 @@ from torch._functorch.vmap import (
 )
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _is_fwd_grad_enabled, _set_fwd_grad_enabled
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
 
+from torch_scan_hop._torch.function_modes import function_modes
 from torch_scan_hop._torch.functorch_levels import enter_dual_level, exit_dual_level
 
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
@@ -48,8 +48,6 @@ __all__ = [
     "backward_under_way",
     "dual_level",
     "enable_single_level_autograd_function",
-    "floats_are_on_default_device",
-    "function_modes",
     "gradients_enabled",
     "has_tangents",
     "in_plain_eager",
@@ -140,31 +138,6 @@ def collect_failed_trace() -> None:
 def under_transform() -> bool:
     """Whether a functorch transform (grad, vmap, jvp, ...) is active."""
     return peek_interpreter_stack() is not None
-
-
-def function_modes() -> tuple[Any, ...]:
-    """What each active TorchFunctionMode is: a default device, or a kind of mode.
-
-    Torch keeps a default device as such a mode, of a kind that it imports when there is one.
-    """
-    if torch._C._len_torch_function_stack() == 0:
-        return ()
-    from torch.utils._device import DeviceContext
-
-    modes = _get_current_function_mode_stack()
-    return tuple(m.device if isinstance(m, DeviceContext) else type(m) for m in modes)
-
-
-def floats_are_on_default_device() -> bool:
-    """Whether a float that Dynamo takes for a variable is on a default device other than the CPU.
-
-    Torch 2.9.1 makes it there, and cannot read it on "meta", nor without a wait elsewhere; 2.13.0
-    and 2.15.0 make it on the CPU.
-    """
-    devices = [mode for mode in function_modes() if isinstance(mode, torch.device)]
-    if all(device.type == "cpu" for device in devices):
-        return False
-    return bool(torch._as_tensor_fullprec(0.0).device.type != "cpu")
 
 
 def in_plain_eager() -> bool:

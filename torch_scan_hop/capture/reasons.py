@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torch_scan_hop._torch.transforms import function_modes
+from torch_scan_hop._torch.function_modes import function_modes
 from torch_scan_hop.capture.user_code import code_of, users_line
 from torch_scan_hop.errors import hint_about
 

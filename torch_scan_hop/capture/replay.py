@@ -21,10 +21,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.loading import load_dynamo
+from torch_scan_hop._torch.function_modes import floats_are_on_default_device
 from torch_scan_hop._torch.operators import under_tracer, under_users_mode
 from torch_scan_hop._torch.transforms import (
     StopRecomputation,
-    floats_are_on_default_device,
     in_plain_eager,
     put_back_on_error,
     under_transform,
