@@ -10,6 +10,8 @@ import torch
 from cells import CELLS
 from oracle import assert_same, check, gradients, loop, randn, scalar, zeros_for_none
 from torch import nn
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from torch_scan_hop import scan
 from torch_scan_hop._torch import tracing
@@ -389,3 +391,37 @@ def test_the_second_training_call_traces_nothing(monkeypatch):
     assert not traces
     assert torch._dynamo.utils.counters["frames"]["total"] == frames
     assert_same(first, second)
+
+
+def _trained_on_fakes(run, **options):
+    xs, w, b = (torch.randn(s, requires_grad=True) for s in ((5, 2, 3), (3, 3), (3,)))
+
+    def cell(h, x):
+        h = torch.tanh(h @ w + x + b)
+        return h, h * 2
+
+    h, ys = run(cell, torch.zeros(2, 3), xs, **options)
+    (h.sum() + ys.sum()).backward()
+    return [h, ys, xs.grad, w.grad, b.grad]
+
+
+@pytest.mark.parametrize("checkpoint", [None, "full", "sqrt", 2])
+def test_backward_under_a_users_fake_mode(checkpoint):
+    """What a training step would make and compute, without its numbers."""
+    found = []
+    for run, options in ((loop, {}), (scan, {"checkpoint": checkpoint})):
+        with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+            results = _trained_on_fakes(run, **options)
+        assert all(isinstance(t, FakeTensor) for t in results)
+        metadata = [(t.shape, t.dtype, t.device, t.stride()) for t in results]
+        found.append((metadata, counter.get_total_flops()))
+    assert found[0] == found[1]
+
+
+def test_second_derivative_under_a_users_fake_mode():
+    with FakeTensorMode():
+        xs = torch.randn(5, 2, 3, requires_grad=True)
+        _, ys = scan(lambda h, x: (torch.tanh(h + x), h), torch.zeros(2, 3), xs)
+        (first,) = torch.autograd.grad(ys.sum(), xs, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), xs)
+    assert isinstance(second, FakeTensor) and second.shape == xs.shape

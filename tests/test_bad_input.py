@@ -7,7 +7,7 @@ from collections import namedtuple
 import pytest
 import torch
 
-from torch_scan_hop import scan
+from torch_scan_hop import Binomial, debug, scan
 
 Pair = namedtuple("Pair", ["first", "second"])
 XS = torch.ones(3, 2)
@@ -121,6 +121,22 @@ ARGUMENTS = {
         TypeError,
         "scan: reverse must be True or False",
     ),
+    **{
+        f"Binomial of {number!r}": (
+            (add, H, XS),
+            {"checkpoint": Binomial(number)},
+            TypeError,
+            "scan: the snapshots and sweeps of a Binomial must be ints, but checkpoint is "
+            f"Binomial({number!r}, 2).",
+        )
+        for number in ("a", True, 2.5)
+    },
+    "sweeps of another type": (
+        (add, H, XS),
+        {"checkpoint": Binomial(2, None)},
+        TypeError,
+        "but checkpoint is Binomial(2, None).",
+    ),
     "unknown checkpoint": (
         (add, H, XS),
         {"checkpoint": "everything"},
@@ -226,6 +242,14 @@ BODIES = {
         TypeError,
         "scan: y['a'] that combine_fn returns must be a tensor, a number or None, but is str.",
     ),
+    "another device": (
+        {"h": H.to("meta")},
+        lambda c, x: ({"h": x + 0}, None),
+        ValueError,
+        "scan: carry['h'] must stay on one device from step to step: expected meta (from init), but "
+        "combine_fn returned a tensor on cpu. Move init with init.to('cpu'), or the returned carry "
+        "with .to('meta').",
+    ),
     "a vector for a number": (
         0.0,
         lambda c, x: (c + x, None),
@@ -257,6 +281,36 @@ def test_bodies_with_no_step_to_run(case):
     with pytest.raises(error) as caught:
         scan(body, init, XS[:0])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("to", ["cpu", "meta"])
+def test_a_carry_that_changes_its_device(to):
+    """In the loop that a body falls back to, and in the operator itself, too."""
+    init, xs = H.to("meta" if to == "cpu" else "cpu"), XS.to(to)
+
+    def program(run):
+        return lambda: run(lambda c, x: (x + 0, c.sum()), init, xs)
+
+    def operator(combine_fn, init, xs):
+        return torch.ops.higher_order.scan(combine_fn, [init], [xs], ())
+
+    def watched(*args):
+        with debug():
+            return scan(*args)
+
+    for run in (scan, watched, operator):
+        with pytest.raises(ValueError, match="must stay on one device") as caught:
+            program(run)()
+        assert f"a tensor on {to}" in str(caught.value)
+
+
+def test_leaves_on_two_devices():
+    def body(h, x):
+        return (h[0] + x, 3.0), h[0]
+
+    (h, there), ys = scan(body, (H, torch.zeros((), device="meta")), XS)
+    assert h.tolist() == [3, 3] and ys.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert there.device.type == "meta"
 
 
 def chain(error):

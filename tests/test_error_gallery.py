@@ -121,6 +121,8 @@ checkpoint is unknown: ScanTypeError
     scan: checkpoint must be None, 'full', 'sqrt', a number of segments, a Binomial or a policy function, but got 'everything'.
 checkpoint is zero: ScanValueError
     scan: checkpoint must be at least 1 segment, but got 0.
+snapshots are a string: ScanTypeError
+    scan: the snapshots and sweeps of a Binomial must be ints, but checkpoint is Binomial('a', 2).
 no snapshots: ScanValueError
     scan: checkpoint must have at least 1 snapshot and 1 sweep, but got Binomial(0, 2).
 compile is a string: ScanTypeError
@@ -153,6 +155,8 @@ a shape by broadcasting: ScanValueError
     scan: carry must keep its structure, shape and dtype from step to step: expected float32[] (from init), but combine_fn returned float32[2]. Give init the shape of the carry that combine_fn returns, or reshape what it returns. combine_fn is <lambda> (mistakes.py).
 another dtype: ScanTypeError
     scan: carry[1] must keep its structure, shape and dtype from step to step: expected float32[2] (from init), but combine_fn returned float64[2]. Convert init with init.to(torch.float64), or the returned carry with .to(torch.float32). combine_fn is <lambda> (mistakes.py).
+another device: ScanValueError
+    scan: carry must stay on one device from step to step: expected cpu (from init), but combine_fn returned a tensor on meta. Move init with init.to('meta'), or the returned carry with .to('cpu'). combine_fn is <lambda> (mistakes.py).
 half precision: ScanTypeError
     scan: carry must keep its structure, shape and dtype from step to step: expected float32[2] (from init), but combine_fn returned float16[2]. Convert init with init.to(torch.float16), or the returned carry with .to(torch.float32). combine_fn is <lambda> (mistakes.py).
 an integer divided: ScanTypeError

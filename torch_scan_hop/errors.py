@@ -59,6 +59,14 @@ def carry_mismatch(path: str, expected: str, got: str, fix: str) -> str:
     )
 
 
+def device_mismatch(path: str, expected: torch.device, got: torch.device) -> str:
+    return (
+        f"scan: {path} must stay on one device from step to step: expected {expected} (from init), "
+        f"but combine_fn returned a tensor on {got}. Move init with init.to('{got}'), or the "
+        f"returned carry with .to('{expected}')."
+    )
+
+
 def hint_about(error: BaseException) -> str:
     """What to write instead of what Dynamo could not trace, if that is known."""
     text = str(error)

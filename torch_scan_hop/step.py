@@ -19,12 +19,21 @@ def device_of(init: Any, xs: Any) -> torch.device:
     for leaf in (*tree.tensors(init), *tree.tensors(xs)):
         if isinstance(leaf, torch.Tensor):
             return leaf.device
-    return torch.device("cpu")
+    # torch.get_default_device(), which Dynamo cannot trace
+    return torch.empty(()).device
 
 
 def as_carry(leaf: Any, device: torch.device) -> torch.Tensor:
     """A number as a scalar with all its digits; the step will say what dtype it has."""
     return leaf if isinstance(leaf, torch.Tensor) else tree.exact_tensor(leaf, device)
+
+
+def may_follow(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether ``after`` is where a carry may be that was ``before``.
+
+    A scalar on the CPU may be a Python number of init's, which is on no device of its own.
+    """
+    return before.device == after.device or (before.dim() == 0 and before.device.type == "cpu")
 
 
 def empty_stack(y: Any, trip_count: Any) -> torch.Tensor:

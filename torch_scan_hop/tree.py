@@ -14,7 +14,13 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_scan_hop.capture.refusals import refused
-from torch_scan_hop.errors import ScanTypeError, ScanValueError, carry_mismatch, describe
+from torch_scan_hop.errors import (
+    ScanTypeError,
+    ScanValueError,
+    carry_mismatch,
+    describe,
+    device_mismatch,
+)
 
 NUMBERS = (bool, int, float, complex)
 CARRY_FIX = "Return (carry, y), the carry first, in the structure of init."
@@ -225,7 +231,8 @@ def _match_leaf(template: Any, value: Any, device: torch.device, path: str) -> t
     is_number = isinstance(template, NUMBERS)  # a scalar whose dtype the step decides
     if isinstance(value, NUMBERS):
         fits = not is_number and NUMBERS.index(type(value)) <= _kind(template.dtype)
-        value = number_tensor(value, device, template.dtype if fits else None)
+        place = device if is_number else template.device
+        value = number_tensor(value, place, template.dtype if fits else None)
     if not isinstance(value, torch.Tensor):
         raise refused(
             ScanTypeError, carry_mismatch(path, _expected(template), describe(value), CARRY_FIX)
@@ -241,7 +248,11 @@ def _match_leaf(template: Any, value: Any, device: torch.device, path: str) -> t
                 "returns.",
             ),
         )
-    if is_number or value.dtype == template.dtype:
+    if is_number:
+        return value
+    if value.device != template.device:
+        raise refused(ScanValueError, device_mismatch(path, template.device, value.device))
+    if value.dtype == template.dtype:
         return value
     if _autocast_changed_dtype(template, value):
         return value.to(template.dtype)

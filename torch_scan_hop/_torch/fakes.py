@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
@@ -25,6 +25,7 @@ __all__ = [
     "fake_mode_of",
     "fake_tensor",
     "plain_fake",
+    "under_compiler",
 ]
 
 
@@ -42,6 +43,11 @@ def _underlying_fake(tensor: Any) -> FakeTensor | None:
             tensor = torch._from_functional_tensor(tensor)
         else:
             return None
+
+
+def under_compiler() -> bool:
+    """Whether fakes are a compiler's (Dynamo's, AOTAutograd's), and not those of a user's mode."""
+    return TracingContext.try_get() is not None
 
 
 def fake_mode_of(tensors: Sequence[Any]) -> FakeTensorMode:

@@ -34,6 +34,7 @@ from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _is_fwd_grad_enabled, _set_fwd_grad_enabled
 from torch.utils import checkpoint
 
+from torch_scan_hop._torch.function_modes import function_modes
 from torch_scan_hop._torch.functorch_levels import enter_dual_level, exit_dual_level
 
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
@@ -140,12 +141,15 @@ def under_transform() -> bool:
 
 
 def in_plain_eager() -> bool:
-    """Whether nothing of torch's is around: no transform, no dual level, no mode, no tracer."""
+    """Whether nothing of torch's is around: no transform, no dual level, no mode, no tracer.
+
+    But for a default device, which is a mode to torch, and which Inductor's programs know.
+    """
     return (
         peek_interpreter_stack() is None
         and forward_ad._current_level < 0
         and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
+        and all(isinstance(mode, torch.device) for mode in function_modes())
         and not torch.jit.is_tracing()
         and not torch.compiler.is_exporting()
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 
 INSTALL = "pip install 'torch==2.9.1' 'torch_xla==2.9.0'"
@@ -39,6 +40,7 @@ __all__ = [
     "hlo_of",
     "is_on_cpu",
     "let_fakes_describe_wrapped_tensors",
+    "let_fakes_know_the_device",
     "let_gradients_through_mark_sharding",
     "lowering_mode",
     "next_random_state",
@@ -221,6 +223,19 @@ def let_fakes_describe_wrapped_tensors() -> None:
         return found
 
     MetaTensorDescriber.describe_tensor = describe_tensor  # type: ignore[method-assign]
+
+
+def let_fakes_know_the_device() -> None:
+    """What is made on "xla" is on "xla:0", as on "cuda"; torch's fakes would not let them meet."""
+    new: Any = FakeTensor.__new__
+
+    def with_index(cls: Any, mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+        made = new(cls, mode, elem, device, *args, **kwargs)
+        if made.fake_device.type == "xla" and made.fake_device.index is None:
+            made.fake_device = torch.device("xla", 0)
+        return made
+
+    FakeTensor.__new__ = with_index  # type: ignore[method-assign, assignment]
 
 
 def let_gradients_through_mark_sharding() -> None:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 from pathlib import Path
 
+import torch
 from torch import fx
 
 from torch_scan_hop.rewrites.options import current_options
@@ -28,7 +29,8 @@ _KEY = "torch_scan_hop"
 
 
 def add_cache_key(body: fx.GraphModule) -> None:
-    body.meta[_KEY] = f"{_source()} {current_options()}"
+    # of the default dtype, which a body's torch.ones(2) has, torch 2.9 says nothing in its keys
+    body.meta[_KEY] = f"{_source()} {current_options()} {torch.get_default_dtype()}"
 
 
 def has_cache_key(module: fx.GraphModule) -> bool:

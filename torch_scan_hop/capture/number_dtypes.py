@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.dynamo.function_modes import function_modes_in_force
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     VariableTracker,
@@ -49,7 +50,8 @@ def with_dtypes_of_step(
     def dtypes_after(carry: list[VariableTracker]) -> dict[int, torch.dtype]:
         with discard_graph_changes(tx):
             step = example_arguments(tx, replace(inputs, carry=carry))
-            result = combine_fn.call_function(tx, step, {})
+            with function_modes_in_force(tx):
+                result = combine_fn.call_function(tx, step, {})
             found = sequence_items(tx, sequence_items(tx, result)[0])
             return {k: example_value(found[k]).dtype for k in positions}
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torch_scan_hop._torch.function_modes import function_modes
 from torch_scan_hop.capture.user_code import code_of, users_line
 from torch_scan_hop.errors import hint_about
 
@@ -36,8 +37,11 @@ def _plain_values(value: Any) -> Any:
 
 
 def _setting(fn: Any) -> Any:
-    """The plain values that ``fn`` reads: a flag that turns printing off makes it another body."""
-    found: list[Any] = []
+    """The plain values that ``fn`` reads: a flag that turns printing off makes it another body.
+
+    And the modes around it: one that cannot be traced says nothing about a call without it.
+    """
+    found: list[Any] = list(function_modes())
     while isinstance(fn, functools.partial):
         found += map(_plain_values, (*fn.args, *fn.keywords.values()))
         fn = fn.func

@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.loading import load_dynamo
+from torch_scan_hop._torch.function_modes import floats_are_on_default_device
 from torch_scan_hop._torch.operators import under_tracer, under_users_mode
 from torch_scan_hop._torch.transforms import (
     StopRecomputation,
@@ -223,7 +224,7 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
     # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
     static = under_transform() or on_xla
     # in a trace a number is a constant: one that varies would be a tensor of it, and a read of that
-    traced = under_tracer()
+    traced = under_tracer() or floats_are_on_default_device()
     # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
     kind = (static, under_users_mode(), traced, compiled)
     code = code_of(combine_fn)

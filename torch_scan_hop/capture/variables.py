@@ -16,6 +16,10 @@ from torch import fx
 from torch_scan_hop import inductor
 from torch_scan_hop._torch.dynamo.errors import Unsupported, users_error
 from torch_scan_hop._torch.dynamo.floats import floats_are_read_outside_bodies
+from torch_scan_hop._torch.dynamo.function_modes import (
+    function_modes_in_force,
+    function_modes_set_aside,
+)
 from torch_scan_hop._torch.dynamo.indexing import indices_are_captured
 from torch_scan_hop._torch.dynamo.speculation import numbers_of_tensors_are_refused, speculate
 from torch_scan_hop._torch.dynamo.variables import (
@@ -88,6 +92,13 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     supports_input_mutation = True
     supports_aliasing = True
 
+    def call_function(
+        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        # a default device, and a mode of the user's, are for what the body calls
+        with function_modes_set_aside(tx):
+            return super().call_function(tx, args, kwargs)
+
     def _call_function(
         self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
@@ -112,7 +123,8 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
             examples = example_arguments(tx, given)
         make_traceable(call.combine_fn)
         levels = open_levels()
-        _, spec, graph, lifted = speculate(tx, call.combine_fn, examples, self._operator())
+        with function_modes_in_force(tx):
+            _, spec, graph, lifted = speculate(tx, call.combine_fn, examples, self._operator())
         make_levels_relative(graph, levels)
         make_no_grad(graph)
         _refuse_unknown_sizes(graph)

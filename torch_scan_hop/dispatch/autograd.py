@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.fakes import FakeTensor
+from torch_scan_hop._torch.fakes import FakeTensor, under_compiler
 from torch_scan_hop._torch.operators import (
     DispatchKey,
     below_autograd,
@@ -25,7 +25,7 @@ from torch_scan_hop.signature import Inputs
 
 
 class _MetadataOnly(torch.autograd.Function):
-    """Marks which results of a scan on fakes require grad; it is never run backward."""
+    """Marks which results of a scan on Dynamo's fakes require grad; it is never run backward."""
 
     @staticmethod
     def forward(ctx: Any, results: Any, differentiable: Any, *inputs: Any) -> Any:  # type: ignore[override]
@@ -73,7 +73,8 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
         return below(body, inputs, options)
     wanted = inputs.map(needs_grad)
     tensors = [t for t in flat if isinstance(t, torch.Tensor)]
-    if not is_traced(tensors) and any(isinstance(t, FakeTensor) for t in tensors):
+    of_compiler = under_compiler() and any(isinstance(t, FakeTensor) for t in tensors)
+    if of_compiler and not is_traced(tensors):
         return _on_fakes(body, inputs, wanted, options)
     call = differentiated_call(
         body, inputs, wanted, options, below, tangent_scan if duals else None

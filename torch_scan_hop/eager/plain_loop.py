@@ -76,7 +76,7 @@ def _run_tensors(
 ) -> tuple[Any, Any]:
     """:func:`_run` where init and xs are one tensor each: in small cells, every call counts."""
     rows, xs_version = _rows(xs), xs._version
-    dtype, shape = init.dtype, init.shape
+    dtype, shape, device = init.dtype, init.shape, init.device
     carry = [init.clone()]
     version, is_written = 0, False
     steps: list[Leaves] = [[] for _ in order]
@@ -90,11 +90,12 @@ def _run_tensors(
             type(following) is torch.Tensor
             and following.dtype is dtype
             and following.shape == shape
+            and following.device == device
         ):
             carry[0] = following
         else:
-            carry = tree.match_carry(init, following, init.device)
-        steps[t] = leaves = [y] if type(y) is torch.Tensor else _y_leaves(y, init.device)
+            carry = tree.match_carry(init, following, device)
+        steps[t] = leaves = [y] if type(y) is torch.Tensor else _y_leaves(y, device)
         if t != order[-1]:
             following = y = None
         if len(leaves) != 1:
@@ -192,7 +193,8 @@ def _matches(template: Any, value: Any, leaves: Leaves) -> bool:
         return False
     if kind is torch.Tensor:
         leaves.append(value)
-        return value.dtype is template.dtype and value.shape == template.shape
+        same = value.dtype is template.dtype and value.shape == template.shape
+        return same and value.device == template.device
     if kind is tuple or kind is list:
         pairs = zip(template, value, strict=False)
         return len(template) == len(value) and all(_matches(a, b, leaves) for a, b in pairs)

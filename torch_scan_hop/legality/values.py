@@ -71,7 +71,9 @@ class Values:
 
     def _expected(self, where: str, node: fx.Node) -> list[Any]:
         key = _Key()
-        arguments = (node.target, *map(key.of, recorded_arguments(node)))
+        # torch.ones(2) depends on the default dtype
+        given = map(key.of, recorded_arguments(node))
+        arguments = (node.target, torch.get_default_dtype(), *given)
         known = self.known_of_traces if key.has_symbols else self.known
         try:
             return known[arguments]

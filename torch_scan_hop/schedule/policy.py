@@ -33,6 +33,13 @@ class Binomial:
 def check_policy(checkpoint: Any) -> None:
     """Raise for a ``checkpoint=`` that names no policy."""
     if isinstance(checkpoint, Binomial):
+        numbers = (checkpoint.snapshots, checkpoint.sweeps)
+        if any(type(number) is not int for number in numbers):
+            raise refused(
+                ScanTypeError,
+                "scan: the snapshots and sweeps of a Binomial must be ints, but checkpoint is "
+                f"Binomial({numbers[0]!r}, {numbers[1]!r}).",
+            )
         if checkpoint.snapshots < 1 or checkpoint.sweeps < 1:
             raise refused(
                 ScanValueError,

@@ -18,6 +18,7 @@ from torch_scan_hop.op import ScanOperator
 def prepare() -> None:
     _xla.before_openxla_compiles(close_over_bodies)
     _xla.let_fakes_describe_wrapped_tensors()
+    _xla.let_fakes_know_the_device()
     _xla.let_gradients_through_mark_sharding()
 
 

@@ -23,6 +23,7 @@ from torch_scan_hop._torch.dynamo.contexts import (
     no_logs_of_mistakes,
     not_fx_tracing,
     parameters_of_symbolic_size,
+    under_tracer_modes,
     without_tracer_modes,
 )
 
@@ -65,7 +66,7 @@ class CapturedFunction:
             self._compiled = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)
 
     def __call__(self, *args: Any) -> Any:
-        may_be_known = _len_torch_function_stack() == 0
+        may_be_known = not under_tracer_modes()
         if may_be_known:
             try:
                 result = self._run_known(*args)

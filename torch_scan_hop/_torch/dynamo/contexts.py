@@ -18,7 +18,12 @@ from torch.fx.experimental.proxy_tensor import (
     PreDispatchTorchFunctionMode,
     TorchFunctionMetadataMode,
 )
-from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
+from torch.overrides import (
+    _get_current_function_mode_stack,
+    _len_torch_function_stack,
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -135,6 +140,13 @@ def without_tracer_modes() -> Iterator[list[Any]]:
 
 
 _TRACER_MODES = (PreDispatchTorchFunctionMode, TorchFunctionMetadataMode)
+
+
+def under_tracer_modes() -> bool:
+    """Whether a mode that :func:`without_tracer_modes` sets aside is active."""
+    if _len_torch_function_stack() == 0:
+        return False
+    return any(isinstance(mode, _TRACER_MODES) for mode in _get_current_function_mode_stack())
 
 
 # a body may be called with many closures, shapes and functorch stacks

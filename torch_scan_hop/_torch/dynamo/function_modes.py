@@ -1,0 +1,41 @@
+"""The TorchFunctionModes that Dynamo traces through: a default device, a user's own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def function_modes_set_aside(tx: Any) -> Iterator[None]:
+    """No mode is asked about what is traced here, but within :func:`function_modes_in_force`.
+
+    Dynamo keeps the modes that are active as a stack of its own, which all its frames share
+    (checked on torch 2.9.1, 2.13.0, 2.15.0). It hands an operator to the innermost of them, and
+    traces what that does without it: a body would never meet the mode.
+    """
+    state = tx.symbolic_torch_function_state
+    modes, before = list(state.mode_stack), getattr(state, _SET_ASIDE, ())
+    state.mode_stack.clear()
+    setattr(state, _SET_ASIDE, modes)
+    try:
+        yield
+    finally:
+        setattr(state, _SET_ASIDE, before)
+        state.mode_stack.clear()
+        state.mode_stack.extend(modes)
+
+
+@contextlib.contextmanager
+def function_modes_in_force(tx: Any) -> Iterator[None]:
+    """The modes that were set aside last see what is traced here (checked as the above)."""
+    state = tx.symbolic_torch_function_state
+    state.mode_stack.extend(getattr(state, _SET_ASIDE))
+    try:
+        yield
+    finally:
+        state.mode_stack.clear()
+
+
+_SET_ASIDE = "_torch_scan_hop_set_aside"

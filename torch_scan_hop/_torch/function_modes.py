@@ -1,0 +1,33 @@
+"""The TorchFunctionModes that are active (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+
+
+def function_modes() -> tuple[Any, ...]:
+    """What each active TorchFunctionMode is: a default device, or a kind of mode.
+
+    Torch keeps a default device as such a mode, of a kind that it imports when there is one.
+    """
+    if torch._C._len_torch_function_stack() == 0:
+        return ()
+    from torch.utils._device import DeviceContext
+
+    modes = _get_current_function_mode_stack()
+    return tuple(m.device if isinstance(m, DeviceContext) else type(m) for m in modes)
+
+
+def floats_are_on_default_device() -> bool:
+    """Whether a float that Dynamo takes for a variable is on a default device other than the CPU.
+
+    Torch 2.9.1 makes it there, and cannot read it on "meta", nor without a wait elsewhere; 2.13.0
+    and 2.15.0 make it on the CPU.
+    """
+    devices = [mode for mode in function_modes() if isinstance(mode, torch.device)]
+    if all(device.type == "cpu" for device in devices):
+        return False
+    return bool(torch._as_tensor_fullprec(0.0).device.type != "cpu")
