@@ -27,10 +27,8 @@ def document(session: Session, before: str, targets: list[list[object]], parts: 
     part = session.options.section
     lines = [
         *report.header(f"Speed: {part}" if part else "Speed", "benchmarks", before, minutes),
-        "## Targets",
-        "",
-        *report.table(["", "target", "reached", ""], targets),
         *parts,
+        *report.missed(targets),
         *(["## Failed", "", *session.failures, ""] if session.failures else []),
     ]
     return "\n".join(lines)
