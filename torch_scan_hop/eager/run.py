@@ -199,7 +199,7 @@ def _planned(
     if length < trip_count:
         results = run_in_blocks(plan, run, inputs, options, length, ys_like=sized.ys)
     else:
-        results = plan.run(run, with_joined(inputs), options)
+        results = plan.run(run, with_joined(inputs), options, adds_in_place=True)
     if legality.check_after_each is not None:
         legality.check_after_each.results("run", with_stacks(inputs).flat(), results)
     return tuple(results)

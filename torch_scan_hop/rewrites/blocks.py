@@ -12,8 +12,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from torch_scan_hop.body.carries_in import CarriesIn, in_graph, stacks_of
 from torch_scan_hop.op import RunScan, ScanOptions
 from torch_scan_hop.rewrites.options import current_options
@@ -84,10 +82,7 @@ def run_in_blocks(
     ys_like = [node.meta["val"] for node in plan.outputs.ys] if ys_like is None else ys_like
     ys = [empty_stack(y, trip_count) for y in ys_like]
     slots = {node: y for node, y in zip(plan.outputs.ys, ys, strict=True) if node in d.stacked}
-    carry = [inputs.carry[k] for k in plan.carried]
-    n = len(d.loop_carry)
-    # what blocks add to, in place, is not the caller's
-    carry[n:] = [c.clone(memory_format=torch.contiguous_format) for c in carry[n:]]
+    carry = plan.with_own_sums([inputs.carry[k] for k in plan.carried])
     for span in spans(trip_count, length, options.reverse):
         into = [slots[n][span] if n in slots else None for n in d.stacked]
         run_block = functools.partial(run_loop, into=into)

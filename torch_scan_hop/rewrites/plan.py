@@ -142,12 +142,24 @@ class ScanPlan:
         return [nbytes(n) for n in made]
 
     def run(
-        self, run_scan: RunScan, inputs: Inputs[Any], options: ScanOptions = FORWARD
+        self,
+        run_scan: RunScan,
+        inputs: Inputs[Any],
+        options: ScanOptions = FORWARD,
+        *,
+        adds_in_place: bool = False,
     ) -> list[Any]:
-        """All results of the scan; ``run_scan`` runs the loop."""
+        """All results of the scan; ``run_scan`` runs the loop.
+
+        ``adds_in_place``: on real tensors, sums are written over.
+        """
         values = self.invariants(inputs)
         carry = [inputs.carry[k] for k in self.carried]
-        carry, stacks = self.run_steps(run_scan, carry, inputs.xs, values, options)
+        if adds_in_place:
+            carry = self.with_own_sums(carry)
+        carry, stacks = self.run_steps(
+            run_scan, carry, inputs.xs, values, options, sums_are_own=adds_in_place
+        )
         ys = self.gather(stacks, values, inputs.trip_count)
         return [*self.final_carry(carry, inputs.carry), *ys]
 
@@ -159,6 +171,12 @@ class ScanPlan:
             # products of all steps at once read a matrix rarely enough to take it as it lies
             values[node] = _contiguous_matrix(value) if node in self.loop_additional else value
         return values
+
+    def with_own_sums(self, carry: Sequence[Any]) -> list[Any]:
+        """What is ``carried``, of which nobody else has what is accumulated."""
+        n = len(self.decisions.loop_carry)
+        sums = (c.clone(memory_format=torch.contiguous_format) for c in carry[n:])
+        return [*carry[:n], *sums]
 
     def run_steps(
         self,
