@@ -43,8 +43,7 @@ def start():
 
 
 @pytest.mark.torch_version
-@pytest.mark.parametrize("cpp_wrapper", [False, True])
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("reverse", "cpp_wrapper"), [(False, False), (True, True)])
 def test_any_trip_count(reverse, cpp_wrapper, in_place):
     def fn(run, init, xs):
         return run(cell, init, xs, reverse=reverse)

@@ -102,9 +102,14 @@ def test_a_kernel_writes_its_last_carry_where_the_outer_loop_reads_it():
     assert len([line for line in lines if line.strip().startswith("cpp_")]) == 1
 
 
-@pytest.mark.parametrize("one_kernel", [False, True])
+@pytest.mark.parametrize("one_kernel", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
-    "read", [lambda h: h.cumsum(1), lambda h: h.t() @ h, lambda h: h.sort(1).values]
+    "read",
+    [
+        lambda h: h.cumsum(1),
+        lambda h: h.t() @ h,
+        pytest.param(lambda h: h.sort(1).values, marks=pytest.mark.slow),
+    ],
 )
 def test_what_an_inner_scan_writes_to_its_place_can_be_read(read, one_kernel):
     """By an operator that wants memory, not a value at an index: it is the outer scan's, too."""
@@ -132,7 +137,10 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize(
+    "inner",
+    [pytest.param(n, marks=pytest.mark.slow) if n == "two products" else n for n in INNER],
+)
 def test_the_last_carry_of_an_inner_scan_lives_within_the_outer_stack(inner, monkeypatch):
     """It is the outer scan's y: each step of that has it at another place of one buffer."""
     kernels = []

@@ -325,7 +325,7 @@ def test_where_onednn_is_the_faster_library(monkeypatch):
     assert not beats_mkl("AuthenticAMD", "AVX2")
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "step",
     [
