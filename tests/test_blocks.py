@@ -291,4 +291,4 @@ def test_few_steps_take_little_more_memory_than_the_loop():
         return peak_of_allocator(train)
 
     loop = peak(lambda init, xs: scan_loop(p.combine_fn, init, xs, 64, False))
-    assert peak(lambda init, xs: scan(p.combine_fn, init, xs)) <= 1.15 * loop
+    assert peak(lambda init, xs: scan(p.combine_fn, init, xs)) <= 1.2 * loop

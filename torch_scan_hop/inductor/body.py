@@ -14,7 +14,7 @@ it has no ``next_carry``.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop.body.node_kinds import viewed
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.signature import Inputs, results_of
 
@@ -92,8 +93,13 @@ class _Writer:
         self.call(aten.copy_.default, (destination, source), destination.meta["val"])
 
 
-def added_to(body: fx.GraphModule, examples: StepExamples) -> list[int]:
-    """Positions of the carries ``c' = c + term``, which nothing else reads."""
+def added_to(
+    body: fx.GraphModule, examples: StepExamples, is_product: Callable[[fx.Node], bool]
+) -> list[int]:
+    """Positions of the carries ``c' = c + product``, which nothing else reads.
+
+    An addition that Inductor would fuse with what makes its term is dearer in place.
+    """
     signature = examples.inputs.signature
     results = results_of(body.graph)
     pairs = zip(signature.inputs_of(body).carry, signature.outputs_of(body).carry, strict=True)
@@ -101,6 +107,7 @@ def added_to(body: fx.GraphModule, examples: StepExamples) -> list[int]:
         k
         for k, (before, after) in enumerate(pairs)
         if _is_added_to(before, after) and results.count(after) == 1
+        if any(is_product(viewed(term)) for term in after.all_input_nodes)
     ]
 
 

@@ -17,12 +17,13 @@ from torch import fx
 from torch_scan_hop._torch.inductor_values import NotPointwise
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.inductor import cpu, gpu
-from torch_scan_hop.inductor.cpu.large_products import replace_large_products
+from torch_scan_hop.inductor.cpu.large_products import large_product, replace_large_products
 from torch_scan_hop.inductor.cpu.panels import pack_weights
 from torch_scan_hop.inductor.gpu.serving import is_gpu
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 from torch_scan_hop.inductor.qualify import is_pointwise
 from torch_scan_hop.rewrites import current_options
+from torch_scan_hop.rewrites.classify import is_contraction
 from torch_scan_hop.signature import results_of
 
 __all__ = [
@@ -64,6 +65,11 @@ def may_run_lane_by_lane(body: fx.GraphModule, n_carry: int) -> bool:
         and n_carry > 0
         and all(are_all_known_equal(shape, shapes[0]) for shape in shapes)
     )
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether a library's call makes it, whose result is a buffer."""
+    return is_contraction(node) or node.target is large_product
 
 
 def kernel_of(call: ScanCall) -> KernelNode | None:

@@ -29,7 +29,7 @@ from torch_scan_hop._torch.inductor_values import is_unrealized, shifted_by_one
 from torch_scan_hop.body.carries_in import is_in_graph
 from torch_scan_hop.inductor import watch
 from torch_scan_hop.inductor.body import StepExamples, added_to, destination_passing
-from torch_scan_hop.inductor.kernels import kernel_of
+from torch_scan_hop.inductor.kernels import is_product, kernel_of
 from torch_scan_hop.inductor.loop_code import ZEROS, CountedLoop, CppLoop, PythonLoop, ReplayedLoop
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.replayed import why_not_replayed, within_a_graph
@@ -109,7 +109,7 @@ def _counted_loop(call: ScanCall, name: str, init: Sequence[Any]) -> ScanLoop:
     examples = call.examples
     pairs = zip(call.operands.flat(), examples.inputs.flat(), strict=True)
     operands = [_realized(value, like) if is_unrealized(value) else value for value, like in pairs]
-    in_place = added_to(call.body, examples)
+    in_place = added_to(call.body, examples, is_product)
     step_module = destination_passing(call.body, examples, fake_mode(), in_place)
     decompose_mutating_operators(step_module)
     is_replayed = not why_not_replayed(call)

@@ -24,7 +24,7 @@ BLOCK_BYTES = 2**21
 # a scan is cut into so many blocks at least: then a block's stacks are small beside its results
 MIN_BLOCKS = 8
 # steps of a block: with fewer, the calls that each block makes cost more than it saves
-MIN_BLOCK = 8
+MIN_BLOCK = 16
 
 
 def block_length(
