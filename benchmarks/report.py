@@ -94,14 +94,22 @@ SPEED_COLUMNS = [
 ]
 
 
+Medians = dict[tuple[str, str, str], float | None]
+
+
+def medians(rows: Rows) -> Medians:
+    """By workload, direction and contestant; None where it was not timed."""
+    return {(r["workload"], r["direction"], r["contestant"]): r["median"] for r in rows}
+
+
+def ratio(row: dict[str, Any], baseline: str, median: Medians) -> str:
+    base = median.get((row["workload"], row["direction"], baseline))
+    return f"{row['median'] / base:.2f}" if base else "-"
+
+
 def speed_table(rows: Rows) -> list[str]:
     """Milliseconds [quartiles], with ratios to the baselines."""
-    median = {(r["workload"], r["direction"], r["contestant"]): r["median"] for r in rows}
-
-    def ratio(row: dict[str, Any], baseline: str) -> str:
-        base = median.get((row["workload"], row["direction"], baseline))
-        return f"{row['median'] / base:.2f}" if base else "-"
-
+    median = medians(rows)
     head = [
         "workload",
         "",
@@ -123,32 +131,27 @@ def speed_table(rows: Rows) -> list[str]:
         error = "-" if row["error"] is None else f"{row['error']:.0e}"
         lines.append(
             [row["workload"], HOW[row["direction"]], row["contestant"], f"{row['median']:.2f}",
-             f"{row['low']:.2f}-{row['high']:.2f}", row["samples"], ratio(row, LOOP),
-             ratio(row, MODULE), ratio(row, JAX), f"{row['of_limit']:.2f}",
-             f"{row['first_seconds']:.1f}", error]
+             f"{row['low']:.2f}-{row['high']:.2f}", row["samples"],
+             *(ratio(row, baseline, median) for baseline in (LOOP, MODULE, JAX)),
+             f"{row['of_limit']:.2f}", f"{row['first_seconds']:.1f}", error]
         )  # fmt: skip
     return table(head, lines)
 
 
 def summary(rows: Rows) -> list[str]:
     """Ours, by the better of the two wrappers, in parts of what a user would pick otherwise."""
-    of = {(r["workload"], r["direction"], r["contestant"]): r for r in rows if r["median"]}
-    lines = []
-    for workload, direction in dict.fromkeys((w, d) for w, d, _ in of):
-        timed = [r for c in OURS if (r := of.get((workload, direction, c)))]
-        if not timed:
+    median, lines = medians(rows), []
+    timed = [r for r in rows if r["median"]]
+    for key in dict.fromkeys((r["workload"], r["direction"]) for r in timed):
+        of = {r["contestant"]: r for r in timed if (r["workload"], r["direction"]) == key}
+        ours = [of[c] for c in OURS if c in of]
+        if not ours:
             continue
-        best = min(timed, key=lambda r: r["median"])
-
-        def part(ours: dict[str, Any], name: str, key: Any = (workload, direction)) -> str:
-            base = of.get((*key, name))
-            return f"{ours['median'] / base['median']:.2f}" if base else "-"
-
-        eager = of.get((workload, direction, EAGER))
+        best = min(ours, key=lambda r: r["median"])
         lines.append(
-            [workload, HOW[direction], f"{best['median']:.2f}", part(best, LOOP),
-             part(best, MODULE), part(best, JAX), f"{best['of_limit']:.2f}",
-             part(eager, LOOP) if eager else "-"]
+            [key[0], HOW[key[1]], f"{best['median']:.2f}",
+             *(ratio(best, baseline, median) for baseline in (LOOP, MODULE, JAX)),
+             f"{best['of_limit']:.2f}", ratio(of[EAGER], LOOP, median) if EAGER in of else "-"]
         )  # fmt: skip
     head = [
         "", "", "ours compiled, ms", "/ eager loop", "/ nn", "/ jax", "of limit",
@@ -207,7 +210,7 @@ def verdict(reached: float, limit: float) -> str:
 
 
 def speed_targets(rows: Rows) -> list[list[object]]:
-    median = {(r["workload"], r["direction"], r["contestant"]): r["median"] for r in rows}
+    median = medians(rows)
     lines: list[list[object]] = []
     for t in TARGETS:
         base = median.get((t.workload, t.direction, t.baseline))

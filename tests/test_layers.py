@@ -7,6 +7,7 @@ import importlib.util
 
 import pytest
 import torch
+from layer_calls import in_sequence
 from torch import nn
 
 import torch_scan_hop
@@ -41,12 +42,6 @@ def run(call, layers, x, device):
     out.square().sum().backward()
     tensors = [out, x.grad, *(p.grad for p in layers.parameters()), *layers.buffers()]
     return [t.detach().cpu() for t in tensors]
-
-
-def in_sequence(layers, x):
-    for layer in layers:
-        x = layer(x)
-    return x
 
 
 @pytest.mark.parametrize("device", DEVICES)

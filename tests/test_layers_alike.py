@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import enum
 import functools
@@ -10,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from layer_calls import calls, in_sequence, results
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -114,24 +114,7 @@ DIFFERENT = {
 }
 
 
-def in_sequence(layers, x):
-    return nn.Sequential(*layers)(x)
-
-
-def compiled(layers, x):
-    torch._dynamo.reset()
-    return torch.compile(scan_layers, backend="eager", fullgraph=True)(layers, x)
-
-
-CALLS = [scan_layers, compiled]
-
-
-def results(call, layers, x):
-    layers = copy.deepcopy(layers)
-    x = x.clone().requires_grad_()
-    out = call(layers, x)
-    out.square().sum().backward()
-    return [out, x.grad, *(p.grad for p in layers.parameters()), *layers.buffers()]
+CALLS = _, compiled = calls("eager")
 
 
 def check(layers, call=scan_layers, x=None):

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from layer_calls import calls, in_sequence, results
 from torch import nn
 
 from torch_scan_hop import scan_layers
@@ -27,29 +28,14 @@ class Counts(nn.Module):
         return self.linear(x) * self.counter.clone()
 
 
-def in_sequence(layers, x):
-    return nn.Sequential(*layers)(x)
-
-
-def compiled(layers, x):
-    torch._dynamo.reset()
-    return torch.compile(scan_layers, backend="aot_eager", fullgraph=True)(layers, x)
-
-
-CALLS = [scan_layers, compiled]
-
-
-def results(call, layers, x):
-    layers = copy.deepcopy(layers)
-    x = x.clone().requires_grad_()
-    outs = [call(layers, x) for _ in range(2)]
-    torch.stack(outs).square().sum().backward()
-    return [*outs, x.grad, *(p.grad for p in layers.parameters()), *layers.buffers()]
+CALLS = _, compiled = calls("aot_eager")
 
 
 def check(layers, call=scan_layers):
     layers, x = nn.ModuleList(layers), torch.randn(4, 3)
-    torch.testing.assert_close(results(call, layers, x), results(in_sequence, layers, x))
+    torch.testing.assert_close(
+        results(call, layers, x, times=2), results(in_sequence, layers, x, times=2)
+    )
 
 
 @pytest.mark.parametrize("call", CALLS)

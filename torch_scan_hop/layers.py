@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from torch_scan_hop._torch.modules import holding
-from torch_scan_hop.alike.operators import complaint_op, written_op
+from torch_scan_hop.alike.operators import complaint_op, differs, written_op
 from torch_scan_hop.api import scan
 from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
@@ -176,21 +176,14 @@ def _check_same(first: nn.Module, layer: nn.Module, k: int) -> None:
         raise refused(ScanValueError, text)
     mine, theirs = _tensors(first), _tensors(layer)
     for name in [*mine, *theirs]:
-        where = f"layers[{k}].{name}"
         if name not in mine or name not in theirs:
-            raise _differs(k, where, "exists" if name in theirs else "is missing", "does not match")
-        if describe(mine[name]) != describe(theirs[name]):
-            raise _differs(k, where, f"is {describe(theirs[name])}", f"is {describe(mine[name])}")
+            got, expected = "exists" if name in theirs else "is missing", "does not match"
+        elif describe(mine[name]) != describe(theirs[name]):
+            got, expected = f"is {describe(theirs[name])}", f"is {describe(mine[name])}"
+        else:
+            continue
+        raise refused(ScanValueError, differs(k, f".{name}", got, expected))
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def _differs(k: int, where: str, got: str, expected: str) -> ScanValueError:
-    return refused(
-        ScanValueError,
-        f"scan_layers: all layers must compute the same function of their parameters, but {where} "
-        f"{got}, while in layers[0] it {expected}. Call layers[{k}] on its own, or run one "
-        "scan_layers for each kind of layer.",
-    )

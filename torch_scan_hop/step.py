@@ -9,7 +9,7 @@ import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop.capture.refusals import refused
-from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
+from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe, device_mismatch
 
 CombineFn = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -28,12 +28,14 @@ def as_carry(leaf: Any, device: torch.device) -> torch.Tensor:
     return leaf if isinstance(leaf, torch.Tensor) else tree.exact_tensor(leaf, device)
 
 
-def may_follow(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Whether ``after`` is where a carry may be that was ``before``.
+def check_device(path: str, before: torch.Tensor, after: torch.Tensor) -> None:
+    """Of the carry at ``path``, given to the operator itself, where it is after a step.
 
     A scalar on the CPU may be a Python number of init's, which is on no device of its own.
     """
-    return before.device == after.device or (before.dim() == 0 and before.device.type == "cpu")
+    is_number = before.dim() == 0 and before.device.type == "cpu"
+    if before.device != after.device and not is_number:
+        raise ScanValueError(device_mismatch(path, before.device, after.device))
 
 
 def empty_stack(y: Any, trip_count: Any) -> torch.Tensor:

@@ -27,7 +27,7 @@ from torch._inductor.utils import Placeholder, parallel_num_threads
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv, Max, Min
 
-from torch_scan_hop._torch.inductor_vectors import VectorKernel, with_helpers
+from torch_scan_hop._torch.inductor_vectors import VectorKernel, helpers_of
 
 __all__ = [
     "DTYPE_TO_CPP",
@@ -289,8 +289,9 @@ class KernelFunction:
     def define_and_call(self, wrapper: Any) -> None:
         """Define the function, and call it at this place of the wrapper."""
         function = 'extern "C"'
-        before = "\n".join([*self._declarations, function])
-        source = with_helpers(self._group.codegen_group()).replace(function, before, 1)
+        source = self._group.codegen_group()
+        before = "\n".join([*helpers_of(source), *self._declarations, function])
+        source = source.replace(function, before, 1)
         scheduling: Any = CppScheduling.__new__(CppScheduling)
         scheduling.kernel_group = self._group
         with config.patch({"cpp.descriptive_names": False}):

@@ -51,8 +51,6 @@ class VectorKernel(CppVecKernel):
         return self._try_get_const_stride(index, self.itervars[self.tiling_idx])
 
 
-def with_helpers(source: str) -> str:
-    """The source of a kernel, with the functions that it calls behind its includes."""
-    if "scan_every_second(" not in source:
-        return source
-    return source.replace('extern "C"', f'{_EVERY_SECOND}\nextern "C"', 1)
+def helpers_of(source: str) -> list[str]:
+    """What the source of a kernel calls, to be declared before it."""
+    return [_EVERY_SECOND] if "scan_every_second(" in source else []

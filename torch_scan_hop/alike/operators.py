@@ -13,7 +13,15 @@ from torch import nn
 from torch_scan_hop._torch.operators import FlatOperator
 from torch_scan_hop.alike.modules import Assigned, difference, hook_of
 
-_RULE = "scan_layers: all layers must compute the same function of their parameters, but"
+
+def differs(k: int, where: str, got: str, expected: str, fix: str = "") -> str:
+    """The message that ``layers[k]`` has ``got`` at ``where``, a path from it on."""
+    call = f"{fix} Or call" if fix else "Call"
+    return (
+        f"scan_layers: all layers must compute the same function of their parameters, but "
+        f"layers[{k}]{where} {got}, while in layers[0] it {expected}. {call} layers[{k}] on its "
+        "own, or run one scan_layers for each kind of layer."
+    )
 
 
 def complaint(
@@ -32,11 +40,7 @@ def complaint(
     found = difference(first, layer, assigned)
     if found is None:
         return None
-    fix = f"{found.fix} Or call" if found.fix else "Call"
-    return (
-        f"{_RULE} layers[{k}]{found.where} {found.got}, while in layers[0] it {found.expected}. "
-        f"{fix} layers[{k}] on its own, or run one scan_layers for each kind of layer."
-    )
+    return differs(k, found.where, found.got, found.expected, found.fix)
 
 
 class ComplaintOperator(FlatOperator):

@@ -9,10 +9,10 @@ import torch
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.operators import past_module_hooks
 from torch_scan_hop.body.step_examples import contiguous_like, slice_like
-from torch_scan_hop.errors import ScanValueError, describe, device_mismatch
+from torch_scan_hop.errors import describe
 from torch_scan_hop.op import Body, ScanOptions, scan_op
 from torch_scan_hop.signature import Inputs
-from torch_scan_hop.step import empty_stack, may_follow
+from torch_scan_hop.step import check_device, empty_stack
 
 
 def check_carry(init: list[Any], carry: list[Any]) -> None:
@@ -22,8 +22,7 @@ def check_carry(init: list[Any], carry: list[Any]) -> None:
                 f"torch.ops.higher_order.scan: carry[{k}] is {describe(before)} in init, but "
                 f"combine_fn returns {describe(after)}. A carry keeps its shape and dtype."
             )
-        if not may_follow(before, after):
-            raise ScanValueError(device_mismatch(f"carry[{k}]", before.device, after.device))
+        check_device(f"carry[{k}]", before, after)
 
 
 def abstract_results(mode: FakeTensorMode, body: Body, inputs: Inputs[Any]) -> tuple[Any, ...]:

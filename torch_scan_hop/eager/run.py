@@ -29,14 +29,14 @@ from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.eager.loop import EagerLoop, StackLike
 from torch_scan_hop.eager.nested import with_short_scans_written_out
 from torch_scan_hop.eager.sized_plan import PlanForAnySize, SizedPlan
-from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe, device_mismatch
+from torch_scan_hop.errors import ScanTypeError, describe
 from torch_scan_hop.op import FORWARD, Body, ScanOptions
 from torch_scan_hop.progress_bar import steps as progressing
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.rewrites.sizes import lift_integers
 from torch_scan_hop.signature import Inputs, Signature
-from torch_scan_hop.step import empty_stack, may_follow
+from torch_scan_hop.step import check_device, empty_stack
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,7 @@ def _check_carry(carry: Sequence[torch.Tensor], results: Any) -> None:
                 f"{name}: carry[{k}] must keep its shape and dtype from step to step: expected "
                 f"{describe(before)} (from init), but combine_fn returned {describe(after)}."
             )
-        if not may_follow(before, after):
-            raise ScanValueError(device_mismatch(f"carry[{k}]", before.device, after.device))
+        check_device(f"carry[{k}]", before, after)
 
 
 def loop(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tuple[Any, ...]:

@@ -38,7 +38,7 @@ class StepExamples:
     ys: list[Any]
 
     def flat(self) -> list[Any]:
-        return [self.index, *self.inputs.flat(), *self.results()]
+        return self.of_step(in_place=())
 
     def of_step(self, in_place: Collection[int]) -> list[Any]:
         """What a step in destination-passing style takes."""
@@ -115,11 +115,11 @@ def _is_added_to(before: fx.Node, after: fx.Node) -> bool:
     """Where both terms have its shape and dtype, each element is read where it is written."""
     if after.target is not aten.add.Tensor or [*before.users] != [after] or len(after.users) != 1:
         return False
-    values = [term.meta["val"] for term in after.args if isinstance(term, fx.Node)]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    like = after.meta["val"]
-    same = all(v.shape == like.shape and v.dtype == like.dtype for v in tensors)
-    return len(tensors) == 2 and after.args[0] is not after.args[1] and same
+    like, terms = after.meta["val"], [term.meta["val"] for term in after.all_input_nodes]
+    return len(terms) == 2 and all(
+        isinstance(term, torch.Tensor) and term.shape == like.shape and term.dtype == like.dtype
+        for term in terms
+    )
 
 
 def destination_passing(
