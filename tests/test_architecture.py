@@ -203,6 +203,8 @@ AT_THE_TOP = {
     # what users call, set and read
     *("api", "arguments", "layers", "graphs", "errors", "fallback", "settings", "debugging"),
     *("progress_bar", "versions"),
+    # what every backend does with its large stacks
+    "huge_pages",
     # what a scan means
     *("reference", "step", "tree"),
     # the operator and the roles of its arguments

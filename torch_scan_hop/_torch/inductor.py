@@ -57,6 +57,7 @@ __all__ = [
     "register_node",
     "register_own_lowering",
     "size_expression",
+    "splice_into_header",
     "trip_count_code",
     "uses_cpp_wrapper",
     "with_exact_strides",
@@ -208,6 +209,11 @@ def define_in_header(wrapper: Any, name: str, value: str, imports: str) -> str:
     name = f"{name}_{wrapper.next_kernel_suffix()}"
     wrapper.define_kernel(name, value, metadata=imports, gpu=False)
     return name
+
+
+def splice_into_header(wrapper: Any, source: str) -> None:
+    """Let a C++ wrapper define what ``source`` does, which guards itself from being there twice."""
+    wrapper.header.splice(source)
 
 
 def declare_loop_index(wrapper: Any, name: str) -> None:

@@ -16,9 +16,9 @@ from torch_scan_hop.cuda_graphs.graphed import GraphedLoop
 from torch_scan_hop.eager.calls import value_of
 from torch_scan_hop.eager.fuse import fused
 from torch_scan_hop.eager.writer import LoopWriter
+from torch_scan_hop.huge_pages import empty_stack
 from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.signature import Inputs, Signature
-from torch_scan_hop.step import empty_stack
 
 
 @dataclass(frozen=True)

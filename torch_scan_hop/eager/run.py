@@ -30,13 +30,14 @@ from torch_scan_hop.eager.loop import EagerLoop, StackLike
 from torch_scan_hop.eager.nested import with_short_scans_written_out
 from torch_scan_hop.eager.sized_plan import PlanForAnySize, SizedPlan
 from torch_scan_hop.errors import ScanTypeError, describe
+from torch_scan_hop.huge_pages import empty_stack
 from torch_scan_hop.op import FORWARD, Body, ScanOptions
 from torch_scan_hop.progress_bar import steps as progressing
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.rewrites.sizes import lift_integers
 from torch_scan_hop.signature import Inputs, Signature
-from torch_scan_hop.step import check_device, empty_stack
+from torch_scan_hop.step import check_device
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from torch_scan_hop._torch.inductor import (
     written_output,
 )
 from torch_scan_hop.inductor.body import StepExamples
+from torch_scan_hop.inductor.huge_stacks import advise_when_run
 from torch_scan_hop.signature import Inputs
 
 
@@ -94,6 +95,7 @@ class ScanNode(ExternKernel):
         for output in outputs:
             if isinstance(output, DeclaredOutput):
                 wrapper.writeline(AllocateLine(wrapper, output.get_name(), output.layout))
+                advise_when_run(wrapper, output)
 
 
 class KernelNode(ScanNode):

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_scan_hop.body.carries_in import CarriesIn, in_graph, stacks_of
+from torch_scan_hop.huge_pages import empty_stack
 from torch_scan_hop.op import RunScan, ScanOptions
 from torch_scan_hop.rewrites.options import current_options
 from torch_scan_hop.rewrites.plan import ScanPlan
 from torch_scan_hop.signature import Inputs
-from torch_scan_hop.step import empty_stack
 
 # bytes of a block's stacks: they are to stay in a core's cache until the loop has read them
 BLOCK_BYTES = 2**21
