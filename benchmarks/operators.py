@@ -11,14 +11,16 @@ import argparse
 
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.body_workloads import BODIES
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.workloads import ALL, case
 
 WARM_UP, CALLS = 3, 5
+WORKLOADS = ALL | BODIES
 
 
 def table(workload: str, contestant: str, T: int | None, forward: bool) -> str:
-    chosen = ALL[workload]
+    chosen = WORKLOADS[workload]
     it = CONTESTANTS[contestant](chosen, case(chosen, T))
     call = it.forward if forward else it.train
     for _ in range(WARM_UP):
@@ -42,7 +44,7 @@ def table(workload: str, contestant: str, T: int | None, forward: bool) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=ALL)
+    parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("contestant", choices=CONTESTANTS)
     parser.add_argument("--forward", action="store_true")
     parser.add_argument("--T", type=int)

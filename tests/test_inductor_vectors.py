@@ -1,4 +1,4 @@
-"""What kernels load as vectors though it does not lie side by side: parts of complex numbers."""
+"""What kernels load and store as vectors though they compute it apart: parts of complex numbers."""
 
 from __future__ import annotations
 
@@ -74,4 +74,61 @@ def test_the_backward_of_a_complex_recurrence_reads_its_stack_in_place(reverse, 
     assert len(codes) >= 2
     backward = codes[1] if not cpp_wrapper else codes[-1]
     assert "scan_every_second(" in backward
-    assert not re.search("empty_strided.*complex64", backward)
+    # the gradient of xs, which the kernel writes
+    assert len(re.findall("empty_strided.*complex64", backward)) == 1
+
+
+def mean_of_complex(h, x):
+    h = (0.5 + 0.3j) * h + x
+    return h, (h, h.abs(), 1j * h)
+
+
+def without_a_carry_alike(h, x):
+    return h + x.real, x * h
+
+
+COMPLEX_YS = {
+    "tiles": (mean_of_complex, (3, 37), torch.complex64),
+    "tiles, double": (mean_of_complex, (3, 37), torch.complex128),
+    "few lanes": (mean_of_complex, (3,), torch.complex64),
+    "a scalar": (mean_of_complex, (), torch.complex64),
+}
+
+
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+@pytest.mark.parametrize("case", COMPLEX_YS)
+def test_a_kernel_writes_complex_ys_as_they_lie(case, cpp_wrapper):
+    cell, shape, dtype = COMPLEX_YS[case]
+    h, xs = torch.randn(shape, dtype=dtype), torch.randn(7, *shape, dtype=dtype)
+    options = {"cpp_wrapper": cpp_wrapper, "force_disable_caches": True}
+    with inductor_config.patch(options):
+        got, (code,) = run_and_get_code(
+            torch.compile(lambda h, xs: scan(cell, h, xs, reverse=True), fullgraph=True), h, xs
+        )
+    assert_same(got, loop(cell, h, xs, reverse=True), 1e-5)
+    # both stacks
+    assert len(set(re.findall(r"auto (scan_buf_parts_\d+) =", code))) == 2
+    if case == "tiles":
+        assert code.count("scan_side_by_side(scan_buf_parts_") >= 2
+
+
+@pytest.mark.parametrize("shape", [(3, 37), (3,)])
+def test_parts_that_are_read_apart_are_joined_by_torch(shape):
+    """What else reads a part finds it in a tensor of its own."""
+    h, xs = torch.randn(shape), torch.randn(7, *shape, dtype=torch.complex64)
+
+    def run(scan):
+        last, ys = scan(without_a_carry_alike, h, xs)
+        return last, ys, ys.real.sum(0), torch.view_as_real(ys).amax()
+
+    assert_same(torch.compile(run, fullgraph=True)(scan), run(loop), 1e-5)
+
+
+def test_complex_ys_are_tensors_of_their_own():
+    """No views of what a kernel wrote, which autograd would not let be changed in place."""
+    h, xs = torch.randn(3, dtype=torch.complex64), torch.randn(7, 3, dtype=torch.complex64)
+    _, (ys, *_) = torch.compile(lambda h, xs: scan(mean_of_complex, h, xs), fullgraph=True)(h, xs)
+    assert ys._base is None
+    weight = torch.ones(3, requires_grad=True)
+    ys *= weight
+    assert ys.requires_grad

@@ -26,7 +26,7 @@ from torch._inductor.ir import (
     Subgraph,
     TensorBox,
 )
-from torch._inductor.lowering import register_lowering
+from torch._inductor.lowering import fallback_handler, register_lowering
 from torch._inductor.virtualized import V
 
 from torch_scan_hop._torch.inductor_values import is_unrealized
@@ -40,6 +40,7 @@ __all__ = [
     "TensorBox",
     "boxed",
     "buffers_of",
+    "called_as_it_is",
     "codegen_subgraph_inline",
     "current_node",
     "declare_loop_index",
@@ -67,6 +68,11 @@ __all__ = [
 
 def register_own_lowering(op: Any, lower: Callable[..., Any]) -> None:
     register_lowering(op, type_promotion_kind=None)(lower)
+
+
+def called_as_it_is(op: Any, *args: Any) -> Any:
+    """The value of ``op``, for which Inductor has no code of its own."""
+    return fallback_handler(op, add_to_fallback_set=False)(*args)
 
 
 def current_node() -> fx.Node:
@@ -249,17 +255,19 @@ class DeclaredOutput(MultiOutput):
         pass
 
 
-def layout_like(like: torch.Tensor) -> FixedLayout:
+def layout_like(like: torch.Tensor, dtype: torch.dtype | None = None) -> FixedLayout:
     return FixedLayout(
         device=like.device,
-        dtype=like.dtype,
+        dtype=dtype or like.dtype,
         size=[size_expression(s) for s in like.shape],
         stride=[size_expression(s) for s in like.stride()],
     )
 
 
-def declared_output(node: Any, position: int, like: torch.Tensor) -> DeclaredOutput:
-    return DeclaredOutput(layout_like(like), node, [(list, position)])
+def declared_output(
+    node: Any, position: int, like: torch.Tensor, dtype: torch.dtype | None = None
+) -> DeclaredOutput:
+    return DeclaredOutput(layout_like(like, dtype), node, [(list, position)])
 
 
 def written_output(node: Any, place: Any) -> MutationOutput:

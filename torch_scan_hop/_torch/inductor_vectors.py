@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch._inductor.codegen.cpp import CppVecKernel
 from torch._inductor.codegen.cpp_utils import cexpr_index
+from torch._inductor.virtualized import V, ops
 
 #: Two loads that begin and end at numbers that are wanted: nothing beyond the last one is read.
 _EVERY_SECOND = """
@@ -33,9 +34,33 @@ inline at::vec::Vectorized<float> scan_every_second(const float* from) {
 #endif
 """
 
+_SIDE_BY_SIDE = """
+#ifndef SCAN_SIDE_BY_SIDE
+#define SCAN_SIDE_BY_SIDE
+namespace {
+inline void scan_side_by_side(
+    float* to, const at::vec::Vectorized<float>& first, const at::vec::Vectorized<float>& second) {
+    const auto in_turn = at::vec::interleave2(first, second);
+    in_turn.first.store(to);
+    in_turn.second.store(to + at::vec::Vectorized<float>::size());
+}
+}  // namespace
+#endif
+"""
+
+
+def store_side_by_side(name: str, index: Any, first: Any, second: Any) -> None:
+    """Store two values to neighbours, the first of which is at ``index``."""
+    kernel: Any = V.kernel
+    values = [getattr(value, "value", value) for value in (first, second)]
+    is_vector = isinstance(kernel, VectorKernel)
+    if not is_vector or not kernel.store_side_by_side(name, index, *values):
+        ops.store(name, index, first)
+        ops.store(name, index + 1, second)
+
 
 class VectorKernel(CppVecKernel):
-    """The parts of complex numbers, which alternate in memory, are loaded as vectors."""
+    """The parts of complex numbers, which alternate in memory, are loaded and stored as vectors."""
 
     def _load_or_store_non_contiguous(
         self, var: Any, index: Any, dtype: Any, *rest: Any, **named: Any
@@ -47,10 +72,22 @@ class VectorKernel(CppVecKernel):
             return self.cse.generate(self.loads, line, dtype=dtype)
         return super()._load_or_store_non_contiguous(var, index, dtype, *rest, **named)
 
+    def store_side_by_side(self, name: str, index: Any, first: Any, second: Any) -> bool:
+        """Store two float32 vectors in turn, from ``index`` on; False where that is no vector."""
+        place = self.rename_indexing(index)
+        is_float = V.graph.get_dtype(name) == torch.float32
+        if self.tail_size or not is_float or self._stride(place) != 2:
+            return False
+        both = [v if v.is_vec else self.broadcast(v) for v in (first, second)]
+        address = f"{self.args.output(name)} + {cexpr_index(place)}"
+        self.stores.writeline(f"scan_side_by_side({address}, {both[0]}, {both[1]});")
+        return True
+
     def _stride(self, index: Any) -> Any:
         return self._try_get_const_stride(index, self.itervars[self.tiling_idx])
 
 
 def helpers_of(source: str) -> list[str]:
     """What the source of a kernel calls, to be declared before it."""
-    return [_EVERY_SECOND] if "scan_every_second(" in source else []
+    helpers = {"scan_every_second(": _EVERY_SECOND, "scan_side_by_side(": _SIDE_BY_SIDE}
+    return [helper for call, helper in helpers.items() if call in source]

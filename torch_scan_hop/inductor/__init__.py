@@ -6,7 +6,8 @@
 ``kernels`` which scans are one kernel, and whose; ``cpu/`` and ``gpu/`` have them. What both share:
             ``qualify``, ``step``, ``lane_body`` (a pointwise step), ``product_lowering``
 ``node``    what the IR nodes of a scan have in common
-``pairs``   complex scans as scans of real and imaginary parts; ``pair_rules``: the arithmetic
+``pairs``   complex scans as scans of real and imaginary parts; ``pair_rules``: the arithmetic;
+            ``joined_parts``: ys whose parts a kernel writes side by side
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def register() -> None:
     )
     from torch_scan_hop.body.carries_in import carries_in_op
     from torch_scan_hop.capture.cache_key import has_cache_key
+    from torch_scan_hop.inductor.joined_parts import joined_parts, lower_joined_parts
     from torch_scan_hop.inductor.kernels import LOWERINGS
     from torch_scan_hop.inductor.loop import lower_carries_in, lower_to_loop_or_kernel
     from torch_scan_hop.inductor.passes import prepare_scans
@@ -32,6 +34,7 @@ def register() -> None:
 
     register_own_lowering(scan_op, lower_to_loop_or_kernel)
     register_own_lowering(carries_in_op, lower_carries_in)
+    register_own_lowering(joined_parts, lower_joined_parts)
     for op, lower in LOWERINGS.items():
         register_own_lowering(op, lower)
     keep_functional(has_cache_key)

@@ -12,6 +12,7 @@ from torch_scan_hop._torch.inductor import (
     AllocateLine,
     DeclaredOutput,
     ExternKernel,
+    FixedLayout,
     MultiOutputLayout,
     boxed,
     buffers_of,
@@ -42,6 +43,8 @@ class ScanCall:
     """A scan to be lowered.
 
     ``into``: for each result a place to write it to, or None where one is to be allocated.
+    ``joined``: positions of ys that are real parts, each before its imaginary one, of which
+    nothing but the complex tensor is wanted.
     """
 
     body: fx.GraphModule
@@ -49,6 +52,7 @@ class ScanCall:
     examples: StepExamples
     reverse: bool
     into: Sequence[Any]
+    joined: Sequence[int] = ()
 
     @property
     def trip_count(self) -> Any:
@@ -62,8 +66,16 @@ class ScanCall:
         ]
 
 
+# "buf": names that Inductor lets a kernel store to
+PARTS = "scan_buf_parts_"
+
+
 class ScanNode(ExternKernel):
+    #: whether it writes the parts of complex ys side by side, to buffers that it calls PARTS...
+    joins_parts = False
+
     def __init__(self, call: ScanCall) -> None:
+        self.joined = call.joined if self.joins_parts else ()
         self.operands = call.operands
         self.trip_count = call.trip_count
         self.reverse = call.reverse
@@ -76,10 +88,7 @@ class ScanNode(ExternKernel):
         )
         self.name = register_node(self)
         #: where each result ends: an output of this node, or a given place
-        self.outputs: list[Any] = [
-            declared_output(self, k, like) if place is None else place.data
-            for k, (like, place) in enumerate(zip(call.examples.results(), call.into, strict=True))
-        ]
+        self.outputs: list[Any] = self._make_outputs(call)
         written = {k: written_output(self, p) for k, p in enumerate(call.into) if p is not None}
         self.mutation_outputs = list(written.values())
         #: as a kernel stores to them
@@ -87,12 +96,39 @@ class ScanNode(ExternKernel):
             Destination(written[k].get_name() if k in written else output.get_name(), output.layout)
             for k, output in enumerate(self.outputs)
         ]
+        for k in self.joined:
+            self.destinations[k : k + 2] = map(self._destination_of_part, (k, k + 1))
+
+    def _make_outputs(self, call: ScanCall) -> list[Any]:
+        outputs: list[Any] = []
+        for k, (like, place) in enumerate(zip(call.examples.results(), call.into, strict=True)):
+            if k - 1 in self.joined:
+                outputs.append(outputs[-1])  # where the real part is, too
+            elif place is not None:
+                outputs.append(place.data)
+            else:
+                dtype = like.dtype.to_complex() if k in self.joined else like.dtype
+                outputs.append(declared_output(self, k, like, dtype))
+        return outputs
+
+    def _destination_of_part(self, position: int) -> Destination:
+        """Of a complex stack that begins at ``position`` or, for the imaginary part, before it."""
+        first = position if position in self.joined else position - 1
+        stack = self.outputs[first].layout
+        layout = FixedLayout(
+            stack.device,
+            stack.dtype.to_real(),
+            stack.size,
+            [2 * stride for stride in stack.stride],
+            position - first,
+        )
+        return Destination(f"{PARTS}{first}", layout)
 
     def results(self) -> list[Any]:
         return [boxed(output) for output in self.outputs]
 
     def allocate(self, wrapper: Any, outputs: Sequence[Any]) -> None:
-        for output in outputs:
+        for output in {id(output): output for output in outputs}.values():
             if isinstance(output, DeclaredOutput):
                 wrapper.writeline(AllocateLine(wrapper, output.get_name(), output.layout))
                 advise_when_run(wrapper, output)

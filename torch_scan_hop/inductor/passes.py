@@ -13,6 +13,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
+from torch_scan_hop.inductor.joined_parts import mark_joined_parts
 from torch_scan_hop.inductor.kernels import replace_large_products
 from torch_scan_hop.inductor.rewriter import PAIRS, ScanRewriter
 from torch_scan_hop.op import scan_op
@@ -28,6 +29,7 @@ def prepare_scans(gm: fx.GraphModule) -> None:
     _write_plans(gm)
     _write_out(gm)
     replace_large_products(gm, theirs)
+    mark_joined_parts(gm)
     if legality.check_after_each is not None:
         legality.check_after_each.bodies("prepare_scans", gm)
 

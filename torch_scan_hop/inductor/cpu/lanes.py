@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_scan_hop._torch.inductor_cpp import (
+    DTYPE_TO_CPP,
     KernelFunction,
     Max,
     Min,
@@ -29,11 +30,13 @@ from torch_scan_hop._torch.inductor_values import (
     no_interpreter,
     ops,
 )
+from torch_scan_hop._torch.inductor_vectors import store_side_by_side
 from torch_scan_hop.inductor.cpu.fits import are_tails_worth_masks
 from torch_scan_hop.inductor.cpu.places import buffer_like
 from torch_scan_hop.inductor.cpu.sharing import share_span, threads_for
 from torch_scan_hop.inductor.cpu.tanh import VectorOps
 from torch_scan_hop.inductor.lane_body import PointwiseBody
+from torch_scan_hop.inductor.node import PARTS
 from torch_scan_hop.inductor.spans import Span
 from torch_scan_hop.inductor.step import STEP, TILE
 
@@ -65,11 +68,23 @@ class TimeLoop:
         with handled_by(VectorOps(handler, self.body.lowering, lambda k, _: carry[k])):
             values = self.body.values(lane, dtypes)
         n, next_index = len(carry), self.body.index.subs(STEP, STEP + 1)
-        for buffer, value in zip(self.ys, values[n:], strict=True):
-            _store(buffer, [self.body.index, *lane], value)
+        self._store_ys([self.body.index, *lane], values[n:])
+        for buffer in self.ys:
             _prefetch_to_write(buffer, [next_index, *lane])
         for buffer, value in zip(self.carry, values[:n], strict=True):
             _store(buffer, lane, value)
+
+    def _store_ys(self, index: Sequence[Any], values: Sequence[Any]) -> None:
+        pairs = iter(zip(self.ys, values, strict=True))
+        for buffer, value in pairs:
+            if buffer.name.startswith(PARTS):
+                keep_stores_to(buffer.name)
+                _, imaginary = next(pairs)
+                store_side_by_side(
+                    buffer.name, buffer.layout.make_indexer()(index), value, imaginary
+                )
+            else:
+                _store(buffer, index, value)
 
 
 def _store(buffer: Any, index: Sequence[Any], value: Any) -> None:
@@ -116,13 +131,23 @@ def emit_kernel(
 ) -> None:
     """Define a kernel that runs a span of ``loop`` for each lane of ``sizes``, and call it here."""
     function = KernelFunction(node, are_tails_worth_masks(node.body))
-    with no_interpreter():
+    stacks = [_parts(function, node, k) for k in node.joined]
+    with no_interpreter(), function.local_buffers(stacks):
         if are_few(sizes) and not function.masks_tail_of(sizes[-1]):
             _FewLanes(function, loop, index_of, sizes).emit(span)
         else:
             _emit_tiles(function, loop, index_of, sizes, span)
     function.declare(PREFETCH_SOURCE)
     function.define_and_call(wrapper)
+
+
+def _parts(function: KernelFunction, node: Any, position: int) -> Any:
+    """A complex result as numbers in a row: a variable of the function."""
+    name, layout = f"{PARTS}{position}", node.destinations[position].layout
+    stack = function.written_pointer(node.outputs[position].get_name())
+    kind = DTYPE_TO_CPP[layout.dtype]
+    function.code.writeline(f"auto {name} = reinterpret_cast<{kind}*>({stack});")
+    return buffer_like(name, layout)
 
 
 def _emit_tiles(

@@ -24,6 +24,8 @@ def fits_lanes_of_the_cpu(examples: StepExamples) -> bool:
 
 
 class PointwiseKernel(KernelInSpans):
+    joins_parts = True
+
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:
         return is_pointwise(body)
@@ -38,6 +40,6 @@ class PointwiseKernel(KernelInSpans):
         loop = TimeLoop(
             self.step, self.operands.carry, self.destinations[:n], self.destinations[n:]
         )
-        layouts = [output.layout for output in self.outputs]
+        layouts = [destination.layout for destination in self.destinations]
         sizes, index_of = merged_dimensions(self.step, layouts[0].size, layouts)
         emit_kernel(wrapper, self, loop, index_of, sizes, span)

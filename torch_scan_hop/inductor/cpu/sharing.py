@@ -52,9 +52,10 @@ struct ScanSharing {
     ~ScanSharing() {
         if (!shares) return;
         const int64_t end = now();
-        int64_t pause = 0;
+        // to come once is no proof that they will again
+        int64_t pause = threads.pause.load(std::memory_order_relaxed) / 2;
         if (end - start > expected) {
-            pause = 2 * threads.pause.load(std::memory_order_relaxed);
+            pause = 4 * pause;
             pause = std::min(std::max(pause, FIRST_PAUSE), LONGEST_PAUSE);
             threads.alone_until.store(end + pause, std::memory_order_relaxed);
         }

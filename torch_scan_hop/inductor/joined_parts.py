@@ -1,0 +1,80 @@
+"""Complex ys that a kernel writes number by number, and not part by part.
+
+A complex scan is one of real and imaginary parts to Inductor (``pairs``), whose ys torch would join
+in a pass of its own over memory, shared by threads that wait for one another. A kernel that makes
+both parts of a number writes them side by side, where they belong.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torch_scan_hop._torch.inductor import called_as_it_is, current_node
+from torch_scan_hop.op import scan_op
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("torch_scan_hop", "FRAGMENT")
+_library.define("joined_parts(Tensor re, Tensor im) -> Tensor")
+_library.impl("joined_parts", torch.complex, "CompositeExplicitAutograd")
+joined_parts = torch.ops.torch_scan_hop.joined_parts.default
+
+# of a scan's node: the complex stacks it has written, by the position of their real parts
+_WRITTEN = "torch_scan_hop.joined"
+
+
+@torch.library.register_fake("torch_scan_hop::joined_parts")
+def _complex_like(re: Tensor, im: Tensor) -> Tensor:
+    return torch.complex(re, im)
+
+
+def mark_joined_parts(gm: fx.GraphModule) -> None:
+    """Let the scans of ``gm`` know which of their ys are the parts of one tensor."""
+    for node in gm.graph.find_nodes(op="call_function", target=aten.complex.default):
+        if _are_ys_of_a_scan(*node.args):
+            node.target = joined_parts
+
+
+def _are_ys_of_a_scan(re: Any, im: Any) -> bool:
+    """One after the other, which nothing else reads."""
+    if any(part.target is not operator.getitem for part in (re, im)):
+        return False
+    (scan, first), (other, second) = re.args, im.args
+    if scan.target is not scan_op or other is not scan or second != first + 1:
+        return False
+    n_carry = len(scan.args[1])
+    return (
+        first >= n_carry
+        and re.meta["val"].device.type == "cpu"
+        and all(_is_read_once(scan, position) for position in (first, second))
+    )
+
+
+def _is_read_once(scan: fx.Node, position: int) -> bool:
+    readers = [user for user in scan.users if user.args[1] == position]
+    return len(readers) == 1 and len(readers[0].users) == 1
+
+
+def positions_of_joined(scan: fx.Node) -> list[int]:
+    """Of the real parts, among the results of a scan; imaginary ones follow."""
+    return [
+        part.args[1]  # type: ignore[misc]
+        for part in scan.users
+        if any(user.target is joined_parts and user.args[0] is part for user in part.users)
+    ]
+
+
+def note_joined(scan: fx.Node, stacks: dict[int, Any]) -> None:
+    """``stacks``: what the kernel of ``scan`` writes, by the positions of real parts."""
+    scan.meta[_WRITTEN] = stacks
+
+
+def lower_joined_parts(re: Any, im: Any) -> Any:
+    part: Any = current_node().args[0]
+    scan, position = part.args
+    written = scan.meta.get(_WRITTEN, {}).get(position)
+    return called_as_it_is(aten.complex.default, re, im) if written is None else written
