@@ -18,6 +18,11 @@ import torch
 from torch import fx
 from torch._C._functorch import get_interpreter_stack
 
+_SIZES = {
+    torch.ops.aten.sym_size.int: "size",
+    torch.ops.aten.sym_stride.int: "stride",
+    torch.ops.aten.sym_storage_offset.default: "storage_offset",
+}
 _OPENERS = {
     "_grad_increment_nesting",
     "_jvp_increment_nesting",
@@ -36,6 +41,24 @@ _LEVEL_ARGUMENT = {
 def open_levels() -> int:
     """How many functorch levels are open."""
     return len(get_interpreter_stack() or ())
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a functorch transform (``vmap``, ``grad``) has ``tensor`` in a wrapper of its own."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def ask_tensors_for_sizes(body: Any) -> None:
+    """Let ``body`` read sizes as methods: torch has no batching rule for the operator.
+
+    Dynamo puts that operator into bodies whose sizes are symbols.
+    """
+    if not isinstance(body, fx.GraphModule):
+        return
+    for overload, method in _SIZES.items():
+        for node in body.graph.find_nodes(op="call_function", target=overload):
+            node.op, node.target = "call_method", method
+            body.recompile()
 
 
 def opens_levels(body: Any) -> bool:

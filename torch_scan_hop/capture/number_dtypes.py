@@ -16,6 +16,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     example_value,
     sequence_items,
 )
+from torch_scan_hop._torch.functorch_levels import is_wrapped
 from torch_scan_hop.signature import Inputs
 
 
@@ -25,12 +26,25 @@ def _a_slice(xs: torch.Tensor) -> torch.Tensor:
     return example + xs.sum() if xs.requires_grad else example
 
 
+def _a_row_in_vmap(xs: torch.Tensor) -> torch.Tensor:
+    """As :func:`_a_slice`, where torch makes no strided tensor of sizes that are symbols."""
+    if isinstance(xs.shape[0], int) and xs.shape[0] == 0:
+        return xs.sum(0, dtype=xs.dtype)
+    return xs.select(0, 0).clone()
+
+
+def _slice_of(xs: VariableTracker) -> Any:
+    value = example_value(xs)
+    symbolic = any(isinstance(size, torch.SymInt) for size in value.shape)
+    return _a_row_in_vmap if symbolic and is_wrapped(value) else _a_slice
+
+
 def example_arguments(tx: Any, inputs: Inputs[VariableTracker]) -> list[VariableTracker]:
     """What a step of a scan of ``inputs`` is called with."""
     carry = inputs.carry
     return [
         *(c if c.is_python_constant() else c.call_method(tx, "clone", [], {}) for c in carry),
-        *(call_inlined(tx, _a_slice, x) for x in inputs.xs),
+        *(call_inlined(tx, _slice_of(x), x) for x in inputs.xs),
         *inputs.additional,
     ]
 

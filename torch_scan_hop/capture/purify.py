@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from torch_scan_hop._torch.dynamo.variables import example_value, known_modules
 from torch_scan_hop._torch.effects import Effects
 from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of
+from torch_scan_hop._torch.functorch_levels import is_wrapped
 from torch_scan_hop._torch.tracing import mutated_inputs, run_fake
 from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.capture.index_nodes import write_indices
@@ -43,6 +45,7 @@ class CapturedBody:
             self._move(placeholders[k], self.n_carry + position)
         self._return_as_carries([copies[k] for k in carried])
         self._copy_for_scans()
+        self._unwrap_examples()
         self.graph.lint()
         return carried
 
@@ -76,6 +79,13 @@ class CapturedBody:
                     copy = self.graph.call_method("clone", (given,))
                 copy.meta = dict(given.meta)
                 scan.replace_input_with(given, copy)
+
+    def _unwrap_examples(self) -> None:
+        """Dynamo asks placeholders for sizes; under ``vmap`` they have no symbolic ones."""
+        values, mode = self._examples()
+        for node, value in zip(self.placeholders(), values, strict=True):
+            if isinstance(value, torch.Tensor) and is_wrapped(value):
+                node.meta["example_value"] = like(mode, value)
 
     def _copy_at_entry(self, placeholder: fx.Node) -> fx.Node:
         """The body works on a copy: what it is handed is never its own to change."""

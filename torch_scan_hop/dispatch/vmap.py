@@ -17,6 +17,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
+from torch_scan_hop._torch.functorch_levels import ask_tensors_for_sizes
 from torch_scan_hop._torch.operators import TransformType
 from torch_scan_hop._torch.tracing import run_fake, trace
 from torch_scan_hop._torch.transforms import restore_vmap, unwrap_batched, wrap_batched
@@ -136,6 +137,7 @@ def _trace_vmapped_body(
     body: Body, inputs: Inputs[Any], batched: Inputs[bool], batch_size: int, randomness: str
 ) -> BatchedTrace:
     n_carry = len(inputs.carry)
+    ask_tensors_for_sizes(body)
     _, plain = step_examples(dataclasses.replace(inputs, carry=[]))
     mode = fake_mode_of(inputs.flat())
 
