@@ -683,3 +683,25 @@ def test_the_cpp_wrapper_takes_a_view_of_a_weight_for_one():
     (got,) = torch.autograd.grad(run(h, xs).sum(), [w])
     (want,) = torch.autograd.grad(loop(cell, h, xs)[0].sum(), [w])
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+def mean_in_a_step(h, x):
+    return (h + x) * (1 / x.shape[0]), h
+
+
+def rows_in_a_step(h, x):
+    """In one row, which takes a product of three sizes."""
+    h = torch.tanh(h + x)
+    return h, h.permute(0, 2, 3, 1).reshape(-1, h.shape[1]).sum(0)
+
+
+@pytest.mark.parametrize("cell, shape", [(mean_in_a_step, (5,)), (rows_in_a_step, (2, 3, 4, 5))])
+def test_numbers_computed_from_open_sizes_have_gradients(cell, shape):
+    """torch has no code of its own for a quotient, and a wrong one for a product of three."""
+    h, xs = randn(*shape).requires_grad_(), randn(4, *shape).requires_grad_()
+
+    def train(run):
+        return gradients(run(cell, h, xs), [h, xs])
+
+    compiled = torch.compile(scan, backend="aot_eager", fullgraph=True, dynamic=True)
+    assert_same(train(compiled), train(loop))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from torch_scan_hop._torch.fakes import FakeTensorMode
@@ -63,17 +62,31 @@ def tracked(number: Any) -> Any:
     if mode is None:
         return number
     tracer: Any = mode.tracer
-    if proxy_tensor.get_proxy_slot(number, tracer, False, lambda _: True):
+    # proxy_tensor.get_proxy_slot() would write the expression out, a product of three wrongly
+    if number in tracer.symnode_tracker or number.node.expr in tracer.sympy_expr_tracker:
         return number
     from torch.utils._sympy.interp import sympy_interp
-    from torch.utils._sympy.reference import PythonReferenceAnalysis
 
     expression = number.node.expr
     known = {s: tracer.sympy_expr_tracker.get(s) for s in expression.free_symbols}
     if None in known.values():
         return number
     values = {symbol: _number_of(entry) for symbol, entry in known.items()}
-    return sympy_interp(PythonReferenceAnalysis, values, expression)
+    return sympy_interp(_operations_of_numbers(), values, expression)
+
+
+@functools.cache
+def _operations_of_numbers() -> Any:
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    class Operations(PythonReferenceAnalysis):
+        """torch's makes an expression, and no number, of a quotient of sizes."""
+
+        @staticmethod
+        def int_truediv(a: Any, b: Any) -> Any:
+            return a / b
+
+    return Operations
 
 
 def _number_of(entry: Any) -> Any:
