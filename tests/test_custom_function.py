@@ -91,3 +91,34 @@ def test_a_second_derivative_goes_through_its_backward():
 def test_transforms_use_its_own_rules(transform):
     got = transform(model(scan, Transformable))
     assert_same(got, transform(model(loop, Transformable)))
+
+
+class Scaled(torch.autograd.Function):
+    """A surrogate gradient: its backward reads what it was given."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g / (1 + x.abs()) ** 2
+
+
+def test_a_second_derivative_at_a_second_size():
+    """From the second size on, the saved sizes are numbers among its inputs."""
+    w = W.clone().requires_grad_()
+
+    def twice(scan_, rows):
+        def cell(h, x):
+            h = torch.tanh(x @ w + Scaled.apply(h @ w))
+            return h, h
+
+        h, ys = scan_(cell, H[:1].expand(rows, 2).clone(), XS[:, :1].expand(-1, rows, -1))
+        (g,) = torch.autograd.grad((h**2).sum() + (ys**2).sum(), w, create_graph=True)
+        return torch.autograd.grad((g**2).sum(), w)
+
+    for rows in (3, 2, 5):
+        assert_same(twice(scan, rows), twice(loop, rows))

@@ -33,6 +33,10 @@ class _Saved:
     is_output: bool
     index: int
 
+    def is_connected(self, value: Any) -> bool:
+        # a size that varies is an input, too
+        return (self.is_input or self.is_output) and isinstance(value, torch.Tensor)
+
 
 def _saved_of(forward: fx.GraphModule) -> list[_Saved]:
     (output,) = forward.graph.find_nodes(op="output")
@@ -73,7 +77,8 @@ class _Connected(torch.autograd.Function):
         outputs = results if isinstance(results, (tuple, list)) else (results,)
         ctx.mark_non_differentiable(*(outputs[k] for k in non_differentiable))
         pool = {True: args, False: outputs}
-        connected = [s for s in saved if s.is_input or s.is_output]
+        pairs = zip(saved, values, strict=True)
+        connected = [s for s, value in pairs if s.is_connected(value)]
         ctx.save_for_backward(*(pool[s.is_input][s.index] for s in connected))
         ctx.parts, ctx.values, ctx.n_args = parts, values, len(args)
         return results
@@ -83,7 +88,7 @@ class _Connected(torch.autograd.Function):
         _, backward, saved, _ = ctx.parts
         connected = iter(ctx.saved_tensors)
         values = [
-            next(connected) if s.is_input or s.is_output else value
+            next(connected) if s.is_connected(value) else value
             for s, value in zip(saved, ctx.values, strict=True)
         ]
         found = backward(*_context(), *cotangents, *values)

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import decompositions
+from torch_scan_hop.autodiff.cumprod import cumulative_product
 from torch_scan_hop.autodiff.determinant import determinant, determinant_of_factors
 from torch_scan_hop.op import Body
 
@@ -49,11 +50,13 @@ _OF_COMPLEX = {
 
 _STAND_INS: dict[Any, Any] = {
     **_OF_COMPLEX,
+    aten.cumprod.default: cumulative_product,
+    torch.cumprod: cumulative_product,
     aten._linalg_det.default: determinant_of_factors,
     torch.det: determinant,
     torch.linalg.det: determinant,
 }
-_METHODS = {"det": determinant}
+_METHODS = {"cumprod": cumulative_product, "det": determinant}
 
 
 def with_differentiable_operators(body: Body) -> Body:
