@@ -302,7 +302,7 @@ def test_masks_are_not_drawn_again(checker, monkeypatch):
 # --- the check itself ---
 
 IN_EAGER = {
-    "trace", "drop_detaches", "thread_linalg_checks", "drop_copies", "drop_lazy_views",
+    "trace", "drop_detaches", "thread_linalg_checks", "drop_copies", "drop_lazy_values",
     "drop_identities", "own_strided_memory", "allow_any_stride", "clean_up", "trim_scans",
     "partition", "drop_stops", "decisions", "plan", "loop", "stacks", "carries", "fused", "run",
 }  # fmt: skip

@@ -87,8 +87,13 @@ def fake_tensor(
         return out.requires_grad_(requires_grad)
 
 
+def is_lazy(fake: FakeTensor) -> bool:
+    """Whether it is to be read conjugated, negated, or as zeros that are nowhere in memory."""
+    return fake.is_conj() or fake.is_neg() or fake._is_zerotensor()
+
+
 def plain_fake(fake: FakeTensor) -> torch.Tensor:
-    """A fake of the same metadata that is no lazy view (conjugated, negated)."""
+    """A fake of the same metadata that is not lazy."""
     return fake_tensor(fake.fake_mode, fake.shape, fake.stride(), fake.dtype, fake.device)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.fakes import FakeTensor, plain_fake
+from torch_scan_hop._torch.fakes import FakeTensor, is_lazy, plain_fake
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
 from torch_scan_hop.body.meta_values import replace_by_source
@@ -80,23 +80,25 @@ def drop_detaches(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-# Lazy forms of a value: a flag on a view says that it is to be read conjugated or negated. In a
-# functional graph the value itself serves as well, and every operator and backend takes it.
-_LAZY_VIEWS = {
+# Lazy forms of a value: a flag on a view says that it is to be read conjugated or negated, and
+# forward mode's zeros have no memory (which Inductor's kernels read). In a functional graph the
+# value itself serves as well, and every operator and backend takes it.
+_LAZY_VALUES = {
     aten._conj.default: aten._conj_physical.default,
     aten._neg_view.default: aten.neg.default,
+    aten._efficientzerotensor.default: aten.zeros.default,
 }
 
 
-def drop_lazy_views(graph: fx.Graph) -> None:
+def drop_lazy_values(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in _LAZY_VIEWS:
+        if node.op == "call_function" and node.target in _LAZY_VALUES:
             if isinstance(node.args[0], (int, float, complex)):
                 _fold_number(graph, node)
                 continue
-            node.target = _LAZY_VIEWS[node.target]
+            node.target = _LAZY_VALUES[node.target]
         value = node.meta.get("val")
-        if isinstance(value, FakeTensor) and (value.is_conj() or value.is_neg()):
+        if isinstance(value, FakeTensor) and is_lazy(value):
             node.meta["val"] = plain_fake(value)
 
 
@@ -117,7 +119,7 @@ _CLEAN_UP = (
     drop_detaches,
     thread_linalg_checks,
     drop_copies,
-    drop_lazy_views,
+    drop_lazy_values,
     drop_identities,
     allow_any_stride,
 )

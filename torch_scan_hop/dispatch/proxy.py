@@ -26,7 +26,7 @@ from torch_scan_hop._torch.tracing import (
     needs_no_trace,
     trace,
 )
-from torch_scan_hop.body.cleanup import copy_of, drop_lazy_views, own_strided_memory
+from torch_scan_hop.body.cleanup import copy_of, drop_lazy_values, own_strided_memory
 from torch_scan_hop.body.float_operands import floats_as_tensors
 from torch_scan_hop.body.for_onnx import fit_for_onnx
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
@@ -100,7 +100,7 @@ def _body_of_this_trace(
     body = reenter_make_fx(combine_fn)(*examples)
     if not mode.pre_dispatch:
         thread_linalg_checks(body.graph)
-        drop_lazy_views(body.graph)
+        drop_lazy_values(body.graph)
         own_strided_memory(body.graph)
         body.recompile()
     return body
