@@ -122,3 +122,37 @@ def test_a_second_derivative_at_a_second_size():
 
     for rows in (3, 2, 5):
         assert_same(twice(scan, rows), twice(loop, rows))
+
+
+class ByItsResult(torch.autograd.Function):
+    """Its gradients are computed of a view of what it saves: its own result, or an input."""
+
+    @staticmethod
+    def forward(ctx, w, x):
+        z = torch.tanh(x @ w + x)
+        ctx.save_for_backward(w, x, z)
+        return z
+
+    @staticmethod
+    def backward(ctx, g):
+        w, x, z = ctx.saved_tensors
+        return z.T @ g + x.mT @ (g * z), g * z + (g @ w.T) * z.T.T
+
+
+def test_a_second_derivative_through_views_of_what_was_saved():
+    torch.manual_seed(0)
+    w = torch.randn(2, 2, dtype=F64, requires_grad=True)
+    h, xs = torch.randn(3, 2, dtype=F64, requires_grad=True), XS.clone().requires_grad_()
+
+    def cell(h, x):
+        h = ByItsResult.apply(w, x + 0.5 * h)
+        return h, h.sum(-1)
+
+    def derivatives(scan_):
+        last, ys = scan_(cell, h, xs)
+        first = torch.autograd.grad(
+            (last * h).sum() + ys.square().sum(), (w, h, xs), create_graph=True
+        )
+        return first, torch.autograd.grad(sum(g.square().sum() for g in first), (w, h, xs))
+
+    assert_same(derivatives(scan), derivatives(loop))

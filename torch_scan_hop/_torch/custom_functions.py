@@ -55,13 +55,51 @@ def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
     return module.graph.find_nodes(op="placeholder")[1 if _TAKES_CONTEXT else 0 :]
 
 
+def _switches(graph: fx.Graph) -> list[fx.Node]:
+    """Where gradients are turned off before what a person wrote, and on again after it."""
+    return [n for n in graph.nodes if getattr(n.target, "__name__", "") == "_set_grad_enabled"]
+
+
+def _each_its_own(
+    forward: fx.GraphModule, backward: fx.GraphModule
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The two, with what the backward computes of saved values in the backward.
+
+    Until torch 2.13, Dynamo puts attributes of them (``z.T``) behind the forward, and saves those.
+    """
+    nodes, switches = list(forward.graph.nodes), _switches(forward.graph)
+    _, saved = nodes[-1].args[0]
+    moved = nodes[nodes.index(switches[-1]) + 1 : -1] if switches else []
+    if not set(moved) & set(saved):
+        return forward, backward
+    read = [*saved, *(n for node in moved for n in node.all_input_nodes)]
+    kept = [n for n in dict.fromkeys(read) if n not in moved]
+
+    env: dict[fx.Node, Any] = {}
+    first = fx.Graph()
+    copied = first.graph_copy(forward.graph, env)
+    first.output((copied[0], [env[n] for n in kept]))  # type: ignore[index]
+    for node in reversed(moved):
+        first.erase_node(env[node])
+
+    second, env = fx.Graph(), {}
+    given = backward.graph.find_nodes(op="placeholder")
+    cotangents, received = given[: -len(saved)], given[-len(saved) :]
+    env |= {node: second.node_copy(node) for node in cotangents}
+    known = {node: second.placeholder(node.name) for node in kept}
+    for node in moved:
+        known[node] = second.node_copy(node, lambda n: known[n])
+    env |= {node: known[of] for node, of in zip(received, saved, strict=True)}
+    second.output(second.graph_copy(backward.graph, env))
+    return fx.GraphModule(forward, first), fx.GraphModule(backward, second)
+
+
 def _with_gradients(module: fx.GraphModule) -> fx.GraphModule:
     """The graph without the switches that turn gradients off around it."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    for node in list(graph.nodes):
-        if getattr(node.target, "__name__", "") == "_set_grad_enabled":
-            graph.erase_node(node)
+    for node in _switches(graph):
+        graph.erase_node(node)
     return fx.GraphModule(module, graph)
 
 
@@ -100,6 +138,7 @@ def connected(
     forward: fx.GraphModule, backward: fx.GraphModule, options: dict[str, Any]
 ) -> Callable[..., Any]:
     """The user's function of the node's tensor arguments, differentiable any number of times."""
+    forward, backward = _each_its_own(forward, backward)
     parts = (
         forward,
         _with_gradients(backward),
