@@ -20,6 +20,7 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop._torch.own_scan import torchs_operator, under_its_own_name
+from torch_scan_hop._torch.sizes import are_all_known_equal
 
 __all__ = [
     "decompose_mutating_operators",
@@ -94,7 +95,7 @@ def let_scans_be_empty(op: Any) -> None:
     """Torch 2.13 takes ``xs[0]`` for an example of a slice, which an empty scan has not got.
 
     And ``init`` for an example of a carry, which is contiguous in a step, whatever ``init`` is; and
-    takes a number that was a symbol when the body was traced for another value.
+    takes a number, or a size, that was another symbol when the body was traced for another value.
     """
     extract = getattr(fx_utils, "_extract_subgraphs_and_args", None)
     if extract is None:
@@ -107,12 +108,21 @@ def let_scans_be_empty(op: Any) -> None:
         body, init, xs, additional = args
         slices = (x.new_empty_strided(x.shape[1:], x.stride()[1:]) for x in xs)
         carry = (c.new_empty(c.shape) for c in init)
-        placeholders = body.graph.find_nodes(op="placeholder")[len(init) + len(xs) :]
-        pairs = zip(additional, placeholders, strict=True)
-        same = [a if isinstance(a, torch.Tensor) else p.meta["val"] for a, p in pairs]
-        yield body, (*carry, *slices, *same)
+        placeholders = body.graph.find_nodes(op="placeholder")
+        pairs = zip((*carry, *slices, *additional), placeholders, strict=True)
+        yield (
+            body,
+            tuple(value if _is_known_like(value, p) else p.meta["val"] for value, p in pairs),
+        )
 
     fx_utils._extract_subgraphs_and_args = with_slices  # type: ignore[attr-defined, assignment]
+
+
+def _is_known_like(value: Any, placeholder: fx.Node) -> bool:
+    """Whether it is a tensor of the size that the body was traced for, as far as symbols tell."""
+    traced = placeholder.meta["val"]
+    are_tensors = isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor)
+    return are_tensors and are_all_known_equal(value.shape, traced.shape)
 
 
 def trace_decomposed(fn: Callable[..., Any], examples: Sequence[Any]) -> fx.GraphModule:
