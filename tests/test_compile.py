@@ -705,3 +705,21 @@ def test_numbers_computed_from_open_sizes_have_gradients(cell, shape):
 
     compiled = torch.compile(scan, backend="aot_eager", fullgraph=True, dynamic=True)
     assert_same(train(compiled), train(loop))
+
+
+def test_segments_of_open_sizes_have_gradients_under_inductor():
+    """Torch compares what a body was traced for with what it is given, symbol by symbol."""
+    w = randn(2, 2)
+    h, xs = randn(3, 2), randn(3, 2, 4)
+    inputs = [t.requires_grad_() for t in (w, h, xs)]
+
+    def train(run):
+        def cell(c, x):
+            n = torch.tanh(c @ w + x)
+            return n, n
+
+        return gradients(run(cell, h, xs, dim=2, checkpoint=2), inputs)
+
+    torch._dynamo.mark_dynamic(xs, 2)
+    compiled = torch.compile(scan, fullgraph=True)
+    assert_same(train(compiled), train(loop))

@@ -2,10 +2,10 @@
 
 glibc takes memory of 32 MiB and more from the system for each tensor anew, and gives it back with
 the tensor (M_MMAP_THRESHOLD at its largest). The system clears it as it is written first, one page
-at a time, and to stop for each of 4 KiB takes several times as long as to write it: 40 ms for 128
-MiB, and 7 ms in pages of 2 MiB. Linux uses those where a program asks for them, for which it is
-mostly set up (/sys/kernel/mm/transparent_hugepage/enabled: madvise). All of a stack is written, so
-that none of such a page is wasted. Smaller memory is used again: there it would save nothing.
+at a time, and to stop for each of 4 KiB takes several times as long as to write it. Linux uses
+pages of 2 MiB where a program asks for them, for which it is mostly set up
+(/sys/kernel/mm/transparent_hugepage/enabled: madvise). All of a stack is written, so that none of
+such a page is wasted. Smaller memory is used again: there it would save nothing.
 """
 
 from __future__ import annotations

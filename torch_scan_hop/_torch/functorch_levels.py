@@ -55,10 +55,11 @@ def ask_tensors_for_sizes(body: Any) -> None:
     """
     if not isinstance(body, fx.GraphModule):
         return
-    for overload, method in _SIZES.items():
-        for node in body.graph.find_nodes(op="call_function", target=overload):
-            node.op, node.target = "call_method", method
-            body.recompile()
+    found = [n for op in _SIZES for n in body.graph.find_nodes(op="call_function", target=op)]
+    for node in found:
+        node.op, node.target = "call_method", _SIZES[node.target]
+    if found:
+        body.recompile()
 
 
 def opens_levels(body: Any) -> bool:

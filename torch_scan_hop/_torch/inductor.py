@@ -265,7 +265,7 @@ def layout_like(like: torch.Tensor, dtype: torch.dtype | None = None) -> FixedLa
 
 
 def declared_output(
-    node: Any, position: int, like: torch.Tensor, dtype: torch.dtype | None = None
+    node: Any, position: int, like: torch.Tensor, dtype: torch.dtype
 ) -> DeclaredOutput:
     return DeclaredOutput(layout_like(like, dtype), node, [(list, position)])
 

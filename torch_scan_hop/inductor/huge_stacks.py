@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import sympy
+
 from torch_scan_hop import huge_pages
 from torch_scan_hop._torch.inductor import import_into, splice_into_header, uses_cpp_wrapper
 
@@ -45,6 +47,5 @@ def advise_when_run(wrapper: Any, output: Any) -> None:
 
 def _is_small(layout: Any) -> bool:
     """As far as its sizes are known."""
-    elements = math.prod(layout.size)
-    is_known = isinstance(elements, int) or elements.is_Integer
-    return bool(is_known and elements * layout.dtype.itemsize < huge_pages.LEAST_BYTES)
+    nbytes = math.prod(layout.size, start=sympy.Integer(layout.dtype.itemsize))
+    return bool(nbytes.is_Integer and nbytes < huge_pages.LEAST_BYTES)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torch_scan_hop._torch.inductor import called_as_it_is, current_node
+from torch_scan_hop._torch.inductor import called_as_it_is
 from torch_scan_hop.op import scan_op
 
 aten = torch.ops.aten
@@ -22,9 +22,6 @@ _library = torch.library.Library("torch_scan_hop", "FRAGMENT")
 _library.define("joined_parts(Tensor re, Tensor im) -> Tensor")
 _library.impl("joined_parts", torch.complex, "CompositeExplicitAutograd")
 joined_parts = torch.ops.torch_scan_hop.joined_parts.default
-
-# of a scan's node: the complex stacks it has written, by the position of their real parts
-_WRITTEN = "torch_scan_hop.joined"
 
 
 @torch.library.register_fake("torch_scan_hop::joined_parts")
@@ -68,13 +65,6 @@ def positions_of_joined(scan: fx.Node) -> list[int]:
     ]
 
 
-def note_joined(scan: fx.Node, stacks: dict[int, Any]) -> None:
-    """``stacks``: what the kernel of ``scan`` writes, by the positions of real parts."""
-    scan.meta[_WRITTEN] = stacks
-
-
 def lower_joined_parts(re: Any, im: Any) -> Any:
-    part: Any = current_node().args[0]
-    scan, position = part.args
-    written = scan.meta.get(_WRITTEN, {}).get(position)
-    return called_as_it_is(aten.complex.default, re, im) if written is None else written
+    """A kernel that has written both hands over the complex stack in place of each."""
+    return re if re.get_dtype().is_complex else called_as_it_is(aten.complex.default, re, im)

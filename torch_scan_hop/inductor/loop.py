@@ -29,7 +29,7 @@ from torch_scan_hop._torch.inductor_values import is_unrealized, shifted_by_one
 from torch_scan_hop.body.carries_in import is_in_graph
 from torch_scan_hop.inductor import watch
 from torch_scan_hop.inductor.body import StepExamples, added_to, destination_passing
-from torch_scan_hop.inductor.joined_parts import note_joined, positions_of_joined
+from torch_scan_hop.inductor.joined_parts import positions_of_joined
 from torch_scan_hop.inductor.kernels import is_product, kernel_of
 from torch_scan_hop.inductor.loop_code import ZEROS, CountedLoop, CppLoop, PythonLoop, ReplayedLoop
 from torch_scan_hop.inductor.node import ScanCall
@@ -102,7 +102,6 @@ def lower_to_loop_or_kernel(
     node = kernel_of(call)
     watch.tell(call, None if node is None else type(node))
     if node is not None:
-        note_joined(current_node(), {k: node.results()[k] for k in node.joined})
         return node.results()
     return _counted_loop(call, f"{combine_fn.name}_step", given.carry).results()
 

@@ -97,7 +97,7 @@ class ScanNode(ExternKernel):
             for k, output in enumerate(self.outputs)
         ]
         for k in self.joined:
-            self.destinations[k : k + 2] = map(self._destination_of_part, (k, k + 1))
+            self.destinations[k : k + 2] = self._destinations_of_parts(k)
 
     def _make_outputs(self, call: ScanCall) -> list[Any]:
         outputs: list[Any] = []
@@ -111,18 +111,15 @@ class ScanNode(ExternKernel):
                 outputs.append(declared_output(self, k, like, dtype))
         return outputs
 
-    def _destination_of_part(self, position: int) -> Destination:
-        """Of a complex stack that begins at ``position`` or, for the imaginary part, before it."""
-        first = position if position in self.joined else position - 1
-        stack = self.outputs[first].layout
-        layout = FixedLayout(
-            stack.device,
-            stack.dtype.to_real(),
-            stack.size,
-            [2 * stride for stride in stack.stride],
-            position - first,
+    def _destinations_of_parts(self, position: int) -> list[Destination]:
+        """Of the real and the imaginary numbers of a complex output, which alternate."""
+        stack = self.outputs[position].layout
+        strides = [2 * stride for stride in stack.stride]
+        layouts = (
+            FixedLayout(stack.device, stack.dtype.to_real(), stack.size, strides, offset)
+            for offset in (0, 1)
         )
-        return Destination(f"{PARTS}{first}", layout)
+        return [Destination(f"{PARTS}{position}", layout) for layout in layouts]
 
     def results(self) -> list[Any]:
         return [boxed(output) for output in self.outputs]

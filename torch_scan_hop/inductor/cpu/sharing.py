@@ -52,11 +52,10 @@ struct ScanSharing {
     ~ScanSharing() {
         if (!shares) return;
         const int64_t end = now();
-        // to come once is no proof that they will again
-        int64_t pause = threads.pause.load(std::memory_order_relaxed) / 2;
+        const int64_t before = threads.pause.load(std::memory_order_relaxed);
+        int64_t pause = before / 2;  // to come once is no proof that they will again
         if (end - start > expected) {
-            pause = 4 * pause;
-            pause = std::min(std::max(pause, FIRST_PAUSE), LONGEST_PAUSE);
+            pause = std::min(std::max(2 * before, FIRST_PAUSE), LONGEST_PAUSE);
             threads.alone_until.store(end + pause, std::memory_order_relaxed);
         }
         threads.pause.store(pause, std::memory_order_relaxed);
