@@ -40,6 +40,7 @@ from torch_scan_hop.op import ScanOptions, call_scan, scan_op
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
 from torch_scan_hop.rewrites.classify import nbytes
+from torch_scan_hop.rewrites.lane_sums import LaneSums, find_lane_sums
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
 from torch_scan_hop.signature import Inputs, Signature
@@ -115,14 +116,14 @@ class ScanRewriter:
             return
         body, signature, sizes = lift_sizes(self.body, self.signature)
         legality.run_passes(body, [split_fused_products])
-        plan = self._plan(body, signature)
+        plan, sums = self._plan_of_lanes(body, signature) or (self._plan(body, signature), None)
         if pack_weights(plan, self.trip_count):
             plan = self._plan(body, signature)
         length = self.trip_count
         # blocks are for what a core's cache holds
         if isinstance(self.trip_count, int) and self.trip_count != 0 and not self._is_on_gpu():
             length = whole_block_length(plan, self.trip_count, self._copied_bytes(plan))
-        if plan.is_trivial() and not self.shifted and self.trip_count != 0:
+        if plan.is_trivial() and not (self.shifted or sums) and self.trip_count != 0:
             self._retrace_if_unlike()
             return
 
@@ -132,6 +133,9 @@ class ScanRewriter:
                 return self._no_steps(groups.carry)
             additional = [*groups.additional, *(size.of(groups) for size in sizes)]
             inputs = Inputs(groups.carry, groups.xs, additional)
+            return run_plan(inputs) if sums is None else sums.run(run_plan, inputs)
+
+        def run_plan(inputs: Inputs[Any]) -> list[Any]:
             if length != self.trip_count:
                 return scan_of_blocks(plan, call_scan, inputs, self.options, length)
             return plan.run(call_scan, with_joined(inputs, in_graph), self.options)
@@ -184,6 +188,20 @@ class ScanRewriter:
             return kept
         moved = plan(True)
         return moved if _is_lane_by_lane(moved) else kept
+
+    def _plan_of_lanes(
+        self, body: fx.GraphModule, signature: Signature
+    ) -> tuple[ScanPlan, LaneSums] | None:
+        """With sums for each lane, if the loop is a kernel of lanes by that."""
+        options = current_options()
+        # where lanes are few, a GPU goes through many steps at once, of carries that are affine
+        if not (options.sums_per_lane and options.one_kernel) or self._is_on_gpu():
+            return None
+        sums = find_lane_sums(body, signature)
+        if sums is None:
+            return None
+        plan = self._plan(sums.body, signature)
+        return (plan, sums) if _is_lane_by_lane(plan) else None
 
     def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
         """The scan's inputs, of the operands; xs that are carries into steps as such."""

@@ -48,6 +48,8 @@ _LINEAR = {
 }
 
 
+_SUMS = {aten.sum.default, aten.sum.dim_IntList}
+
 _SCALINGS = {aten.mul.Tensor, aten.div.Tensor, aten.neg.default}
 # A sum of narrower numbers may overflow where that of the scaled ones does not.
 _WIDE = {torch.float32, torch.float64, torch.complex64, torch.complex128}
@@ -76,14 +78,17 @@ class Accumulator:
     @property
     def operand(self) -> fx.Node:
         """What the term is a sum over dimensions of, or the term."""
-        if self.term.target is aten.sum.dim_IntList:
+        if self.term.target in _SUMS:
             return self.term.args[0]  # type: ignore[return-value]
         return self.term
 
     def _reduced(self, stack: torch.Tensor) -> torch.Tensor:
         """``sum_t sum(v_t, dims)`` from the stack of ``v``."""
         rank = stack.dim() - 1
-        dims = [0, *(d % rank + 1 for d in self.term.args[1])]  # type: ignore[union-attr,operator]
+        named: Any = self.term.args[1] if len(self.term.args) > 1 else None
+        named = [named] if isinstance(named, int) else named
+        # to torch, no dimensions are all of them, and a scalar has one, too
+        dims = [0, *(d % rank + 1 for d in (named if rank and named else range(rank)))]
         keepdim = len(self.term.args) > 2 and bool(self.term.args[2])
         total = torch.sum(stack, dims, keepdim, dtype=self.dtype)  # type: ignore[arg-type]
         return total.squeeze(0) if keepdim else total

@@ -23,6 +23,8 @@ class Options:
         blocks: do a long scan's work before and after the loop for a block of steps at a time.
         one_kernel: under Inductor, run the whole loop in one kernel if the body is pointwise, or
             pointwise around products with small weights.
+        sums_per_lane: under Inductor on the CPU, keep a sum over dimensions as one for each lane of
+            the loop, where that makes the loop one kernel.
         scalars: under Inductor, write small matrices out as scalars, one for each entry, where the
             loop is one kernel then and is none otherwise.
         panels: under Inductor on the CPU, pack the weights of a counted loop's products before it.
@@ -43,6 +45,7 @@ class Options:
     drop_dead: bool = True
     blocks: bool = True
     one_kernel: bool = True
+    sums_per_lane: bool = True
     scalars: bool = True
     panels: bool = True
     onednn: bool | None = None
