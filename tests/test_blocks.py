@@ -67,7 +67,9 @@ SLOW = pytest.mark.slow
 def test_inductor(cell, reverse, short_blocks):
     p = CELLS[cell].problem(torch.float64, T=12, B=2)
     params = list(p.params.values())
-    check(p.combine_fn, p.init, p.xs, params=params, reverse=reverse, variant=Variant("inductor"))
+    inductor = Variant("inductor")
+    with using_options(sums_per_lane=False):
+        check(p.combine_fn, p.init, p.xs, params=params, reverse=reverse, variant=inductor)
     assert short_blocks and set(short_blocks) == {4}
 
 
@@ -75,7 +77,8 @@ def test_inductor(cell, reverse, short_blocks):
 @pytest.mark.parametrize("cell", [pytest.param("lstm", marks=SLOW), "linear_recurrence"])
 def test_cpp_wrapper(cell, short_blocks):
     p = CELLS[cell].problem(torch.float64, T=12, B=2)
-    with torch._inductor.config.patch(cpp_wrapper=True):
+    cpp_wrapper = torch._inductor.config.patch(cpp_wrapper=True)
+    with cpp_wrapper, using_options(sums_per_lane=False):
         check(
             p.combine_fn,
             p.init,

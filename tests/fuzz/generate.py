@@ -33,11 +33,11 @@ DEFAULT = (
 #: program has many steps; ``contexts``: the scan is called a second time, in another context;
 #: ``complex_carry``: most carries are complex; ``floats``: closed-over Python floats; ``regions``:
 #: of autocast, and of checkpoints; ``affine``: so are all carries; ``inner_cells``: scans of
-#: recurrent cells within a step
+#: recurrent cells within a step; ``sums``: a carry that steps only add sums to
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
     "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "regions",
-    "affine", "inner_cells",
+    "affine", "inner_cells", "sums",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
@@ -170,7 +170,32 @@ class _Generator:
             leaves.append(self._number())
         if self.has("indexing") and self.rng.random() < 0.3:
             leaves.append(self._counter())
+        if self.has("sums"):
+            leaves.append(self._total())
         return leaves
+
+    def _total(self) -> Carried:
+        """A leaf that steps add to, and that nothing reads."""
+        shape = self.rng.choice([(), self._shape()[-1:], self._shape()])
+        made = self._input("h", Type(shape, "f"), f"normal(g, {size_text(shape)})", grad=True)
+        return Carried("total", Type(shape, "f", fresh=False), made.name, "total")
+
+    def _next_total(self, c: Carried) -> str:
+        """Of one to three sums; of all dimensions in one of the ways to say that."""
+        shape = c.type.shape
+        n = len(shape)
+        floats = [v for v in self.g.vars if v.type.dtype == "f"]
+        found = [v for v in floats if v.type.shape[len(v.type.shape) - n :] == shape]
+        terms = []
+        for _ in range(self.rng.choice([1, 1, 2, 3]) if found else 0):
+            v = self.rng.choice(found)
+            dims = tuple(range(len(v.type.shape) - n))
+            ways = [f"{v.name}.sum({dims})"] if dims else [v.name]
+            if not n:
+                ways += [f"{v.name}.sum(())", f"torch.sum({v.name}, None)", f"{v.name}.sum()"]
+            scale = self.rng.choice(["", "0.5 * ", "-"])
+            terms.append(scale + self.rng.choice(ways))
+        return " + ".join([c.name, f"({' + '.join(terms)})" if terms else "1.0"])
 
     def _carried(self, k: int) -> Carried:
         shape, dtype = self._shape(), "f"
@@ -294,6 +319,8 @@ class _Generator:
         rng = self.rng
         for _ in range(rng.choice([0, 1, 1, 2, 3])):
             shape = self._shape()
+            if self.has("sums") and rng.random() < 0.7:
+                shape = shape[rng.choice([1, len(shape)]) :]  # its gradient is a sum
             made = self._input(
                 "w", Type(shape, "f"), f"normal(g, {size_text(shape)})", rng.random() < 0.8
             )
@@ -352,6 +379,8 @@ class _Generator:
     def _next(self, c: Carried) -> Carried:
         """What the body returns for this leaf: the old value and something of the body."""
         g = self.g
+        if c.name == "total":
+            return _with_result(c, self._next_total(c))
         if c.name in g.numbers:
             return _with_result(c, self._next_number(c))
         if c.type.dtype == "i":

@@ -18,6 +18,7 @@ from torch_scan_hop._torch.fakes import FakeTensor, FakeTensorMode
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop._torch.tracing import replaying, unwrap_functional
+from torch_scan_hop.signature import results_of
 
 
 def replace_by_source(node: fx.Node, source: fx.Node) -> None:
@@ -101,3 +102,15 @@ def _in_one_mode(args: Any, kwargs: Any, recorded: Any) -> tuple[Any, Any, FakeT
 
     args, kwargs = pytree.tree_map(fake, (args, kwargs))
     return args, kwargs, mode
+
+
+def check_results(graph: fx.Graph, expected: Sequence[torch.Tensor]) -> None:
+    """A rewrite that returns something of another form is a mistake of ours."""
+    for k, (node, like) in enumerate(zip(results_of(graph), expected, strict=True)):
+        if node is None:  # nothing reads it
+            continue
+        value = node.meta["val"]
+        pairs = zip(value.shape, like.shape, strict=False)
+        differ = any(isinstance(n, int) and isinstance(m, int) and n != m for n, m in pairs)
+        if value.dtype is not like.dtype or value.dim() != like.dim() or differ:
+            raise AssertionError(f"result {k} of a rewrite is {value}, which should be as {like}")

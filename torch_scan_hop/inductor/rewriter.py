@@ -20,6 +20,7 @@ from torch_scan_hop.body.carries_in import (
     stacks_of,
     with_joined,
 )
+from torch_scan_hop.body.meta_values import check_results
 from torch_scan_hop.inductor.kernels import (
     is_on_gpu,
     may_be_one_kernel,
@@ -116,9 +117,11 @@ class ScanRewriter:
             return
         body, signature, sizes = lift_sizes(self.body, self.signature)
         legality.run_passes(body, [split_fused_products])
-        plan, sums = self._plan_of_lanes(body, signature) or (self._plan(body, signature), None)
-        if pack_weights(plan, self.trip_count):
-            plan = self._plan(body, signature)
+        used = self._used_outputs()
+        of_lanes = self._plan_of_lanes(body, signature, used)
+        plan, sums = of_lanes or (self._plan(body, signature, used), None)
+        if sums is None and pack_weights(plan, self.trip_count):
+            plan = self._plan(body, signature, used)
         length = self.trip_count
         # blocks are for what a core's cache holds
         if isinstance(self.trip_count, int) and self.trip_count != 0 and not self._is_on_gpu():
@@ -170,7 +173,9 @@ class ScanRewriter:
     def _is_on_gpu(self) -> bool:
         return is_on_gpu(map(_value, self.operands))
 
-    def _plan(self, body: fx.GraphModule, signature: Signature) -> ScanPlan:
+    def _plan(
+        self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
+    ) -> ScanPlan:
         """Pointwise work stays in the loop, unless without it one launch does for all steps."""
 
         def plan(pointwise_pays: bool) -> ScanPlan:
@@ -179,7 +184,7 @@ class ScanRewriter:
                 signature,
                 current_options(),
                 pointwise_pays=pointwise_pays,
-                used_outputs=self._used_outputs(),
+                used_outputs=used_outputs,
                 any_trip_count=not isinstance(self.trip_count, int),
             )
 
@@ -190,17 +195,17 @@ class ScanRewriter:
         return moved if _is_lane_by_lane(moved) else kept
 
     def _plan_of_lanes(
-        self, body: fx.GraphModule, signature: Signature
+        self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
     ) -> tuple[ScanPlan, LaneSums] | None:
         """With sums for each lane, if the loop is a kernel of lanes by that."""
         options = current_options()
         # where lanes are few, a GPU goes through many steps at once, of carries that are affine
         if not (options.sums_per_lane and options.one_kernel) or self._is_on_gpu():
             return None
-        sums = find_lane_sums(body, signature)
+        sums = find_lane_sums(body, signature, used_outputs)
         if sums is None:
             return None
-        plan = self._plan(sums.body, signature)
+        plan = self._plan(sums.body, sums.signature, sums.used_outputs)
         return (plan, sums) if _is_lane_by_lane(plan) else None
 
     def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
@@ -252,6 +257,7 @@ class ScanRewriter:
 
     def _inline(self, traced: fx.GraphModule) -> None:
         """Copy ``traced`` in front of the scan node and let its results replace the scan's."""
+        check_results(traced.graph, self.node.meta["val"])
         graph = self.gm.graph
         env: dict[fx.Node, Any] = dict(
             zip(traced.graph.find_nodes(op="placeholder"), self.operands, strict=True)

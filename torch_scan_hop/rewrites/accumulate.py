@@ -48,7 +48,7 @@ _LINEAR = {
 }
 
 
-_SUMS = {aten.sum.default, aten.sum.dim_IntList}
+SUMS = {aten.sum.default, aten.sum.dim_IntList}
 
 _SCALINGS = {aten.mul.Tensor, aten.div.Tensor, aten.neg.default}
 # A sum of narrower numbers may overflow where that of the scaled ones does not.
@@ -78,7 +78,7 @@ class Accumulator:
     @property
     def operand(self) -> fx.Node:
         """What the term is a sum over dimensions of, or the term."""
-        if self.term.target in _SUMS:
+        if self.term.target in SUMS:
             return self.term.args[0]  # type: ignore[return-value]
         return self.term
 
@@ -196,13 +196,13 @@ def find_accumulator(
     if len(carry_out.users) != 1:  # a running sum that is also read or returned as y
         return None
     maps: list[fx.Node] = []
-    while (base := _argument_of_linear(term, is_known)) is not None:
+    while (base := argument_of_linear(term, is_known)) is not None:
         maps.append(term)
         term = base
     return Accumulator(index, term, tuple(maps), _leaves(term))
 
 
-def _argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx.Node | None:
+def argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx.Node | None:
     """What ``node`` is linear in, if all else that it reads is known."""
     if node.target not in _SCALINGS and node.target not in _LINEAR:
         return None

@@ -11,7 +11,6 @@ and summed after it. Of one sum for each lane nothing travels to memory.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import are_all_known_equal
-from torch_scan_hop.rewrites.accumulate import Accumulator, find_accumulator
-from torch_scan_hop.rewrites.classify import Dependence, classify
+from torch_scan_hop.body.node_kinds import is_tensor_node
+from torch_scan_hop.rewrites.accumulate import SUMS, argument_of_linear
+from torch_scan_hop.rewrites.classify import Dependence, ancestors, classify, is_pinned
 from torch_scan_hop.rewrites.parts import Part, unique
 from torch_scan_hop.signature import Inputs, Signature
 
@@ -35,94 +35,151 @@ _DTYPES = {torch.float32, torch.float64, torch.int64}
 
 @dataclass(frozen=True)
 class LaneSums:
-    """A body whose carries ``sums`` are as large as what they are sums of.
+    """A body whose carries are those that are ``kept``, and one sum for each lane of ``operands``.
 
     Attributes:
-        like: position of a carry that has the shape of the lanes.
-        additional: of the body that this one was made of.
-        known: what the sums read besides, computed of those.
+        body: in place of the one that all nodes are of.
+        like: a carry that has the shape of the lanes.
+        added: what a step adds to each other carry.
+        after: these, of sums of the operands over all steps: they are linear in them.
+        used_outputs: which results of ``body`` anything reads.
     """
 
     body: fx.GraphModule
-    sums: Sequence[Accumulator]
+    roles: Inputs[fx.Node]
+    kept: Sequence[int]
     like: int
-    additional: Sequence[fx.Node]
-    known: Part
+    operands: Sequence[fx.Node]
+    added: dict[int, fx.Node]
+    after: Part
+    used_outputs: Sequence[bool]
+
+    @property
+    def signature(self) -> Signature:
+        n_carry = len(self.kept) + len(self.operands)
+        return Signature(n_carry, len(self.roles.xs), len(self.roles.additional))
 
     def run(self, run: Callable[[Inputs[Any]], list[Any]], inputs: Inputs[Any]) -> list[Any]:
         """The results of the scan; ``run`` runs one of ``body``."""
-        carry, lanes = list(inputs.carry), inputs.carry[self.like]
-        for a in self.sums:
-            carry[a.index] = lanes.new_zeros(lanes.shape, dtype=a.dtype)
+        lanes = inputs.carry[self.like]
+        dtypes = (n.meta["val"].dtype for n in self.operands)
+        zeros = (lanes.new_zeros(lanes.shape, dtype=dtype) for dtype in dtypes)
+        carry = [*(inputs.carry[k] for k in self.kept), *zeros]
         results = run(dataclasses.replace(inputs, carry=carry))
-        values = dict(zip(self.additional, inputs.additional, strict=True))
-        values |= self.known(values)
-        for a in self.sums:
-            if results[a.index] is not None:  # something reads it
-                total = a.total([results[a.index].unsqueeze(0)], values)
-                results[a.index] = inputs.carry[a.index] + total
-        return results
+        final = dict(zip(self.kept, results, strict=False))
+        values = dict(zip(self.roles.additional, inputs.additional, strict=True))
+        values |= dict(zip(self.operands, results[len(self.kept) :], strict=False))
+        totals = self.after(values)
+        final |= {k: inputs.carry[k] + totals[node] for k, node in self.added.items()}
+        return [*map(final.get, range(len(inputs.carry))), *results[len(carry) :]]
 
 
-def find_lane_sums(body: fx.GraphModule, signature: Signature) -> LaneSums | None:
+def find_lane_sums(
+    body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
+) -> LaneSums | None:
     """None where no carry is a sum over dimensions of something as large as another carry."""
     roles, outputs = signature.inputs_of(body), signature.outputs_of(body)
     dependence = classify(body.graph, roles)
-
-    def is_known(node: fx.Node) -> bool:
-        return dependence[node] is Dependence.INVARIANT
-
     results = outputs.flat()
-    found = [
-        find_accumulator(k, before, after, is_known)
-        for k, (before, after) in enumerate(zip(roles.carry, outputs.carry, strict=True))
-        if results.count(after) == 1
-    ]
-    reduced = [a for a in found if a is not None and a.operand is not a.term]
-    others = {*range(signature.n_carry)} - {a.index for a in reduced}
-    like = min((k for k in others if roles.carry[k] is not outputs.carry[k]), default=None)
+    terms: dict[int, list[fx.Node]] = {}
+    added: dict[int, fx.Node] = {}
+    for k, (before, after) in enumerate(zip(roles.carry, outputs.carry, strict=True)):
+        term = _added_to(before, after) if results.count(after) == 1 else None
+        if term is not None and used_outputs[k]:
+            added[k] = term
+            terms[k] = _terms(term, lambda n: dependence[n] is Dependence.INVARIANT)
+    others = (k for k in range(signature.n_carry) if roles.carry[k] is not outputs.carry[k])
+    like = min((k for k in others if k not in terms), default=None)
     if like is None:
         return None
     lanes = roles.carry[like].meta["val"]
-    sums = [
-        dataclasses.replace(a, leaves=(a.operand,))
-        for a in reduced
-        if _is_like(lanes, a.operand.meta["val"], a.dtype) and not is_known(a.operand)
-    ]
-    if not sums:
+    added = {k: n for k, n in added.items() if all(_is_sum_like(lanes, t) for t in terms[k])}
+    if not added:
         return None
-    read = unique([n for a in sums for m in a.maps for n in m.all_input_nodes if is_known(n)])
-    known = Part(body, roles.additional, [n for n in read if n.op != "placeholder"], "SumsKnown")
-    return LaneSums(_widened(body, signature, sums), sums, like, roles.additional, known)
+    operands = unique([t.args[0] for k in added for t in terms[k]])  # type: ignore[misc]
+    kept = [k for k in range(signature.n_carry) if k not in added]
+    used = [used_outputs[k] for k in kept] + [True] * len(operands)
+    return LaneSums(
+        body=_widened(body, signature, kept, operands),
+        roles=roles,
+        kept=kept,
+        like=like,
+        operands=operands,
+        added=added,
+        after=Part(body, [*operands, *roles.additional], unique([*added.values()]), "AfterSums"),
+        used_outputs=[*used, *used_outputs[signature.n_carry :]],
+    )
 
 
-def _is_like(lanes: torch.Tensor, operand: torch.Tensor, dtype: torch.dtype) -> bool:
+def _added_to(before: fx.Node, after: Any) -> fx.Node | None:
+    """What a step adds to a carry that it does nothing else with."""
+    is_sum = isinstance(after, fx.Node) and after.target is aten.add.Tensor and not after.kwargs
+    if not is_sum or set(before.users) != {after} or len(after.users) != 1:
+        return None
+    term = next((a for a in after.args if a is not before), None)
+    if not isinstance(term, fx.Node) or not is_tensor_node(term) or before in ancestors([term]):
+        return None
+    return term if _are_alike(term, before) else None
+
+
+def _are_alike(node: fx.Node, other: fx.Node) -> bool:
+    value, like = node.meta["val"], other.meta["val"]
+    return value.dtype is like.dtype and are_all_known_equal(value.shape, like.shape)
+
+
+def _terms(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> list[fx.Node]:
+    """What ``node`` is linear in."""
+    if node.target is aten.add.Tensor and not node.kwargs:
+        summands = [a for a in node.args if isinstance(a, fx.Node) and is_tensor_node(a)]
+        if len(summands) == 2 and all(_are_alike(a, node) for a in summands):
+            return [term for a in summands for term in _terms(a, is_known)]
+    base = argument_of_linear(node, is_known)
+    return [node] if base is None else _terms(base, is_known)
+
+
+def _is_sum_like(lanes: torch.Tensor, term: fx.Node) -> bool:
+    """Whether it sums something of the shape of ``lanes``, as numbers of the same kind."""
+    if term.target not in SUMS:
+        return False
+    operand = term.args[0].meta["val"]  # type: ignore[union-attr]
     return (
-        operand.dtype is dtype
-        and dtype in _DTYPES
+        operand.dtype is term.meta["val"].dtype
+        and operand.dtype in _DTYPES
         and operand.device == lanes.device
         and are_all_known_equal(operand.shape, lanes.shape)
     )
 
 
 def _widened(
-    body: fx.GraphModule, signature: Signature, sums: Sequence[Accumulator]
+    body: fx.GraphModule, signature: Signature, kept: Sequence[int], operands: Sequence[fx.Node]
 ) -> fx.GraphModule:
-    """``body`` with a carry for each lane in place of each of the ``sums``."""
+    """``body`` with the carries that are ``kept``, and a sum of each of the ``operands``."""
+    roles, outputs = signature.inputs_of(body), signature.outputs_of(body)
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    graph.output(graph.graph_copy(body.graph, env))
-    widened = fx.GraphModule(body, graph)
-    roles, outputs = signature.inputs_of(widened), signature.outputs_of(widened)
-    for a in sums:
-        operand, before, after = env[a.operand], roles.carry[a.index], outputs.carry[a.index]
-        value = operand.meta["val"]
-        before.meta = {"val": value.new_empty(value.shape)}
-        with graph.inserting_after(after):
-            added = graph.call_function(aten.add.Tensor, (before, operand))
-        added.meta = copy.copy(before.meta)
-        after.replace_all_uses_with(added)
-    graph.eliminate_dead_code()
-    widened.recompile()
-    legality.checked("lane_sums", widened, signature)
-    return widened
+
+    def placeholder(name: str, meta: dict[str, Any]) -> fx.Node:
+        node = graph.placeholder(name)
+        node.meta = dict(meta)
+        return node
+
+    for k in kept:
+        env[roles.carry[k]] = placeholder(roles.carry[k].name, roles.carry[k].meta)
+    sums = []
+    for node in operands:
+        value = node.meta["val"]
+        sums.append(placeholder(f"sum_of_{node.name}", {"val": value.new_empty(value.shape)}))
+    for node in (*roles.xs, *roles.additional):
+        env[node] = placeholder(node.name, node.meta)
+    carry = [outputs.carry[k] for k in kept]
+    wanted = ancestors([*carry, *operands, *outputs.ys])
+    for node in body.graph.nodes:
+        if node.op != "output" and (node in wanted or is_pinned(node)) and node not in env:
+            env[node] = graph.node_copy(node, lambda n: env[n])
+    added = []
+    for before, node in zip(sums, operands, strict=True):
+        added.append(graph.call_function(aten.add.Tensor, (before, env[node])))
+        added[-1].meta = dict(before.meta)
+    graph.output((*(env[n] for n in carry), *added, *(env[n] for n in outputs.ys)))
+    graph.lint()
+    return legality.checked("lane_sums", fx.GraphModule(body, graph))

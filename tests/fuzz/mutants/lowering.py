@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from unittest import mock
 
+import torch
+
 from .registry import mutant
 
 
@@ -66,4 +68,20 @@ def carries_of_rows_begin_their_buffers() -> Iterator[object]:
             multiply(code, *args)  # type: ignore[arg-type]
 
     with mock.patch.object(row_code._RowCode, "_multiply", from_the_beginning):
+        yield None
+
+
+@mutant("17", "inductor", "pointwise,sums")
+def no_dimensions_are_none() -> Iterator[object]:
+    """A sum whose dimensions are not named is stacked, and summed over the steps alone."""
+    from torch_scan_hop.rewrites.accumulate import SUMS, Accumulator
+
+    reduced = Accumulator._reduced
+
+    def over_steps(accumulator: Accumulator, stack: torch.Tensor) -> torch.Tensor:
+        assert accumulator.term.target in SUMS
+        named = accumulator.term.args[1:2] not in [(), ([],), (None,)]
+        return reduced(accumulator, stack) if named else stack.sum(0)
+
+    with mock.patch.object(Accumulator, "_reduced", over_steps):
         yield None
