@@ -475,6 +475,23 @@ def test_a_dynamic_trip_count_below_unroll():
         assert_same(run(h, x), loop(lambda h, x: (torch.tanh(h + x), h), h, x))
 
 
+@pytest.mark.torch_version
+@pytest.mark.parametrize("trip_counts", [(4, 5, 6), (5, 4), (1, 2, 3)])
+def test_training_with_unroll_and_a_dynamic_trip_count(trip_counts):
+    """Of trip counts that it divides, and that it does not: no stack has no steps."""
+    w = real(2, 2).requires_grad_()
+
+    def run(h, x, scan=scan):
+        step = lambda h, x: (torch.tanh(h @ w + x),) * 2  # noqa: E731
+        return scan(step, h, x, dim=1, reverse=True, unroll=2)
+
+    compiled = torch.compile(run, fullgraph=True, dynamic=True)
+    for steps in trip_counts:
+        h, x = require_grad(real(3, 2)), require_grad(real(3, steps, 2))
+        actual, expected = compiled(h, x), run(h, x, loop)
+        assert_same(gradients(actual, [w, h, x]), gradients(expected, [w, h, x]))
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_sqrt_checkpoints_at_several_trip_counts(compiled):
     def run(h, x):

@@ -17,6 +17,11 @@ def statically_known_true(condition: Any) -> bool:
     return bool(statically_known_true(condition))
 
 
+def is_exporting() -> bool:
+    """As ``torch.compiler.is_exporting``, which is true in all that Dynamo of torch 2.9 traces."""
+    return bool(torch.compiler._is_exporting_flag)
+
+
 def are_known_equal(size: Any, other: Any) -> bool:
     """Whether two sizes are equal as far as that is known: no guard is made, nothing is traced."""
     if isinstance(size, int) and isinstance(other, int):
