@@ -339,20 +339,23 @@ def test_while_loop_in_the_body():
         assert_same(scan(cell, h, xs), loop(by_hand, h, xs))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_checkpoint_around_the_scan(compiled):
+@pytest.mark.torch_version
+@pytest.mark.parametrize("how", ["eager", "compiled", "dynamic"])
+def test_checkpoint_around_the_scan(how):
     w = randn(3, 3).requires_grad_()
-    h, xs = randn(3), randn(4, 3)
 
     def run(h, xs):
         return checkpoint(
             lambda h, xs: scan(functools.partial(rnn, w=w), h, xs), h, xs, use_reentrant=False
         )
 
-    f = torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run
-    actual, expected = f(h, xs), loop(functools.partial(rnn, w=w), h, xs)
-    assert_same(actual, expected)
-    assert_same(gradients(actual, [w]), gradients(expected, [w]))
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True, dynamic=how == "dynamic")
+    for sizes in ((2, 4), (5, 6)):
+        h, xs = randn(sizes[0], 3), randn(*reversed(sizes), 3)
+        actual = (run if how == "eager" else compiled)(h, xs)
+        expected = loop(functools.partial(rnn, w=w), h, xs)
+        assert_same(actual, expected)
+        assert_same(gradients(actual, [w]), gradients(expected, [w]))
 
 
 def test_a_scan_in_a_branch_of_cond():

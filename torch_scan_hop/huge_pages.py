@@ -42,10 +42,11 @@ def advise(stack: torch.Tensor) -> None:
 
     It is advice: where the system has none to give, nothing happens.
     """
+    # what a mode of the user's makes may have no memory, and a compiler's fake no number of bytes
+    if type(stack) is not torch.Tensor or stack.device.type != "cpu":
+        return
     nbytes = stack.nbytes
-    # what a mode of the user's makes may have no memory
-    is_plain = type(stack) is torch.Tensor and stack.device.type == "cpu"
-    if nbytes < LEAST_BYTES or not is_plain or (system := _madvise()) is None:
+    if nbytes < LEAST_BYTES or (system := _madvise()) is None:
         return
     madvise, advice, page = system
     begin = -(-stack.data_ptr() // page) * page
