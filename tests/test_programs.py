@@ -1185,6 +1185,32 @@ def test_cotangents_of_any_layout(body, cotangent, backend):
 
 
 @pytest.mark.torch_version
+def test_one_layout_of_symbolic_sizes():
+    """No copy was made of what a norm reads where its strides were symbols (fuzz, seed 111018)."""
+
+    def channels_last_norm(v, groups):
+        moved = v.reshape(1, -1, v.shape[-1]).movedim(-1, 1)
+        normed = torch.nn.functional.group_norm(moved, groups, eps=0.1)
+        return normed.movedim(1, -1).reshape(v.shape)
+
+    def body(h, x):
+        y = channels_last_norm(x, 1)
+        z = channels_last_norm(y, y.shape[-1])
+        return torch.sigmoid(z.mean()) * h + y.sin().mean(), z - 0.5 * y
+
+    def gradients_of(run, rows):
+        values = torch.linspace(-2, 3, 3 * rows * 4, dtype=F64).sin().reshape(3, rows, 4)
+        leaves = [torch.ones(2, dtype=F64).requires_grad_(), values.requires_grad_()]
+        h, ys = run(*leaves)
+        return h, ys, *torch.autograd.grad(h.sum() + sum_with_weights_backwards(ys), leaves)
+
+    compiled = torch.compile(functools.partial(scan, body), dynamic=True, fullgraph=True)
+    for rows in (7, 5):
+        expected = gradients_of(functools.partial(loop, body), rows)
+        assert_same(gradients_of(compiled, rows), expected)
+
+
+@pytest.mark.torch_version
 @pytest.mark.parametrize(
     "operator",
     [

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.fakes import FakeTensor
+from torch_scan_hop._torch.sizes import are_known_equal, likely_value
 from torch_scan_hop.body.meta_values import call_recorded
 
 aten = torch.ops.aten
@@ -31,11 +32,22 @@ def dense_order(value: torch.Tensor) -> list[int] | None:
     """
     if value.is_contiguous():
         return list(range(value.ndim))
-    if not _are_ints(value.stride()) or not _are_ints(value.shape):
-        return None
-    strides, shape = value.stride(), value.shape
-    order = sorted(range(value.ndim), key=lambda d: (-strides[d], -shape[d]))
-    return order if value.permute(order).is_contiguous() else None
+    strides, shape = map(likely_value, value.stride()), map(likely_value, value.shape)
+    descending = [(-stride, -size) for stride, size in zip(strides, shape, strict=True)]
+    order = sorted(range(value.ndim), key=descending.__getitem__)
+    return order if _is_known_contiguous(value, order) else None
+
+
+def _is_known_contiguous(value: torch.Tensor, order: list[int]) -> bool:
+    """Whether ``value`` permuted to ``order`` is contiguous, without a guard on symbolic sizes."""
+    stride: Any = 1
+    for dim in reversed(order):
+        if are_known_equal(value.shape[dim], 1):
+            continue
+        if not are_known_equal(value.stride(dim), stride):
+            return False
+        stride = stride * value.shape[dim]
+    return True
 
 
 def is_dense_copy(node: Any) -> bool:
