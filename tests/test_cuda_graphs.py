@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import threading
 
@@ -39,15 +40,23 @@ def decay(order, carry, xs, additional, ys):
     return [h]
 
 
-def operands(T, *shape, seed=0, additional=None):
-    """``additional``: of another call, for what is captured anew, with a slot, if they move."""
+@functools.cache
+def that_stays(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(100))
+
+
+def operands(T, *shape, seed=0, moves=False):
+    """``moves``: whether ``additional`` lies elsewhere than in other calls.
+
+    A graph reads it where it was when captured; what has moved is captured anew, with a slot.
+    """
     generator = torch.Generator().manual_seed(seed)
     shape = shape or (3,)
 
     def draw(*sizes):
         return torch.randn(*sizes, generator=generator)
 
-    additional = additional or [draw(*shape), 2]
+    additional = [draw(*shape) if moves else that_stays(*shape), 2]
     return [draw(*shape)], [draw(T, *shape)], additional, [torch.empty(T, *shape)]
 
 
@@ -70,11 +79,11 @@ def mock_served(made=None):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("kind", [CountedGraphs, GraphsOfOperators])
 def test_any_number_of_steps_is_replays_of_one_block(kind, reverse):
-    run, (_, _, stays, _) = GraphedLoop(), operands(1)
+    run = GraphedLoop()
     with mock_served(kind()) as graphs:
         for number, T in enumerate([64, 64, 33, 100, 32, 5, 0, 1, 96]):
             before = graphs.replays
-            given = operands(T, seed=number, additional=stays)
+            given = operands(T, seed=number)
             assert_same(*called(run, T, reverse, given), 1e-6)
             # the first call is plain, and so is what is less than a block
             assert graphs.replays - before == (T // 32 if number else 0)
@@ -82,10 +91,10 @@ def test_any_number_of_steps_is_replays_of_one_block(kind, reverse):
 
 
 def test_a_short_first_capture_does_not_stay():
-    run, (_, _, stays, _) = GraphedLoop(), operands(1)
+    run = GraphedLoop()
     with mock_served() as graphs:
         for seed, T in enumerate((5, 5, 9, 64, 9, 64)):
-            given = operands(T, seed=seed, additional=stays)
+            given = operands(T, seed=seed)
             assert_same(*called(run, T, given=given), 1e-6)
     # of 5 steps, and of 32
     assert (graphs.captures, graphs.replays) == (2, 1 + 1 + 2 + 0 + 2)
@@ -109,18 +118,18 @@ def test_slots_are_bounded(monkeypatch):
 
 @pytest.mark.parametrize("kind", [CountedGraphs, GraphsOfOperators])
 def test_what_moves_is_copied_and_what_stays_is_read_where_it_is(kind):
-    run, (_, _, stays, _) = GraphedLoop(), operands(64)
+    run = GraphedLoop()
     with mock_served(kind()) as graphs:
         for seed in range(3):
-            carry, xs, _, ys = operands(64, seed=seed)
-            assert_same(*called(run, 64, given=(carry, xs, stays, ys)), 1e-6)
+            assert_same(*called(run, 64, given=operands(64, seed=seed)), 1e-6)
         (seen,) = run._seen.values()
         assert graphs.captures == 1 and not seen.recording.additional
-        stays[0].mul_(0.5)  # a step of an optimizer
-        assert_same(*called(run, 64, given=(*operands(64)[:2], stays, operands(64)[3])), 1e-6)
+        that_stays(3).mul_(0.5)  # a step of an optimizer
+        assert_same(*called(run, 64), 1e-6)
+        assert graphs.captures == 1
         keep = []  # or the next one would be where the last one was
         for seed in range(3):
-            keep.append(operands(64, seed=seed))
+            keep.append(operands(64, seed=seed, moves=True))
             assert_same(*called(run, 64, given=keep[-1]), 1e-6)
         assert graphs.captures == 2 and seen.recording.additional.keys() == {0}
 
