@@ -110,6 +110,9 @@ def test_a_kernel_writes_complex_ys_as_they_lie(case, cpp_wrapper):
     assert len(set(re.findall(r"auto (scan_buf_parts_\d+) =", code))) == 2
     if case == "tiles":
         assert code.count("scan_side_by_side(scan_buf_parts_") >= 2
+        # a line of the cache holds both parts, and is fetched once
+        fetched = re.findall(r"SCAN_PREFETCH_TO_WRITE\((scan_buf_parts_\d+) \+ ", code)
+        assert fetched and len(fetched) == code.count("scan_side_by_side(scan_buf_parts_")
 
 
 @pytest.mark.parametrize("shape", [(3, 37), (3,)])

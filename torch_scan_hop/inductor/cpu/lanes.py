@@ -69,7 +69,7 @@ class TimeLoop:
             values = self.body.values(lane, dtypes)
         n, next_index = len(carry), self.body.index.subs(STEP, STEP + 1)
         self._store_ys([self.body.index, *lane], values[n:])
-        for buffer in self.ys:
+        for buffer in _one_of_each_name(self.ys):
             _prefetch_to_write(buffer, [next_index, *lane])
         for buffer, value in zip(self.carry, values[:n], strict=True):
             _store(buffer, lane, value)
@@ -85,6 +85,14 @@ class TimeLoop:
                 )
             else:
                 _store(buffer, index, value)
+
+
+def _one_of_each_name(buffers: Sequence[Any]) -> list[Any]:
+    """Both parts of a complex stack have its name, and lie in one line of the cache."""
+    first: dict[str, Any] = {}
+    for buffer in buffers:
+        first.setdefault(buffer.name, buffer)
+    return list(first.values())
 
 
 def _store(buffer: Any, index: Sequence[Any], value: Any) -> None:
