@@ -28,6 +28,11 @@ from torch_scan_hop._torch.operators import (
     take_operator_name,
     trace_symbolically,
 )
+from torch_scan_hop._torch.selective_checkpoints import (
+    call_as_one_operator,
+    is_mode_of_checkpoint,
+)
+from torch_scan_hop._torch.tracing import is_traced
 from torch_scan_hop._torch.transforms import unwrap_if_dead
 from torch_scan_hop.body.cache import remember
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
@@ -145,6 +150,8 @@ class ScanOperator(FlatOperator):
     def dispatch(self, /, dispatch_key: DispatchKey, *args: Any, **kwargs: Any) -> Any:
         if dispatch_key == DispatchKey.Python:
             mode = current_dispatch_mode()
+            if is_mode_of_checkpoint(mode) and is_traced(pytree.tree_leaves(args[1:])):
+                return call_as_one_operator(self, args, kwargs)
             if mode is not None and type(mode) not in self.python_key_table:
                 # a mode that knows nothing of scans (a FLOP counter, a logger) is to see operators
                 return self.under_users_modes(*args, **kwargs)

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.fakes import FakeTensorMode
+from torch_scan_hop._torch.selective_checkpoints import is_in_region, users_policy_in_force
 from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import is_traced, run_fake
 from torch_scan_hop.autodiff.custom import has_custom_function
@@ -27,8 +28,9 @@ from torch_scan_hop.autodiff.function import DifferentiatedCall
 from torch_scan_hop.autodiff.handover import Handover, Partition, Source
 from torch_scan_hop.autodiff.joint import trace_joint
 from torch_scan_hop.autodiff.partition import partition_of
-from torch_scan_hop.autodiff.policy import policy_of
+from torch_scan_hop.autodiff.policy import RECOMPUTED_WHOLE, policy_of
 from torch_scan_hop.body.any_size import derived
+from torch_scan_hop.body.node_kinds import is_random
 from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.eager.nested import keep_scans
 from torch_scan_hop.op import Body, RunScan, ScanOptions
@@ -58,6 +60,8 @@ def derivative_of(
     """The derivative, and the sizes that it hands over where it is for any size."""
     checkpoint = policy_of(body, checkpoint)
     traced = is_traced(inputs.flat())
+    if traced and checkpoint is None and is_in_region():
+        checkpoint = users_policy_in_force() or RECOMPUTED_WHOLE
 
     def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> _ForAnySize:
         derivative = _derive(body, mode, examples, wanted, checkpoint, traced)
@@ -121,6 +125,9 @@ def _partition(
         outputs = run_fake(body, examples.flat(), mode)
     like = [contiguous_like(mode, o) for o in outputs]
     joint = trace_joint(body, signature, examples, like, flow, mode)
+    if checkpoint == RECOMPUTED_WHOLE:
+        # what it draws is not drawn again: such a scan is saved, but for what can be recomputed
+        checkpoint = "full" if any(map(is_random, joint.module.graph.nodes)) else None
     return partition_of(joint, checkpoint, saved)
 
 

@@ -17,6 +17,9 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 #: where a body graph keeps its policy, if that is a function
 POLICY = "torch_scan_hop.checkpoint"
 
+#: the policy of a scan in a region of ``torch.utils.checkpoint`` that a compiler traces
+RECOMPUTED_WHOLE = "recomputed whole"
+
 Policy = None | str | Callable[..., Any]
 
 _RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)

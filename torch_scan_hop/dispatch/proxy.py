@@ -20,6 +20,7 @@ from torch_scan_hop._torch.operators import (
     track_tensor_tree,
     unique_graph_id,
 )
+from torch_scan_hop._torch.selective_checkpoints import save_results
 from torch_scan_hop._torch.tracing import (
     is_exporting_to_onnx,
     is_tracing_a_body,
@@ -30,6 +31,7 @@ from torch_scan_hop.body.cleanup import copy_of, drop_lazy_values, own_strided_m
 from torch_scan_hop.body.float_operands import floats_as_tensors
 from torch_scan_hop.body.for_onnx import fit_for_onnx
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
+from torch_scan_hop.body.node_kinds import is_random
 from torch_scan_hop.body.scaled_additions import write_out_alpha
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
@@ -142,4 +144,7 @@ def proxy(
     node = tracer.create_proxy("call_function", scan_op, arguments, keywords, name="scan")
     with disable_proxy_modes_tracing():
         results = call_scan(body, inputs, options)
-    return track_tensor_tree(results, node, constant=None, tracer=tracer)
+    tracked = track_tensor_tree(results, node, constant=None, tracer=tracer)
+    if any(map(is_random, body.graph.nodes)):  # a checkpoint around it must not draw again
+        save_results(node.node)
+    return tracked
