@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from oracle import differentiable
 from torch import Tensor
 
@@ -221,11 +222,23 @@ def _evaluated(
         inputs, run = _batched(namespace, run, loop_is_wanted)
     else:
         inputs = namespace["inputs"](0)
+    if mode.region and not loop_is_wanted:
+        run = _in_a_region(run)
     if mode.backend == EXPORT and not loop_is_wanted:
         run = _exported(run, inputs, strict=bool(mode.dynamic))
     elif mode.backend is not None and not loop_is_wanted and compiled:
         run = torch.compile(run, backend=mode.backend, fullgraph=True, dynamic=mode.dynamic)
     return TRANSFORMS[mode.transform](run, inputs)
+
+
+def _in_a_region(run: Any) -> Any:
+    def in_a_region(inputs: dict[str, Any]) -> Any:
+        def region(*values: Any) -> Any:
+            return run(dict(zip(inputs, values, strict=True)))
+
+        return torch.utils.checkpoint.checkpoint(region, *inputs.values(), use_reentrant=False)
+
+    return in_a_region
 
 
 def _exported(run: Any, inputs: dict[str, Any], strict: bool) -> Any:

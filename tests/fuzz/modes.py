@@ -72,6 +72,8 @@ class Mode:
     small_blocks: bool = False
     #: the operator is called itself, with a module for its body
     operator: bool = False
+    #: the program is in a ``torch.utils.checkpoint``
+    region: bool = False
     #: a scan that runs as a plain loop is a failure
     captured: bool = False
     #: ``set_default(compile=True)``
@@ -315,6 +317,7 @@ def _with_part(mode: Mode, part: str) -> Mode:
         return dataclasses.replace(mode, small_blocks=True)
     if part in (
         "operator",
+        "region",
         "captured",
         "compile",
         "graphs",
