@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from torch_scan_hop._torch.inductor_cpp import (
     DTYPE_TO_CPP,
     KernelFunction,
@@ -20,6 +22,7 @@ from torch_scan_hop._torch.inductor_cpp import (
     after_stores,
     is_removed,
     keep_stores_to,
+    multiply_add,
     vector_lanes,
     written_pointer,
 )
@@ -38,7 +41,7 @@ from torch_scan_hop.inductor.cpu.tanh import VectorOps
 from torch_scan_hop.inductor.lane_body import PointwiseBody
 from torch_scan_hop.inductor.node import PARTS
 from torch_scan_hop.inductor.spans import Span
-from torch_scan_hop.inductor.step import STEP, TILE
+from torch_scan_hop.inductor.step import STEP, TILE, carry_position
 
 
 class TimeLoop:
@@ -46,6 +49,8 @@ class TimeLoop:
 
     Between two steps carries live in the buffers ``carry``.
     """
+
+    operators = VectorOps
 
     def __init__(self, body: PointwiseBody, init: Any, carry: Any, ys: Any) -> None:
         self.body = body
@@ -65,7 +70,7 @@ class TimeLoop:
             keep_stores_to(buffer.name)
         handler = handler_at_hand()
         carry = [handler.load(b.name, b.layout.make_indexer()(lane)) for b in self.carry]
-        with handled_by(VectorOps(handler, self.body.lowering, lambda k, _: carry[k])):
+        with handled_by(self.operators(handler, self.body.lowering, lambda k, _: carry[k])):
             values = self.body.values(lane, dtypes)
         n, next_index = len(carry), self.body.index.subs(STEP, STEP + 1)
         self._store_ys([self.body.index, *lane], values[n:])
@@ -180,6 +185,62 @@ def _emit_tiles(
         function.add(nest)
 
 
+class _ScalarOps(VectorOps):
+    """What a carry is multiplied by and what is added to it are one instruction, in either order.
+
+    The next step waits for that, and the time of a small step is this wait: ``(h + y) * a``, as in
+    the backward of ``a * h + x``, is ``a * h`` with ``a * y`` added. Only that chain is fused:
+    rounded once, a difference of two equal products need not be zero.
+    """
+
+    def __init__(self, inner: Any, lowering: Any, read: Any) -> None:
+        super().__init__(inner, lowering, read)
+        self._carries: set[str] = set()
+        # each by its name: the carry in it, and what that is multiplied by or added to
+        self._products: dict[str, tuple[Any, Any]] = {}
+        self._sums: dict[str, tuple[Any, Any]] = {}
+
+    def load(self, name: str, index: Any) -> Any:
+        value = super().load(name, index)
+        if carry_position(name) is not None:
+            self._carries.add(str(value))
+        return value
+
+    def mul(self, x: Any, y: Any) -> Any:
+        for total, factor in ((x, y), (y, x)):
+            carry, term = self._sums.get(str(total), (None, None))
+            if carry is not None and self._is_apart(factor, carry, term):
+                return multiply_add(factor, carry, self._inner.mul(factor, term))
+        return self._noted(self._products, self._inner.mul(x, y), x, y)
+
+    def add(self, x: Any, y: Any) -> Any:
+        for product, term in ((x, y), (y, x)):
+            carry, factor = self._products.get(str(product), (None, None))
+            if carry is not None and self._is_apart(term, carry, factor):
+                return multiply_add(carry, factor, term)
+        return self._noted(self._sums, self._inner.add(x, y), x, y)
+
+    def _noted(self, results: dict[str, tuple[Any, Any]], result: Any, x: Any, y: Any) -> Any:
+        for carry, other in ((x, y), (y, x)):
+            if str(carry) in self._carries and str(other) not in self._carries:
+                results[str(result)] = carry, other
+        return result
+
+    def _is_apart(self, value: Any, *values: Any) -> bool:
+        """``value`` is nothing that is fused, and all are floats of one dtype."""
+        fused = {*self._carries, *self._products, *self._sums}
+        return str(value) not in fused and _are_floats(value, *values)
+
+
+def _are_floats(*values: Any) -> bool:
+    dtypes = {getattr(value, "dtype", None) for value in values}
+    return dtypes in ({torch.float32}, {torch.float64})
+
+
+class _LoopOfScalars(TimeLoop):
+    operators = _ScalarOps
+
+
 HELD = "scan_buf_held_"
 
 
@@ -212,7 +273,7 @@ class _FewLanes:
         self.sizes = sizes
         self.carry = loop.carry
         self.held = [buffer_like(f"{HELD}{k}", b.layout) for k, b in enumerate(loop.carry)]
-        self.loop = TimeLoop(loop.body, loop.init, self.held, loop.ys)
+        self.loop = _LoopOfScalars(loop.body, loop.init, self.held, loop.ys)
 
     def emit(self, span: Span) -> None:
         with self.function.local_buffers(self.held):
