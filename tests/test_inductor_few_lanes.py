@@ -138,3 +138,58 @@ def test_rows_that_fill_no_vector():
     assert_same(got, loop(step, init, xs), 1e-5)
     assert loops(codes)[-1] == 0
     assert has_masked_lanes(codes[-1]) == (vector_lanes() > 0)
+
+
+def discounted(h, x):
+    h = 0.9 * h + x
+    return h, h * 2
+
+
+def difference(h, x):
+    """Zero, as the loop has it: h * x, rounded, less itself."""
+    h = h * 0.5 + x
+    product = h * x
+    return product, product + -(h * x)
+
+
+def cancels(h, x):
+    product = h * x
+    return h + x, product + -product
+
+
+def integers(n, x):
+    return 3 * n + 1, x * n
+
+
+FUSED = {average: (1, 1), discounted: (1, 1), cancels: (0, 0)}
+
+
+@pytest.mark.parametrize("step", FUSED)
+def test_the_chain_of_a_small_step_is_one_instruction(step):
+    """Forward and backward: the carry's product, and what is added to it."""
+    init, xs = randn(1), randn(9, 1).requires_grad_()
+
+    def train(run):
+        carry, ys = run(init, xs)
+        return ys, *gradients(ys, [xs])
+
+    got, codes = run_and_get_code(
+        train, torch.compile(lambda init, xs: scan(step, init, xs), fullgraph=True)
+    )
+    assert_same(got, train(lambda init, xs: loop(step, init, xs)), 1e-5)
+    assert tuple(min(1, code.count("std::fma")) for code in codes) == FUSED[step]
+    assert step is not cancels or not got[0].any()
+
+
+@pytest.mark.parametrize("step", [difference, integers])
+def test_other_chains_stay_as_they_are(step):
+    init, xs = torch.tensor([2]) if step is integers else randn(1), randn(9, 1)
+    with torch.no_grad():
+        run = torch.compile(lambda init, xs: scan(step, init, xs), fullgraph=True)
+        got, codes = run_and_get_code(run, init, xs)
+    assert_same(got, loop(step, init, xs), 1e-5)
+    assert VARIABLES in codes[-1]
+    if step is integers:
+        assert "std::fma" not in codes[-1]
+    else:
+        assert not got[1].any()
