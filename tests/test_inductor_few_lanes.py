@@ -170,7 +170,7 @@ def test_the_chain_of_a_small_step_is_one_instruction(step):
     init, xs = randn(1), randn(9, 1).requires_grad_()
 
     def train(run):
-        carry, ys = run(init, xs)
+        _, ys = run(init, xs)
         return ys, *gradients(ys, [xs])
 
     got, codes = run_and_get_code(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from fuzz.generate import DEFAULT
 from fuzz.modes import parse_mode
 from oracle import assert_same
 
-from torch_scan_hop import tree
+from torch_scan_hop import NotTraceableError, fallback, scan, scan_layers, tree
 from torch_scan_hop.eager import plain_loop
 from torch_scan_hop.eager.plain_loop import run_loop
 from torch_scan_hop.reference import scan_loop
@@ -237,3 +240,59 @@ def test_wrong_carries_are_named():
 def test_random_programs():
     found = run_here(range(40, 70), [parse_mode("loop")], DEFAULT)
     assert not [(f.seed, f.outcome) for f in found if f.outcome.is_failure]
+
+
+def is_odd(z):
+    return z * 2 if z.sum() > 0 else z
+
+
+@pytest.mark.parametrize("kind", ["function", "partial", "module", "layers"])
+def test_what_one_callee_does_says_nothing_of_another(kind):
+    """A wrapper of scan serves a program: each body that it makes has the same code."""
+
+    class Odd(torch.nn.Linear):
+        def forward(self, z):
+            return is_odd(super().forward(z))
+
+    x = torch.randn(5, 4).requires_grad_()
+
+    def run(act):
+        def cell(h, x):
+            h = act(h + x)
+            return h, h
+
+        return scan(cell, torch.zeros(4), x)[0]
+
+    calls = {
+        "function": (is_odd, torch.sin, run),
+        "partial": (functools.partial(is_odd), functools.partial(torch.clamp, min=0), run),
+        "module": (Odd(4, 4), torch.nn.Linear(4, 4), run),
+        "layers": (
+            [Odd(4, 4), Odd(4, 4)],
+            [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)],
+            lambda layers: scan_layers(layers, x),
+        ),
+    }
+    odd, even, call = calls[kind]
+    with pytest.warns(UserWarning, match="plain Python loop"):
+        call(odd)
+    with fallback("error"):
+        assert "Scan" in call(even).grad_fn.name()
+        with pytest.raises(NotTraceableError):
+            call(odd)
+
+
+def test_a_second_reason_is_said_too():
+    def run(act):
+        return scan(lambda h, x: (act(h + x), x), torch.zeros(4), torch.ones(3, 4))
+
+    def prints(z):
+        print("here")
+        return z
+
+    for act in (is_odd, prints):
+        with pytest.warns(UserWarning, match="plain Python loop"):
+            run(act)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(is_odd), run(prints)

@@ -13,13 +13,12 @@ from __future__ import annotations
 import functools
 import types
 import warnings
-import weakref
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torch_scan_hop.capture.reasons import forget_refusals
+from torch_scan_hop.capture.reasons import callees_of, forget_refusals
 from torch_scan_hop.capture.user_code import code_of, name_of, users_stack_level
 from torch_scan_hop.errors import ScanValueError
 from torch_scan_hop.settings import Setting
@@ -73,7 +72,9 @@ def forget_reasons() -> None:
 
 # --- what is said ---
 
-_warned: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
+# What was said of each function: one that serves a program may have a few reasons.
+_warned: MutableMapping[types.CodeType, set[str]] = WeakIdKeyDictionary()
+MAX_WARNINGS = 4
 
 
 def _warn(code: types.CodeType, text: str) -> None:
@@ -81,31 +82,34 @@ def _warn(code: types.CodeType, text: str) -> None:
         warnings.warn(f"torch_scan_hop: {name_of(code)} {text}", stacklevel=users_stack_level())
 
 
-def _warn_once(code: types.CodeType, text: str) -> None:
-    if _mode != "allow" and code not in _warned:
-        _warned.add(code)
+def _warn_once(code: types.CodeType, about: str, text: str) -> None:
+    said = _warned.setdefault(code, set())
+    if _mode != "allow" and about not in said and len(said) < MAX_WARNINGS:
+        said.add(about)
         _warn(code, text)
 
 
 def announce(combine_fn: Any, reason: str) -> None:
-    """Say that a scan ran as a loop, once for each function."""
+    """Say that a scan ran as a loop, once for each function and reason."""
     code = code_of(combine_fn)
-    _warn_once(code, f"could not be traced, so its scan ran as a plain Python loop: {reason}")
+    text = f"could not be traced, so its scan ran as a plain Python loop: {reason}"
+    _warn_once(code, reason, text)
 
 
 # Functions that Inductor could not compile: asked again, it would say the same, seconds later.
-_not_compiled: MutableMapping[types.CodeType, bool] = WeakIdKeyDictionary()
+_not_compiled: MutableMapping[types.CodeType, set[Any]] = WeakIdKeyDictionary()
 
 
 def may_compile(combine_fn: Any) -> bool:
     """Whether no compiler has refused ``combine_fn`` so far."""
-    return code_of(combine_fn) not in _not_compiled
+    refused = _not_compiled.get(code_of(combine_fn))
+    return not refused or callees_of(combine_fn) not in refused
 
 
 def announce_not_compiled(combine_fn: Any, reason: str) -> None:
     """Say that ``compile=True`` had no effect, once for each function, and remember it."""
     code = code_of(combine_fn)
-    _not_compiled[code] = True
+    _not_compiled.setdefault(code, set()).add(callees_of(combine_fn))
     _warn(code, f"could not be compiled, so its scan runs as without compile=True: {reason}")
 
 
@@ -125,6 +129,7 @@ def warn_of_captures(body: Callable[[], types.CodeType | None], count: int, guar
     if code is not None:
         _warn_once(
             code,
+            "captures",
             f"was captured anew at each of its last {count} calls, which is slow. What was "
             f"different the last time: {guard}. Make it a tensor, or pass it in xs, init or a "
             "closed-over tensor.",

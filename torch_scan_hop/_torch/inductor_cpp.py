@@ -40,7 +40,6 @@ __all__ = [
     "after_stores",
     "is_removed",
     "keep_stores_to",
-    "multiply_add",
     "parallel_num_threads",
     "vector_lanes",
     "written_pointer",
@@ -76,12 +75,6 @@ def address_of(name: str, index: Any) -> str:
     kernel: Any = V.kernel
     place = kernel.rename_indexing(index)
     return f"{kernel.args.output(name)} + {cexpr_index(place)}"
-
-
-def multiply_add(x: Any, y: Any, z: Any) -> Any:
-    """``x * y + z`` of scalars of one floating dtype, rounded once."""
-    kernel: Any = V.kernel
-    return kernel.cse.generate(kernel.compute, f"std::fma({x}, {y}, {z})", dtype=x.dtype)
 
 
 def after_stores(line: str) -> None:

@@ -20,8 +20,11 @@ _PLAIN = (bool, int, str, type(None))
 MAX_SETTINGS = 4
 
 
-# Why a function was not traced, by the plain values that it reads.
-_Reasons = dict[Any, str]
+# Of functions with one code, so many that call something else: some wrappers serve a program.
+MAX_CALLEES = 64
+
+# Why a function was not traced: by the code that it calls, and by the plain values that it reads.
+_Reasons = dict[Any, dict[Any, str]]
 _refusals: MutableMapping[types.CodeType, _Reasons] = WeakIdKeyDictionary()
 
 
@@ -51,18 +54,55 @@ def _setting(fn: Any) -> Any:
     if not isinstance(fn, types.FunctionType):
         return (*found, _plain_values(fn))
     for cell in fn.__closure__ or ():
-        try:
-            found.append(_plain_values(cell.cell_contents))
-        except ValueError:  # not assigned yet
-            found.append(None)
+        found.append(None if _is_empty(cell) else _plain_values(cell.cell_contents))
     names = (name for name in fn.__code__.co_names if name in fn.__globals__)
     found += [v for v in (fn.__globals__[n] for n in names) if isinstance(v, _PLAIN)]
     return (*found, *map(_plain_values, fn.__defaults__ or ()))
 
 
+def callees_of(value: Any, depth: int = 4) -> Any:
+    """What tells apart the code that ``value`` runs: a body may call a function that it is given,
+    or a layer, and the next one may be traced where this was not. Nothing in it keeps that alive.
+    """
+    if isinstance(value, (*_PLAIN, torch.Tensor)) or not depth:
+        return None
+    if isinstance(value, functools.partial):
+        return callees_of((value.func, *value.args, *value.keywords.values()), depth)
+    if isinstance(value, types.MethodType):
+        return callees_of((value.__self__, value.__func__), depth)
+    if isinstance(value, types.FunctionType):
+        cells = [c.cell_contents for c in value.__closure__ or () if not _is_empty(c)]
+        return hash(value.__code__), callees_of((*cells, *_functions_named_in(value)), depth - 1)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return tuple(callees_of(v, depth - 1) for v in value[:MAX_CALLEES])
+    if isinstance(value, torch.nn.Module):
+        return tuple(_named(type(module)) for module in value.modules())
+    return _named(value if isinstance(value, type) else type(value))
+
+
+def _named(kind: type) -> Any:
+    return kind.__qualname__, id(kind)
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:  # not assigned yet
+        return True
+    return False
+
+
+def _functions_named_in(fn: types.FunctionType) -> list[Any]:
+    found = (fn.__globals__.get(name) for name in fn.__code__.co_names)
+    return [v for v in found if isinstance(v, (types.FunctionType, torch.nn.Module))]
+
+
 def remembered_reason(fn: Any) -> str | None:
     """Why ``fn``, reading what it reads now, was not traced before; None if it may be tried."""
-    reasons = _refusals.get(code_of(fn))
+    by_callees = _refusals.get(code_of(fn))
+    reasons = None if by_callees is None else by_callees.get(callees_of(fn))
     if reasons is None:
         return None
     if len(reasons) >= MAX_SETTINGS:
@@ -71,7 +111,11 @@ def remembered_reason(fn: Any) -> str | None:
 
 
 def remember_reason(fn: Any, reason: str) -> None:
-    _refusals.setdefault(code_of(fn), {})[_setting(fn)] = reason
+    by_callees = _refusals.setdefault(code_of(fn), {})
+    callees = callees_of(fn)
+    if callees not in by_callees and len(by_callees) >= MAX_CALLEES:
+        del by_callees[next(iter(by_callees))]
+    by_callees.setdefault(callees, {})[_setting(fn)] = reason
 
 
 def forget_refusals() -> None:
