@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import textwrap
@@ -260,3 +261,30 @@ def test_floats_that_have_varied():
         program = torch.export.export(Model(), (h, xs))
         assert next(n for n in program.graph.nodes if n.op == "call_function").target is SCAN
         assert_same(program.module()(h, xs), loop(step, h, xs), 1e-6)
+
+
+def makes_constants(h, x):
+    factors = torch.tensor([0.5, 0.25, 0.125], dtype=h.dtype)
+    h = h * factors + x * h.new_tensor(2.0) + factors
+    return h, h
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_program_with_constants_in_a_body_is_saved(strict, nested):
+    class Model(torch.nn.Module):
+        def forward(self, h, xs):
+            if not nested:
+                return scan(makes_constants, h, xs)
+            return scan(lambda h, x: scan(makes_constants, h, x), h, torch.stack([xs, xs]))
+
+    h, xs = torch.zeros(4, 3), torch.randn(5, 4, 3)
+    T = torch.export.Dim("T", min=2, max=64)
+    program = torch.export.export(Model(), (h, xs), dynamic_shapes=(None, {0: T}), strict=strict)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file)
+    xs = torch.randn(7, 4, 3)
+    for run in (loaded.module(), loaded.run_decompositions().module()):
+        assert_same(run(h, xs), Model()(h, xs))

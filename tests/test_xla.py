@@ -389,3 +389,37 @@ def test_wrong_arguments_are_refused():
         scan(1000, h, x)
     with pytest.raises(ValueError, match="one size along dim=0"):
         scan(lambda c, x: (c, None), h, (x, x[:2]))
+
+
+# Torch composes these of others; torch_xla has kernels for them, of which autograd knows nothing.
+COMPOSED = {
+    "inverse": lambda z: torch.inverse(z + 4 * torch.eye(3, dtype=F64, device=z.device)),
+    "diag": torch.diag,
+    "std": lambda z: torch.std(z, 0),
+    "std of all": torch.std,
+    "kl_div": lambda z: nn.functional.kl_div(z.log_softmax(0), z.softmax(1), reduction="sum"),
+    "svd": lambda z: torch.svd(z)[1],
+    "selu in place": lambda z: nn.functional.selu(z * 1, inplace=True),
+    "einsum": lambda z: torch.einsum("ij,kj->ik", z, z),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd kernel was not registered")
+@pytest.mark.parametrize("name", COMPOSED)
+def test_gradients_through_composed_operators(name):
+    def program(p):
+        w = p.randn(3, 3, grad=True)
+
+        def cell(h, x):
+            h = torch.tanh(h * 0.5 + COMPOSED[name](w + x).sum())
+            return h, h
+
+        return p.scan(cell, p.randn(3, grad=True), p.randn(4, 3, 3, grad=True))
+
+    check(program)
+
+
+def test_what_is_composed_of_what_has_no_lowering_is_refused():
+    w, xs = torch.randn(3, 3, device="xla"), torch.randn(4, 3, 3, device="xla")
+    with pytest.raises(NotImplementedError, match="linalg_cross"):
+        scan(lambda h, x: (h + torch.cross(w, x, dim=1), x), torch.zeros(3, 3, device="xla"), xs)

@@ -238,6 +238,24 @@ def let_fakes_know_the_device() -> None:
     FakeTensor.__new__ = with_index  # type: ignore[method-assign, assignment]
 
 
+def let_composites_have_derivatives() -> None:
+    """In traces, operators that torch composes of others, and torch_xla has kernels for.
+
+    Autograd knows no derivative of those. Where torch_xla runs them, what their kernels call has
+    one; a fake runs no kernel, and what it gives would not depend on its inputs.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    for qualified in torch._C._dispatch_get_registrations_for_dispatch_key("XLA"):
+        if not has_kernel(qualified, "CompositeImplicitAutograd"):
+            continue
+        namespace, _, name = qualified.partition("::")
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+        key = torch._C.DispatchKey.AutogradXLA
+        if not has_kernel(qualified, key.name) and key not in operator.py_kernels:
+            operator.py_impl(key)(operator.decompose)
+
+
 def let_gradients_through_mark_sharding() -> None:
     """``torch.ops.xla.aot_mark_sharding`` has no derivative, and its autograd.Function takes a
     mesh, which Dynamo cannot put into a graph. The gradient is sharded like the value."""

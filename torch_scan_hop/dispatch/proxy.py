@@ -108,6 +108,33 @@ def _body_of_this_trace(
     return body
 
 
+def _constants_as_inputs(body: fx.GraphModule, inputs: Inputs[Any]) -> Inputs[Any]:
+    """The inputs, and tensors that ``body`` holds as attributes: a saved program has none in it."""
+    constants = [n for n in body.graph.find_nodes(op="get_attr") if _is_tensor(body, n)]
+    if not constants:
+        return inputs
+    last = body.graph.find_nodes(op="placeholder")[-1]
+    lifted: dict[str, fx.Node] = {}
+    values: list[torch.Tensor] = []
+    for node in constants:
+        name = str(node.target)
+        if name not in lifted:
+            with body.graph.inserting_after(last):
+                last = lifted[name] = body.graph.placeholder(name.strip("_"))
+            last.meta.update(node.meta)
+            values.append(getattr(body, name))
+        node.replace_all_uses_with(lifted[name])
+        body.graph.erase_node(node)
+    for name in lifted:
+        delattr(body, name)
+    body.recompile()
+    return dataclasses.replace(inputs, additional=[*inputs.additional, *values])
+
+
+def _is_tensor(body: fx.GraphModule, node: fx.Node) -> bool:
+    return isinstance(getattr(body, str(node.target), None), torch.Tensor)
+
+
 def _as_tensor(mode: ProxyTorchDispatchMode, inputs: Inputs[Any], number: Any) -> torch.Tensor:
     """As torch's pass for floats, which runs after this trace, knows how to compute it."""
     device = device_of(inputs.carry, inputs.xs)
@@ -127,7 +154,9 @@ def proxy(
         if not is_tracing_a_body() and not mode.pre_dispatch:
             drop_stops(body)
         inputs = _without_unread(body, inputs)
-        if not mode.pre_dispatch:
+        if mode.pre_dispatch:
+            inputs = _constants_as_inputs(body, inputs)
+        else:
             write_out_alpha(body.graph)
             inputs = floats_as_tensors(body, inputs, functools.partial(_as_tensor, mode, inputs))
             legality.checked("capture", body, inputs.signature, functional=False)

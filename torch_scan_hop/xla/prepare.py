@@ -20,6 +20,7 @@ def prepare() -> None:
     _xla.let_fakes_describe_wrapped_tensors()
     _xla.let_fakes_know_the_device()
     _xla.let_gradients_through_mark_sharding()
+    _xla.let_composites_have_derivatives()
 
 
 class ClosedScan:
