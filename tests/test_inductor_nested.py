@@ -160,3 +160,31 @@ def test_the_last_carry_of_an_inner_scan_lives_within_the_outer_stack(inner, mon
     assert_same(gradients(got, given), gradients(expected, given), 1e-4)
     assert None in kernels  # the outer scan is a loop
     assert any(kernels)  # the inner one is a kernel
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", "inductor"])
+def test_sizes_within_a_step_are_no_stacks(backend):
+    """With symbolic sizes, the backward's work behind the loop reads a size of the loop."""
+
+    def model(scan_, xs, w, u, v):
+        def word(h, x):
+            h = torch.tanh(x @ w + h @ u)
+            return h, h
+
+        def sentence(s, x):
+            h, hs = scan_(word, s * 0.5, x)
+            weights = (hs * s).sum(-1, keepdim=True).softmax(0)
+            s = torch.tanh((weights * hs).sum(0) @ v + s)
+            return s, (h, weights)
+
+        return scan_(sentence, torch.zeros_like(xs[0, 0]), xs)
+
+    draw = Draw(torch.float64)
+    values = [draw.normal(*s).requires_grad_() for s in ((3, 5, 2, 4), (4, 4), (4, 4), (4, 4))]
+    compiled = torch.compile(
+        lambda *values: model(scan, *values), backend=backend, fullgraph=True, dynamic=True
+    )
+    got, expected = compiled(*values), model(loop, *values)
+    assert_same(got, expected)
+    assert_same(gradients(got, values), gradients(expected, values))

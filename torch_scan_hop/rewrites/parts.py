@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import past_module_hooks
@@ -65,6 +66,8 @@ class Part:
         for node in graph.nodes:
             if node.op == "call_function" and node.target in STAND_INS:
                 node.target = STAND_INS[node.target]
+            elif node.target is torch.ops.aten.sym_size.int:
+                node.target = torch.Tensor.size  # of one step; the operator knows no vmap
         return fx.GraphModule(self.module, graph, "Batchable")
 
 

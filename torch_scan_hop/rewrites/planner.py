@@ -201,6 +201,8 @@ class Planner:
         if not all(is_batchable(n, self.any_trip_count) for n in varying):
             return Stays.NO_RULE
         added = [n for n in self._frontier([node], in_loop) if n not in self.ys]
+        if not all(map(is_tensor_node, added)):
+            return Stays.NO_RULE  # a size is no stack
         if not self.costs.pointwise_pays and not any(map(self._product_pays, varying)):
             # A reduction in the body keeps the loop from being one kernel. After the loop it costs
             # one pass over stacks, which is worth it if those are returned anyway.
