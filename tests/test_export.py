@@ -14,7 +14,7 @@ from oracle import assert_same, loop
 from torch import nn
 from transforms_in_a_body import STEPS
 
-from torch_scan_hop import scan
+from torch_scan_hop import NotTraceableError, fallback, scan
 from torch_scan_hop._torch.captured_regions import running_regions
 
 pytestmark = [pytest.mark.torch_version, pytest.mark.works("torch.export")]
@@ -288,3 +288,26 @@ def test_a_program_with_constants_in_a_body_is_saved(strict, nested):
     xs = torch.randn(7, 4, 3)
     for run in (loaded.module(), loaded.run_decompositions().module()):
         assert_same(run(h, xs), Model()(h, xs))
+
+
+def test_an_export_says_where_it_holds_every_step():
+    """Not strict: torch watches what is assigned to modules, which Dynamo cannot trace."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.tensor(0))
+
+        def forward(self, h, xs):
+            def cell(h, x):
+                self.count += 1
+                return torch.tanh(h + x), h
+
+            return scan(cell, h, xs)
+
+    args = torch.zeros(4, 3), torch.randn(5, 4, 3)
+    with fallback("error"), pytest.raises(NotTraceableError, match=r"self\.count \+= 1"):
+        torch.export.export(Model(), args, strict=False)
+    with pytest.warns(UserWarning, match="plain Python loop"):
+        program = torch.export.export(Model(), args, strict=False)
+    assert_same(program.module()(*args), Model()(*args))

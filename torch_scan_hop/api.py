@@ -153,6 +153,9 @@ def _run(
         if is_lasting:  # or nothing was traced
             collect_failed_trace()
     if current_dispatch_mode() is not None:  # it is there to see every operator, of a loop, too
+        if torch.compiler.is_exporting():  # an exported program would hold every step
+            refuse_if_not_allowed(combine_fn, reason)
+            announce(combine_fn, reason)
         return run_loop(combine_fn, init, xs, trip_count, schedule.reverse)
     refuse_if_not_allowed(combine_fn, reason)
     result = _run_in_python(combine_fn, init, xs, trip_count, schedule.reverse)
