@@ -6,7 +6,9 @@ does (every RNN whose initial state is zeros). At most ``1 + n_carry`` rounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +73,24 @@ def _require(value: Any, flag: bool) -> Any:
     return value.detach().requires_grad_() if flag else value
 
 
+_state = threading.local()
+
+
+def asks_for_flags_only() -> bool:
+    """Whether what runs is asked which of its results require gradients, and nothing else."""
+    return getattr(_state, "asks_for_flags_only", False)
+
+
+@contextlib.contextmanager
+def _asking_for_flags_only() -> Iterator[None]:
+    before = asks_for_flags_only()
+    _state.asks_for_flags_only = True
+    try:
+        yield
+    finally:
+        _state.asks_for_flags_only = before
+
+
 def gradient_flow(
     body: Body, examples: Inputs[Any], wanted: Inputs[bool], mode: FakeTensorMode
 ) -> GradientFlow:
@@ -100,7 +120,8 @@ def _gradient_flow(
             with torch.enable_grad():
                 return step(*(_require(v, f) for v, f in zip(flat, flags, strict=True)))
 
-        return [needs_grad(out) for out in run_fake(run, examples.flat(), mode)]
+        with _asking_for_flags_only():
+            return [needs_grad(out) for out in run_fake(run, examples.flat(), mode)]
 
     n_carry = len(examples.carry)
     carry = carry_fixpoint(wanted.carry, lambda flags: outputs(flags)[:n_carry])

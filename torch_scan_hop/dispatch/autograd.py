@@ -16,7 +16,11 @@ from torch_scan_hop._torch.operators import (
 from torch_scan_hop._torch.tracing import is_traced
 from torch_scan_hop._torch.transforms import has_tangents, make_dual, unpack_dual
 from torch_scan_hop.autodiff.derive import differentiated_call
-from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
+from torch_scan_hop.autodiff.differentiability import (
+    asks_for_flags_only,
+    gradient_flow,
+    needs_grad,
+)
 from torch_scan_hop.autodiff.function import ScanFunction
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.dispatch.jvp import scan_of_duals, tangent_scan
@@ -25,7 +29,7 @@ from torch_scan_hop.signature import Inputs
 
 
 class _MetadataOnly(torch.autograd.Function):
-    """Marks which results of a scan on Dynamo's fakes require grad; it is never run backward."""
+    """Marks which results of a scan on fakes require grad; it is never run backward."""
 
     @staticmethod
     def forward(ctx: Any, results: Any, differentiable: Any, *inputs: Any) -> Any:  # type: ignore[override]
@@ -47,7 +51,7 @@ def below(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, .
 def _on_fakes(
     body: Body, inputs: Inputs[Any], wanted: Inputs[bool], options: ScanOptions
 ) -> tuple[Any, ...]:
-    """Dynamo propagates metadata with this: nothing is traced, only flags are set."""
+    """Metadata is propagated with this: nothing is traced, only flags are set."""
     mode, examples = step_examples(inputs)
     flow = gradient_flow(body, examples, wanted, mode)
     with torch.no_grad():
@@ -73,8 +77,8 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
         return below(body, inputs, options)
     wanted = inputs.map(needs_grad)
     tensors = [t for t in flat if isinstance(t, torch.Tensor)]
-    of_compiler = under_compiler() and any(isinstance(t, FakeTensor) for t in tensors)
-    if of_compiler and not is_traced(tensors):
+    for_flags = under_compiler() or asks_for_flags_only()
+    if for_flags and any(isinstance(t, FakeTensor) for t in tensors) and not is_traced(tensors):
         return _on_fakes(body, inputs, wanted, options)
     call = differentiated_call(
         body, inputs, wanted, options, below, tangent_scan if duals else None
