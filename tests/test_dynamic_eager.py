@@ -190,6 +190,7 @@ def test_double_backward(work):
     calls_without_work(work, call, [4, 5, 6, 7])
 
 
+@pytest.mark.filterwarnings("ignore:.*captured anew")  # each level of a transform is a capture
 def test_transforms():
     p = problem("tanh_rnn", 4)
     for B in (4, 5, 6, 7):

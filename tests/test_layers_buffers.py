@@ -33,8 +33,10 @@ CALLS = _, compiled = calls("aot_eager")
 
 def check(layers, call=scan_layers):
     layers, x = nn.ModuleList(layers), torch.randn(4, 3)
+    # products with a counter grow, and their sums cancel
+    tolerance = {"rtol": 1e-4, "atol": 1e-4}
     torch.testing.assert_close(
-        results(call, layers, x, times=2), results(in_sequence, layers, x, times=2)
+        results(call, layers, x, times=2), results(in_sequence, layers, x, times=2), **tolerance
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -74,6 +75,7 @@ def cell(carry, x):
     return tree.map_leaves(step, carry), {"carry": carry, "x": x, "s": s}
 
 
+@pytest.mark.filterwarnings("ignore:.*captured anew")  # each example is another structure
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     carry=trees(leaf_kinds),
@@ -100,6 +102,7 @@ def test_a_scan_is_the_loop(carry, xs, T, reverse, unroll):
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.*captured anew")
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     shape=st.lists(st.integers(0, 4), min_size=1, max_size=3),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import types
 import warnings
+import weakref
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -73,7 +74,7 @@ def forget_reasons() -> None:
 # --- what is said ---
 
 # What was said of each function: one that serves a program may have a few reasons.
-_warned: MutableMapping[types.CodeType, set[str]] = WeakIdKeyDictionary()
+_warned: MutableMapping[types.CodeType, set[str]] = weakref.WeakKeyDictionary()
 MAX_WARNINGS = 4
 
 
@@ -126,7 +127,7 @@ def refuse_if_not_allowed(combine_fn: Any, reason: str) -> None:
 def warn_of_captures(body: Callable[[], types.CodeType | None], count: int, guard: str) -> None:
     """Say once that a body is captured anew at each call, and by which guard."""
     code = body()
-    if code is not None:
+    if code is not None and code not in _warned:
         _warn_once(
             code,
             "captures",
