@@ -6,11 +6,11 @@ import functools
 
 import pytest
 import torch
+from oracle import assert_same, gradients, loop, randn
+from policies import keep_products
 from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from tests.oracle import assert_same, gradients, loop, randn
-from tests.policies import keep_products
 from torch_scan_hop import scan
 
 pytestmark = pytest.mark.torch_version

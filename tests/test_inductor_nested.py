@@ -162,7 +162,6 @@ def test_the_last_carry_of_an_inner_scan_lives_within_the_outer_stack(inner, mon
     assert any(kernels)  # the inner one is a kernel
 
 
-@pytest.mark.torch_version
 @pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", "inductor"])
 def test_sizes_within_a_step_are_no_stacks(backend):
     """With symbolic sizes, the backward's work behind the loop reads a size of the loop."""

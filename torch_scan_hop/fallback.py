@@ -84,8 +84,10 @@ def _warn(code: types.CodeType, text: str) -> None:
 
 
 def _warn_once(code: types.CodeType, about: str, text: str) -> None:
+    if _mode == "allow":
+        return
     said = _warned.setdefault(code, set())
-    if _mode != "allow" and about not in said and len(said) < MAX_WARNINGS:
+    if about not in said and len(said) < MAX_WARNINGS:
         said.add(about)
         _warn(code, text)
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx
 from torch._higher_order_ops import wrap
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.fx.traceback import current_meta
+from torch.fx.traceback import get_current_meta
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
     _pop_mode_temporarily,
@@ -40,7 +40,7 @@ def is_mode_of_checkpoint(mode: Any) -> bool:
 
 def is_in_region() -> bool:
     """Whether what is traced is in a checkpoint."""
-    tagged = current_meta.get(_TAG) is not None
+    tagged = get_current_meta().get(_TAG) is not None
     return tagged or any(map(is_mode_of_checkpoint, _get_current_dispatch_mode_stack()))
 
 

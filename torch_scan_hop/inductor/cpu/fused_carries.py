@@ -52,7 +52,7 @@ class FusedCarries(VectorOps):
             carry, term = self._sums.get(str(total), (None, None))
             if carry is not None and self._is_apart(factor, carry, term):
                 product = self._inner.mul(factor, term)
-                return self._noted(multiply_add(factor, carry, product), x)
+                return self._noted(multiply_add(factor, carry, product), total)
         return self._noted_with_carry(self._products, self._inner.mul(x, y), x, y)
 
     def add(self, x: Any, y: Any) -> Any:
