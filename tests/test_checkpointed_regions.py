@@ -38,6 +38,8 @@ def keeping_products():
 OPTIONS = {"all": {}, "products": {"context_fn": keeping_products}}
 
 
+# torch_xla, once it is imported, turns this off
+@torch._dynamo.config.patch(automatic_dynamic_shapes=True)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_regions_hold_scans(options):
     """Forward and recomputation are scans, of any trip count."""
