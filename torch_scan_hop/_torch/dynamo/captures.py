@@ -24,6 +24,7 @@ from torch_scan_hop._torch.dynamo.contexts import (
     not_fx_tracing,
     parameters_of_symbolic_size,
     under_tracer_modes,
+    without_export_hooks,
     without_tracer_modes,
 )
 
@@ -101,6 +102,7 @@ class CapturedFunction:
             not_fx_tracing(),
             hop_capture(),
             more_captures(self._floats_vary),
+            without_export_hooks(),
             functorch_views(),
             parameters_of_symbolic_size(),
         ):

@@ -12,12 +12,14 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo import bytecode_transformation
 from torch._dynamo import config as dynamo_config
+from torch._functorch._aot_autograd import utils as export_utils
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch.fx.experimental.proxy_tensor import (
     PreDispatchTorchFunctionMode,
     TorchFunctionMetadataMode,
 )
+from torch.nn.modules import module as module_hooks
 from torch.overrides import (
     _get_current_function_mode_stack,
     _len_torch_function_stack,
@@ -137,6 +139,25 @@ def without_tracer_modes() -> Iterator[list[Any]]:
             _pop_mode()
         for mode in stack:
             _push_mode(mode)
+
+
+@contextlib.contextmanager
+def without_export_hooks() -> Iterator[None]:
+    """torch.export watches which buffers a program assigns to, by a hook of all modules.
+
+    Dynamo cannot trace it, and a body has no need of it: what it writes to a buffer leaves the
+    scan as a result, and is written after it. torch 2.9 leaves the hook there when an export fails.
+    """
+    hooks = module_hooks._global_buffer_registration_hooks
+    before = list(hooks.items())
+    for key, hook in before:
+        if getattr(hook, "__module__", None) == export_utils.__name__:
+            del hooks[key]
+    try:
+        yield
+    finally:
+        hooks.clear()
+        hooks.update(before)
 
 
 _TRACER_MODES = (PreDispatchTorchFunctionMode, TorchFunctionMetadataMode)
