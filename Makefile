@@ -51,7 +51,7 @@ docs: .venv/docs/.installed
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build $(ARGS)
 
 bench: $(ENV)/.installed-bench
-	$(PY) -m benchmarks $(ARGS)
+	$(PY) -m benchmarks.targets $(ARGS)
 
 # On a machine with a CUDA device: what its tests and benchmarks/results/gpu.md say. On others it
 # says so. TORCH is to be a build for CUDA, as the default is on Linux.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.contestants import CONTESTANTS, CPP
+from benchmarks.contestants import CONTESTANTS, CPP, EAGER
 from benchmarks.timing import interleaved
 from benchmarks.workloads import ALL, WORKLOADS, case
 from tests.allocator import peak_of_allocator
@@ -45,6 +45,18 @@ def compile_time(workload: str, contestant: str, T: int) -> dict[str, Any]:
         "compile": seconds[0] - seconds[1],
         "cpu": cpu[0] - cpu[1],
     }
+
+
+def first_eager_call() -> float:
+    """Seconds of the first training step of an LSTM in eager mode, less those of the second."""
+    workload = WORKLOADS["lstm"]
+    train = CONTESTANTS[EAGER](workload, case(workload, workload.T)).train
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        train()
+        seconds.append(time.perf_counter() - start)
+    return seconds[0] - seconds[1]
 
 
 def resident(field: str) -> int:

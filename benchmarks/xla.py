@@ -229,6 +229,19 @@ def report_of_compiling() -> str:
     return "\n".join(["", *lines, "", f"Ratio: {seconds[4096] / seconds[16]:.2f}"])
 
 
+def beside_jax(steps: int, batch: int, n: int, rounds: int) -> list[tuple[str, float]]:
+    """Our total time in parts of jax's, by workload; without jax, nothing."""
+    found = []
+    for workload, calls in contestants(steps, batch, n, theirs_too=False).items():
+        total = {name: times[-1] for name, times in measure(calls, rounds).items()}
+        found += [
+            (workload, total["torch_scan_hop"] / ms)
+            for name, ms in total.items()
+            if name.startswith("jax")
+        ]
+    return found
+
+
 def report(rounds: int) -> str:
     load = os.getloadavg()[0]
     lines = [
