@@ -688,6 +688,26 @@ def test_the_cpp_wrapper_takes_a_view_of_a_weight_for_one():
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("nested", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_cpp_wrapper_calls_pythons_operators_within_and_after_a_loop(nested):
+    """It declared once what does so, in the braces of the loop (torch 2.9)."""
+
+    def spectral(h, x):
+        h = torch.fft.rfft(torch.tanh(torch.fft.irfft(h, n=8)) + x)
+        return h, h.real
+
+    def program(scan_, h, xs):
+        step = (lambda h, x: scan_(spectral, h, x)) if nested else spectral
+        h, ys = scan_(step, h, torch.stack([xs, xs]) if nested else xs)
+        return torch.fft.irfft(h, n=8), ys
+
+    h, xs = torch.fft.rfft(randn(4, 8)), randn(3, 4, 8)
+    run = torch.compile(
+        functools.partial(program, scan), options={"cpp_wrapper": True}, fullgraph=True
+    )
+    assert_same(run(h, xs), program(loop, h, xs), 1e-9)
+
+
 def mean_in_a_step(h, x):
     return (h + x) * (1 / x.shape[0]), h
 

@@ -170,7 +170,7 @@ def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Seque
     graph: Any = subgraph.graph
     parent = V.graph
     first = len(wrapper.lines)
-    with indented(wrapper, graph):
+    with indented(wrapper, graph), _declarations_end_here(wrapper):
         # a name in `freed` is never deleted or reused by the memory planner
         wrapper.freed.update(input_names)
         wrapper.push_codegened_graph(graph)
@@ -183,6 +183,16 @@ def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Seque
             wrapper.pop_codegened_graph()
     _reuse_buffers_within(wrapper.lines[first:])
     parent.removed_buffers |= graph.removed_buffers
+
+
+@contextlib.contextmanager
+def _declarations_end_here(wrapper: Any) -> Iterator[None]:
+    """The C++ wrapper declares what calls Python's operators once, at the first: maybe in here."""
+    name = "custom_op_wrapper_loaded"
+    before = getattr(wrapper, name, None)
+    yield
+    if before is not None:
+        setattr(wrapper, name, before)
 
 
 def _reuse_buffers_within(lines: Sequence[Any]) -> None:
