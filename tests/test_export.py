@@ -11,11 +11,11 @@ import textwrap
 import pytest
 import torch
 from cells import CELLS
-from oracle import assert_same, loop
+from oracle import assert_same, gradients, loop, randn
 from torch import nn
 from transforms_in_a_body import STEPS
 
-from torch_scan_hop import NotTraceableError, fallback, scan
+from torch_scan_hop import Binomial, NotTraceableError, fallback, scan
 from torch_scan_hop._torch.captured_regions import running_regions
 
 pytestmark = [pytest.mark.torch_version, pytest.mark.works("torch.export")]
@@ -289,6 +289,44 @@ def test_a_program_with_constants_in_a_body_is_saved(strict, nested):
     xs = torch.randn(7, 4, 3)
     for run in (loaded.module(), loaded.run_decompositions().module()):
         assert_same(run(h, xs), Model()(h, xs))
+
+
+SCHEDULES = [{"unroll": 2}, {"unroll": 3}, {"checkpoint": "sqrt"}, {"checkpoint": 3}]
+SCHEDULES += [{"checkpoint": Binomial(2)}, {"checkpoint": 3, "unroll": 2}]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("options", SCHEDULES, ids=str)
+def test_any_trip_count_whatever_the_schedule(options, strict):
+    """A split into blocks or segments holds for some trip counts only, which torch refuses."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.linspace(-1, 1, 9, dtype=torch.float64).reshape(3, 3))
+
+        def forward(self, h, xs, scan=scan, **options):
+            def cell(h, x):
+                h = torch.tanh(h @ self.w + x)
+                return h, h
+
+            return scan(cell, h, xs, **options)
+
+    class Scheduled(Model):
+        def forward(self, h, xs):
+            return super().forward(h, xs, **options)
+
+    model, h = Scheduled(), randn(2, 3)
+    shapes = None, {0: torch.export.Dim("T", min=2, max=64)}
+    program = torch.export.export(
+        model, (h, randn(6, 2, 3)), dynamic_shapes=shapes, strict=strict
+    ).module()
+    for T in (2, 7, 13):
+        xs = randn(T, 2, 3)
+        actual, expected = program(h, xs), Model.forward(model, h, xs, loop)
+        assert_same(actual, expected)
+        grads = gradients(actual, list(program.parameters()))
+        assert_same(grads, gradients(expected, [model.w]))
 
 
 class Counting(torch.nn.Module):

@@ -17,6 +17,13 @@ def statically_known_true(condition: Any) -> bool:
     return bool(statically_known_true(condition))
 
 
+def is_fixed(size: Any) -> bool:
+    """Whether ``size`` is one number, not a symbol for many; Dynamo traces this."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return bool(has_static_value(size))
+
+
 def is_exporting() -> bool:
     """As ``torch.compiler.is_exporting``, which is true in all that Dynamo of torch 2.9 traces."""
     return bool(torch.compiler._is_exporting_flag)

@@ -3,6 +3,10 @@
 A policy of segments is a scan over segments whose own policy is ``"full"`` (it saves the carry
 *into* each segment and nothing else) around a scan over the steps of a segment. So one mechanism
 serves every backend, transforms and higher derivatives.
+
+An exported program serves every trip count that its range allows, and torch.export refuses what
+holds for some of them only, as the split into blocks or segments does. So where the trip count is a
+symbol there, a schedule comes to one scan: ``unroll`` says nothing, and a policy is ``"full"``.
 """
 
 from __future__ import annotations
@@ -10,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from torch_scan_hop._torch.sizes import is_exporting, is_fixed
 from torch_scan_hop.schedule.policy import Binomial
 from torch_scan_hop.schedule.run import Run
 from torch_scan_hop.schedule.segments import segmented
 from torch_scan_hop.schedule.treeverse import treeverse
 from torch_scan_hop.schedule.unroll import unrolled
+from torch_scan_hop.step import CombineFn
 
 
 class Schedule(NamedTuple):
@@ -34,7 +40,21 @@ def scheduled(one_scan: Callable[[Any], Run], template: Any, schedule: Schedule)
 
     Blocks of unrolled steps match their carry with ``template``.
     """
+    run = _split_as_asked(one_scan, template, schedule)
+    if is_one_scan(schedule):
+        return run
+    run_any = one_scan(None if schedule.checkpoint is None else "full")
 
+    def run_scheduled(
+        combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any
+    ) -> tuple[Any, Any]:
+        is_open = is_exporting() and not is_fixed(trip_count)
+        return (run_any if is_open else run)(combine_fn, init, xs, trip_count)
+
+    return run_scheduled
+
+
+def _split_as_asked(one_scan: Callable[[Any], Run], template: Any, schedule: Schedule) -> Run:
     def steps(policy: Any) -> Run:
         run = one_scan(policy)
         if schedule.unroll == 1:

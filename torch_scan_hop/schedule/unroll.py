@@ -7,8 +7,8 @@
             rest   [T %  k, ...]       a scan of single steps
 
 Fewer, longer iterations: a compiler sees k steps at once, for k times the code. Reversed, the
-rest runs first. In an exported program both scans stay for a symbolic trip count, and either may be
-empty. Compiled code has those that are not: Inductor fails at derivatives of stacks of no steps.
+rest runs first. Code has those of the two that are not empty: Inductor fails at derivatives of
+stacks of no steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.sizes import is_exporting, statically_known_true
 from torch_scan_hop.schedule.run import Run
 from torch_scan_hop.schedule.stretches import joined_ys
 from torch_scan_hop.step import CombineFn, device_of, step
@@ -29,7 +28,7 @@ def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
 
     def run_unrolled(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
         n_blocks, n_rest = trip_count // unroll, trip_count % unroll
-        if _holds(n_blocks == 0):
+        if n_blocks == 0:
             return run(combine_fn, init, xs, trip_count)
         block = _block_of(combine_fn, template, unroll, reverse)
         in_blocks = n_blocks * unroll
@@ -45,7 +44,7 @@ def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
             rest = tree.map_leaves(lambda leaf: leaf[in_blocks:], xs)
             return run(combine_fn, carry, rest, n_rest)
 
-        if _holds(n_rest == 0):
+        if n_rest == 0:
             return run_blocks(init)
         if reverse:
             carry, ys_of_rest = run_rest(init)
@@ -56,13 +55,6 @@ def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
         return carry, joined_ys([ys, ys_of_rest], reverse=False)  # both are in the order of xs
 
     return run_unrolled
-
-
-def _holds(condition: Any) -> bool:
-    """Compiled code is made anew where it holds no more; an exported program is for any size."""
-    if is_exporting():
-        return statically_known_true(condition)
-    return bool(condition)
 
 
 def _block_of(combine_fn: CombineFn, template: Any, unroll: int, reverse: bool) -> CombineFn:
