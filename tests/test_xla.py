@@ -15,8 +15,8 @@ pytest.importorskip("torch_xla")
 
 from xla_harness import Program, check, loop  # noqa: E402
 
-from torch_scan_hop import scan  # noqa: E402
-from torch_scan_hop.xla import lower  # noqa: E402
+from torch_scan_hop import fallback, scan  # noqa: E402
+from torch_scan_hop.xla import lower, stepwise  # noqa: E402
 
 F64 = torch.float64
 
@@ -419,7 +419,58 @@ def test_gradients_through_composed_operators(name):
     check(program)
 
 
-def test_what_is_composed_of_what_has_no_lowering_is_refused():
-    w, xs = torch.randn(3, 3, device="xla"), torch.randn(4, 3, 3, device="xla")
-    with pytest.raises(NotImplementedError, match="linalg_cross"):
-        scan(lambda h, x: (h + torch.cross(w, x, dim=1), x), torch.zeros(3, 3, device="xla"), xs)
+def solves(p):
+    return lambda h, x: (torch.linalg.solve(x @ x.mT + 4 * torch.eye(3, device=x.device), h), h)
+
+
+def crosses(p):
+    w = p.randn(3, 3, grad=True)
+    return lambda h, x: (h + torch.cross(w, x, dim=1), x)  # composed of what has no lowering
+
+
+def in_an_inner_scan(p):
+    w = p.randn(3, 3, grad=True)
+
+    def inner(h, x):
+        return h + torch.cross(w, x[None].expand(3, 3), dim=1), x.sum()
+
+    return lambda h, x: p.scan(inner, h, x)
+
+
+def complex_decay(p):
+    a, b = (p.randn(3, grad=True, dtype=torch.float32) for _ in range(2))
+
+    def cell(h, x):
+        z = torch.complex(a.cos(), b.sin()) * torch.complex(h[0], h[1]) + x[0]
+        h = torch.stack([z.real, z.imag, h[2] + x[1]])
+        return h, h
+
+    return cell
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop. a scan on XLA runs step by step")
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("cell_of", [solves, crosses, in_an_inner_scan, complex_decay])
+def test_what_has_no_lowering_runs_step_by_step(cell_of, reverse):
+    # torch_xla drops the imaginary parts of complex128
+    dtype, tolerance = (torch.float32, 1e-4) if cell_of is complex_decay else (F64, 1e-10)
+
+    def program(p):
+        h, xs = (p.randn(*s, 3, 3, grad=True, dtype=dtype) for s in ((), (4,)))
+        return p.scan(cell_of(p), h, xs, reverse=reverse)
+
+    check(program, tolerance)
+
+
+def test_what_has_no_lowering_is_told_of_once_or_refused(monkeypatch):
+    monkeypatch.setattr(stepwise, "_said", set())
+
+    def cell(h, x):
+        return h + torch.histc(x, 3), None
+
+    h, xs = torch.zeros(3, device="xla"), torch.randn(4, 3, device="xla")
+    with pytest.warns(UserWarning, match=r"step by step.*aten::histc.*cannot lower"):
+        scan(cell, h, xs)
+    scan(lambda h, x: cell(h, x), h, xs)
+    with fallback("error"), pytest.raises(NotImplementedError, match=r"aten::histc.*cannot lower"):
+        scan(lambda h, x: cell(h, 2 * x), h, xs)

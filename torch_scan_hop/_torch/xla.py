@@ -95,23 +95,29 @@ def unwrapped(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def lowering_mode() -> Iterator[None]:
-    """Lazy, without gradients or autocast, functionalized; numbers are constants of the HLO.
+def above_the_kernel() -> Iterator[None]:
+    """Without gradients or autocast, functionalized.
 
     The operator's XLA kernel runs below functionalization, so that key has to be let in again.
     """
     include = torch._C._dispatch_tls_local_include_set()
     exclude = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.Functionalize)
+    with (
+        torch.no_grad(),
+        torch._C._ForceDispatchKeyGuard(include, exclude),
+        torch._C._DisableAutocast(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def lowering_mode() -> Iterator[None]:
+    """Lazy; numbers are constants of the HLO."""
     constants = _c._get_xla_all_numbers_special_scalars()
     # otherwise each number in the body is uploaded, and becomes a parameter of its HLO
     _c._set_xla_all_numbers_special_scalars(True)
     try:
-        with (
-            torch.no_grad(),
-            eager_mode_context(False),
-            torch._C._ForceDispatchKeyGuard(include, exclude),
-            torch._C._DisableAutocast(),
-        ):
+        with eager_mode_context(False), above_the_kernel():
             yield
     finally:
         _c._set_xla_all_numbers_special_scalars(constants)

@@ -4,9 +4,10 @@
 ``program``  functions and loops lowered to HLO, and how to call them
 ``prepare``  what torch has to be told before it traces XLA tensors
 ``lower``    the XLA kernel of the operator: programs cached with their body, and called
+``stepwise`` what becomes of a body that torch_xla cannot lower: each step runs on its own
 
-Nothing runs on the device, and nothing is sent to it or read from it, until the caller's graph
-is executed.
+But for the last, nothing runs on the device, and nothing is sent to it or read from it, until the
+caller's graph is executed.
 """
 
 from __future__ import annotations

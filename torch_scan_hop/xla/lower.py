@@ -19,6 +19,7 @@ from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.xla.graph import StepGraph, trace_step
 from torch_scan_hop.xla.program import Program, lower_function, lower_loop, metadata_of
+from torch_scan_hop.xla.stepwise import NotLoweredError, announce, run_stepwise
 
 # In bytes; measured in benchmarks/results/xla.md. Smaller weights stay in a core's cache from step
 # to step, and a product of all steps would be written to memory and read again.
@@ -61,8 +62,18 @@ class _Step:
             least_weight=LEAST_WEIGHT_ON_A_CPU if _xla.is_on_cpu() else 0,
         )
         self.programs: dict[tuple[int, bool], Program] = {}
+        self.is_lowered = True  # until torch_xla has said that it cannot
 
     def run(self, flat: Sequence[Any], length: int, reverse: bool) -> list[torch.Tensor]:
+        if self.is_lowered:
+            try:
+                return self._run_program(flat, length, reverse)
+            except NotLoweredError as error:
+                announce(error)
+                self.is_lowered = False
+        return run_stepwise(self.graph.module, self.signature, flat, length, reverse)
+
+    def _run_program(self, flat: Sequence[Any], length: int, reverse: bool) -> list[torch.Tensor]:
         key = (length, reverse)
         if key not in self.programs:
             self.programs[key] = self._lower(list(map(metadata_of, flat)), length, reverse)

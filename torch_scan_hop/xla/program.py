@@ -23,6 +23,7 @@ from torch_scan_hop._torch import xla as _xla
 from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop.signature import Signature
 from torch_scan_hop.xla._hlo import INVARIANT, SLICED, assemble_scan
+from torch_scan_hop.xla.stepwise import NotLoweredError
 
 #: Part of the key of XLA's compilation cache, so it never changes.
 NAME = "torch_scan_hop"
@@ -122,7 +123,7 @@ def _refuse_fallbacks(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadat
     after = _xla.executed_fallbacks()
     names = sorted(name for name, count in after.items() if count != before.get(name, 0))
     if names:
-        raise NotImplementedError(
+        raise NotLoweredError(
             f"scan: combine_fn uses {', '.join(names)}, which torch_xla cannot lower to XLA. Move "
             "it out of combine_fn, or write it with other operators."
         )
