@@ -167,7 +167,7 @@ def thin(run: Run) -> Iterator[Line]:
                 for how, timings in found.items():
                     for other in (SCAN_OF_JAX, ASSOCIATIVE):
                         if other in timings:
-                            what = f"{case}, {lanes} lanes, T=1,000,000 {HOW[how]}, scan / {other}"
+                            what = f"{case}, lanes: {lanes}, T=1,000,000 {HOW[how]}, scan / {other}"
                             yield Line(what, timings[OURS][0] / timings[other][0], 1.0)
 
 
@@ -225,6 +225,7 @@ SECTIONS: dict[str, Callable[[Run], Iterator[Line]]] = {
     )
 }
 
+TITLES = {"xla": "XLA"}
 ABOUT = [
     f"Medians of {ROUNDS} rounds or fewer, contestants in turns in one process; ratios but for",
     "what has a unit. What stands in the way of a target that is not met: `not_met.md`.",
@@ -242,7 +243,7 @@ def main() -> None:
     for name in options.section or SECTIONS:
         lines = [line.cells() for line in SECTIONS[name](run)]
         reached, met = reached + len(lines), met + sum(cells[-1] == "met" for cells in lines)
-        tables += [f"## {name.replace('_', ' ').capitalize()}", ""]
+        tables += [f"## {TITLES.get(name) or name.replace('_', ' ').capitalize()}", ""]
         tables += report.table(["", "reached", "target", ""], lines)
         print(f"[{page.seconds():4.0f} s]", name, *lines, sep="\n", flush=True)
     failed = ["## Failed", "", *run.failures, ""] if run.failures else []
