@@ -45,8 +45,8 @@ class fallback(Setting):
             each function; ``"allow"`` says nothing; ``"error"`` raises
             :class:`NotTraceableError` with the same text.
 
-    On XLA it also says what happens to a body with operators that torch_xla runs on the CPU: it runs
-    step by step, with a warning, without one, or not (a ``NotImplementedError``).
+    On XLA it also says what happens to a body with operators that torch_xla runs on the CPU: it
+    runs step by step, with a warning, without one, or not (a ``NotImplementedError``).
 
     Example:
         >>> with fallback("allow"):
