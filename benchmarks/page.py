@@ -16,10 +16,6 @@ class Page:
         self.title, self.name = title, name
         self.start, self.load_before = time.perf_counter(), report.load()
 
-    def seconds(self) -> float:
-        """Since it was begun."""
-        return time.perf_counter() - self.start
-
     def measured(self, function: str, *args: Any, **how: Any) -> Any:
         """What ``function`` of this page's module returns; where it fails, no page is written."""
         found = child.measured(f"benchmarks.{self.name}:{function}", *args, **how)
@@ -29,7 +25,7 @@ class Page:
 
     def write(self, lines: Iterable[str], keep: bool = True) -> None:
         """Print the page, and ``keep`` it among the results."""
-        minutes = self.seconds() / 60
+        minutes = (time.perf_counter() - self.start) / 60
         module = f"benchmarks.{self.name}"
         text = "\n".join(
             [*report.header(self.title, module, self.load_before, minutes), *lines, ""]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.contestants import CONTESTANTS, CPP, EAGER
-from benchmarks.timing import interleaved
+from benchmarks.timing import interleaved, once
 from benchmarks.workloads import ALL, WORKLOADS, case
 from tests.allocator import peak_of_allocator
 
@@ -51,12 +51,7 @@ def first_eager_call() -> float:
     """Seconds of the first training step of an LSTM in eager mode, less those of the second."""
     workload = WORKLOADS["lstm"]
     train = CONTESTANTS[EAGER](workload, case(workload, workload.T)).train
-    seconds = []
-    for _ in range(2):
-        start = time.perf_counter()
-        train()
-        seconds.append(time.perf_counter() - start)
-    return seconds[0] - seconds[1]
+    return once(train) - once(train)
 
 
 def resident(field: str) -> int:

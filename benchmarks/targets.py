@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import child, report
+from benchmarks import report
 from benchmarks.contestants import COMPILED, EAGER, JAX, LOOP
 from benchmarks.page import Page
-from benchmarks.report import HOW, MODULE
+from benchmarks.report import HOW, MODULE, Rows
+from benchmarks.sections import Session
 
 ROUNDS = 7
 
@@ -43,33 +44,21 @@ class Line:
         ]
 
 
-@dataclass
-class Run:
+def rows(session: Session, where: str, *arguments: Any, **how: Any) -> Rows:
     """What fails is told of on the page: the other sections are measured all the same."""
-
-    failures: list[str] = field(default_factory=list)
-
-    def measured(self, where: str, *arguments: Any, **how: Any) -> list[Any]:
-        found = child.measured(f"benchmarks.{where}", *arguments, **how)
-        if isinstance(found, dict) and "failed" in found:
-            self.failures.append(f"- {where} of {arguments}: {found['failed']}")
-            return []
-        return found if isinstance(found, list) else [found]
-
-    def speed(self, workload: str, *contestants: str) -> Medians:
-        """Of a workload, forward and training; what was not timed or was wrong is missing."""
-        found = self.measured("speed:measure", workload, list(contestants), ROUNDS, limit=600)
-        self.failures += [
-            f"- {workload}, {HOW[r['direction']]}, {r['contestant']}: {r['skipped']}"
-            for r in found
-            if r["skipped"] and r["contestant"] not in (MODULE, JAX)
-        ]
-        return Medians({(r["direction"], r["contestant"]): r for r in found if r["median"]})
+    what = f"{where} of {', '.join(map(str, arguments)) or 'all'}"
+    return session.run(what, f"benchmarks.{where}", *arguments, **how)
 
 
 @dataclass(frozen=True)
 class Medians:
+    """By direction and contestant; what was not timed or was wrong is missing."""
+
     of: dict[tuple[str, str], dict[str, Any]]
+
+    @classmethod
+    def of_rows(cls, found: Rows) -> Medians:
+        return cls({(r["direction"], r["contestant"]): r for r in found if r["median"]})
 
     def ratio(self, name: str, direction: str, who: str, base: str, limit: float) -> Iterator[Line]:
         mine, other = self.of.get((direction, who)), self.of.get((direction, base))
@@ -78,11 +67,22 @@ class Medians:
             yield Line(what, mine["median"] / other["median"], limit)
 
     def value(
-        self, name: str, direction: str, key: str, limit: float, **how: Any
+        self, name: str, direction: str, what: str, key: str, limit: float, **how: Any
     ) -> Iterator[Line]:
+        """Of ours compiled."""
         mine = self.of.get((direction, COMPILED))
         if mine:
-            yield Line(f"{name} {HOW[direction]}, {how.pop('what')}", mine[key], limit, **how)
+            yield Line(f"{name} {HOW[direction]}, {what}", mine[key], limit, **how)
+
+
+def speed(session: Session, workload: str, *contestants: str) -> Medians:
+    found = rows(session, "speed:measure", workload, list(contestants), ROUNDS, limit=600)
+    session.failures += [
+        f"- {workload}, {HOW[r['direction']]}, {r['contestant']}: {r['skipped']}"
+        for r in found
+        if r["skipped"] and r["contestant"] not in (MODULE, JAX)
+    ]
+    return Medians.of_rows(found)
 
 
 # forward and training in eager mode beside the loop; compiled training beside jax's
@@ -95,47 +95,47 @@ RECURRENCES = {
 }
 
 
-def recurrences(run: Run) -> Iterator[Line]:
+def recurrences(session: Session) -> Iterator[Line]:
     for name, (forward, train, jax) in RECURRENCES.items():
-        found = run.speed(name, LOOP, EAGER, COMPILED, MODULE, JAX)
+        found = speed(session, name, LOOP, EAGER, COMPILED, MODULE, JAX)
         yield from found.ratio(name, "forward", EAGER, LOOP, forward)
         yield from found.ratio(name, "train", EAGER, LOOP, train)
         yield from found.ratio(name, "train", COMPILED, LOOP, 1.0)
         yield from found.ratio(name, "train", COMPILED, MODULE, 1.0)
         yield from found.ratio(name, "train", COMPILED, JAX, jax)
         if name != "layers":
-            of_limit = {"what": "of the machine's limit", "at_least": True}
-            yield from found.value(name, "train", "of_limit", 0.6, **of_limit)
+            what = "of the machine's limit"
+            yield from found.value(name, "train", what, "of_limit", 0.6, at_least=True)
 
 
-def bodies(run: Run) -> Iterator[Line]:
-    found = run.speed("gae", LOOP, EAGER, COMPILED, JAX)
+def bodies(session: Session) -> Iterator[Line]:
+    found = speed(session, "gae", LOOP, EAGER, COMPILED, JAX)
     for direction in ("forward", "train"):
-        yield from found.value("gae", direction, "median", 0.1, what=COMPILED, unit=" ms")
+        yield from found.value("gae", direction, COMPILED, "median", 0.1, unit=" ms")
         yield from found.ratio("gae", direction, COMPILED, JAX, 2.0)
     for name in ("complex lru", "hmm", "attention", "solve", "cholesky"):
-        found = run.speed(name, LOOP, EAGER, COMPILED, JAX)
+        found = speed(session, name, LOOP, EAGER, COMPILED, JAX)
         for direction in ("forward", "train"):
             yield from found.ratio(name, direction, EAGER, LOOP, 1.05)
             yield from found.ratio(name, direction, COMPILED, LOOP, 0.3)
             yield from found.ratio(name, direction, COMPILED, JAX, 0.6)
     for name in ("time x layers", "transformer layers"):
-        found = run.speed(name, LOOP, EAGER, COMPILED)
+        found = speed(session, name, LOOP, EAGER, COMPILED)
         for direction in ("forward", "train"):
             yield from found.ratio(name, direction, EAGER, LOOP, 1.05)
             yield from found.ratio(name, direction, COMPILED, LOOP, 0.9)
 
 
-def calls(run: Run) -> Iterator[Line]:
+def calls(session: Session) -> Iterator[Line]:
     for T in (1, 5, 20):
-        for _, how, *microseconds in run.measured("calls:measure", T):
+        for _, how, *microseconds in rows(session, "calls:measure", T):
             limit = 0.1 if how == "fwd" else 0.3
             more = float(microseconds[-1]) / 1000
             yield Line(f"eager call of T={T} {how}, beyond the loop's", more, limit, " ms")
 
 
-def compiled_in_eager(run: Run) -> Iterator[Line]:
-    took = {(name, who): float(ms) for name, who, ms, _ in run.measured("eager_programs:compiled")}
+def compiled_in_eager(session: Session) -> Iterator[Line]:
+    took = {(name, who): float(ms) for name, who, ms, _ in rows(session, "eager_programs:compiled")}
     for name in dict.fromkeys(name for name, _ in took):
         ours, whole = (
             took[name, who] for who in ("scan(compile=True)", "torch.compile of the call")
@@ -143,10 +143,9 @@ def compiled_in_eager(run: Run) -> Iterator[Line]:
         yield Line(f"{name} fwd+bwd, compile=True / torch.compile of the call", ours / whole, 1.2)
 
 
-def busy(run: Run) -> Iterator[Line]:
+def busy(session: Session) -> Iterator[Line]:
     for case in ("gae", "small lstm", "narrow lru", "lstm"):
-        rows = run.measured("busy:measure", case, 3)
-        took = {(r["how"], r["who"]): r for r in rows}
+        took = {(r["how"], r["who"]): r for r in rows(session, "busy:measure", case, 3)}
         for how in HOW.values():
             ours, jax = took.get((how, COMPILED)), took.get((how, JAX))
             if ours:
@@ -157,13 +156,13 @@ def busy(run: Run) -> Iterator[Line]:
                 )
 
 
-def thin(run: Run) -> Iterator[Line]:
+def thin(session: Session) -> Iterator[Line]:
     from benchmarks.thin import ASSOCIATIVE, OURS
     from benchmarks.thin import JAX as SCAN_OF_JAX
 
     for case in ("ema", "gae"):
         for lanes in (1, 8):
-            for found in run.measured("thin:measure", case, lanes, 5, cold=True):
+            for found in rows(session, "thin:measure", case, lanes, 5, cold=True):
                 for how, timings in found.items():
                     for other in (SCAN_OF_JAX, ASSOCIATIVE):
                         if other in timings:
@@ -171,29 +170,33 @@ def thin(run: Run) -> Iterator[Line]:
                             yield Line(what, timings[OURS][0] / timings[other][0], 1.0)
 
 
-def products(run: Run) -> Iterator[Line]:
+def products(session: Session) -> Iterator[Line]:
     for width in (64, 256, 1024):
         for batch in (1, 32, 128):
-            rows = run.measured("lstm_sizes:measure", width, batch, 5, limit=600)
-            found = Medians({(r["direction"], r["contestant"]): r for r in rows if r["median"]})
+            sizes = rows(session, "lstm_sizes:measure", width, batch, 5, limit=600)
+            found = Medians.of_rows(sizes)
             for direction in HOW:
                 name = f"lstm H={width} B={batch}"
                 yield from found.ratio(name, direction, COMPILED, MODULE, 1.0)
 
 
-def first_calls(run: Run) -> Iterator[Line]:
-    for seconds in run.measured("probes:first_eager_call"):
+def first_calls(session: Session) -> Iterator[Line]:
+    for seconds in rows(session, "probes:first_eager_call"):
         yield Line("first call, eager lstm, training", seconds, 0.4, " s")
-    for what, cold, limit in (("an empty machine", True, 5), ("a second process", False, 1.5)):
-        for row in run.measured("probes:compile_time", "lstm", COMPILED, 256, cold=cold):
-            yield Line(f"lstm fwd+bwd, compile time, {what}", row["compile"], limit, " s")
+    lstm = "probes:compile_time", "lstm", COMPILED, 256
+    name = "lstm fwd+bwd, compile time"
+    for row in rows(session, *lstm, cold=True):
+        yield Line(f"{name}, an empty machine", row["compile"], 5, " s")
+    rows(session, *lstm)  # fills the caches, whatever has run before
+    for row in rows(session, *lstm):
+        yield Line(f"{name}, a second process", row["compile"], 1.5, " s")
 
 
-def memory(run: Run) -> Iterator[Line]:
+def memory(session: Session) -> Iterator[Line]:
     peak = {
         r["contestant"]: r["allocator"]
         for who in (LOOP, EAGER, COMPILED)
-        for r in run.measured("probes:peak_memory", "lstm", who, [64])
+        for r in rows(session, "probes:peak_memory", "lstm", who, [64])
     }
     for who in (EAGER, COMPILED):
         if who in peak and LOOP in peak:
@@ -202,14 +205,14 @@ def memory(run: Run) -> Iterator[Line]:
             )
 
 
-def xla(run: Run) -> Iterator[Line]:
+def xla(session: Session) -> Iterator[Line]:
     limits = {"lstm fwd": 1.05, "lstm fwd+bwd": 0.75}
     for sizes in ((256, 16, 128), (256, 1, 128), (256, 64, 128)):
-        for workload, ratio in run.measured("xla:beside_jax", *sizes, 5, limit=600):
+        for workload, ratio in rows(session, "xla:beside_jax", *sizes, 5, limit=600):
             yield Line(f"XLA, {workload}, T, B, D = {sizes}, ours / jax", ratio, limits[workload])
 
 
-SECTIONS: dict[str, Callable[[Run], Iterator[Line]]] = {
+SECTIONS: dict[str, Callable[[Session], Iterator[Line]]] = {
     section.__name__: section
     for section in (
         recurrences,
@@ -237,16 +240,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.targets", description=__doc__)
     parser.add_argument("--section", choices=SECTIONS, nargs="+", help="these only, not written")
     options = parser.parse_args()
-    page, run = Page("Targets", "targets"), Run()
+    page, session = Page("Targets", "targets"), Session(options)
     tables: list[str] = []
     reached = met = 0
     for name in options.section or SECTIONS:
-        lines = [line.cells() for line in SECTIONS[name](run)]
+        lines = [line.cells() for line in SECTIONS[name](session)]
         reached, met = reached + len(lines), met + sum(cells[-1] == "met" for cells in lines)
         tables += [f"## {TITLES.get(name) or name.replace('_', ' ').capitalize()}", ""]
         tables += report.table(["", "reached", "target", ""], lines)
-        print(f"[{page.seconds():4.0f} s]", name, *lines, sep="\n", flush=True)
-    failed = ["## Failed", "", *run.failures, ""] if run.failures else []
+        print(name, *lines, sep="\n", flush=True)
+    failed = ["## Failed", "", *session.failures, ""] if session.failures else []
     about = [f"{met} of {reached} are met.", "", *ABOUT]
     page.write([*about, *tables, *failed], keep=not options.section)
 

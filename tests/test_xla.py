@@ -16,7 +16,8 @@ pytest.importorskip("torch_xla")
 from xla_harness import Program, check, loop  # noqa: E402
 
 from torch_scan_hop import fallback, scan  # noqa: E402
-from torch_scan_hop.xla import lower, stepwise  # noqa: E402
+from torch_scan_hop.fallback import forget_reasons  # noqa: E402
+from torch_scan_hop.xla import lower  # noqa: E402
 
 F64 = torch.float64
 
@@ -462,8 +463,8 @@ def test_what_has_no_lowering_runs_step_by_step(cell_of, reverse):
     check(program, tolerance)
 
 
-def test_what_has_no_lowering_is_told_of_once_or_refused(monkeypatch):
-    monkeypatch.setattr(stepwise, "_said", set())
+def test_what_has_no_lowering_is_told_of_once_or_refused():
+    forget_reasons()
 
     def cell(h, x):
         return h + torch.histc(x, 3), None
@@ -474,3 +475,5 @@ def test_what_has_no_lowering_is_told_of_once_or_refused(monkeypatch):
     scan(lambda h, x: cell(h, x), h, xs)
     with fallback("error"), pytest.raises(NotImplementedError, match=r"aten::histc.*cannot lower"):
         scan(lambda h, x: cell(h, 2 * x), h, xs)
+    with fallback("error"), pytest.raises(NotImplementedError, match=r"aten::histc.*cannot lower"):
+        scan(cell, h, xs)  # which has run step by step

@@ -32,6 +32,10 @@ class NotTraceableError(RuntimeError):
     """The body cannot be traced, and ``fallback("error")`` is in force."""
 
 
+class NotLoweredError(NotImplementedError):
+    """The body uses operators that torch_xla cannot lower to XLA, but runs on the CPU."""
+
+
 def _set_mode(mode: str) -> None:
     global _mode
     _mode = mode
@@ -72,6 +76,7 @@ def forget_reasons() -> None:
     """Try every function again."""
     forget_refusals()
     _warned.clear()
+    _said_of_xla.clear()
 
 
 # --- what is said ---
@@ -117,6 +122,21 @@ def announce_not_compiled(combine_fn: Any, reason: str) -> None:
     code = code_of(combine_fn)
     _not_compiled.setdefault(code, set()).add(callees_of(combine_fn))
     _warn(code, f"could not be compiled, so its scan runs as without compile=True: {reason}")
+
+
+_said_of_xla: set[str] = set()
+
+
+def announce_stepwise(reason: str) -> None:
+    """Say that a scan is no loop of XLA's, once for each reason: it does not know its function."""
+    if _mode == "error":
+        raise NotLoweredError(reason)
+    if _mode == "warn" and reason not in _said_of_xla:
+        _said_of_xla.add(reason)
+        warnings.warn(
+            f"torch_scan_hop: a scan on XLA runs step by step, and waits for each. {reason}",
+            stacklevel=users_stack_level(),
+        )
 
 
 def refuse_if_not_allowed(combine_fn: Any, reason: str) -> None:

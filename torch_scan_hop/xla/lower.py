@@ -14,12 +14,13 @@ import torch
 from torch_scan_hop._torch import xla as _xla
 from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
 from torch_scan_hop.eager.run import empty_results
+from torch_scan_hop.fallback import NotLoweredError, announce_stepwise
 from torch_scan_hop.op import Body, ScanOptions
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.xla.graph import StepGraph, trace_step
 from torch_scan_hop.xla.program import Program, lower_function, lower_loop, metadata_of
-from torch_scan_hop.xla.stepwise import NotLoweredError, announce, run_stepwise
+from torch_scan_hop.xla.stepwise import run_stepwise
 
 # In bytes; measured in benchmarks/results/xla.md. Smaller weights stay in a core's cache from step
 # to step, and a product of all steps would be written to memory and read again.
@@ -62,15 +63,15 @@ class _Step:
             least_weight=LEAST_WEIGHT_ON_A_CPU if _xla.is_on_cpu() else 0,
         )
         self.programs: dict[tuple[int, bool], Program] = {}
-        self.is_lowered = True  # until torch_xla has said that it cannot
+        self.refusal: str | None = None  # why torch_xla cannot lower it
 
     def run(self, flat: Sequence[Any], length: int, reverse: bool) -> list[torch.Tensor]:
-        if self.is_lowered:
+        if self.refusal is None:
             try:
                 return self._run_program(flat, length, reverse)
             except NotLoweredError as error:
-                announce(error)
-                self.is_lowered = False
+                self.refusal = str(error)
+        announce_stepwise(self.refusal)
         return run_stepwise(self.graph.module, self.signature, flat, length, reverse)
 
     def _run_program(self, flat: Sequence[Any], length: int, reverse: bool) -> list[torch.Tensor]:

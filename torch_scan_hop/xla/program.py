@@ -21,9 +21,9 @@ import torch
 
 from torch_scan_hop._torch import xla as _xla
 from torch_scan_hop._torch.isolation import isolated
+from torch_scan_hop.fallback import NotLoweredError
 from torch_scan_hop.signature import Signature
 from torch_scan_hop.xla._hlo import INVARIANT, SLICED, assemble_scan
-from torch_scan_hop.xla.stepwise import NotLoweredError
 
 #: Part of the key of XLA's compilation cache, so it never changes.
 NAME = "torch_scan_hop"

@@ -6,35 +6,13 @@ what is pending, and moves their inputs to the host and their results back, in e
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from torch_scan_hop._torch import xla as _xla
-from torch_scan_hop.capture.user_code import users_stack_level
-from torch_scan_hop.fallback import fallback
 from torch_scan_hop.signature import Signature
-
-
-class NotLoweredError(NotImplementedError):
-    """The body uses operators that torch_xla runs on the CPU."""
-
-
-_said: set[str] = set()
-
-
-def announce(error: NotLoweredError) -> None:
-    """Say once that a scan is no loop of XLA's; raise where ``fallback("error")`` is in force."""
-    if fallback.mode() == "error":
-        raise error
-    if fallback.mode() == "warn" and str(error) not in _said:
-        _said.add(str(error))
-        warnings.warn(
-            f"torch_scan_hop: a scan on XLA runs step by step, and waits for each. {error}",
-            stacklevel=users_stack_level(),
-        )
 
 
 def run_stepwise(
