@@ -11,6 +11,7 @@ from benchmarks import report
 from benchmarks.page import Page
 from benchmarks.timing import interleaved
 from torch_scan_hop._torch import onednn
+from torch_scan_hop.inductor.cpu.libraries import onednn_is_faster
 
 WEIGHTS = [(256, 1024), (512, 2048), (1024, 4096)]
 ROWS = (1, 4, 16, 64, 256, 2048)
@@ -20,7 +21,7 @@ ABOUT = [
     "Microseconds of one call (medians; the four take turns) of `left @ right`, where `right` has",
     "contiguous rows, as `h @ w` has it, or contiguous columns, as `F.linear(h, w)` has it. MKL:",
     "`torch.mm`. GF/s: of the fastest. `is switched`: whether products of a scan are oneDNN's",
-    "there, for contiguous rows and columns, by `torch_scan_hop/_torch/onednn.py`.",
+    "there, for contiguous rows and columns, by `torch_scan_hop/inductor/cpu/libraries.py`.",
     "",
 ]
 
@@ -41,8 +42,8 @@ def measure(depth: int, columns: int) -> list[list[object]]:
         torch.testing.assert_close(calls["one of columns"](), calls["mm"](), rtol=1e-4, atol=1e-3)
         us = {name: t.median * 1e3 for name, t in interleaved(calls, ROUNDS).items()}
         switched = [
-            "yes" if onednn.beats_mkl() and onednn.is_fast_for(rows, columnwise) else "no"
-            for columnwise in (False, True)
+            "yes" if onednn_is_faster((rows, depth, columns), right=layout) else "no"
+            for layout in ("rows", "columns")
         ]
         rate = 2 * rows * depth * columns / min(us.values()) / 1e3
         lines.append(

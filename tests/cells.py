@@ -91,7 +91,7 @@ class ModuleLSTMCell:
 
     def problem(self, dtype: torch.dtype, T: int, B: int, D: int = 3, H: int = 4) -> Problem:
         draw = Draw(dtype)
-        module = nn.LSTMCell(D, H).to(dtype)
+        module = nn.LSTMCell(D, H, dtype=dtype)
         for p in module.parameters():
             p.data.copy_(draw.normal(*p.shape, scale=H**-0.5))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -21,30 +20,17 @@ from torch._inductor.cudagraph_utils import check_multiple_devices_or_any_cpu_no
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import MultiOutput
 from torch._inductor.utils import get_first_incompatible_cudagraph_node
-from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop import inductor
+from torch_scan_hop._torch.absent_gpu import standing_in
 from torch_scan_hop._torch.inductor_dry_run import compiled_graphs
 
-# of an H100, as far as Inductor asks for them
-PROPERTIES = types.SimpleNamespace(
-    name="fake", major=9, minor=0, multi_processor_count=132, warp_size=32, total_memory=2**36,
-    regs_per_multiprocessor=2**16, max_threads_per_multi_processor=2048, L2_cache_size=50 * 2**20,
-    max_threads_per_block=1024, shared_memory_per_block=49152, shared_memory_per_block_optin=232448,
-    gcnArchName="", uuid="", is_integrated=False,
-)  # fmt: skip
 
-NO_DRIVER = {
-    "torch.cuda.get_device_properties": lambda *_: PROPERTIES,
-    "torch.cuda.get_device_capability": lambda *_: (9, 0),
-    "torch.cuda.current_device": lambda: 0,
-    "torch.cuda.device_count": lambda: 1,
-    "torch._dynamo.device_interface.CudaInterface.get_device_properties": lambda *_: PROPERTIES,
-    "torch._dynamo.device_interface.CudaInterface.is_bf16_supported": lambda **_: True,
-    "torch.utils._triton.triton_hash_with_backend": lambda: "fake",
-    "torch._inductor.scheduler.has_triton": lambda *_: True,
-}
+def a_gpu() -> contextlib.AbstractContextManager[None]:
+    """The one that is there, or one that is not."""
+    return contextlib.nullcontext() if torch.cuda.is_available() else standing_in()
 
 
 class _Done(Exception):
@@ -64,8 +50,7 @@ def _without_driver() -> Iterator[list[str]]:
         raise _Done
 
     with contextlib.ExitStack() as stack:
-        for name, value in () if torch.cuda.is_available() else NO_DRIVER.items():
-            stack.enter_context(mock.patch(name, value))
+        stack.enter_context(a_gpu())
         stack.enter_context(mock.patch.object(GraphLowering, "codegen", stop))
         stack.enter_context(config.patch(fx_graph_cache=False, compile_threads=1))
         yield found
@@ -83,29 +68,17 @@ def _wrapper(graph: fx.GraphModule, is_backward: bool, is_inference: bool) -> st
     return found[0]
 
 
-def _on_cuda(value: Any) -> Any:
-    """A fake tensor, or a device, as it is on a GPU."""
-    if isinstance(value, torch.device):
-        return torch.device("cuda", 0)
-    if not isinstance(value, FakeTensor):
-        return value
-    with value.fake_mode, torch.no_grad():
-        return torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device=torch.device("cuda", 0)
-        )
+def on_cuda(values: Any, mode: FakeTensorMode) -> Any:
+    """Fakes of a GPU, of the metadata of the tensors in a tree."""
 
+    def fake(value: torch.Tensor) -> torch.Tensor:
+        with mode:
+            made = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=torch.device("cuda", 0)
+            )
+        return made.requires_grad_(value.requires_grad)
 
-def _move_to_cuda(gm: fx.GraphModule) -> None:
-    """Autograd asks the driver for a stream, so that graphs are made on the CPU and moved."""
-    for module in gm.modules():
-        if not isinstance(module, fx.GraphModule):
-            continue
-        for node in module.graph.nodes:
-            node.args = pytree.tree_map(_on_cuda, node.args)
-            node.kwargs = pytree.tree_map(_on_cuda, node.kwargs)
-            if "val" in node.meta:
-                node.meta["val"] = pytree.tree_map(_on_cuda, node.meta["val"])
-        module.recompile()
+    return pytree.tree_map_only(torch.Tensor, fake, values)
 
 
 #: what torch has against a CUDA graph of what was compiled last, forward first
@@ -134,12 +107,10 @@ def wrappers(fn: Callable[..., Any], *args: Any) -> dict[str, str]:
         return gm
 
     inductor.register()
-    with FakeTensorMode() as mode:
-        fakes = pytree.tree_map_only(torch.Tensor, mode.from_tensor, args)
-        torch.compile(fn, backend=take, fullgraph=True)(*fakes)
-    graphs = compiled_graphs(*captured[0])
-    for graph in graphs.values():
-        _move_to_cuda(graph)
+    with a_gpu():
+        with FakeTensorMode() as mode:
+            torch.compile(fn, backend=take, fullgraph=True)(*on_cuda(args, mode))
+        graphs = compiled_graphs(*captured[0])
     return {
         name: _wrapper(graph, name == "backward", len(graphs) == 1)
         for name, graph in graphs.items()

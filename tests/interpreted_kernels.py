@@ -72,13 +72,14 @@ def check(name, T, reverse=False, dtype=torch.float64, train=True, **options):
     return compare(case, inputs, exact, T, reverse, dtype, **options)
 
 
-def compare(case, inputs, exact, T, reverse, dtype=torch.float64, **options):
-    """``exact``: the same inputs in float64. Gradients are of those inputs that require grad."""
+def compare(case, inputs, exact, T, reverse, dtype=torch.float64, oracle=None, **options):
+    """``exact``: the same inputs in float64. Gradients are of those inputs that require grad.
+    ``oracle``: a case that computes the same, if not ``case`` itself."""
     with compiled_for_gpu() as chosen:
         run = torch.compile(lambda *a: case.run(*a, reverse=reverse), fullgraph=True, **options)
         got = run(*inputs)
         wrt, exact_wrt = differentiable(inputs), differentiable(exact)
-        result = wanted(case, exact, T, reverse)
+        result = wanted(oracle or case, exact, T, reverse)
         assert_same(got, result, TOLERANCE[dtype], dtype=False)
         if wrt:
             assert_same(
@@ -191,6 +192,54 @@ def test_any_trip_count_of_rows(T):
 @pytest.mark.parametrize("name", ["rnn", "lstm", "gru"])
 def test_types_of_rows(name, dtype):
     assert check(name, 5, dtype=dtype) == [ROWS] * 2
+
+
+def fused_lstm(carry, x, p):
+    """What CUDA traces ``nn.LSTMCell`` as; on the CPU the operator has no kernel of its own."""
+    h, c = carry
+    gates = x @ p["w"], h @ p["u"]
+    h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(*gates, c, p.get("b"), p.get("d"))
+    return (h, c), h
+
+
+def fused_gru(h, x, p):
+    gates = x @ p["w"], h @ p["u"]
+    h, _ = torch.ops.aten._thnn_fused_gru_cell(*gates, h, p.get("b"), p.get("d"))
+    return h, h
+
+
+def torchs_lstm(carry, x, p):
+    h, c = torch.lstm_cell(x, carry, p["w"].t(), p["u"].t(), p.get("b"), p.get("d"))
+    return (h, c), h
+
+
+def torchs_gru(h, x, p):
+    h = torch.gru_cell(x, h, p["w"].t(), p["u"].t(), p.get("b"), p.get("d"))
+    return h, h
+
+
+@pytest.mark.parametrize(
+    ("cell", "bias", "reverse"),
+    [
+        ("gru", True, True),
+        pytest.param("lstm", True, False, marks=pytest.mark.slow),
+        pytest.param("lstm", False, True, marks=pytest.mark.slow),
+        pytest.param("gru", False, False, marks=pytest.mark.slow),
+    ],
+)
+def test_cells_that_are_one_operator_on_a_gpu(cell, bias, reverse):
+    step, oracle = {"lstm": (fused_lstm, torchs_lstm), "gru": (fused_gru, torchs_gru)}[cell]
+    gates, carries = (4, 2) if cell == "lstm" else (3, 1)
+    case = row_case(step, "wu", gates=gates, carries=carries)
+    init, xs, parameters = case.drawn(5, torch.float32)
+    if bias:
+        parameters |= {name: randn(gates * 24 + k)[k:].float() for k, name in enumerate("bd")}
+    inputs = as_leaves((init, xs, parameters))
+    exact = in_float64(inputs)
+    chosen = compare(
+        case, inputs, exact, 5, reverse, torch.float32, oracle=Case(oracle, case.inputs)
+    )
+    assert chosen == [ROWS] * 2
 
 
 def step_of_another_row(h, x, p):

@@ -45,6 +45,14 @@ def returns(value):
     return lambda h, x: value
 
 
+def swapped(pair):
+    return list(pair) if isinstance(pair, tuple) else tuple(pair)
+
+
+def in_turn(c, x):
+    return (c[0], x if c[1] is None else None), None
+
+
 def steps_apart(h, x):
     return h + 1, torch.ones(int(h[0]) + 1)
 
@@ -137,21 +145,23 @@ BODIES = {
     "it is a generator": lambda: scan(generated, H, XS),
     "it returns y first": lambda: scan(lambda h, x: (None, h + x), H, XS),
     "another shape": lambda: scan(lambda c, x: ({"h": c["h"][:1]}, None), {"h": H}, XS),
-    "a shape by broadcasting": lambda: scan(lambda c, x: (c + x, None), torch.zeros(()), XS),
+    "a shape by broadcasting": lambda: scan(lambda c, x: (c[None] + x, None), torch.zeros(()), XS),
     "another dtype": lambda: scan(lambda c, x: ((c[0], c[1].double()), None), (H, H), XS),
     "another device": lambda: scan(lambda c, x: (c.to("meta"), None), H, XS),
     "half precision": lambda: scan(lambda c, x: (c.half(), None), H, XS),
     "an integer divided": lambda: scan(lambda c, x: (c / 2, None), torch.tensor(4), XS),
-    "another container": lambda: scan(lambda c, x: ([c[0], c[1]], None), (H, H), XS),
+    "another container": lambda: scan(lambda c, x: (swapped(c), None), (H, H), XS),
     "another length": lambda: scan(lambda c, x: ((c[0],), None), (H, H), XS),
     "other keys": lambda: scan(lambda c, x: ({"c": x}, None), {"h": H}, XS),
-    "a key more": lambda: scan(lambda c, x: ({**c, "c": x}, None), {"h": H}, XS),
+    "a key more": lambda: scan(lambda c, x: ({**c, "c" * len(c): x}, None), {"h": H}, XS),
     "a tensor for a dict": lambda: scan(lambda c, x: (x, None), {"h": H}, XS),
     "a dict for a tensor": lambda: scan(lambda c, x: ({"h": x}, None), H, XS),
     "None for a tensor": lambda: scan(lambda c, x: ((c[0], None), None), (H, H), XS),
-    "a tensor for None": lambda: scan(lambda c, x: ((c[0], x), None), (H, None), XS),
+    "a tensor for None": lambda: scan(in_turn, (H, None), XS),
     "a string for a tensor": lambda: scan(carries("h"), H, XS),
-    "a vector for a number": lambda: scan(lambda c, x: (c + x, None), 0.0, XS),
+    "a vector for a number": lambda: scan(
+        lambda c, x: (torch.as_tensor(c)[None] + x, None), 0.0, XS
+    ),
     "a string in y": lambda: scan(lambda c, x: (c, {"a": ("text",)}), H, XS),
     "a function in y": lambda: scan(lambda c, x: (c, [torch.sin]), H, XS),
 }

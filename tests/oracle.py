@@ -54,6 +54,15 @@ def with_signature_of_scan(steps: Steps) -> Callable[..., tuple[Any, Any]]:
     return loop
 
 
+def written_loop(combine_fn: Any, init: Any, xs: Tensor) -> tuple[Any, Tensor]:
+    """What a user would write; the reference copies init, and so knows less about it."""
+    carry, ys = init, []
+    for x in xs.unbind(0):
+        carry, y = combine_fn(carry, x)
+        ys.append(y)
+    return carry, torch.stack(ys)
+
+
 def reference_steps(
     combine_fn: Any, init: Any, xs: Any, trip_count: int, reverse: bool
 ) -> tuple[Any, Any]:

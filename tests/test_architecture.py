@@ -121,7 +121,7 @@ def loaded_with(name: str) -> set[str]:
 
 TO_NO_END = {
     # lists all that it registers in one place, most of which does need Inductor
-    "torch_scan_hop.inductor": "register",
+    "torch_scan_hop.inductor": "_register",
 }
 
 
@@ -203,6 +203,8 @@ AT_THE_TOP = {
     # what users call, set and read
     *("api", "arguments", "layers", "graphs", "errors", "fallback", "settings", "debugging"),
     *("progress_bar", "versions"),
+    # the package where torch lacks what the operator needs
+    "plain",
     # what every backend does with its large stacks
     "huge_pages",
     # what a scan means
@@ -237,6 +239,8 @@ def test_the_map_names_nothing_that_is_not_there():
 #: classes of one name in two modules: why
 TWINS = {
     "ForwardBackward": "what forward_and_backward gives, in graphs and in vjp, which stands alone",
+    "Explanation": "of explain, and its place where that is refused, in plain",
+    "accelerate_torch": "likewise",
     "Place": "where a key points (capture/indexing), where a kernel's value is (inductor/cpu)",
 }
 
@@ -259,7 +263,7 @@ def lines_of(function: ast.FunctionDef) -> int:
 
 
 #: files above 300 lines (``eager/writer``) and functions above 40 (``api:scan_tree``): why
-LONG: dict[str, str] = {}
+LONG: dict[str, str] = {"_torch/private_names": "a list that a script writes"}
 
 
 def test_what_is_long_says_why():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 
+import mistakes
 import pytest
 import torch
 
@@ -176,7 +177,7 @@ BODIES = {
     ),
     "a broadcast shape": (
         torch.zeros(()),
-        lambda c, x: (c + x, None),
+        lambda c, x: (c[None] + x, None),
         ValueError,
         f"scan: carry {KEEP}: expected float32[]",
     ),
@@ -196,7 +197,7 @@ BODIES = {
     ),
     "another container": (
         (H, H),
-        lambda c, x: ([c[0], c[1]], None),
+        lambda c, x: (mistakes.swapped(c), None),
         TypeError,
         f"scan: carry {KEEP}: expected a tuple (from init), but combine_fn returned list.",
     ),
@@ -226,7 +227,7 @@ BODIES = {
     ),
     "a tensor for None": (
         (H, None),
-        lambda c, x: ((c[0], x), None),
+        mistakes.in_turn,
         TypeError,
         "scan: carry[1] must keep its structure, shape and dtype from step to step: expected None (from init)",
     ),
@@ -252,7 +253,7 @@ BODIES = {
     ),
     "a vector for a number": (
         0.0,
-        lambda c, x: (c + x, None),
+        lambda c, x: (torch.as_tensor(c)[None] + x, None),
         ValueError,
         "scan: carry must keep its structure, shape and dtype from step to step: expected a scalar tensor (from init), but combine_fn returned float32[2]",
     ),
@@ -275,7 +276,11 @@ def test_bodies(case):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("case", BODIES)
+#: what a first step may do to the carry, and each further one does again
+GROWS = {"a broadcast shape", "another container", "a tensor for None", "a vector for a number"}
+
+
+@pytest.mark.parametrize("case", [case for case in BODIES if case not in GROWS])
 def test_bodies_with_no_step_to_run(case):
     init, body, error, message = BODIES[case]
     with pytest.raises(error) as caught:

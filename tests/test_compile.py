@@ -671,6 +671,7 @@ def test_the_cpp_wrapper_trains(cell):
     assert_same(gradients(actual, params), gradients(expected, params), 1e-3)
 
 
+@pytest.mark.slow
 def test_the_cpp_wrapper_takes_a_view_of_a_weight_for_one():
     """C++ read what makes it as the declaration of a function (torch 2.9 to 2.13)."""
     w = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -730,6 +731,7 @@ def test_numbers_computed_from_open_sizes_have_gradients(cell, shape):
     assert_same(train(compiled), train(loop))
 
 
+@pytest.mark.slow
 def test_segments_of_open_sizes_have_gradients_under_inductor():
     """Torch compares what a body was traced for with what it is given, symbol by symbol."""
     w = randn(2, 2)

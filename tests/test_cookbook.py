@@ -42,6 +42,7 @@ def test_recipe(recipe, backend):
     assert largest_difference(values_and_gradients(run, inputs), expected) < 1e-8
 
 
+@pytest.mark.slow
 def test_a_recipe_is_a_script():
     result = subprocess.run(
         [sys.executable, FOLDER / "gae.py"], capture_output=True, text=True, timeout=300

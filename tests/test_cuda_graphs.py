@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from wrappers import loops
 
 from torch_scan_hop import progress_bar, scan
+from torch_scan_hop._torch.absent_gpu import why_not_here
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop.cuda_graphs import recording
 from torch_scan_hop.cuda_graphs.capturable import why_not_captured
@@ -407,7 +408,7 @@ def test_the_switch_is_off_at_first():
 
 # --- the wrapper for a GPU ---
 
-cuda = pytest.mark.skipif(torch.version.cuda is None, reason="needs a build for CUDA")
+cuda = pytest.mark.skipif(bool(why_not_here()), reason="nothing stands in for a GPU on this torch")
 
 
 def wrappers_of(step, **config):

@@ -34,7 +34,14 @@ MATRICES = {
 }
 
 
-@pytest.mark.parametrize("det", [torch.linalg.det, torch.det, lambda a: a.det()])
+@pytest.mark.parametrize(
+    "det",
+    [
+        torch.linalg.det,
+        pytest.param(torch.det, marks=pytest.mark.slow),
+        pytest.param(lambda a: a.det(), marks=pytest.mark.slow, id="method"),
+    ],
+)
 @pytest.mark.parametrize("kind", MATRICES)
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_two_orders(n, kind, det):

@@ -106,6 +106,7 @@ def test_layers_of_other_widths(work):
     )
 
 
+@pytest.mark.slow
 def test_batch_and_trip_count_change_together(work):
     p = problem("lstm", 4)
     values = [(4, 5), (5, 6), (6, 9), (7, 4), (9, 20), (11, 3)]
@@ -114,12 +115,14 @@ def test_batch_and_trip_count_change_together(work):
     )
 
 
+@pytest.mark.slow
 def test_sizes_that_torch_takes_for_special():
     p = problem("lstm", 4)
     for B, T in [(4, 5), (1, 5), (5, 4), (0, 4), (6, 0), (6, 1), (7, 2), (1, 1), (0, 0), (8, 4)]:
         check_problem(p.combine_fn, problem("lstm", B, T), p.params)
 
 
+@pytest.mark.slow
 def test_sizes_of_a_long_scan_in_blocks(work, monkeypatch):
     from torch_scan_hop.rewrites import blocks
 
@@ -132,6 +135,7 @@ def test_sizes_of_a_long_scan_in_blocks(work, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_much_larger_sizes_may_want_another_plan():
     p = problem("lstm", 4)
     for B in (200, 5, 4, 210, 1000, 6, 190):
@@ -142,10 +146,10 @@ def test_much_larger_sizes_may_want_another_plan():
     "checkpoint",
     [
         "full",
-        "sqrt",
+        pytest.param("sqrt", marks=pytest.mark.slow),
         pytest.param(2, marks=pytest.mark.slow),  # segments, as "sqrt" makes them
         pytest.param(torch_scan_hop.Binomial(2), marks=pytest.mark.slow),
-        "policy",
+        pytest.param("policy", marks=pytest.mark.slow),
     ],
     ids=str,
 )

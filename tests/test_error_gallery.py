@@ -176,7 +176,7 @@ a dict for a tensor: ScanTypeError
 None for a tensor: ScanTypeError
     scan: carry[1] must keep its structure, shape and dtype from step to step: expected float32[2] (from init), but combine_fn returned None. Return (carry, y), the carry first, in the structure of init. combine_fn is <lambda> (mistakes.py).
 a tensor for None: ScanTypeError
-    scan: carry[1] must keep its structure, shape and dtype from step to step: expected None (from init), but combine_fn returned float32[2]. Return (carry, y), the carry first, in the structure of init. combine_fn is <lambda> (mistakes.py).
+    scan: carry[1] must keep its structure, shape and dtype from step to step: expected None (from init), but combine_fn returned float32[2]. Return (carry, y), the carry first, in the structure of init. combine_fn is in_turn (mistakes.py).
 a string for a tensor: ScanTypeError
     scan: carry must keep its structure, shape and dtype from step to step: expected float32[2] (from init), but combine_fn returned str. Return (carry, y), the carry first, in the structure of init. combine_fn is <lambda> (mistakes.py).
 a vector for a number: ScanValueError

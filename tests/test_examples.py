@@ -17,13 +17,17 @@ ROOT = Path(__file__).parent.parent
     [
         ("truncated_bptt", []),
         pytest.param("char_lm", ["--steps", "3"], marks=pytest.mark.slow),  # make demo
+        # these assert the score that they reach
+        pytest.param("sensors", [], marks=pytest.mark.slow),
+        pytest.param("policy", [], marks=pytest.mark.slow),
     ],
 )
-def test_example(name, arguments):
+def test_example(name, arguments, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / f"{name}.py", *arguments],
         env=environment,
+        cwd=tmp_path,  # where pictures are drawn
         capture_output=True,
         text=True,
         timeout=300,

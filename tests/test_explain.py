@@ -956,3 +956,41 @@ def test_errors_name_the_argument():
         explain(body, "h", xs)
     with pytest.raises(ValueError, match="length=3 disagrees"):
         explain(body, init, xs, 3)
+
+
+# --- state, and a first step of its own ---
+
+
+class Leaky(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.v, self.steps = None, 0
+
+    def forward(self, x):
+        self.steps += 1
+        self.v = torch.tanh(x + (0 if self.v is None else self.v))
+        return self.v
+
+
+@pytest.mark.torch_version
+def test_state_is_named_and_stays_as_it_was():
+    cell = Leaky()
+    for before in (None, torch.zeros(4)):
+        cell.v = before
+        (found,) = explain(lambda _, x: (None, cell(x)), None, torch.ones(5, 4)).scans
+        names = [leaf.path for leaf in found.signature if leaf.role == "carry"]
+        assert names == ["attribute 'steps' of a Leaky", "attribute 'v' of a Leaky"]
+        assert ("the first step is on its own" in found.note) == (before is None)
+        assert cell.v is before and cell.steps == 0
+
+
+@pytest.mark.torch_version
+def test_a_first_step_of_its_own_is_told_of():
+    def differences(before, x):
+        return x, x if before is None else x - before
+
+    told = explain(differences, None, torch.ones(5, 4))
+    (found,) = told.scans
+    assert found.note.endswith("before these: after it carry differs")
+    assert [leaf.path for leaf in found.signature] == ["carry", "x", "y"]
+    assert "the first step is on its own" in str(told)

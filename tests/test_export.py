@@ -372,11 +372,36 @@ def _no_hooks_stay():
 @pytest.mark.usefixtures("_no_hooks_stay")
 def test_an_export_says_where_it_holds_every_step():
     args = torch.zeros(4, 3), torch.randn(5, 4, 3)
-    with fallback("error"), pytest.raises(NotTraceableError, match=r"self\._buffers"):
-        torch.export.export(Counting(assigns=True), args, strict=False)
+    grown: list = []
+
+    class Growing(torch.nn.Module):
+        def forward(self, h, xs):
+            def cell(h, x):
+                grown.append(1)
+                return torch.tanh(h + x), h
+
+            return scan(cell, h, xs)
+
+    with fallback("error"), pytest.raises(NotTraceableError, match="the length of a list"):
+        torch.export.export(Growing(), args, strict=False)
     with pytest.warns(UserWarning, match="plain Python loop"):
-        program = torch.export.export(Counting(assigns=True), args, strict=False)
-    assert_same(program.module()(*args), Counting(assigns=True)(*args))
+        program = torch.export.export(Growing(), args, strict=False)
+    assert_same(program.module()(*args), Growing()(*args))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_assigned_buffer_is_a_scan(strict):
+    if strict and torch.__version__ < "2.10":
+        pytest.skip("torch.export of 2.9 refuses it in a loop, too")
+    args = torch.zeros(4, 3), torch.randn(5, 4, 3)
+    with fallback("error"):
+        program = torch.export.export(Counting(assigns=True), args, strict=strict)
+    assert any("scan" in str(n.target) for n in program.graph.nodes)
+    loaded = program.module()
+    for module in (Counting(assigns=True),):
+        for _ in range(2):
+            assert_same(loaded(*args), module(*args))
+        assert_same(loaded.count, module.count)
 
 
 @pytest.mark.usefixtures("_no_hooks_stay")

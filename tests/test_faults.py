@@ -166,7 +166,7 @@ def appending(h, x, log=[]):  # noqa: B006
     [
         (printing, "print|builtin|reorderable", "print(end"),
         (branching, "branching", "if h.sum() > 100"),
-        (appending, "changes a Python object", "log.append(1)"),
+        (appending, "changes the length of a list", "log.append(1)"),
     ],
 )
 def test_the_warning_has_the_reason_and_the_users_line(body, reason, line):

@@ -11,7 +11,7 @@ from torch_scan_hop import scan
 pytestmark = pytest.mark.torch_version
 
 
-@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_filter_whose_jacobian_is_taken_forward(compile):
     """The solve has its step differentiated with gradients on: constants have tangents then."""
     h, zs = torch.randn(2, 3).double(), torch.randn(4, 2).double()

@@ -38,6 +38,16 @@ class Counting(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class Listing(Counting):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+
 def makes(h, x):
     return h + x, torch.ones(1)
 
@@ -144,13 +154,21 @@ def test_a_mode_that_cannot_be_traced_sees_the_loop():
     def body(h, x):
         return torch.tanh(h + x), None
 
-    mode = Counting()
-    with mode, pytest.warns(UserWarning, match="changes a Python object") as caught:
+    mode = Listing()
+    with mode, pytest.warns(UserWarning, match="changes the length of a list") as caught:
         for _ in range(3):
             results = scan(body, H, XS)
     assert mode.count == 9 and len(caught) == 1
     with fallback("error"):  # it says nothing about the body itself
         assert torch.equal(scan(body, H, XS)[0], results[0])
+
+
+def test_what_a_mode_counts_is_carried():
+    mode = Counting()
+    with mode, fallback("error"):
+        for _ in range(3):
+            scan(lambda h, x: (torch.tanh(h + x), None), H, XS)
+    assert mode.count == 9
 
 
 def test_a_device_in_the_body():

@@ -31,6 +31,7 @@ from triton.compiler import ASTSource
 from wrappers import loops
 
 from torch_scan_hop import explain
+from torch_scan_hop._torch.absent_gpu import why_not_here
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop.cuda_graphs.devices import serving
 from torch_scan_hop.inductor.gpu import launch, parallel, rows
@@ -39,7 +40,9 @@ from torch_scan_hop.inductor.gpu.serving import on_the_cpu
 from torch_scan_hop.inductor.gpu.source import TritonSource
 from torch_scan_hop.rewrites import using_options
 
-pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="needs a build for CUDA")
+pytestmark = pytest.mark.skipif(
+    bool(why_not_here()), reason="nothing stands in for a GPU on this torch"
+)
 
 TARGETS = (80, 90, 100)
 

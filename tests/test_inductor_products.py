@@ -15,7 +15,7 @@ from torch._inductor.utils import run_and_get_code
 
 from torch_scan_hop import scan
 from torch_scan_hop._torch import onednn
-from torch_scan_hop.inductor.cpu import panels
+from torch_scan_hop.inductor.cpu import libraries, panels
 from torch_scan_hop.rewrites import using_options
 
 pytestmark = pytest.mark.torch_version
@@ -213,7 +213,7 @@ def test_weights_stay_as_they_are_where_the_packing_would_stay_in_the_loop(chang
 
 @pytest.mark.parametrize("beats_mkl", [False, True])
 def test_many_rows_are_packed_where_mkl_is_slow(beats_mkl, monkeypatch):
-    monkeypatch.setattr(onednn, "beats_mkl", lambda: beats_mkl)
+    monkeypatch.setattr(panels, "onednn_is_faster", lambda sizes: beats_mkl)
     problem = Recurrent(B=65, D=16, H=96)
     with using_options(onednn=False):
         got, (packed, _, _) = run_forward(problem)
@@ -312,17 +312,90 @@ def test_no_product_of_other_numbers_is_onednns(dtype):
     assert_same(got, problem.run(loop, *given), 0.1 if dtype is torch.bfloat16 else 1e-9)
 
 
-def test_where_onednn_is_the_faster_library(monkeypatch):
-    def beats_mkl(vendor, capability):
-        monkeypatch.setattr(onednn, "_vendor", lambda: f"vendor_id\t: {vendor}")
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-        return onednn.beats_mkl.__wrapped__()
+#: of a weight of 80 rows and 96 columns: what it is part of, and how
+PARTS = {
+    "rows": ((80, 96), lambda w: w),
+    "columns": ((96, 80), lambda w: w.t()),
+    "an offset": ((80 * 96 + 1,), lambda w: w[1:].view(80, 96)),
+    "columns of a wider one": ((80, 288), lambda w: w.chunk(3, 1)[1]),
+    "every second row": ((160, 96), lambda w: w[::2]),
+    "across, of a wider one": ((96, 160), lambda w: w[:, :80].t()),
+    "a part of a complex one": ((80, 96, 2), lambda w: torch.view_as_complex(w).imag),
+    "the same across": ((96, 80, 2), lambda w: torch.view_as_complex(w).real.t()),
+    "one column for all": ((80, 1), lambda w: w.expand(80, 96)),
+}
 
-    assert beats_mkl("AuthenticAMD", "AVX512")
-    assert not beats_mkl("GenuineIntel", "AVX512")
-    assert not beats_mkl("AuthenticAMD", "AVX2")
+
+@needs_onednn
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+def test_onednn_is_given_dense_weights_only(cpp_wrapper, monkeypatch):
+    """For others it has a reference kernel, which is hundreds of times slower."""
+    draw = Draw(torch.float32)
+    h, xs = draw.normal(8, 80), draw.normal(40, 8, 80)
+    weights = [draw.normal(*shape, scale=0.1) for shape, _ in PARTS.values()]
+
+    def run(scan_, h, xs, *weights):
+        parts = [part(w) for (_, part), w in zip(PARTS.values(), weights, strict=True)]
+        return scan_(lambda h, x: (h * 0.9 + x, [h @ w for w in parts]), h, xs)
+
+    given = [h, xs, *weights]
+    compiled = torch.compile(
+        lambda *given: run(scan, *given), fullgraph=True, options={"cpp_wrapper": cpp_wrapper}
+    )
+    with using_options(onednn=True, blocks=False), torch.no_grad():
+        got, ((_, fast, plain),) = run_and_count(compiled, *given)
+    # all steps at once, each
+    assert (fast, plain) == (len(PARTS), 0)
+    assert_close(got, run(loop, *(leaf.double() for leaf in given)), 2e-4)
+    if not cpp_wrapper:
+        weights = []
+        operator = torch.ops.mkldnn._linear_pointwise
+        called = operator.default
+        monkeypatch.setattr(
+            operator, "default", lambda x, w, *rest: (weights.append(w), called(x, w, *rest))[1]
+        )
+        with torch.no_grad():
+            assert_same(compiled(*given), got)
+        assert len(weights) == len(PARTS)
+        assert all(w.is_contiguous() or w.t().is_contiguous() for w in weights)
+
+
+@needs_onednn
+@pytest.mark.parametrize("part", PARTS)
+def test_a_product_by_onednn_of_any_layout(part):
+    draw = Draw(torch.float32)
+    shape, view = PARTS[part]
+    left, right = draw.normal(80, 5).t(), view(draw.normal(*shape))
+    assert_close(onednn.product(left, right), left.double() @ right.double(), 1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize("chosen", [None, True, False])
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+def test_the_faster_library_is_chosen_by_layout_or_by_hand(chosen, ratio, monkeypatch, tmp_path):
+    """What is measured for some layouts decides for those."""
+    monkeypatch.setattr(libraries, "compilers_folder", lambda: str(tmp_path))
+    asked = []
+
+    def measured(left, right):
+        layouts = libraries.layout_of(left), libraries.layout_of(right)
+        asked.append(layouts)
+        return (ratio if layouts == ("rows", "rows apart") else 1.0) * 1e-6, 1e-6
+
+    monkeypatch.setattr(libraries, "_best_seconds", measured)
+    draw = Draw(torch.float32)
+    h, xs, w = draw.normal(8, 80), draw.normal(40, 8, 80), draw.normal(80, 288)
+
+    def run(h, xs, w):
+        a, b = w[:, :96], w[:, 96:192] * 2
+        return scan(lambda h, x: (h * 0.9 + x, (h @ a, h @ b)), h, xs)
+
+    with using_options(onednn=chosen), torch.no_grad():
+        _, ((_, fast, plain),) = run_and_count(torch.compile(run, fullgraph=True), h, xs, w)
+    by_measure = 1 if ratio < 1 else 0
+    assert fast == {None: by_measure, True: 2, False: 0}[chosen]
+    assert plain == 2 - fast
+    assert asked == ([("rows", "rows apart"), ("rows", "rows")] if chosen is None else [])
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -13,7 +13,7 @@ from torch._higher_order_ops.scan import scan as torchs_scan
 
 import torch_scan_hop
 from torch_scan_hop import accelerate_torch
-from torch_scan_hop._torch.own_scan import torchs_operator
+from torch_scan_hop._torch.own_scan import is_torchs, torchs_operator
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.settings import accelerates_torch
 
@@ -99,13 +99,14 @@ def run_torchs(h, xs):
 
 
 class Captured:
-    """A backend that keeps which operators it was given."""
+    """A backend that keeps whose scans it was given."""
 
     def __init__(self):
-        self.targets = []
+        self.owners = []
 
     def __call__(self, gm, example_inputs):
-        self.targets.append({n.target for n in gm.graph.nodes if n.op == "call_function"})
+        for node in gm.graph.find_nodes(op="call_function", target=scan_op):
+            self.owners.append("torch" if is_torchs(getattr(gm, node.args[0].target)) else "ours")
         return gm
 
 
@@ -120,8 +121,7 @@ def test_who_runs_it_can_be_changed_and_changed_back():
         assert_same(compiled(H, XS), want, 1e-6)
     assert not accelerates_torch()
     assert_same(compiled(H, XS), want, 1e-6)
-    operators = [targets & {scan_op, torchs_operator()} for targets in captured.targets]
-    assert operators == [{torchs_operator()}, {scan_op}, {torchs_operator()}]
+    assert captured.owners == ["torch", "ours", "torch"]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,74 @@ def test_accelerated_it_takes_what_ours_takes():
     assert_same((h, ys), want, 1e-5)
     got, expected = (torch.autograd.grad(r.sum(), weight) for r in (ys, want[1]))
     assert_same(got, expected, 1e-5)
+
+
+REFUSED = {
+    "a number as carry": lambda h, x: (0.0, x + h),
+    "no carry": lambda h, x: (None, x + h),
+    "more carries": lambda h, x: ((h + x, h), x),
+    "another dtype": lambda h, x: ((h + x).double(), x * 2),
+    "another shape": lambda h, x: ((h + x).sum(), x * 2),
+    "other strides": lambda h, x: ((h + x).t().contiguous().t(), x * 2),
+    "one result": lambda h, x: h + x,
+    "three results": lambda h, x: (h + x, h * 2, x * 2),
+    "a number as y": lambda h, x: (h + x, 3.0),
+    "a whole number as y": lambda h, x: (h + x, 3),
+    "the carry is written to": lambda h, x: (h.add_(x) + 1, h * 2),
+    "x is written to": lambda h, x: (h + x.add_(1), h * 2),
+}
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_accelerated_it_refuses_what_torch_refuses(case, accelerated):
+    with accelerate_torch(accelerated), pytest.raises((RuntimeError, AssertionError)) as raised:
+        torchs_scan(REFUSED[case], H.clone(), XS.clone())
+    assert not isinstance(raised.value, torch._dynamo.exc.InternalTorchDynamoError)
+
+
+def test_accelerated_it_refuses_fewer_carries():
+    for accelerated in (False, True):
+        with accelerate_torch(accelerated), pytest.raises(RuntimeError, match="number of outputs"):
+            torchs_scan(lambda c, x: ((c[0] + x,), c[1] * 2), (H, H * 2), XS)
+
+
+@pytest.mark.torch_version
+def test_accelerated_it_refuses_xs_of_several_lengths():
+    """Torch before 2.15 finds out at the step that one of them has not got."""
+    for accelerated in (False, True):
+        with accelerate_torch(accelerated), pytest.raises((RuntimeError, IndexError)):
+            torchs_scan(lambda c, x: (c + x[0], x[1] * 2), H, (XS, XS[:3]))
+
+
+ALIKE = {
+    "backwards along dim 1": (cell, (torch.ones(4, 3), XS), {"dim": 1, "reverse": True}),
+    "the last dim": (lambda h, x: (h + x, h * 2), (torch.ones(4, 2), XS), {"dim": -1}),
+    "ys of fewer dimensions than dim": (
+        lambda h, x: (h + x, h.sum()), (torch.ones(4, 3), XS), {"dim": 1},
+    ),
+    "a dict of ys": (lambda h, x: (h + x, {"z": x * 2, "a": h * 3}), (H, XS), {}),
+    "no ys": (lambda h, x: (h + x, []), (H, XS), {}),
+    "y is None": (lambda h, x: (h + x, (None, x * 2)), (H, XS), {}),
+    "carries": (lambda c, x: ([c[0] + x, c[1] * 2], x * 2), ((H, H * 2), XS), {}),
+    "a transposed init": (lambda h, x: (h + x, h * 2), (torch.ones(3, 2).t(), XS), {}),
+}  # fmt: skip
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("case", ALIKE)
+def test_accelerated_its_results_are_torchs(case):
+    if case == "y is None" and torch.__version__ < "2.15":
+        pytest.skip("this torch's own scan takes no None")
+    body, (init, xs), options = ALIKE[case]
+    want = torchs_scan(body, init, xs, **options)
+    with accelerate_torch():
+        got = torchs_scan(body, init, xs, **options)
+    assert type(got[0]) is type(want[0]) and type(got[1]) is type(want[1])
+    leaves = torch.utils._pytree.tree_leaves
+    for mine, theirs in zip(leaves(got), leaves(want), strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_accelerated_it_is_exported_with_our_operator():

@@ -10,6 +10,7 @@ import torch
 from oracle import assert_same, loop
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import torch_scan_hop
 from torch_scan_hop import scan
 from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.op import FORWARD, REVERSE
@@ -86,6 +87,38 @@ class TestHoistInvariant:
         body = body_of(self.step, make(B, D), make(B, D), make(D, D))
         plan = make_plan(body, Signature(1, 1, 1), Options(**OFF), pointwise_pays=False)
         assert plan.is_trivial() and "exp" in operators(plan.body)
+
+
+class TestWeightsThatLieApart:
+    """A library would copy such a matrix in each of its products."""
+
+    @pytest.mark.parametrize(
+        ("part", "copied"),
+        [
+            (lambda w: w, False),
+            (lambda w: w.t(), False),
+            (lambda w: torch.cat([w, w], 1)[:, H:], False),
+            (lambda w: torch.cat([w, w])[::2], False),
+            (lambda w: torch.view_as_real(torch.complex(w, w))[..., 1], True),
+            (lambda w: torch.complex(w, w).real.t(), True),
+            (lambda w: torch.stack([w, w], -1)[..., 0], True),
+        ],
+    )
+    def test_they_are_copied_once(self, part, copied):
+        h, xs, w = make(B, H), make(T, B, H), part(make(H, H))
+        body = body_of(lambda h, x, w: (torch.tanh(h @ w + x), h * 2), h, xs[0], w)
+        plan = make_plan(body, Signature(1, 1, 1), Options(**OFF), pointwise_pays=False)
+        (given,) = plan.invariants(Inputs([h], [xs], [w])).values()
+        assert (given is not w) == copied and torch.equal(given, w)
+        assert not copied or given.is_contiguous()
+        check_values(plan, body, [h], [xs], [w])
+
+    def test_what_no_product_reads_stays(self):
+        w = torch.stack([make(B, H)] * 2, -1)[..., 0]
+        h, xs = make(B, H), make(T, B, H)
+        body = body_of(lambda h, x, w: (h * w + x, h + 1), h, xs[0], w)
+        plan = make_plan(body, Signature(1, 1, 1), Options(**OFF), pointwise_pays=False)
+        assert plan.invariants(Inputs([h], [xs], [w])) == {plan.roles.additional[0]: w}
 
 
 class TestBatchXs:
@@ -585,3 +618,49 @@ def test_products_of_sizes_that_are_zero(shape, caplog):
 
     assert_same(gradients(scan), gradients(loop), 1e-5)
     assert "rewrites of a scan failed" not in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gradient_that_is_cast_to_a_wider_type_is_one_product(dtype):
+    """Autocast's: of bfloat16, that is; a sum of float16 may overflow."""
+    generator = torch.Generator().manual_seed(0)
+    x, w, b = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) * 0.3
+        for shape in ((9, 2, 4), (4, 4), (4,))
+    )
+
+    def gradients(run, dtype, *inputs):
+        xs, w, b = (v.to(dtype).requires_grad_() for v in inputs)
+
+        def cell(h, x):
+            with torch.autocast("cpu", dtype=half, enabled=dtype is torch.float32):
+                h = torch.tanh(torch.nn.functional.linear(h + x, w, b)).to(dtype)
+            return h, h
+
+        h = torch.zeros(2, 4, dtype=dtype)
+        final, ys = run(cell, h, xs)
+        return torch.autograd.grad((final * ys).sum(), (xs, w, b))
+
+    half = dtype
+    exact = gradients(lambda f, h, xs: scan_loop(f, h, xs, 9, False), torch.float64, x, w, b)
+    found = gradients(scan, torch.float32, x, w, b)
+    assert_same(found, exact, 0.05, dtype=False)
+    explained = torch_scan_hop.explain(*_autocast_cell(half), kernels=False)
+    (of_w,) = (
+        op
+        for op in explained.scans[0].loops[1].operators
+        if op.type.endswith("[4, 4]") and op.call.startswith("mm(")
+    )
+    is_one = of_w.place == "after the loop, as one sum over all steps"
+    assert is_one is (half is torch.bfloat16)
+
+
+def _autocast_cell(half):
+    w = torch.zeros(4, 4, requires_grad=True)
+
+    def cell(h, x):
+        with torch.autocast("cpu", dtype=half):
+            h = torch.tanh((h + x) @ w).float()
+        return h, h
+
+    return cell, torch.zeros(2, 4), torch.zeros(9, 2, 4)

@@ -33,10 +33,12 @@ def by_hand(xs):
     return c, module.mean
 
 
-def test_a_reassigned_buffer_runs_as_a_loop():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_reassigned_buffer_is_carried(compiled):
     module, xs = ReassignedBuffer(), torch.ones(4, 3)
-    with pytest.warns(UserWarning, match="ran as a plain Python loop"):
-        carry, _ = scan(module, torch.zeros(3), xs)
+    run = torch.compile(scan, backend="eager", fullgraph=True) if compiled else scan
+    with fallback("error"):
+        carry, _ = run(module, torch.zeros(3), xs)
     expected, mean = by_hand(xs)
     torch.testing.assert_close(carry, expected)
     torch.testing.assert_close(module.mean, mean)
@@ -71,11 +73,14 @@ def test_an_appended_list_runs_as_a_loop():
 
 
 def test_compiled_side_effects_are_refused():
-    module = ReassignedBuffer()
-    run = torch.compile(
-        lambda xs: scan(module, torch.zeros(3), xs), backend="eager", fullgraph=True
-    )
-    with pytest.raises(Exception, match="changes a Python object"):
+    seen = []
+
+    def cell(c, x):
+        seen.append(x)
+        return c + x, None
+
+    run = torch.compile(lambda xs: scan(cell, torch.zeros(3), xs), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="changes the length of a list"):
         run(torch.ones(4, 3))
 
 

@@ -165,7 +165,8 @@ def test_exported_program_of_rnn():
       v1: f32[2, 4] = matmul(a0, a3)
       v2: f32[2, 4] = add(v0, v1)
       v3: f32[2, 4] = tanh(v2)
-      return [v3, v3]
+      v4: f32[2, 4] = clone(v3)
+      return [v3, v4]
   return [v1[0], v1[1]]""",
     )
 
@@ -315,7 +316,8 @@ def test_exported_program_of_lstm():
       v11: f32[2, 4] = sigmoid(v4[3])
       v12: f32[2, 4] = tanh(v10)
       v13: f32[2, 4] = mul(v11, v12)
-      return [v13, v10, v13]
+      v14: f32[2, 4] = clone(v13)
+      return [v13, v10, v14]
   return [v2[0], v2[1], v2[2]]""",
     )
 

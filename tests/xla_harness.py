@@ -15,7 +15,7 @@ from torch_scan_hop import tree
 from torch_scan_hop.reference import scan_loop
 
 # Before autograd's engine starts: it counts devices once, and torch_xla has none until used.
-torch.zeros(1, device="xla")
+DEVICE = torch.zeros(1, device="xla").device
 
 #: Metrics of torch_xla that mean that the device worked or was talked to.
 DEVICE_METRICS = {

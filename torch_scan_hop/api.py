@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop._torch import capabilities
 from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop._torch.transforms import collect_failed_trace
-from torch_scan_hop.arguments import checked_call
+from torch_scan_hop.arguments import checked_call, stacked_along
 from torch_scan_hop.capture.numbers import scan_of_numbers
 from torch_scan_hop.capture.reasons import remember_reason, remembered_reason
 from torch_scan_hop.capture.replay import NotCaptured, call_captured, check_captured
+from torch_scan_hop.capture.steady import steady_scan
 from torch_scan_hop.capture.user_code import PACKAGE, code_of, name_of, users_frames
 from torch_scan_hop.debugging import check_results, debugged_loop, is_debugging
 from torch_scan_hop.eager.plain_loop import run_loop
@@ -25,7 +27,7 @@ from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.schedule.run import Run
 from torch_scan_hop.schedule.strategies import Schedule, is_one_scan, scheduled
 from torch_scan_hop.settings import check_flag, defaults
-from torch_scan_hop.step import CombineFn, as_carry, device_of, step
+from torch_scan_hop.step import CombineFn, device_of, start_of, step
 
 
 def scan(
@@ -55,8 +57,9 @@ def scan(
     Args:
         combine_fn: ``(carry, x) -> (carry, y)`` on pytrees of tensors. It may close over
             tensors, parameters and modules (gradients flow to them), return its inputs or the
-            same tensor twice, and change closed-over buffers in place. The carry keeps its
-            structure, shapes and dtypes; ``y`` may be None.
+            same tensor twice, and change closed-over buffers in place. What it assigns to
+            attributes is carried. The carry keeps its structure, shapes and dtypes, but may grow
+            once, in the first step (from None, a number, or by broadcasting); ``y`` may be None.
         init: the first carry: a pytree of tensors, numbers and None. Never modified.
         xs: a pytree of tensors that share their size ``T`` along ``dim``; None leaves are
             passed on as None. With no tensors at all, ``length`` gives the trip count.
@@ -86,7 +89,7 @@ def scan(
 
     Raises:
         TypeError: an argument or a leaf of the wrong kind, or a carry whose structure or dtype
-            changes; the message names the leaf, for example ``carry['h']``.
+            changes at every step; the message names the leaf, for example ``carry['h']``.
         ValueError: sizes, lengths or dimensions that do not fit.
 
     Example:
@@ -112,56 +115,45 @@ def scan(
         carry, ys = _run(combine_fn, init, call.xs, call.trip_count, call.schedule, compile)
     if defaults().detect_nonfinite:
         check_results(combine_fn, init, call.xs, call.trip_count, reverse, (carry, ys))
-    if dim != 0:
-        place = _leading_position(call.xs, dim)
-        ys = tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)
-    return carry, ys
-
-
-def start_of(init: Any, xs: Any) -> tuple[Any, Any]:
-    """What a step's carry is matched with (see :func:`scan_tree`), and the first carry."""
-    if not any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init)):
-        return None, init
-    device = device_of(init, xs)
-    carry = tree.map_leaves(lambda leaf: as_carry(leaf, device), init)
-    # A capture is guarded on the numbers that it sees, and there would be one for each value. So
-    # it sees 0 where a number stands, and a tensor with its value.
-    return tree.map_leaves(lambda leaf: 0 if isinstance(leaf, tree.NUMBERS) else leaf, init), carry
+    return carry, stacked_along(dim, call.xs, ys)
 
 
 def _run(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, schedule: Schedule, compiled: bool
 ) -> tuple[Any, Any]:
+    if torch.compiler.is_dynamo_compiling() and not capabilities.captures:
+        return scan_loop(combine_fn, init, xs, trip_count, schedule.reverse)
     template, carry = start_of(init, xs)
     if torch.compiler.is_dynamo_compiling():
-        return scan_tree(combine_fn, template, carry, xs, trip_count, schedule)
+        return scan_tree(combine_fn, template, carry, init, xs, trip_count, schedule)
     if is_debugging():
         return debugged_loop(combine_fn, init, xs, trip_count, schedule.reverse)
     if torch.jit.is_tracing():  # deprecated, and its check compares two runs, node by node
         refuse_if_not_allowed(combine_fn, _JIT_TRACE)
         announce(combine_fn, _JIT_TRACE)
         return scan_loop(combine_fn, init, xs, trip_count, schedule.reverse)
-    reason = remembered_reason(combine_fn)
-    is_lasting = False
+    reason = remembered_reason(combine_fn, (init, xs))
+    is_lasting = is_told = False
     if reason is None:
         try:
-            return call_captured(
-                scan_tree, combine_fn, template, carry, xs, trip_count, schedule, compiled=compiled
-            )
+            args = (template, carry, init, xs, trip_count, schedule)
+            return call_captured(scan_tree, combine_fn, *args, compiled=compiled)
         except NotCaptured as error:
-            reason, is_lasting = error.reason, error.is_lasting
+            reason, is_lasting, is_told = error.reason, error.is_lasting, error.is_told
         if is_lasting:  # or nothing was traced
             collect_failed_trace()
     if current_dispatch_mode() is not None:  # it is there to see every operator, of a loop, too
         if torch.compiler.is_exporting():  # an exported program would hold every step
             refuse_if_not_allowed(combine_fn, reason)
-            announce(combine_fn, reason)
+            if not is_told:
+                announce(combine_fn, reason)
         return run_loop(combine_fn, init, xs, trip_count, schedule.reverse)
     refuse_if_not_allowed(combine_fn, reason)
     result = _run_in_python(combine_fn, init, xs, trip_count, schedule.reverse)
     if is_lasting:
-        remember_reason(combine_fn, reason)
-    announce(combine_fn, reason)
+        remember_reason(combine_fn, (init, xs), reason)
+    if not is_told:
+        announce(combine_fn, reason)
     return result
 
 
@@ -194,14 +186,33 @@ def _run_in_python(
 
 
 def scan_tree(
+    combine_fn: CombineFn,
+    template: Any,
+    carry: Any,
+    init: Any,
+    xs: Any,
+    trip_count: Any,
+    schedule: Schedule,
+) -> tuple[Any, Any]:
+    """The scan of pytrees. Dynamo traces this, in eager mode too.
+
+    ``template`` and ``carry`` are what ``start_of`` makes of ``init``, which is looked at only if
+    the first step runs on its own: a capture that reads its numbers serves no others.
+    """
+    check_captured()
+    return steady_scan(
+        run_scheduled, combine_fn, template, carry, init, xs, trip_count, schedule, ()
+    )
+
+
+def run_scheduled(
     combine_fn: CombineFn, template: Any, init: Any, xs: Any, trip_count: Any, schedule: Schedule
 ) -> tuple[Any, Any]:
-    """The scan of pytrees, as one flat scan or unrolled. Dynamo traces this, in eager mode too.
+    """The scan as one flat scan, or several as ``schedule`` says.
 
     ``template`` is what a step's carry is matched with: None for ``init``, or ``init`` with 0
     for each leaf whose dtype the step decides.
     """
-    check_captured()
     if template is not None and not is_one_scan(schedule):
         # a schedule of several scans begins each with tensors: a scan of no steps finds the dtypes
         # that Python numbers in init take
@@ -234,10 +245,10 @@ def scan_flat(
     device = device_of(init, xs)
     n_carry, counted_only = len(carry_leaves), len(x_leaves) == 0
 
-    def body(*flat: Any) -> Any:
+    def body(*flat: Any, keep_numbers: bool = False) -> Any:
         carry = tree.unflatten(init, list(flat[:n_carry]))
         x = xs if counted_only else tree.unflatten(xs, list(flat[n_carry:]))
-        return step(combine_fn, carry, x, template, device)
+        return step(combine_fn, carry, x, template, device, keep_numbers)
 
     if counted_only:
         # no xs: an empty tensor carries the trip count
@@ -249,11 +260,3 @@ def scan_flat(
     else:
         carry, ys = scan_op(body, carry_leaves, x_leaves, (), **options)
     return tree.unflatten(init, list(carry)), ys
-
-
-def _leading_position(xs: Any, dim: int) -> int:
-    """``dim`` counted from the front, in the first leaf of xs."""
-    if dim >= 0:
-        return dim
-    leaves = tree.tensors(xs)
-    return dim + leaves[0].ndim if leaves else 0

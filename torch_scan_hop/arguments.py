@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import Any, NamedTuple
 
@@ -35,6 +36,22 @@ def checked_call(
     if dim != 0:
         xs = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
     return CheckedCall(xs, trip_count, schedule)
+
+
+def stacked_along(dim: int, xs: Any, ys: Any) -> Any:
+    """``ys``, stacked along dimension 0, along ``dim`` of what the caller gave as ``xs``."""
+    if dim == 0:
+        return ys
+    place = _leading_position(xs, dim)
+    return tree.map_leaves(lambda y: torch.movedim(y, 0, place) if place < y.ndim else y, ys)
+
+
+def _leading_position(xs: Any, dim: int) -> int:
+    """``dim`` counted from the front, in the first leaf of xs."""
+    if dim >= 0:
+        return dim
+    leaves = tree.tensors(xs)
+    return dim + leaves[0].ndim if leaves else 0
 
 
 def _check_options(combine_fn: Any, length: Any, dim: Any, reverse: Any, unroll: Any) -> None:
@@ -98,6 +115,8 @@ def _instead_of(leaf: Any, otherwise: str) -> str:
         return "Pass torch.arange(...), or length=... for so many steps without xs."
     if kind == "Proxy":
         return "torch.fx.symbolic_trace runs no operators: use torch.export, or make_fx."
+    if dataclasses.is_dataclass(leaf):
+        return f"A dataclass is a pytree after torch.export.register_dataclass({kind})."
     return otherwise
 
 

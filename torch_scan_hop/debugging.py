@@ -23,14 +23,10 @@ from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import TorchDispatchMode, assert_on_device
 from torch_scan_hop._torch.transforms import under_transform
 from torch_scan_hop.capture.user_code import NOT_USERS, code_of, name_of
-from torch_scan_hop.errors import add_note
+from torch_scan_hop.errors import NonFiniteError, add_note
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.settings import check_flag
 from torch_scan_hop.step import CombineFn, split_result
-
-
-class NonFiniteError(ArithmeticError):
-    """A step of a scan gave nan or inf, and ``debug(detect_nonfinite=True)`` is in force."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ def debug(detect_nonfinite: bool = False) -> Iterator[None]:
         ...     scan(lambda h, x: (torch.log(h - x), None), torch.ones(2), torch.ones(3, 2))
         Traceback (most recent call last):
         ...
-        torch_scan_hop.debugging.NonFiniteError: scan: carry holds -inf after step 0 of 3; aten...
+        torch_scan_hop.errors.NonFiniteError: scan: carry holds -inf after step 0 of 3; aten...
     """
     check_flag("debug", "detect_nonfinite", detect_nonfinite)
     token = _settings.set(_Settings(detect_nonfinite))

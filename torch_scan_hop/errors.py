@@ -18,7 +18,8 @@ NUMBER_OF_TENSOR = (
 
 UNKNOWN_LENGTH = (
     "a slice whose bounds are tensors has one length at every step only if it reads like "
-    "x[t : t + 4]; write x.narrow(dim, start, length)"
+    "x[t : t + 4], or x.narrow(dim, t, 4); where its length changes, take the whole dimension and "
+    "mask it: torch.where(torch.arange(n) < t, new, old)"
 )
 
 
@@ -28,6 +29,10 @@ class ScanTypeError(TypeError):
 
 class ScanValueError(ValueError):
     """An argument of the right kind with a value that does not fit."""
+
+
+class NonFiniteError(ArithmeticError):
+    """A step of a scan gave nan or inf, and ``debug(detect_nonfinite=True)`` is in force."""
 
 
 def describe(value: Any) -> str:

@@ -77,6 +77,7 @@ def forget_reasons() -> None:
     forget_refusals()
     _warned.clear()
     _said_of_xla.clear()
+    _said_of_ranks.clear()
 
 
 # --- what is said ---
@@ -125,6 +126,7 @@ def announce_not_compiled(combine_fn: Any, reason: str) -> None:
 
 
 _said_of_xla: set[str] = set()
+_said_of_ranks: set[str] = set()
 
 
 def announce_stepwise(reason: str) -> None:
@@ -135,6 +137,17 @@ def announce_stepwise(reason: str) -> None:
         _said_of_xla.add(reason)
         warnings.warn(
             f"torch_scan_hop: a scan on XLA runs step by step, and waits for each. {reason}",
+            stacklevel=users_stack_level(),
+        )
+
+
+def announce_in_turn(reason: str) -> None:
+    """Say that ranks wait for one another where xs are sharded over time, once for each reason."""
+    if _mode != "allow" and reason not in _said_of_ranks:
+        _said_of_ranks.add(reason)
+        warnings.warn(
+            "torch_scan_hop: xs are sharded over time, and the steps of this scan do not compose, "
+            f"so that ranks run one after another, each from the last one's carry: {reason}.",
             stacklevel=users_stack_level(),
         )
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import step
+from torch_scan_hop._torch.capabilities import why_off
 
 # two huge pages: it has one whole at least, wherever it begins
 LEAST_BYTES = 2**22
@@ -46,7 +47,7 @@ def advise(stack: torch.Tensor) -> None:
     if type(stack) is not torch.Tensor or stack.device.type != "cpu":
         return
     nbytes = stack.nbytes
-    if nbytes < LEAST_BYTES or (system := _madvise()) is None:
+    if nbytes < LEAST_BYTES or (system := _madvise()) is None or why_off("huge_pages"):
         return
     madvise, advice, page = system
     begin = -(-stack.data_ptr() // page) * page

@@ -20,6 +20,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
+from torch_scan_hop._torch.capabilities import attempt, is_there, require
+from torch_scan_hop._torch.dtensors import mesh_of
 from torch_scan_hop._torch.operators import (
     DispatchKey,
     FlatOperator,
@@ -28,6 +30,7 @@ from torch_scan_hop._torch.operators import (
     take_operator_name,
     trace_symbolically,
 )
+from torch_scan_hop._torch.own_scan import is_torchs, name_in_graphs, torchs_operator
 from torch_scan_hop._torch.selective_checkpoints import (
     call_as_one_operator,
     is_mode_of_checkpoint,
@@ -89,6 +92,7 @@ class ScanOperator(FlatOperator):
     def __init__(self) -> None:
         super().__init__("scan", cacheable=True)
         self.under_users_modes: Callable[..., Any]
+        self.on_shards: Callable[..., Any]
 
     def kernel(self, key: Any) -> Callable[[KernelFn], KernelFn]:
         """Registers ``run(body, inputs, options)``; a mode, or an interpreter, comes first."""
@@ -108,6 +112,11 @@ class ScanOperator(FlatOperator):
         self.under_users_modes = _with_roles(run)
         return run
 
+    def sharded_kernel(self, run: KernelFn) -> KernelFn:
+        """What runs for DTensors; a mode sees their shards."""
+        self.on_shards = _with_roles(run)
+        return run
+
     def run_at(
         self, key: DispatchKey, body: Body, inputs: Inputs[Any], options: ScanOptions
     ) -> Any:
@@ -124,8 +133,12 @@ class ScanOperator(FlatOperator):
         *,
         reverse: bool = False,
         checkpoint: Any = None,
+        **of_torchs_own: Any,
     ) -> tuple[Any, ...]:
         options = scan_options(reverse, checkpoint)
+        if of_torchs_own or is_torchs(combine_fn):
+            options.update(of_torchs_own)
+            return _call_torchs(combine_fn, init, xs, additional_inputs, **options)
         if not isinstance(combine_fn, fx.GraphModule):
             _check_arguments(combine_fn, init=init, xs=xs, additional_inputs=additional_inputs)
         if not xs:
@@ -147,8 +160,17 @@ class ScanOperator(FlatOperator):
             return trace_symbolically(tracer, self, arguments, options)  # type: ignore[return-value]
         return self.call_flat(flat, *arguments, **options)
 
+    def gen_schema(self, *arguments: Any, **options: Any) -> Any:
+        """What graphs of torch's ``scan()`` ask for; ours writes to none of its arguments."""
+        for own in ("reverse", "checkpoint"):
+            options.pop(own, None)
+        return torchs_operator().gen_schema(*arguments, **options)
+
     def dispatch(self, /, dispatch_key: DispatchKey, *args: Any, **kwargs: Any) -> Any:
         if dispatch_key == DispatchKey.Python:
+            if mesh_of(pytree.tree_leaves(args[1:])) is not None:
+                require("sharding")
+                return self.on_shards(*args, **kwargs)
             mode = current_dispatch_mode()
             if is_mode_of_checkpoint(mode) and is_traced(pytree.tree_leaves(args[1:])):
                 return call_as_one_operator(self, args, kwargs)
@@ -166,6 +188,14 @@ class ScanOperator(FlatOperator):
 
     def __reduce__(self) -> Any:
         return _the_operator, ()
+
+
+def _call_torchs(*arguments: Any, **options: Any) -> Any:
+    """A call that a graph of torch's own ``scan()`` makes, by the name that is ours."""
+    tracer = symbolic_tracer_of(tuple(pytree.tree_leaves(arguments)))
+    if tracer is not None:
+        return trace_symbolically(tracer, scan_op, arguments, options)
+    return torchs_operator()(*arguments, **options)
 
 
 def _check_arguments(combine_fn: Any, **groups: Any) -> None:
@@ -212,6 +242,9 @@ def _the_operator() -> ScanOperator:
 
 scan_op = ScanOperator()
 take_operator_name(scan_op)
+if is_there("own_scan", imports=False):
+    with attempt("own_scan"):
+        name_in_graphs(scan_op)
 
 
 def call_scan(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tuple[Any, ...]:

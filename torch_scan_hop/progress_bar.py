@@ -14,8 +14,10 @@ from itertools import chain
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from torch_scan_hop import tree
-from torch_scan_hop._torch.transforms import backward_under_way
+from torch_scan_hop._torch.backward import backward_under_way
 from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, describe
 
@@ -95,6 +97,8 @@ def steps(order: range) -> Iterable[int]:
     >>> steps(range(3))
     range(0, 3)
     """
+    if torch.compiler.is_dynamo_compiling():
+        return order  # a program that holds the steps has no bar
     bar = _bar_at_hand()
     if bar is None:
         return order

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch_scan_hop._torch.own_scan import forget_captures
+from torch_scan_hop._torch.capabilities import require
 from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, describe
 
@@ -82,6 +82,8 @@ class set_default(Setting):
 
 
 _accelerates_torch = False
+#: called when that changes
+on_change_of_owner: list[Callable[[], None]] = []
 
 
 def accelerates_torch() -> bool:
@@ -101,6 +103,7 @@ class accelerate_torch(Setting):
 
     Raises:
         TypeError: ``on`` is not a bool.
+        CapabilityMissing: this torch has not got what that needs.
 
     Example:
         >>> import torch
@@ -113,6 +116,8 @@ class accelerate_torch(Setting):
 
     def __init__(self, on: bool = True) -> None:
         check_flag("accelerate_torch", "on", on)
+        if on:
+            require("own_scan")
         super().__init__(functools.partial(_set_accelerates_torch, _accelerates_torch))
         _set_accelerates_torch(on)
 
@@ -121,7 +126,8 @@ def _set_accelerates_torch(on: bool) -> None:
     global _accelerates_torch
     if on != _accelerates_torch:
         _accelerates_torch = on
-        forget_captures()
+        for call in on_change_of_owner:
+            call()
 
 
 def check_flag(where: str, name: str, value: Any) -> None:

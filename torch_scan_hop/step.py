@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop.capture.refusals import refused
+from torch_scan_hop.capture.refusals import changed_leaf, refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe, device_mismatch
 
 CombineFn = Callable[[Any, Any], tuple[Any, Any]]
@@ -26,6 +26,17 @@ def device_of(init: Any, xs: Any) -> torch.device:
 def as_carry(leaf: Any, device: torch.device) -> torch.Tensor:
     """A number as a scalar with all its digits; the step will say what dtype it has."""
     return leaf if isinstance(leaf, torch.Tensor) else tree.exact_tensor(leaf, device)
+
+
+def start_of(init: Any, xs: Any) -> tuple[Any, Any]:
+    """What a step's carry is matched with (see ``api.run_scheduled``), and the first carry."""
+    if not any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init)):
+        return None, init
+    device = device_of(init, xs)
+    carry = tree.map_leaves(lambda leaf: as_carry(leaf, device), init)
+    # A capture is guarded on the numbers that it sees, and there would be one for each value. So
+    # it sees 0 where a number stands, and a tensor with its value.
+    return tree.map_leaves(lambda leaf: 0 if isinstance(leaf, tree.NUMBERS) else leaf, init), carry
 
 
 def check_device(path: str, before: torch.Tensor, after: torch.Tensor) -> None:
@@ -98,13 +109,65 @@ def as_output_tensor(leaf: Any, device: torch.device, y: Any) -> torch.Tensor:
     )
 
 
+def outputs_of(y: Any, device: torch.device) -> Any:
+    """``y`` with all its leaves as tensors."""
+    return tree.map_leaves(lambda leaf: as_output_tensor(leaf, device, y), y)
+
+
 def step(
-    combine_fn: CombineFn, carry: Any, x: Any, init: Any, device: torch.device
+    combine_fn: CombineFn,
+    carry: Any,
+    x: Any,
+    init: Any,
+    device: torch.device,
+    keep_numbers: bool = False,
 ) -> tuple[list[torch.Tensor], Any]:
     """``combine_fn(carry, x)`` as (leaves of its carry in the order of ``init``, y pytree).
 
     ``init`` says what the carry must be; where it holds a number, any dtype will do.
     """
     next_carry, y = split_result(combine_fn(carry, x))
-    outputs = tree.map_leaves(lambda leaf: as_output_tensor(leaf, device, y), y)
-    return tree.match_carry(init, next_carry, device), outputs
+    outputs = outputs_of(y, device)
+    leaves = tree.match_carry(init, next_carry, device, keep_numbers=keep_numbers)
+    return leaves, outputs
+
+
+class Settling:
+    """A carry that a step makes another one, which further steps are to keep: None at first, or
+    smaller. Each leaf may change once; what changes again, or breaks the next step, is a mistake,
+    and the error is that of the first change.
+    """
+
+    def __init__(self) -> None:
+        self.leaves: set[str] = set()
+        self.error: Exception | None = None
+        self._has_just_changed = False
+
+    def accept(self, error: Exception, value: Any, device: torch.device) -> Any:
+        """``value`` as the carry of further steps; ``error`` says what has changed."""
+        leaf = changed_leaf(error)
+        self.error = self.error or error
+        kinds = (torch.Tensor, *tree.NUMBERS)
+        is_carry = all(isinstance(v, kinds) for v in tree.tensors(value))
+        if not leaf or leaf in self.leaves or not is_carry:
+            raise self.error
+        self.leaves.add(leaf)
+        self._has_just_changed = True
+        return as_tensors(value, device)
+
+    def call(self, combine_fn: CombineFn, carry: Any, x: Any) -> Any:
+        if not self._has_just_changed:
+            return combine_fn(carry, x)
+        self._has_just_changed = False
+        try:
+            return combine_fn(carry, x)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            assert self.error is not None
+            raise self.error from error
+
+
+def as_tensors(value: Any, device: torch.device) -> Any:
+    """Numbers as scalars, with the dtypes that torch gives them."""
+    return tree.map_leaves(
+        lambda v: tree.number_tensor(v, device) if isinstance(v, tree.NUMBERS) else v, value
+    )

@@ -134,19 +134,58 @@ def slice_at(xs: Any, t: int) -> Any:
     return map_leaves(lambda leaf: leaf[t].clone(), xs)
 
 
+def _changed(
+    kind: type[Exception],
+    path: str,
+    expected: str,
+    got: str,
+    fix: str = CARRY_FIX,
+    grows: bool = False,
+) -> Exception:
+    """An error about the carry at ``path``.
+
+    It may say that the carry ``grows``: that is what programs do on purpose, in their first step,
+    and a scan may begin after it. None becomes a tensor, a number or a smaller tensor a larger one,
+    a list a tuple.
+    """
+    return refused(kind, carry_mismatch(path, expected, got, fix), path, grows)
+
+
+def _is_carry(value: Any) -> bool:
+    return all(isinstance(leaf, (torch.Tensor, *NUMBERS)) for leaf in tensors(value))
+
+
+def _grows(shape: Any, to: Any) -> bool:
+    """By broadcasting, or from an empty tensor, which some libraries begin with."""
+    if any(size == 0 for size in shape):
+        return True
+    missing = len(to) - len(shape)
+    pairs = zip(shape, to[missing:], strict=True) if missing >= 0 else ()
+    return missing >= 0 and all(one == other or one == 1 for one, other in pairs)
+
+
 def match_carry(
-    template: Any, value: Any, device: torch.device, path: str = "carry"
-) -> list[torch.Tensor]:
+    template: Any,
+    value: Any,
+    device: torch.device,
+    path: str = "carry",
+    keep_numbers: bool = False,
+) -> list[Any]:
     """The tensor leaves of ``value`` in the order of ``template``; dicts match by key.
+
+    A number where ``template`` has one becomes a tensor, unless ``keep_numbers``.
 
     Raises ScanTypeError, naming the path, where the structures differ.
     """
     if template is None:
         if value is not None:
-            raise refused(ScanTypeError, carry_mismatch(path, "None", describe(value), CARRY_FIX))
+            grows = _is_carry(value)
+            raise _changed(ScanTypeError, path, "None", describe(value), grows=grows)
         return []
     parts = children(template)
     if parts is None:
+        if keep_numbers and isinstance(template, NUMBERS) and isinstance(value, NUMBERS):
+            return [value]
         return [_match_leaf(template, value, device, path)]
     _check_container(template, value, path)
     if isinstance(template, Mapping) and not is_registered(template):
@@ -159,44 +198,34 @@ def match_carry(
             for (suffix, child), (_, other) in zip(parts, others, strict=True)
         ]
     return [
-        leaf for where, child, other in pairs for leaf in match_carry(child, other, device, where)
+        leaf
+        for where, child, other in pairs
+        for leaf in match_carry(child, other, device, where, keep_numbers)
     ]
 
 
 def _check_container(template: Any, value: Any, path: str) -> None:
     if isinstance(template, Mapping) and not is_registered(template):
         if not isinstance(value, Mapping):
-            raise refused(
-                ScanTypeError,
-                carry_mismatch(
-                    path, f"a dict with keys {list(template)}", describe(value), CARRY_FIX
-                ),
-            )
+            a_dict = f"a dict with keys {list(template)}"
+            raise _changed(ScanTypeError, path, a_dict, describe(value))
         if set(template) != set(value):
-            raise refused(
-                ScanTypeError,
-                carry_mismatch(
-                    path, f"the keys {list(template)}", f"the keys {list(value)}", CARRY_FIX
-                ),
-            )
+            keys = f"the keys {list(template)}"
+            grows = set(template) < set(value) and _is_carry(value)
+            raise _changed(ScanTypeError, path, keys, f"the keys {list(value)}", grows=grows)
         return
     kind = type(template)
     if type(value) is not kind:
-        raise refused(
-            ScanTypeError, carry_mismatch(path, f"a {kind.__name__}", describe(value), CARRY_FIX)
-        )
+        sequences = (list, tuple)
+        grows = isinstance(template, sequences) and isinstance(value, sequences)
+        grows = grows and len(template) == len(value) and _is_carry(value)
+        raise _changed(ScanTypeError, path, f"a {kind.__name__}", describe(value), grows=grows)
     expected, got = children(template), children(value)
     assert expected is not None and got is not None
     if len(expected) != len(got):
-        raise refused(
-            ScanTypeError,
-            carry_mismatch(
-                path,
-                f"a {kind.__name__} of length {len(expected)}",
-                f"length {len(got)}",
-                CARRY_FIX,
-            ),
-        )
+        wanted = f"a {kind.__name__} of length {len(expected)}"
+        grows = len(expected) == 0 and _is_carry(value)
+        raise _changed(ScanTypeError, path, wanted, f"length {len(got)}", grows=grows)
 
 
 _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
@@ -234,20 +263,13 @@ def _match_leaf(template: Any, value: Any, device: torch.device, path: str) -> t
         place = device if is_number else template.device
         value = number_tensor(value, place, template.dtype if fits else None)
     if not isinstance(value, torch.Tensor):
-        raise refused(
-            ScanTypeError, carry_mismatch(path, _expected(template), describe(value), CARRY_FIX)
-        )
+        raise _changed(ScanTypeError, path, _expected(template), describe(value))
     if value.shape != (() if is_number else template.shape):
-        raise refused(
-            ScanValueError,
-            carry_mismatch(
-                path,
-                _expected(template),
-                describe(value),
-                "Give init the shape of the carry that combine_fn returns, or reshape what it "
-                "returns.",
-            ),
+        fix = (
+            "Give init the shape of the carry that combine_fn returns, or reshape what it returns."
         )
+        grows = is_number or _grows(template.shape, value.shape)
+        raise _changed(ScanValueError, path, _expected(template), describe(value), fix, grows)
     if is_number:
         return value
     if value.device != template.device:
@@ -256,16 +278,11 @@ def _match_leaf(template: Any, value: Any, device: torch.device, path: str) -> t
         return value
     if _autocast_changed_dtype(template, value):
         return value.to(template.dtype)
-    raise refused(
-        ScanTypeError,
-        carry_mismatch(
-            path,
-            _expected(template),
-            describe(value),
-            f"Convert init with init.to({value.dtype}), or the returned carry with "
-            f".to({template.dtype}).",
-        ),
+    fix = (
+        f"Convert init with init.to({value.dtype}), or the returned carry with "
+        f".to({template.dtype})."
     )
+    raise _changed(ScanTypeError, path, _expected(template), describe(value), fix)
 
 
 def _autocast_changed_dtype(template: torch.Tensor, value: torch.Tensor) -> bool:

@@ -12,6 +12,8 @@ from importlib import metadata
 
 import torch
 
+from torch_scan_hop._torch import capabilities
+
 #: the newest torch that the tests have run on
 NEWEST_TORCH = (2, 15)
 
@@ -56,6 +58,7 @@ def versions() -> dict[str, str]:
         "CPU": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
         f"{torch.backends.cpu.get_cpu_capability()}",
         "C++ compiler": compiler or "none: Inductor cannot compile for the CPU",
+        **{f"can: {name}": said for name, said in capabilities.report().items()},
     }
 
 

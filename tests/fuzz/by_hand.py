@@ -23,9 +23,12 @@ def _steps(combine_fn: Any, init: Any, xs: Any, trip_count: int, reverse: bool) 
     carry = tree.map_leaves(lambda v: v.clone() if isinstance(v, Tensor) else v, init)
     rows: list[list[Tensor]] = [[] for _ in range(trip_count)]
     y: Any = None
+    template = init
     for t in reversed(range(trip_count)) if reverse else range(trip_count):
         carry, y = combine_fn(carry, tree.map_leaves(lambda x, t=t: x[t].clone(), xs))
-        carry = tree.unflatten(init, _as_tensors(init, carry))
+        if template is init and _grows(init, carry):
+            template = carry
+        carry = tree.unflatten(template, _as_tensors(template, carry))
         rows[t] = [v.clone() if isinstance(v, Tensor) else torch.tensor(v) for v in tree.tensors(y)]
     # a y that is the number itself has the dtype of the later steps
     dtypes = [leaf.dtype for leaf in rows[0 if reverse else -1]]
@@ -35,6 +38,16 @@ def _steps(combine_fn: Any, init: Any, xs: Any, trip_count: int, reverse: bool) 
 
 
 loop = with_signature_of_scan(_steps)
+
+
+def _grows(init: Any, carry: Any) -> bool:
+    """Whether the first step makes a tensor of None, or of a number one with dimensions."""
+    pairs = zip(tree.leaves(init), tree.leaves(carry), strict=True)
+    return any(
+        isinstance(after, Tensor)
+        and (before is None or (isinstance(before, tree.NUMBERS) and after.dim() > 0))
+        for before, after in pairs
+    )
 
 
 def _as_tensors(init: Any, carry: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from allocator import peak_of_allocator
 from oracle import differentiable
 from torch import Tensor
 
@@ -125,7 +126,7 @@ def _compared(text: str, mode: Mode, tolerance: float) -> Outcome:
     expected = _of_the_loop(text, mode)
     outcome = _run_and_compare(text, torch_scan_hop.scan, mode, expected, tolerance)
     if not outcome.is_failure:
-        return outcome
+        return _beside_the_loops_memory(text, mode) if mode.memory else outcome
     if outcome.status == "wrong" and _is_ill_conditioned(text, mode, expected, tolerance):
         return Outcome("discarded", "", "ill-conditioned")
     if mode.transform == "vmap" and _loop_raises_too(text, mode):
@@ -148,6 +149,37 @@ def _run_and_compare(
         return Outcome("ok")
     place, message = found
     return Outcome("wrong", place.partition(" ")[0], f"{place}: {message}")
+
+
+#: what a scan may have at most beside its loop: times as much, and bytes
+MORE_MEMORY, SMALL_MEMORY = 1.2, 2**18
+
+
+def _beside_the_loops_memory(text: str, mode: Mode) -> Outcome:
+    """The same program with more steps of larger values: what torch's allocator hands out."""
+
+    def larger(match: re.Match[str]) -> str:
+        n, m, k, _ = map(int, match[1].split(","))
+        return f"N, M, K, T = {8 * n}, {8 * m}, {8 * k}, 16"
+
+    text = re.sub(r"^N, M, K, T = (.*)$", larger, text, flags=re.M)
+
+    def peak(scan: Any, is_loop: bool) -> int:
+        namespace = load(text)
+        most = 0
+        for _ in range(2):  # the first call traces
+            most = peak_of_allocator(lambda: _evaluated(namespace, scan, mode, is_loop))
+        return most
+
+    try:
+        of_loop = peak(loop, True)
+    except Exception as error:
+        raise _Discarded("not at other sizes") from error
+    found = peak(torch_scan_hop.scan, False)
+    if found <= MORE_MEMORY * of_loop + SMALL_MEMORY:
+        return Outcome("ok")
+    message = f"{found / 2**20:.2f} MiB, {found / of_loop:.2f} times the loop's"
+    return Outcome("wrong", "memory", message)
 
 
 def _blamed(text: str, mode: Mode, expected: Values, tolerance: float, outcome: Outcome) -> Outcome:

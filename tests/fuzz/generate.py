@@ -13,14 +13,16 @@ from . import (
     rules_math,
     rules_shape,
     rules_special,
+    rules_state,
     rules_write,
 )
 from .builder import RULES, Builder, NoOperandError
 from .program import Carried, Input, Program, Scanned, Shape, Size, Statement, Type, Var, size_text
 from .rules_special import DRAWS, attempt
+from .rules_state import growing_leaf
 
 _REGISTERED = (
-    rules_context, rules_floats, rules_math, rules_shape, rules_special, rules_write,
+    rules_context, rules_floats, rules_math, rules_shape, rules_special, rules_state, rules_write,
 )  # fmt: skip
 
 #: what a program may hold unless ``--features`` says otherwise; the rest are switches
@@ -32,12 +34,14 @@ DEFAULT = (
 #: one batch in float32, with weights, which ``cells`` multiplies carries with; ``long``: every
 #: program has many steps; ``contexts``: the scan is called a second time, in another context;
 #: ``complex_carry``: most carries are complex; ``floats``: closed-over Python floats; ``regions``:
+#: ``attributes``: state in objects; ``facts``: what is asked of a value changes after a step;
+#: ``first_steps``: a leaf of the carry is None, or a number, at first;
 #: of autocast, and of checkpoints; ``affine``: so are all carries; ``inner_cells``: scans of
 #: recurrent cells within a step; ``sums``: a carry that steps only add sums to
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
     "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "regions",
-    "affine", "inner_cells", "sums",
+    "affine", "inner_cells", "sums", "attributes", "facts", "hooks", "first_steps",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
@@ -60,6 +64,8 @@ class _Generator:
         self.rng = rng = random.Random(f"torch_scan_hop {seed}")
         self.long = rng.random() < 0.06 or "long" in features
         trip_count = rng.choice([33, 64, 256] if self.long else TRIP_COUNTS)
+        if {"attributes", "first_steps"} & set(features):
+            trip_count = max(1, trip_count)  # what comes of no step is known to a step that runs
         pool = [1, 2, 3, 4, 8] if self.long else SIZES
         self.sizes = {name: rng.choice(pool) for name in "NMK"} | {"T": trip_count}
         self.base = "float32" if "rows" in features else "float64"
@@ -172,6 +178,8 @@ class _Generator:
             leaves.append(self._counter())
         if self.has("sums"):
             leaves.append(self._total())
+        if self.has("first_steps") and self.rng.random() < 0.7:
+            leaves.append(growing_leaf(self.g, self._shape(), len(leaves)))
         return leaves
 
     def _total(self) -> Carried:

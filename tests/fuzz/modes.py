@@ -17,14 +17,15 @@ from torch import Tensor, fx
 from torch_scan_hop import api, fallback, set_default
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.inductor_passes import trace_decomposed
+from torch_scan_hop.body import added_parts
 from torch_scan_hop.body.carries_in import with_joined
 from torch_scan_hop.cuda_graphs import graphed, recording
 from torch_scan_hop.cuda_graphs.devices import serving
-from torch_scan_hop.eager import run
+from torch_scan_hop.eager import run, writer
 from torch_scan_hop.inductor import passes
 from torch_scan_hop.inductor.passes import prepare_scans
 from torch_scan_hop.op import ScanOptions, call_scan
-from torch_scan_hop.rewrites import blocks
+from torch_scan_hop.rewrites import blocks, costs
 from torch_scan_hop.rewrites.options import Options, using_options
 from torch_scan_hop.signature import Inputs
 
@@ -90,12 +91,17 @@ class Mode:
     scalars: bool = False
     #: products of counted loops read packed weights, others are oneDNN's, however small
     panels: bool = False
+    #: every value is a large one, which is written to in place: others do not count
+    large: bool = False
+    #: peak memory is compared with the loop's, too
+    memory: bool = False
 
     def has_reached(self, kernels: Sequence[str]) -> bool:
         """Whether ``kernels`` were taken that this mode is to try, if it is."""
         if self.tiles:
             return "ParallelKernel" in kernels
-        return bool(kernels) or not (self.triton or self.graphs or self.scalars or self.panels)
+        is_forced = self.triton or self.graphs or self.scalars or self.panels or self.large
+        return bool(kernels) or not is_forced
 
     @contextmanager
     def entered(self) -> Iterator[list[str]]:
@@ -122,6 +128,8 @@ class Mode:
                 stack.enter_context(tiles_of_few_steps(4))
             if self.scalars:
                 stack.enter_context(written_out(kernels))
+            if self.large:
+                stack.enter_context(everything_is_large(kernels))
             if self.panels:
                 stack.enter_context(_small_panels(kernels, compiled=self.backend is not None))
             if (self.scalars or self.panels) and self.backend is None:
@@ -150,7 +158,6 @@ def written_out(found: list[str]) -> Iterator[None]:
 @contextmanager
 def _small_panels(found: list[str], compiled: bool) -> Iterator[None]:
     """Products of any size are what large ones are; ``found`` has the packed ones of each loop."""
-    from torch_scan_hop._torch import onednn
     from torch_scan_hop.inductor import rewriter
     from torch_scan_hop.inductor.cpu import large_products, panels
 
@@ -165,7 +172,6 @@ def _small_panels(found: list[str], compiled: bool) -> Iterator[None]:
         mock.patch.object(rewriter, "pack_weights", pack),
         mock.patch.object(panels, "LEAST_FLOPS", 0),
         mock.patch.object(large_products, "LEAST_FLOPS", 0),
-        mock.patch.object(onednn, "is_fast_for", lambda *_: True),
         # without a compiler, any numbers do
         mock.patch.object(panels, "DTYPES", panels.DTYPES if compiled else FLOATS),
     ):
@@ -278,7 +284,7 @@ def _inductor_config(cpp_wrapper: bool) -> Any:
     )
 
 
-def _not_traceable(combine_fn: Any) -> str:
+def _not_traceable(combine_fn: Any, inputs: Any) -> str:
     """The loop that untraceable bodies run in, for all of them."""
     return "the fuzzer says so"
 
@@ -290,6 +296,32 @@ def _blocks_of_few_steps() -> Iterator[None]:
         mock.patch.object(blocks, "BLOCK_BYTES", 64),
         mock.patch.object(blocks, "MIN_BLOCK", 2),
         mock.patch.object(blocks, "MIN_BLOCKS", 2),
+    ):
+        yield
+
+
+@contextmanager
+def everything_is_large(written: list[str]) -> Iterator[None]:
+    """As if copies of the smallest values took long; ``written`` has an item for each write."""
+    from torch_scan_hop.inductor import loop
+
+    in_eager, in_loops = writer.calls_in_place, loop.partly_written
+
+    def calls_in_place(*args: Any) -> Any:
+        found = in_eager(*args)
+        written.extend(node.name for node in found)
+        return found
+
+    def partly_written(*args: Any) -> Any:
+        found = in_loops(*args)
+        written.extend(node.name for writes in found.values() for node in writes)
+        return found
+
+    with (
+        mock.patch.object(writer, "calls_in_place", calls_in_place),
+        mock.patch.object(loop, "partly_written", partly_written),
+        mock.patch.object(added_parts, "LARGE_BYTES", 0),
+        mock.patch.object(costs, "LARGE_STATE", 0),
     ):
         yield
 
@@ -325,6 +357,8 @@ def _with_part(mode: Mode, part: str) -> Mode:
         "tiles",
         "scalars",
         "panels",
+        "large",
+        "memory",
     ):
         return dataclasses.replace(mode, **{part: True})
     word, _, name = part.partition("_")

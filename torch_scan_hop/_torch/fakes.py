@@ -15,6 +15,7 @@ from torch._subclasses.functional_tensor import (
     FunctionalTensor,
 )
 
+from torch_scan_hop._torch.dtensors import shard_of
 from torch_scan_hop._torch.isolation import isolated
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
 
 def _underlying_fake(tensor: Any) -> FakeTensor | None:
     while True:
+        tensor = shard_of(tensor)
         if isinstance(tensor, FakeTensor):
             return tensor
         if isinstance(tensor, FunctionalTensor):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
 
 
 def function_modes() -> tuple[Any, ...]:
@@ -15,6 +14,7 @@ def function_modes() -> tuple[Any, ...]:
     """
     if torch._C._len_torch_function_stack() == 0:
         return ()
+    from torch.overrides import _get_current_function_mode_stack
     from torch.utils._device import DeviceContext
 
     modes = _get_current_function_mode_stack()

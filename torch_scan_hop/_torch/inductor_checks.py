@@ -33,6 +33,7 @@ def report_outside_of_threads() -> None:
     """Do so in the kernels of marked graphs."""
     original = KernelGroup.codegen_group
 
+    @functools.wraps(original)
     def codegen_group(self: KernelGroup, *args: Any, **kwargs: Any) -> str:
         source = original(self, *args, **kwargs)
         return checked_outside(source) if _is_checked(V.graph) else source
@@ -42,7 +43,7 @@ def report_outside_of_threads() -> None:
 
 def _is_checked(lowering: Any) -> bool:
     while lowering is not None:
-        if _MARK in lowering.module.meta:
+        if _MARK in getattr(getattr(lowering, "module", None), "meta", ()):
             return True
         lowering = getattr(lowering, "parent", None)
     return False

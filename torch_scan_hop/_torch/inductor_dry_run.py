@@ -6,6 +6,7 @@ Import it only once Inductor is needed: it takes seconds.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -97,6 +98,7 @@ def _without_code() -> Iterator[list[bool]]:
     codegen = GraphLowering.codegen
     thread, reached = threading.get_ident(), []
 
+    @functools.wraps(codegen)
     def stop(self: Any) -> Any:
         if threading.get_ident() != thread:
             return codegen(self)

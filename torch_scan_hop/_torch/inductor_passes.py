@@ -6,6 +6,7 @@ Import it only once Inductor is needed: it takes seconds.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch._inductor.fx_passes import post_grad
 from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_scan_hop._torch.own_scan import torchs_operator, under_its_own_name
+from torch_scan_hop._torch.own_scan import is_torchs
 from torch_scan_hop._torch.sizes import are_all_known_equal
 
 __all__ = [
@@ -35,16 +36,32 @@ def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> N
     """Run ``transform`` where Inductor would turn scans into while loops.
 
     Inductor looks that pass up as a module global, and asserts that no scan node remains.
-    torch's own operator, where a graph holds it, is a while loop as ever.
+    The scans of torch's own ``scan()`` are while loops as ever, and graphs without a scan are
+    nobody's business.
     """
     into_while_loops = post_grad.decompose_scan_to_while_loop
 
+    @functools.wraps(into_while_loops)
     def run(gm: fx.GraphModule) -> None:
+        if not gm.graph.find_nodes(op="call_function", target=op):
+            into_while_loops(gm)
+            return
         transform(gm)
-        if gm.graph.find_nodes(op="call_function", target=torchs_operator()):
-            under_its_own_name(into_while_loops, gm)
+        nodes = gm.graph.find_nodes(op="call_function", target=op)
+        ours = [node for node in nodes if not is_torchs(getattr(gm, str(node.args[0].target)))]
+        if len(ours) < len(nodes):
+            for node in ours:
+                node.target = _set_aside
+            into_while_loops(gm)
+            for node in ours:
+                node.target = op
 
     post_grad.decompose_scan_to_while_loop = run
+
+
+def _set_aside(*args: Any, **kwargs: Any) -> Any:
+    """Stands for this package's operator while torch's pass looks for that."""
+    raise AssertionError("torch_scan_hop: a graph runs while torch's pass rewrites it")
 
 
 # What Inductor does last to a graph, and to the graphs in it: from then on values are written
@@ -69,9 +86,11 @@ def keep_functional(is_kept: Callable[[fx.GraphModule], bool]) -> None:
 def _unless_kept(
     run_pass: Callable[..., Any], is_kept: Callable[[fx.GraphModule], bool]
 ) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        module = args[-1].owning_module  # the graph comes last, behind what the pass is bound to
-        return None if module is not None and is_kept(module) else run_pass(*args)
+    @functools.wraps(run_pass)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # the graph comes last, behind what the pass is bound to
+        module = getattr(args[-1], "owning_module", None) if args else None
+        return None if module is not None and is_kept(module) else run_pass(*args, **kwargs)
 
     return run
 
@@ -101,6 +120,7 @@ def let_scans_be_empty(op: Any) -> None:
     if extract is None:
         return
 
+    @functools.wraps(extract)
     def with_slices(node: fx.Node, valid: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         if node.target is not op:
             yield from extract(node, valid, *args, **kwargs)

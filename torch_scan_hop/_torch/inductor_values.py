@@ -169,7 +169,8 @@ def no_interpreter() -> Iterator[None]:
     """Kernels ask the interpreter that lowers nodes about the node at hand: it is no node."""
     meta = {OptimizationContext.key: OptimizationContext()}
     node = types.SimpleNamespace(target=None, meta=meta, args=(), kwargs={})
-    with V.set_interpreter_handler(types.SimpleNamespace(current_node=node)):
+    interpreter: Any = types.SimpleNamespace(current_node=node)
+    with V.set_interpreter_handler(interpreter):
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,12 +25,20 @@ def isolated() -> Iterator[None]:
         _disable_current_modes(),
         # a user's hooks (offloading) are for real residuals, not for a trace's fakes
         _without_saved_tensors_hooks(),
+        # an engine that compiles a program's backward would compile the one of a trace, too
+        _without_compiled_autograd(),
         # its checks read values, and fakes have none
         torch.autograd.set_detect_anomaly(False),
         # a body that raises leaves the functorch levels open that it opened
         put_back_on_error(),
     ):
         yield
+
+
+def torch_functions_disabled() -> contextlib.AbstractContextManager[Any]:
+    """No mode and no subclass of the caller's sees what is called within."""
+    disabled: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+    return disabled
 
 
 def _without_saved_tensors_hooks() -> contextlib.AbstractContextManager[Any]:
@@ -40,6 +49,14 @@ def _without_saved_tensors_hooks() -> contextlib.AbstractContextManager[Any]:
     if state._top_saved_tensors_default_hooks(True) is None:
         return contextlib.nullcontext()
     return saved_tensors_hooks(_unchanged, _unchanged)
+
+
+def _without_compiled_autograd() -> contextlib.AbstractContextManager[Any]:
+    compiled_autograd: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    if not getattr(compiled_autograd, "compiled_autograd_enabled", False):
+        return contextlib.nullcontext()
+    disabled: contextlib.AbstractContextManager[Any] = compiled_autograd._disable()
+    return disabled
 
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ __all__ = [
     "preserving_node_meta",
     "reenter_make_fx",
     "storage_of",
+    "storages_of",
     "symbolic_tracer_of",
     "take_operator_name",
     "to_functional",
@@ -103,18 +104,25 @@ def assert_on_device(condition: torch.Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
-@contextlib.contextmanager
-def below_autograd() -> Iterator[None]:
+def below_autograd() -> contextlib.AbstractContextManager[Any]:
     """Dispatch below the Autograd keys, as a C++ autograd kernel does after its own work."""
-    with torch._C._AutoDispatchBelowAutograd():
-        yield
+    return torch._C._AutoDispatchBelowAutograd()
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory, under functorch's levels, too."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor.untyped_storage()._cdata
+    return storages_of([tensor])[0]
+
+
+def storages_of(values: Iterable[Any]) -> list[int]:
+    """Of the tensors among ``values``: equal where they share memory, under functorch, too."""
+    found = []
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            continue
+        while torch._C._functorch.is_functorch_wrapped_tensor(value):
+            value = torch._C._functorch.get_unwrapped(value)
+        found.append(value.untyped_storage()._cdata)
+    return found
 
 
 def _owners_of_memory(tensor: torch.Tensor) -> int:
@@ -201,9 +209,8 @@ def take_operator_name(op: HigherOrderOperator) -> None:
     """Make ``torch.ops.higher_order.<name>`` resolve to ``op``.
 
     The registry entry is overwritten by ``HigherOrderOperator.__init__`` already; the
-    namespace object caches what it resolved once, so that cache is set too. torch's own
-    python ``scan()`` holds its operator object directly; but Dynamo and Inductor look the name
-    up when they meet that object, see :mod:`torch_scan_hop._torch.own_scan`.
+    namespace object caches what it resolved once, so that cache is set too. What of torch's own
+    ``scan()`` comes by that name is handed back, see :mod:`torch_scan_hop._torch.own_scan`.
     """
     setattr(torch.ops.higher_order, op.__name__, op)
     resolved: Any = getattr(torch.ops.higher_order, op.__name__)

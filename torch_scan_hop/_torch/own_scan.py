@@ -1,25 +1,25 @@
 """torch's own prototype ``scan()`` beside this one (checked on torch 2.9.1, 2.13.0, 2.15.0).
 
-torch's tracker and its Inductor pass look up ``torch.ops.higher_order.scan`` when they run, and
-find this package's operator under that name. What they capture of torch's ``scan()`` gets torch's
-operator back here, unless :func:`torch_scan_hop.accelerate_torch` says that ours shall run it.
+``torch.ops.higher_order.scan`` is this package's operator, and torch's graphs call it by that
+name: in the code that FX writes, in Dynamo's tracker, in Inductor's pass, in the translators of
+ONNX and others. Their bodies carry a mark, by which the operator hands the call to torch's, whose
+rules at each key are as torch has them. What has lost its mark runs on ours: the results are the
+same.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
-import threading
 import types
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import fx
-from torch._C._dynamo.eval_frame import reset_code
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
-
-_NAME = "scan"
-_renaming = threading.RLock()
 
 
 def torchs_operator() -> Any:
@@ -28,22 +28,60 @@ def torchs_operator() -> Any:
     return importlib.import_module("torch._higher_order_ops.scan").scan_op
 
 
-def under_its_own_name(run: Callable[..., Any], *args: Any) -> Any:
-    """``run(*args)``, for which ``torch.ops.higher_order.scan`` is torch's operator."""
-    with _renaming:
-        taken = getattr(torch.ops.higher_order, _NAME)
-        setattr(torch.ops.higher_order, _NAME, torchs_operator())
+#: ``meta`` is kept when a module is copied, and is part of the keys of torch's caches
+_MARK = "torch_scan_hop: body of torch's scan()"
+
+
+def mark_as_torchs(body: fx.GraphModule) -> None:
+    body.meta[_MARK] = str(torch.get_default_dtype())
+
+
+def is_torchs(body: Any) -> bool:
+    """Whether ``body`` was captured of a call of torch's own ``scan()``."""
+    return isinstance(body, fx.GraphModule) and _MARK in body.meta
+
+
+#: what a node of torch's operator names while torch looks for one of its own
+_recorded_as: ContextVar[Any] = ContextVar("recorded_as", default=None)
+
+
+def name_in_graphs(ours: Any) -> None:
+    """Let what make_fx records of torch's operator name ``ours``, as Dynamo's graphs do."""
+    operator = torchs_operator()
+    record = operator.python_key_table[ProxyTorchDispatchMode]
+
+    @functools.wraps(record)
+    def record_by_name(mode: Any, *args: Any, **kwargs: Any) -> Any:
+        results = record(mode, *args, **kwargs)
+        for node in mode.tracer.graph.find_nodes(op="call_function", target=operator):
+            mark_as_torchs(getattr(mode.tracer.root, str(node.args[0].target)))
+            node.target = _recorded_as.get() or ours
+        return results
+
+    operator.python_key_table[ProxyTorchDispatchMode] = record_by_name
+    _find_what_is_functionalized()
+
+
+_MATERIALIZE = "materialize_callable_in_args"
+
+
+def _find_what_is_functionalized() -> None:
+    """Torch 2.15 traces a call whose body writes, and looks for its node by the operator it has."""
+    from torch._higher_order_ops import auto_functionalize
+
+    materialize = getattr(auto_functionalize, _MATERIALIZE, None)
+    if materialize is None:
+        return
+
+    @functools.wraps(materialize)
+    def find(op: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _recorded_as.set(getattr(op, "_op", None))
         try:
-            return run(*args)
+            return materialize(op, *args, **kwargs)
         finally:
-            setattr(torch.ops.higher_order, _NAME, taken)
+            _recorded_as.reset(token)
 
-
-def give_back(graph: fx.Graph, before: set[fx.Node], ours: Any) -> None:
-    """Name torch's operator in the nodes of ``ours`` that are not among those ``before``."""
-    for node in graph.find_nodes(op="call_function", target=ours):
-        if node not in before:
-            node.target = torchs_operator()
+    setattr(auto_functionalize, _MATERIALIZE, find)
 
 
 # by identity: code objects that say the same are equal, and each has a cache of its own
@@ -57,6 +95,8 @@ def remember_code(tx: Any) -> None:
 
 def forget_captures() -> None:
     """Let Dynamo capture anew all code that called torch's ``scan()``."""
+    from torch._C._dynamo.eval_frame import reset_code
+
     for code in list(_code_with_torchs_scan):
         reset_code(code)
     _code_with_torchs_scan.clear()

@@ -8,6 +8,7 @@ functional, proxy and fake modes, under functorch interpreters, under a user's o
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.traceback import preserve_node_meta
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.dtensors import shards_of
 from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop._torch.operators import past_module_hooks
 
@@ -53,7 +55,10 @@ def is_exporting_to_onnx() -> bool:
 
 def is_functionalized(tensors: Sequence[Any]) -> bool:
     """Whether AOTAutograd traces these tensors."""
-    return any(isinstance(t, FunctionalTensor) for t in tensors)
+    for shard in shards_of(tensors):
+        if isinstance(shard, FunctionalTensor):
+            return True
+    return False
 
 
 def _wrap(tensor: Any) -> Any:
@@ -114,10 +119,11 @@ def _let_bodies_have_no_tokens() -> None:
         return
     has_effects = effects.has_effects
 
-    def outside_bodies(op: Any, *args: Any) -> bool:
+    @functools.wraps(has_effects)
+    def outside_bodies(op: Any, *args: Any, **kwargs: Any) -> bool:
         if op in _UNORDERED and getattr(_state, "without_tokens", False):
             return False
-        return bool(has_effects(op, *args))
+        return bool(has_effects(op, *args, **kwargs))
 
     effects.has_effects = outside_bodies  # type: ignore[assignment]
 

@@ -45,7 +45,6 @@ StopRecomputation: type[Exception] = checkpoint._StopRecomputationError
 __all__ = [
     "SingleLevelFunction",
     "StopRecomputation",
-    "backward_under_way",
     "dual_level",
     "enable_single_level_autograd_function",
     "gradients_enabled",
@@ -64,11 +63,6 @@ __all__ = [
     "wrap_batched",
     "wrap_for_level",
 ]
-
-
-def backward_under_way() -> int:
-    """Which backward this thread is in; -1 if in none."""
-    return int(torch._C._current_graph_task_id())
 
 
 _CLOSE: dict[TransformType, Any] = {
@@ -96,8 +90,8 @@ def _layers(depth: int) -> list[Any]:
 def put_back_on_error() -> Iterator[None]:
     """Whatever a failed trace left open is closed: functorch levels, forward mode, hooks."""
     depth = get_dynamic_layer_stack_depth()
-    layers = _layers(depth)
-    was_forward_mode = _in_forward_mode()
+    layers = _layers(depth) if depth else []
+    was_forward_mode = in_forward_mode()
     grad, forward_grad = torch.is_grad_enabled(), _is_fwd_grad_enabled()
     hooks: Any = torch._C._autograd
     hooks_were_enabled = hooks._saved_tensors_hooks_is_enabled()
@@ -109,7 +103,7 @@ def put_back_on_error() -> Iterator[None]:
             _close_level()
         for layer in layers[get_dynamic_layer_stack_depth() :]:
             push_dynamic_layer_stack(layer)  # set aside by what failed
-        if _in_forward_mode() and not was_forward_mode:
+        if in_forward_mode() and not was_forward_mode:
             exit_dual_level(True)
             forward_ad._current_level = -1
         eager_transforms.JVP_NESTING = nesting
@@ -199,7 +193,7 @@ def over_first_dimension(
         levels._vmap_decrement_nesting()
 
 
-def _in_forward_mode() -> bool:
+def in_forward_mode() -> bool:
     """Whether torch's only forward-AD level is active: then it cannot be entered again.
 
     Asking each tensor instead makes a view of it, which costs 10 us on XLA.
@@ -210,7 +204,7 @@ def _in_forward_mode() -> bool:
 
 
 def has_tangents(values: Iterable[Any]) -> bool:
-    return _in_forward_mode() and any(unpack_dual(v)[1] is not None for v in values)
+    return in_forward_mode() and any(unpack_dual(v)[1] is not None for v in values)
 
 
 @contextlib.contextmanager

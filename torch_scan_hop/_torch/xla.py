@@ -6,6 +6,7 @@ Imported on first use of an XLA tensor only.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -222,6 +223,7 @@ def let_fakes_describe_wrapped_tensors() -> None:
     """
     describe = MetaTensorDescriber.describe_tensor
 
+    @functools.wraps(describe)
     def describe_tensor(self: Any, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         found = describe(self, t, *args, **kwargs)
         if found.is_functional and found.unwrapped is None:
@@ -235,6 +237,7 @@ def let_fakes_know_the_device() -> None:
     """What is made on "xla" is on "xla:0", as on "cuda"; torch's fakes would not let them meet."""
     new: Any = FakeTensor.__new__
 
+    @functools.wraps(new)
     def with_index(cls: Any, mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
         made = new(cls, mode, elem, device, *args, **kwargs)
         if made.fake_device.type == "xla" and made.fake_device.index is None:

@@ -49,17 +49,19 @@ def differentiated_call(
     tangents_of: RunScan | None = None,
 ) -> DifferentiatedCall:
     """What an autograd function of the tensors among ``inputs`` is applied to."""
-    derivative, sizes = derivative_of(body, inputs, wanted, options.checkpoint)
-    numbers = tuple(None if isinstance(a, torch.Tensor) else a for a in inputs.additional)
-    return DifferentiatedCall(derivative, numbers, options.reverse, run_forward, sizes, tangents_of)
+    traced = is_traced(inputs.flat())
+    derivative, sizes = derivative_of(body, inputs, wanted, options.checkpoint, traced)
+    numbers = tuple([None if isinstance(a, torch.Tensor) else a for a in inputs.additional])
+    return DifferentiatedCall(
+        derivative, numbers, options.reverse, traced, run_forward, sizes, tangents_of
+    )
 
 
 def derivative_of(
-    body: Body, inputs: Inputs[Any], wanted: Inputs[bool], checkpoint: Any
+    body: Body, inputs: Inputs[Any], wanted: Inputs[bool], checkpoint: Any, traced: bool
 ) -> tuple[Derivative, dict[Handover, Any]]:
     """The derivative, and the sizes that it hands over where it is for any size."""
     checkpoint = policy_of(body, checkpoint)
-    traced = is_traced(inputs.flat())
     if traced and checkpoint is None and is_in_region():
         checkpoint = users_policy_in_force() or RECOMPUTED_WHOLE
 

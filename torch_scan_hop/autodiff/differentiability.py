@@ -43,14 +43,8 @@ def carry_fixpoint(
     return flags
 
 
-def is_differentiable(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (
-        value.dtype.is_floating_point or value.dtype.is_complex
-    )
-
-
 def needs_grad(value: Any) -> bool:
-    return is_differentiable(value) and value.requires_grad
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 @dataclass(frozen=True)

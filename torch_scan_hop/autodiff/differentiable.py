@@ -48,6 +48,24 @@ _OF_COMPLEX = {
 }
 
 
+def _index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
+    """``index_fill``, whose derivative by a tensor ``value`` torch sums over ``index.unique()``.
+
+    How many those are, a trace cannot know; what a mask takes, it can.
+    """
+    if not isinstance(value, torch.Tensor):
+        return torch.index_fill(input, dim, index, value)
+    size, shape = 1, [1] * input.dim()
+    if shape:
+        size = shape[dim] = input.shape[dim]
+    is_filled = torch.zeros(size, dtype=torch.bool, device=input.device).index_fill(0, index, True)
+    return torch.where(is_filled.view(shape), value.to(input.dtype), input)
+
+
+def _index_fill_in_place(input: Any, dim: int, index: Any, value: Any) -> Any:
+    return input.copy_(_index_fill(input, dim, index, value))
+
+
 _STAND_INS: dict[Any, Any] = {
     **_OF_COMPLEX,
     aten.cumprod.default: cumulative_product,
@@ -55,8 +73,15 @@ _STAND_INS: dict[Any, Any] = {
     aten._linalg_det.default: determinant_of_factors,
     torch.det: determinant,
     torch.linalg.det: determinant,
+    aten.index_fill.int_Tensor: _index_fill,
+    torch.index_fill: _index_fill,
 }
-_METHODS = {"cumprod": cumulative_product, "det": determinant}
+_METHODS = {
+    "cumprod": cumulative_product,
+    "det": determinant,
+    "index_fill": _index_fill,
+    "index_fill_": _index_fill_in_place,
+}
 
 
 def with_differentiable_operators(body: Body) -> Body:

@@ -9,12 +9,13 @@ so that double backward, transforms and traces of it come by composition.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.dtensors import is_dtensor
 from torch_scan_hop._torch.symbols import tracked
 from torch_scan_hop._torch.tracing import is_functionalized, is_tracing_a_body
 from torch_scan_hop._torch.transforms import has_tangents, over_grads_batch
@@ -34,6 +35,8 @@ class DifferentiatedCall:
     derivative: Derivative
     additional: tuple[Any, ...]  # with None where a tensor stands
     reverse: bool
+    #: whether a trace, or a functionalization, watches it
+    is_traced: bool
     run_forward: RunScan
     #: what the sizes that are handed over are in this call, where the derivative is for any size
     sizes: Mapping[Handover, Any]
@@ -68,24 +71,20 @@ def run(call: DifferentiatedCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-#: (shape, dtype, device)
-TensorMetadata = tuple[Any, ...]
-
-
 @dataclass(frozen=True)
 class _Record:
     """What a backward knows of the forward, besides the tensors that autograd saved for it."""
 
     call: DifferentiatedCall
-    slots: dict[Handover, int]  # positions among the saved tensors
+    slots: dict[tuple[Source, int], int]  # positions among the saved tensors
     trip_count: Any
-    outputs_like: tuple[TensorMetadata, ...]
+    outputs_like: list[Any]
     # accumulators start as zeros like these: metadata is enough
-    additional_like: tuple[Any, ...]  # None for numbers
+    additional_like: list[Any]  # None for numbers
 
 
-def _metadata(value: torch.Tensor) -> TensorMetadata:
-    return value.shape, value.dtype, value.device
+def _metadata(values: Sequence[Any]) -> list[Any]:
+    return [(v.shape, v.dtype, v.device) if isinstance(v, torch.Tensor) else None for v in values]
 
 
 def save(
@@ -108,16 +107,16 @@ def save(
         Source.ADDITIONAL: inputs.additional,
         Source.Y: outputs[derivative.signature.n_carry :],
     }
-    found = {slot: values[slot.source][slot.index] for slot in derivative.saved}
-    kept = {slot: value for slot, value in found.items() if isinstance(value, torch.Tensor)}
-    ctx.save_for_backward(*kept.values())
-    ctx.record = _Record(
-        call,
-        {slot: k for k, slot in enumerate(kept)},
-        inputs.trip_count,
-        tuple(map(_metadata, outputs)),
-        tuple(_metadata(a) if isinstance(a, torch.Tensor) else None for a in inputs.additional),
-    )
+    kept: list[torch.Tensor] = []
+    slots: dict[tuple[Source, int], int] = {}
+    for slot in derivative.saved:
+        value = values[slot.source][slot.index]
+        if isinstance(value, torch.Tensor):
+            slots[slot.source, slot.index] = len(kept)
+            kept.append(value)
+    ctx.save_for_backward(*kept)
+    outputs_like, additional_like = _metadata(outputs), _metadata(inputs.additional)
+    ctx.record = _Record(call, slots, inputs.trip_count, outputs_like, additional_like)
 
 
 class _Zeros:
@@ -153,7 +152,7 @@ class _BackwardPass:
         self.zeros = _Zeros()
 
     def _value(self, source: Source, index: int) -> Any:
-        return self.saved[self.record.slots[Handover(source, index)]]
+        return self.saved[self.record.slots[source, index]]
 
     def _per_step(self, handover: Handover) -> torch.Tensor | CarriesIn:
         if handover.source is not Source.CARRY_IN:
@@ -183,8 +182,8 @@ class _BackwardPass:
         carry = [k for k, flag in enumerate(flow.carry) if flag]
         ys = [k for k, flag in enumerate(flow.ys) if flag]
         xs: list[torch.Tensor | CarriesIn] = [
-            *(self._cotangent(n_carry + k) for k in ys),
-            *(self._per_step(h) for h in partition.per_step),
+            *[self._cotangent(n_carry + k) for k in ys],
+            *[self._per_step(h) for h in partition.per_step],
         ]
         if not xs:
             xs = [torch.empty((self.record.trip_count, 0))]
@@ -203,7 +202,7 @@ class _BackwardPass:
         """The backward's scan; where no derivative of it is taken, carries stay in place."""
         options = FORWARD if self.call.reverse else REVERSE
         flat = tuple(with_stacks(inputs).flat())
-        join = CarriesIn.whole
+        join: Callable[[CarriesIn], torch.Tensor] = CarriesIn.whole
         # for compiled autograd Dynamo traces this very function, and is to see the operator
         traced = torch.compiler.is_dynamo_compiling()
         if not traced and not torch.is_grad_enabled() and not has_tangents(flat):
@@ -213,6 +212,8 @@ class _BackwardPass:
             if is_functionalized(flat) and not is_tracing_a_body():
                 cotangent = next(c for c in self.cotangents if c is not None)
                 join = functools.partial(in_graph, after=cotangent)
+            elif any(map(is_dtensor, flat)):
+                join = in_graph  # of what is split over time, ranks exchange a row
         inputs = self._with_sums(inputs, only_read=False)
         return call_scan(body, with_joined(inputs, join), options)
 
@@ -244,9 +245,10 @@ class _BackwardPass:
 def _gradients_of_loop(ctx: Any, body: Body, cotangents: Sequence[Any]) -> list[Any]:
     record: _Record = ctx.record
     call, derivative, saved = record.call, record.call.derivative, ctx.saved_tensors
+    slots = [(slot.source, slot.index) for slot in all_inputs(derivative.signature)]
     inputs = [
-        saved[record.slots[slot]] if slot in record.slots else call.additional[slot.index]
-        for slot in all_inputs(derivative.signature)
+        saved[record.slots[slot]] if slot in record.slots else call.additional[slot[1]]
+        for slot in slots
     ]
     roles = derivative.signature.split_inputs(inputs)
     return gradients_of_loop(body, roles, call.reverse, cotangents[: call.n_outputs])

@@ -18,6 +18,9 @@ class Source(Enum):
     Y = "stack returned by the forward"
     SIZE = "size"
 
+    # Enum's own is Python, and each call of a scan would run it many times.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True)
 class Handover:

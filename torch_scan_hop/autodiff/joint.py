@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.operators import preserving_node_meta
 from torch_scan_hop._torch.tracing import trace
 from torch_scan_hop.autodiff.custom import has_custom_function
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
+from torch_scan_hop.body.added_parts import add_at_indices
 from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.body.stop_gradient import with_stops
 from torch_scan_hop.op import Body
@@ -123,4 +125,5 @@ def trace_joint(
     if _is_differentiated_once(module):
         module = trace(_vjp_of_step(body, signature, flow, create_graph=True), inputs, mode)
     clean_up(module)
+    legality.run_passes(module, [add_at_indices])
     return JointGraph(module, signature, flow)

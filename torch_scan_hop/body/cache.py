@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -33,9 +33,22 @@ def metadata(value: Any, drop_leading: bool = False) -> Any:
 
 def inputs_metadata(inputs: Inputs[Any]) -> tuple[Any, ...]:
     return (
-        tuple(map(metadata, inputs.carry)),
-        tuple(metadata(x, drop_leading=True) for x in inputs.xs),
-        tuple(map(metadata, inputs.additional)),
+        _all_metadata(inputs.carry),
+        _all_metadata(inputs.xs, drop_leading=True),
+        _all_metadata(inputs.additional),
+    )
+
+
+def _all_metadata(values: Sequence[Any], drop_leading: bool = False) -> tuple[Any, ...]:
+    """:func:`metadata` of each, in one call: every call of a scan asks for all of them."""
+    first = 1 if drop_leading else 0
+    return tuple(
+        [
+            (tuple(value.shape)[first:], value.dtype, value.device)
+            if isinstance(value, torch.Tensor)
+            else metadata(value)
+            for value in values
+        ]
     )
 
 
@@ -45,10 +58,10 @@ _AUTOCAST_DEVICES = ("cpu", "cuda", "xla", "xpu", "mps", "hpu", "mtia")
 def autocast_state() -> tuple[Any, ...]:
     """What a trace depends on besides its inputs: autocast of every device, defaults, switches."""
     return (
-        *(
+        *[
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
             for device in _AUTOCAST_DEVICES
-        ),
+        ],
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
     )

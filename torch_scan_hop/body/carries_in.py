@@ -15,6 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from torch_scan_hop._torch.dtensors import (
+    Stretches,
+    is_dtensor,
+    laid_out,
+    layout_of,
+    shard_of,
+    stretches_of,
+)
 from torch_scan_hop._torch.operators import below_autograd
 from torch_scan_hop._torch.transforms import has_tangents
 from torch_scan_hop.signature import Inputs
@@ -75,7 +83,10 @@ def joined(
 
 
 def _are_any_shifted(xs: Sequence[Any]) -> bool:
-    return any(isinstance(x, CarriesIn) for x in xs)
+    for x in xs:  # no generator: that is a call for each x, of every call of a scan
+        if isinstance(x, CarriesIn):
+            return True
+    return False
 
 
 def with_stacks(inputs: Inputs[Any]) -> Inputs[Any]:
@@ -131,8 +142,29 @@ def in_graph(carries: CarriesIn, after: Tensor | None = None) -> Tensor:
 
     ``after``: a cotangent, where torch is yet to cut the graph into a forward and a backward.
     """
-    after = carries.stack if after is None else after
-    return carries_in_op(carries.stack, carries.init, after, carries.reverse)
+    stack, init = carries.stack, carries.init
+    after = stack if after is None else after
+    if not is_dtensor(stack):
+        return carries_in_op(stack, init, after, carries.reverse)
+    layout = layout_of(stack)
+    init = shard_of(laid_out(init, layout.of_slice()))
+    stretches = stretches_of([layout], stack.shape[0])
+    if stretches is not None:
+        init = _before_this_stretch(shard_of(stack), init, carries.reverse, stretches)
+    return layout.join(carries_in_op(shard_of(stack), init, shard_of(after), carries.reverse))
+
+
+def _before_this_stretch(
+    shard: Tensor, init: Tensor, reverse: bool, stretches: Stretches
+) -> Tensor:
+    """The carry into this rank's first step: the last one of the rank before, or ``init``."""
+    last = shard[:1] if reverse else shard[-1:]
+    edge = last[0] if stretches.steps_of(stretches.rank) else init
+    edges = stretches.gathered(edge.contiguous())
+    before = stretches.rank + (1 if reverse else -1)
+    if not 0 <= before < stretches.count or not stretches.steps_of(before):
+        return init
+    return edges[before]
 
 
 def is_in_graph(node: Any) -> bool:

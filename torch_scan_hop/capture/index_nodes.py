@@ -215,7 +215,7 @@ class Views:
         if follower is None or follower.target is not setitem:
             return False
         x, key, value = follower.args[:3]
-        return (
+        return bool(
             x is read.args[0]
             and key == read.args[1]
             and value in (read, node)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.dtensors import is_dtensor
+from torch_scan_hop._torch.dynamo.attempts import changes_are_taken_back
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_in_force
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -18,6 +20,9 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop._torch.functorch_levels import is_wrapped
 from torch_scan_hop.signature import Inputs
+
+#: by position of a carry; None where it is a number
+Dtypes = dict[int, torch.dtype | None]
 
 
 def _a_slice(xs: torch.Tensor) -> torch.Tensor:
@@ -36,7 +41,8 @@ def _a_row_in_vmap(xs: torch.Tensor) -> torch.Tensor:
 def _slice_of(xs: VariableTracker) -> Any:
     value = example_value(xs)
     symbolic = any(isinstance(size, torch.SymInt) for size in value.shape)
-    return _a_row_in_vmap if symbolic and is_wrapped(value) else _a_slice
+    is_strange = is_dtensor(value) or (symbolic and is_wrapped(value))
+    return _a_row_in_vmap if is_strange else _a_slice
 
 
 def example_arguments(tx: Any, inputs: Inputs[VariableTracker]) -> list[VariableTracker]:
@@ -56,42 +62,75 @@ def with_dtypes_of_step(
 
     Those were Python numbers, and are scalars with all their digits here. A number has a kind and
     no dtype of its own: a step is told so by a number, where its operators take one, and by a
-    scalar of the default dtype elsewhere. Further rounds see what these dtypes do to other numbers.
+    scalar of the default dtype elsewhere. What a step makes of numbers alone is a number in the
+    next one, too. Further rounds see what the dtypes found do to other numbers.
     """
-
-    init = inputs.carry
-
-    def dtypes_after(carry: list[VariableTracker]) -> dict[int, torch.dtype]:
-        with discard_graph_changes(tx):
-            step = example_arguments(tx, replace(inputs, carry=carry))
-            with function_modes_in_force(tx):
-                result = combine_fn.call_function(tx, step, {})
-            found = sequence_items(tx, sequence_items(tx, result)[0])
-            return {k: example_value(found[k]).dtype for k in positions}
-
-    def in_dtypes(dtypes: dict[int, torch.dtype]) -> list[VariableTracker]:
-        cast = list(init)
-        for k, dtype in dtypes.items():
-            if example_value(init[k]).dtype != dtype:
-                constant = ConstantVariable.create(dtype)
-                cast[k] = init[k].call_method(tx, "to", [constant], {})
-        return cast
-
-    numbers = list(init)
-    for k in positions:
-        numbers[k] = ConstantVariable.create(_NUMBER_OF_DTYPE[example_value(init[k]).dtype])
+    found = _Dtypes(tx, combine_fn, inputs, positions)
     try:
-        dtypes = dtypes_after(numbers)
+        dtypes = found.settle(dict.fromkeys(positions))
     except Exception:  # an operator or method that takes no number
-        dtypes = {k: _default_dtype(example_value(init[k]).dtype) for k in positions}
-    for _ in range(1 + len(positions)):
-        with discard_graph_changes(tx):
-            carry = in_dtypes(dtypes)
-            after = dtypes_after(carry)
-        if after == dtypes:
-            break
-        dtypes = after
-    return replace(inputs, carry=in_dtypes(dtypes))
+        dtypes = dict.fromkeys(positions)
+    widest = {k: example_value(inputs.carry[k]).dtype for k in positions}
+    whole: Dtypes = {k: dtypes[k] or _default_dtype(widest[k]) for k in positions}
+    settled = found.settle(whole)
+    # a step that returns a number itself: the scalar that it becomes
+    last: Dtypes = {k: settled[k] or found.of_numbers[k] for k in positions}
+    return replace(inputs, carry=found.carry_in(last))
+
+
+class _Dtypes:
+    """What a step makes of a carry whose leaves at ``positions`` are numbers, or of some dtypes."""
+
+    def __init__(
+        self,
+        tx: Any,
+        combine_fn: VariableTracker,
+        inputs: Inputs[VariableTracker],
+        positions: list[int],
+    ) -> None:
+        self.tx, self.combine_fn, self.inputs, self.positions = tx, combine_fn, inputs, positions
+        #: of the numbers that a step has returned
+        self.of_numbers: dict[int, torch.dtype] = {}
+
+    def settle(self, dtypes: Dtypes) -> Dtypes:
+        """Those that steps keep; None is a number."""
+        for _ in range(2 + len(self.positions)):
+            after = self._after(dtypes)
+            if after == dtypes:
+                break
+            dtypes = after
+        return dtypes
+
+    def _after(self, dtypes: Dtypes) -> Dtypes:
+        tx = self.tx
+        with discard_graph_changes(tx), changes_are_taken_back(tx):
+            step = example_arguments(tx, replace(self.inputs, carry=self.carry_in(dtypes)))
+            with function_modes_in_force(tx):
+                keep: Any = {"keep_numbers": ConstantVariable.create(True)}
+                result = self.combine_fn.call_function(tx, step, keep)
+            leaves = sequence_items(tx, sequence_items(tx, result)[0])
+            for k in self.positions:
+                if leaves[k].is_python_constant():
+                    self.of_numbers[k] = torch.as_tensor(leaves[k].as_python_constant()).dtype
+            return {k: _dtype_of(leaves[k]) for k in self.positions}
+
+    def carry_in(self, dtypes: Dtypes) -> list[VariableTracker]:
+        carry = list(self.inputs.carry)
+        for k, dtype in dtypes.items():
+            widest = example_value(carry[k]).dtype
+            if dtype is None:
+                carry[k] = ConstantVariable.create(_NUMBER_OF_DTYPE[widest])
+            elif dtype != widest:
+                constant = ConstantVariable.create(dtype)
+                carry[k] = carry[k].call_method(self.tx, "to", [constant], {})
+        return carry
+
+
+def _dtype_of(variable: VariableTracker) -> torch.dtype | None:
+    if variable.is_python_constant():
+        return None
+    value = example_value(variable)
+    return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 #: a number of the kind that a widest dtype stands for

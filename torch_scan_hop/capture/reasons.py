@@ -11,19 +11,22 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from torch_scan_hop import tree
 from torch_scan_hop._torch.function_modes import function_modes
+from torch_scan_hop._torch.transforms import in_forward_mode, under_transform
 from torch_scan_hop.capture.user_code import code_of, users_line
 from torch_scan_hop.errors import hint_about
 
 _PLAIN = (bool, int, str, type(None))
 # so many different settings are tried; a counter among them would be another one at each call
 MAX_SETTINGS = 4
-
+# so much of a list or a dict is looked at
+MAX_ITEMS = 16
 
 # Of functions with one code, so many that call something else: some wrappers serve a program.
 MAX_CALLEES = 64
 
-# Why a function was not traced: by the code that it calls, and by the plain values that it reads.
+# Why a function was not traced: by the code that it calls, and by what it is called with and reads.
 _Reasons = dict[Any, dict[Any, str]]
 _refusals: MutableMapping[types.CodeType, _Reasons] = WeakIdKeyDictionary()
 
@@ -32,19 +35,36 @@ def _plain_values(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, torch.Tensor):
-        return (value.dtype, value.dim())
+        return _kind_of(value)
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, (list, tuple)):
+        return tuple(v if isinstance(v, _PLAIN) else type(v) for v in value[:MAX_ITEMS])
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict) and not isinstance(value, (type, types.ModuleType)):
         return tuple((k, v) for k, v in attributes.items() if isinstance(v, _PLAIN))
     return type(value)
 
 
-def _setting(fn: Any) -> Any:
+def _kind_of(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return type(leaf)
+    return (type(leaf), leaf.dtype, leaf.dim(), leaf.layout, leaf.requires_grad)
+
+
+def _setting(fn: Any, inputs: Any) -> Any:
     """The plain values that ``fn`` reads: a flag that turns printing off makes it another body.
 
-    And the modes around it: one that cannot be traced says nothing about a call without it.
+    And the kinds of its ``inputs`` and the modes around it: what cannot be traced of one call
+    says nothing about a call without it.
     """
-    found: list[Any] = list(function_modes())
+    found: list[Any] = [
+        *function_modes(),
+        under_transform(),
+        in_forward_mode(),
+        torch.is_inference_mode_enabled(),
+        *map(_kind_of, tree.leaves(inputs)),
+    ]
     while isinstance(fn, functools.partial):
         found += map(_plain_values, (*fn.args, *fn.keywords.values()))
         fn = fn.func
@@ -99,23 +119,23 @@ def _functions_named_in(fn: types.FunctionType) -> list[Any]:
     return [v for v in found if isinstance(v, (types.FunctionType, torch.nn.Module))]
 
 
-def remembered_reason(fn: Any) -> str | None:
-    """Why ``fn``, reading what it reads now, was not traced before; None if it may be tried."""
+def remembered_reason(fn: Any, inputs: Any) -> str | None:
+    """Why ``fn``, called as now with (init, xs), was not traced before; None if it may be."""
     by_callees = _refusals.get(code_of(fn))
     reasons = None if by_callees is None else by_callees.get(callees_of(fn))
     if reasons is None:
         return None
     if len(reasons) >= MAX_SETTINGS:
         return next(reversed(reasons.values()))
-    return reasons.get(_setting(fn))
+    return reasons.get(_setting(fn, inputs))
 
 
-def remember_reason(fn: Any, reason: str) -> None:
+def remember_reason(fn: Any, inputs: Any, reason: str) -> None:
     by_callees = _refusals.setdefault(code_of(fn), {})
     callees = callees_of(fn)
     if callees not in by_callees and len(by_callees) >= MAX_CALLEES:
         del by_callees[next(iter(by_callees))]
-    by_callees.setdefault(callees, {})[_setting(fn)] = reason
+    by_callees.setdefault(callees, {})[_setting(fn, inputs)] = reason
 
 
 def forget_refusals() -> None:
@@ -123,6 +143,8 @@ def forget_refusals() -> None:
     _refusals.clear()
 
 
+#: how an error begins that Dynamo shows to the user
+NOT_CAPTURED = "scan: combine_fn is not captured: "
 _PREAMBLE = "Got graph break/error:"
 _FIXES = (
     (
@@ -131,15 +153,30 @@ _FIXES = (
     ),
     (r"print|logging|builtin.*skip", "Print after the scan, from ys, or run it under fallback."),
     (
+        r"\brange\(",
+        "If a tensor says how often, repeat as often as it may say, and keep what counts with "
+        "torch.where(k < n, new, old).",
+    ),
+    (
+        "specialized integer|non-scalar tensor",
+        "Keep the number a tensor: an item of a list of tensors is torch.stack(tensors)[i].",
+    ),
+    (
         r"data.dependent|Could not (guard|extract)|\.item\(\)|unbacked",
         "Choose with torch.where, or keep the value a tensor.",
     ),
     (r"requires_grad_|autograd\.grad", "Use torch.func.grad in the body."),
+    (
+        "sparse",
+        "Use tensor.to_dense(), or clones of its indices() and values(), and index_add.",
+    ),
 )
 
 
-def reason_of(error: BaseException) -> str:
+def reason_of(error: BaseException, stack: str = "") -> str:
     """Why Dynamo gave up: the line that says so, where in the user's code, and what helps.
+
+    ``stack`` says where, if the text of ``error`` does not yet.
 
     >>> reason_of(RuntimeError("It must be captured. Got graph break/error:\\n  x is odd\\n more"))
     'x is odd'
@@ -151,7 +188,7 @@ def reason_of(error: BaseException) -> str:
     if explanation and len(explanation[0]) < 200:
         reason = f"{reason} ({explanation[0].removeprefix('Explanation:').strip()})"
     if ", at " not in reason:
-        reason += users_line(str(error))
+        reason += users_line(str(error)) or users_line(stack)
     fixes = [fix for pattern, fix in _FIXES if re.search(pattern, reason, re.IGNORECASE)]
     advice = [*fixes[:1], hint_about(error)]
     return " ".join([reason.rstrip(". ") + "." if any(advice) else reason, *advice]).strip()

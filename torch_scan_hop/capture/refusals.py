@@ -11,27 +11,39 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_scan_hop._torch.operators import FlatOperator
+from torch_scan_hop._torch import capabilities
+
+if capabilities.is_there("operator"):
+    from torch_scan_hop.capture.refusal_operator import refusal_op
 
 Kind = TypeVar("Kind", bound=Exception)
 
 
-class RefusalOperator(FlatOperator):
-    """Never runs: Dynamo's tracker of it raises."""
-
-    def __call__(self, kind: type[Exception], message: str) -> Any:  # type: ignore[override]
-        raise kind(message)
-
-
-refusal_op = RefusalOperator("scan_refusal", cacheable=False)
-
-
-def refused(kind: type[Kind], message: str) -> Kind:
+def refused(kind: type[Kind], message: str, leaf: str = "", grows: bool = False) -> Kind:
     """``kind(message)``, to be raised; under Dynamo it is raised at once.
+
+    ``leaf`` names the leaf of a carry that is not what it was before the step; it may be so in the
+    first step if it ``grows``.
 
     >>> refused(ValueError, "no")
     ValueError('no')
     """
-    if torch.compiler.is_dynamo_compiling():
-        refusal_op(kind, message)
-    return kind(message)
+    if capabilities.captures and torch.compiler.is_dynamo_compiling():
+        refusal_op(kind, message, leaf, grows)
+    error = kind(message)
+    note_leaf(error, leaf, grows)
+    return error
+
+
+def note_leaf(error: Any, leaf: str, grows: bool) -> None:
+    error.leaf, error.grows = leaf, grows
+
+
+def is_about_carry(error: BaseException) -> bool:
+    """Whether ``error`` says that a step made another carry than it was given."""
+    return bool(getattr(error, "leaf", ""))
+
+
+def changed_leaf(error: BaseException) -> str:
+    """The leaf of the carry that has grown, says ``error``; "" if it says something else."""
+    return getattr(error, "leaf", "") if getattr(error, "grows", False) else ""

@@ -20,6 +20,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
+from torch_scan_hop._torch.capabilities import find_out_whether_captures, why_off
 from torch_scan_hop._torch.dynamo.loading import load_dynamo
 from torch_scan_hop._torch.function_modes import floats_are_on_default_device
 from torch_scan_hop._torch.operators import under_tracer, under_users_mode
@@ -29,7 +30,7 @@ from torch_scan_hop._torch.transforms import (
     put_back_on_error,
     under_transform,
 )
-from torch_scan_hop.capture.reasons import reason_of
+from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.user_code import code_of
 from torch_scan_hop.fallback import announce_not_compiled, may_compile, warn_of_captures
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
@@ -104,13 +105,14 @@ def own_copy(
 class NotCaptured(Exception):
     """The call must run as a plain Python loop; ``reason`` says why.
 
-    ``is_lasting``: the same call would end the same way.
+    ``is_lasting``: the same call would end the same way. ``is_told``: it was said, of all calls.
     """
 
-    def __init__(self, reason: str, is_lasting: bool = True) -> None:
+    def __init__(self, reason: str, is_lasting: bool = True, is_told: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.is_lasting = is_lasting
+        self.is_lasting = is_lasting and not is_told
+        self.is_told = is_told
 
 
 class _RanUntraced(Exception):
@@ -127,6 +129,12 @@ def check_captured() -> None:
         raise _RanUntraced
 
 
+def _load_dynamo() -> None:
+    load_dynamo()
+    if not find_out_whether_captures():
+        raise NotCaptured(f"capture is switched off: {why_off('capture')}", is_told=True)
+
+
 def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = False) -> Any:
     """``entry(combine_fn, *args)``, captured by Dynamo; raises NotCaptured where it cannot be.
 
@@ -136,7 +144,7 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
     Whatever goes wrong on the way, in Dynamo, in torch or here, is no reason for the caller's
     program to fail: the loop will run it, or raise what is the program's own error.
     """
-    load_dynamo()
+    _load_dynamo()
     from torch_scan_hop._torch.dynamo.errors import compilers_error, is_data_dependent, is_limit_hit
 
     prepare_xla_if_loaded()
@@ -165,7 +173,8 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
         if compiled and failure is not None:
             announce_not_compiled(combine_fn, reason_of(failure))
             return call_captured(entry, combine_fn, *args)
-        if on_xla and str(error).startswith("scan: "):
+        text = str(error)
+        if on_xla and text.startswith("scan: ") and not text.startswith(NOT_CAPTURED):
             raise  # what XLA cannot have is said so: a loop would be a program for each step
         reason = reason_of(error)
         if on_xla and is_data_dependent(error):
@@ -181,7 +190,7 @@ def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
 
     For one who wants to know: nothing is run, and what is captured for calls stays as it is.
     """
-    load_dynamo()
+    _load_dynamo()
     from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
 
     looked_at = own_copy(entry, code_of(combine_fn), "look_at")

@@ -6,21 +6,25 @@ carries, copied back after the loop; that serves autograd and every backend.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from torch_scan_hop import inductor
-from torch_scan_hop._torch.dynamo.errors import Unsupported, users_error
+from torch_scan_hop._torch.dynamo.errors import (
+    Unsupported,
+    own_failures_are_unsupported,
+    users_error,
+)
+from torch_scan_hop._torch.dynamo.facts import facts_noted
 from torch_scan_hop._torch.dynamo.floats import floats_are_read_outside_bodies
 from torch_scan_hop._torch.dynamo.function_modes import (
     function_modes_in_force,
     function_modes_set_aside,
 )
 from torch_scan_hop._torch.dynamo.indexing import indices_are_captured
+from torch_scan_hop._torch.dynamo.numpy_constants import numpy_constants_are_folded
 from torch_scan_hop._torch.dynamo.speculation import numbers_of_tensors_are_refused, speculate
 from torch_scan_hop._torch.dynamo.variables import (
     LazyVariableTracker,
@@ -30,7 +34,6 @@ from torch_scan_hop._torch.dynamo.variables import (
     create_proxy,
     discard_graph_changes,
     example_value,
-    graph_being_traced,
     install_body,
     make_attr,
     make_traceable,
@@ -40,16 +43,18 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
 from torch_scan_hop._torch.inference_regions import make_no_grad
-from torch_scan_hop._torch.own_scan import give_back, remember_code
 from torch_scan_hop._torch.symbols import has_unknown_size
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.capture.cache_key import add_cache_key
+from torch_scan_hop.capture.hooks import refuse_hooks_of_used_carries
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
 from torch_scan_hop.capture.purify import CapturedBody
+from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
+from torch_scan_hop.capture.steady import STEADY
+from torch_scan_hop.capture.steady_variables import check_facts, told_of_steps
 from torch_scan_hop.capture.user_code import users_line
-from torch_scan_hop.op import ScanOperator, scan_op, scan_options
-from torch_scan_hop.settings import accelerates_torch
+from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.signature import Inputs
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
@@ -96,7 +101,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
         # a default device, and a mode of the user's, are for what the body calls
-        with function_modes_set_aside(tx):
+        with own_failures_are_unsupported(), function_modes_set_aside(tx):
             return super().call_function(tx, args, kwargs)
 
     def _call_function(
@@ -106,6 +111,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
             indices_are_captured(tx),
             floats_are_read_outside_bodies(),
             numbers_of_tensors_are_refused(),
+            numpy_constants_are_folded(),
         ):
             prepare_xla_if_loaded()
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
@@ -117,20 +123,33 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     def _operator(self) -> Any:
         return self.value
 
+    def _check_step(self, tx: Any, carry: Any, result: Any, spec: Any) -> None:
+        """``scan`` has looked at what a step returns, in code that Dynamo traced."""
+
+    def _check_body(self, body: CapturedBody) -> None:
+        """A step may write to whatever it is given."""
+
     def _capture(self, tx: Any, call: _Call) -> VariableTracker:
         given = call.inputs
+        n_carry = len(given.carry)
         with discard_graph_changes(tx):
             examples = example_arguments(tx, given)
         make_traceable(call.combine_fn)
         levels = open_levels()
         with function_modes_in_force(tx):
-            _, spec, graph, lifted = speculate(tx, call.combine_fn, examples, self._operator())
+            with facts_noted() as facts:
+                result, spec, graph, lifted = speculate(
+                    tx, call.combine_fn, examples, self._operator()
+                )
+        check_facts(tx, facts, given.carry, examples, sequence_items(tx, result))
+        refuse_hooks_of_used_carries(graph, n_carry)
+        self._check_step(tx, examples[:n_carry], result, spec)
         make_levels_relative(graph, levels)
         make_no_grad(graph)
         _refuse_unknown_sizes(graph)
-        n_carry = len(given.carry)
         body = CapturedBody(tx, graph, n_carry, len(given.xs))
         inputs = [v.as_proxy() for v in given.flat()] + list(lifted)
+        self._check_body(body)
         mutated = body.make_pure()
         if mutated:
             _refuse_shared_memory(tx, inputs, mutated, n_carry)
@@ -153,6 +172,7 @@ def _call_in_graph(
     """
     module = body.module()
     add_cache_key(module)
+    module.meta[STEADY] = told_of_steps()
     checkpoint = call.checkpoint
     if callable(checkpoint):
         # a function is no argument of a graph node; it stays with the body
@@ -214,39 +234,7 @@ class RefusalVariable(TorchHigherOrderOperatorVariable):
     def call_function(
         self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
-        kind, message = (arg.as_python_constant() for arg in args)
-        raise users_error(kind, message)
-
-
-def tracker_of_scan(value: Any, upstream: Any) -> Any:
-    """The tracker of ``value``, an operator called scan: of ours, or of torch's own ``scan()``."""
-    if isinstance(value, ScanOperator):
-        return ScanVariable
-    return TorchsScanVariable if accelerates_torch() else _as_torch_has_it(upstream)
-
-
-class TorchsScanVariable(ScanVariable):
-    """Tracks the operator of torch's own ``scan()``, and gives what it captures to ours."""
-
-    def _call_function(
-        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
-    ) -> VariableTracker:
-        remember_code(tx)
-        return super()._call_function(tx, args, kwargs)
-
-
-@functools.cache
-def _as_torch_has_it(upstream: Any) -> Any:
-    """torch's tracker, which would find our operator under the name of its own."""
-
-    class OwnScanVariable(upstream):  # type: ignore[misc]
-        def _call_function(self, tx: Any, *args: Any) -> VariableTracker:
-            remember_code(tx)
-            inductor.register()  # it lets torch's pass find torch's operator, too
-            graph = graph_being_traced(tx)
-            before = set(graph.nodes)
-            result = super()._call_function(tx, *args)
-            give_back(graph, before, scan_op)
-            return result
-
-    return OwnScanVariable
+        kind, message, leaf, grows = (arg.as_python_constant() for arg in args)
+        error = users_error(kind, message)
+        note_leaf(error, leaf, grows)
+        raise error

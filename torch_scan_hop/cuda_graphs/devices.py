@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from torch_scan_hop._torch.capabilities import why_off
+
 Work = Callable[[], None]
 
 
@@ -58,11 +60,11 @@ _served: dict[str, Graphs] = {"cuda": CudaGraphs()}
 
 
 def graphs_for(device: torch.device) -> Graphs | None:
-    return _served.get(device.type)
+    return _served[device.type] if is_served(device) else None
 
 
 def is_served(device: torch.device) -> bool:
-    return device.type in _served
+    return device.type in _served and why_off("cuda_graphs") is None
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.dtensors import shards_of
 from torch_scan_hop._torch.fakes import FakeTensor, under_compiler
 from torch_scan_hop._torch.operators import (
     DispatchKey,
@@ -24,6 +25,7 @@ from torch_scan_hop.autodiff.differentiability import (
 from torch_scan_hop.autodiff.function import ScanFunction
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.dispatch.jvp import scan_of_duals, tangent_scan
+from torch_scan_hop.eager.run import dense
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs
 
@@ -44,6 +46,8 @@ class _MetadataOnly(torch.autograd.Function):
 
 
 def below(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
+    if scan_op.goes_to_kernel(tuple(inputs.flat())):
+        return dense(body, inputs, options)
     with below_autograd():
         return call_scan(body, inputs, options)
 
@@ -69,17 +73,17 @@ def _cut_off(dual: Any) -> Any:
 @scan_op.kernel(DispatchKey.Autograd)
 def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
     flat = inputs.flat()
-    differentiated = torch.is_grad_enabled() and any(map(needs_grad, flat))
+    wanted = inputs.map(needs_grad)
+    differentiated = torch.is_grad_enabled() and any(wanted.flat())
     duals = has_tangents(flat)
     if duals and not differentiated:
         return scan_of_duals(body, inputs, options)
     if not differentiated:
         return below(body, inputs, options)
-    wanted = inputs.map(needs_grad)
     tensors = [t for t in flat if isinstance(t, torch.Tensor)]
-    for_flags = under_compiler() or asks_for_flags_only()
-    if for_flags and any(isinstance(t, FakeTensor) for t in tensors) and not is_traced(tensors):
-        return _on_fakes(body, inputs, wanted, options)
+    if (under_compiler() or asks_for_flags_only()) and not is_traced(tensors):
+        if any(isinstance(shard, FakeTensor) for shard in shards_of(tensors)):
+            return _on_fakes(body, inputs, wanted, options)
     call = differentiated_call(
         body, inputs, wanted, options, below, tangent_scan if duals else None
     )
@@ -87,10 +91,10 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
     if duals:
         flow = call.derivative.flow.outputs()
         outputs = tuple(o if d else _cut_off(o) for o, d in zip(outputs, flow, strict=True))
-    if is_traced(tensors) or not all(map(is_plain_tensor, tensors)):
+    if call.is_traced or not all(map(is_plain_tensor, tensors)):
         return outputs
     # A caller may change ys in place, as those of a loop. Where the backward reads a y, the caller
     # gets a copy on write of it.
     read = call.derivative.saved_ys
     n_carry = len(inputs.carry)
-    return tuple(copy_on_write(o) if k - n_carry in read else o for k, o in enumerate(outputs))
+    return tuple([copy_on_write(o) if k - n_carry in read else o for k, o in enumerate(outputs)])

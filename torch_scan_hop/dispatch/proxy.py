@@ -12,6 +12,8 @@ from torch import fx
 
 from torch_scan_hop import inductor, legality
 from torch_scan_hop._torch.captured_regions import running_regions
+from torch_scan_hop._torch.exporting import before_a_program_runs, is_making_a_program
+from torch_scan_hop._torch.fakes import under_compiler
 from torch_scan_hop._torch.functorch_levels import opens_levels
 from torch_scan_hop._torch.operators import (
     ProxyTorchDispatchMode,
@@ -29,6 +31,7 @@ from torch_scan_hop._torch.tracing import (
 )
 from torch_scan_hop.body.cleanup import copy_of, drop_lazy_values, own_strided_memory
 from torch_scan_hop.body.float_operands import floats_as_tensors
+from torch_scan_hop.body.for_export import as_it_was, fit_for_readers, remember_policy
 from torch_scan_hop.body.for_onnx import fit_for_onnx
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
 from torch_scan_hop.body.node_kinds import is_random
@@ -36,6 +39,7 @@ from torch_scan_hop.body.scaled_additions import write_out_alpha
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.capture.cache_key import add_cache_key
+from torch_scan_hop.eager.nested import steps_of
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs
 from torch_scan_hop.step import device_of
@@ -144,11 +148,40 @@ def _as_tensor(mode: ProxyTorchDispatchMode, inputs: Inputs[Any], number: Any) -
         return torch.ones((), dtype=torch.float64, device=device) * number
 
 
+def _with_its_steps(
+    mode: ProxyTorchDispatchMode, combine_fn: Body, inputs: Inputs[Any], options: ScanOptions
+) -> tuple[Any, ...]:
+    """In a graph that no compiler could lower a scan of."""
+    with disable_proxy_modes_tracing():
+        body = _body_of_this_trace(mode, combine_fn, inputs)
+    with mode:
+        return steps_of(body, inputs, options)
+
+
+def _flipped(
+    mode: ProxyTorchDispatchMode, combine_fn: Body, inputs: Inputs[Any], options: ScanOptions
+) -> Any:
+    """A scan that goes backwards as one that goes forwards, for who does not know the keyword."""
+    n_carry = len(inputs.carry)
+    with mode:
+        flipped = dataclasses.replace(inputs, xs=[torch.flip(x, [0]) for x in inputs.xs])
+        forward = dataclasses.replace(options, reverse=False)
+        results = call_scan(combine_fn, flipped, forward)
+        return (*results[:n_carry], *(torch.flip(ys, [0]) for ys in results[n_carry:]))
+
+
+before_a_program_runs(as_it_was)
+
+
 @scan_op.kernel(ProxyTorchDispatchMode)
 def proxy(
     mode: ProxyTorchDispatchMode, combine_fn: Body, inputs: Inputs[Any], options: ScanOptions
 ) -> Any:
-    inductor.register()
+    if not inductor.register() and under_compiler():
+        return _with_its_steps(mode, combine_fn, inputs, options)
+    is_exported = is_making_a_program() and not is_tracing_a_body()
+    if is_exported and options.reverse:
+        return _flipped(mode, combine_fn, inputs, options)
     with disable_proxy_modes_tracing():
         body = _body_of_this_trace(mode, combine_fn, inputs)
         if not is_tracing_a_body() and not mode.pre_dispatch:
@@ -162,6 +195,8 @@ def proxy(
             legality.checked("capture", body, inputs.signature, functional=False)
         if is_exporting_to_onnx():
             options = fit_for_onnx(body, inputs, options)
+        if is_exported:
+            fit_for_readers(body, inputs.signature)
     add_cache_key(body)
     _, name = unique_graph_id(mode, prefix="scan_body")
     tracer: Any = mode.tracer
@@ -169,8 +204,10 @@ def proxy(
     arguments = pytree.tree_map(
         tracer.unwrap_proxy, (body, inputs.carry, inputs.xs, tuple(inputs.additional))
     )
-    keywords = options.non_defaults()
+    keywords = {} if is_exported else options.non_defaults()
     node = tracer.create_proxy("call_function", scan_op, arguments, keywords, name="scan")
+    if is_exported:
+        remember_policy(node.node, options.checkpoint)
     with disable_proxy_modes_tracing():
         results = call_scan(body, inputs, options)
     tracked = track_tensor_tree(results, node, constant=None, tracer=tracer)

@@ -50,6 +50,7 @@ class EagerLoop:
         exec(compile(self.source, "<torch_scan_hop eager loop>", "exec"), namespace)
         self.run_loop = namespace["run_loop"]
         self.written_ahead = writer.written_ahead
+        self.own_carry = writer.own_carry
         self.ys = [StackLike.of(value_of(y)) for y in writer.outputs.ys]
         self.body = body
         self.graphed: GraphedLoop | None = None
@@ -68,7 +69,12 @@ class EagerLoop:
             for y, place in zip(like or self.ys, places, strict=True)
         ]
         order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
-        carry = [c.contiguous() for c in inputs.carry]
+        carry = [
+            c.clone(memory_format=torch.contiguous_format)
+            if k in self.own_carry
+            else c.contiguous()
+            for k, c in enumerate(inputs.carry)
+        ]
         operands = order, carry, inputs.xs, inputs.additional, stacks
         if current_options().cuda_graphs and is_served(inputs.xs[0].device):
             return self._replayed(*operands), stacks

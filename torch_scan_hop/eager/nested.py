@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.own_scan import is_torchs
 from torch_scan_hop.op import ScanOptions, scan_op
+from torch_scan_hop.signature import Inputs
 
 # Beyond these, a call costs little beside its steps, and to trace them takes long.
 MOST_STEPS = 16
@@ -45,14 +47,16 @@ class _WritesOut(fx.Interpreter):
         body, init, xs, additional = args
         if not _is_short(body, xs[0].shape[0]):
             return super().run_node(n)
-        return _steps(body, init, xs, additional, ScanOptions(**kwargs))
+        return steps_of(body, Inputs(init, xs, additional), ScanOptions(**kwargs))
 
 
 def _is_short(body: Any, trip_count: Any) -> bool:
     """With one known trip count; 0 is left to the operator, which knows what its ys are."""
     if not isinstance(trip_count, int) or not 0 < trip_count <= MOST_STEPS:
         return False
-    return isinstance(body, fx.GraphModule) and trip_count * _size(body) <= MOST_OPERATORS
+    if not isinstance(body, fx.GraphModule) or is_torchs(body):
+        return False
+    return trip_count * _size(body) <= MOST_OPERATORS
 
 
 def _size(body: fx.GraphModule) -> int:
@@ -62,17 +66,15 @@ def _size(body: fx.GraphModule) -> int:
     return len(nodes) + sum(MOST_STEPS * _size(b) for b in inner)
 
 
-def _steps(
-    body: fx.GraphModule, init: Any, xs: Any, additional: Any, options: ScanOptions
-) -> tuple[Any, ...]:
+def steps_of(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
     """The results of the scan: contiguous carries, and stacks."""
     run = functools.partial(_WritesOut(body).run, enable_io_processing=False)
-    slices = list(zip(*(x.unbind(0) for x in xs), strict=True))
+    slices = list(zip(*(x.unbind(0) for x in inputs.xs), strict=True))
     # bodies are traced for contiguous carries
-    carry = [c.contiguous() for c in init]
+    carry = [c.contiguous() for c in inputs.carry]
     steps: list[Any] = []
     for x in reversed(slices) if options.reverse else slices:
-        out = run(*carry, *x, *additional)
+        out = run(*carry, *x, *inputs.additional)
         carry = [c.contiguous() for c in out[: len(carry)]]
         steps.append(out[len(carry) :])
     if options.reverse:

@@ -23,9 +23,17 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import copy_on_write, has_memory_alone, is_plain_tensor
 from torch_scan_hop._torch.transforms import under_transform
+from torch_scan_hop.errors import ScanTypeError, ScanValueError
 from torch_scan_hop.progress_bar import steps as progressing
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.step import CombineFn, as_output_tensor, device_of, split_result, stacked
+from torch_scan_hop.step import (
+    CombineFn,
+    Settling,
+    as_output_tensor,
+    device_of,
+    split_result,
+    stacked,
+)
 
 Leaves = list[torch.Tensor]
 
@@ -50,25 +58,44 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def _run(combine_fn: CombineFn, init: Any, xs: Any, order: range) -> tuple[Any, Any]:
-    device = device_of(init, xs)
-    x_at, carry_of = _slices(xs), _builder(init)
-    carry = [leaf.clone() for leaf in tree.tensors(init)]
+    carry = _cloned(tree.tensors(init))
+    return _steps(combine_fn, init, carry, xs, order, [[] for _ in order], Settling(), None)
+
+
+def _steps(
+    combine_fn: CombineFn,
+    template: Any,
+    carry: Leaves,
+    xs: Any,
+    order: range,
+    steps: list[Leaves],
+    settling: Settling,
+    y: Any,
+) -> tuple[Any, Any]:
+    """The steps in ``order``, all of a loop or what is left: ``steps`` gets their ys, all like y.
+
+    ``settling`` knows which leaves of the carry have changed before.
+    """
+    device = device_of(template, xs)
+    x_at, carry_of = _slices(xs), _builder(template)
     versions = _versions(carry)
     is_written = False
-    steps: list[Leaves] = [[] for _ in order]
-    y: Any = None
     for t in progressing(order):
         y = None
-        following, y = split_result(combine_fn(carry_of(carry), x_at(t)))
+        following, y = split_result(settling.call(combine_fn, carry_of(carry), x_at(t)))
         is_written = is_written or _versions(carry) != versions
-        carry = _carry_leaves(init, following, device)
+        try:
+            carry = _carry_leaves(template, following, device)
+        except (ScanTypeError, ScanValueError) as error:
+            template = settling.accept(error, following, device)
+            carry, carry_of = tree.tensors(template), _builder(template)
         steps[t] = [y] if type(y) is torch.Tensor else _y_leaves(y, device)
         if t != order[-1]:
             following = y = None  # they hold what is the body's alone from here on
         _copy_shared(steps[t])
         _copy_shared(carry, is_written)
         versions = _versions(carry)
-    return tree.unflatten(init, carry), stacked(y, steps)
+    return tree.unflatten(template, carry), stacked(y, steps)
 
 
 def _run_tensors(
@@ -94,7 +121,10 @@ def _run_tensors(
         ):
             carry[0] = following
         else:
-            carry = tree.match_carry(init, following, device)
+            try:
+                carry = tree.match_carry(init, following, device)
+            except (ScanTypeError, ScanValueError) as error:
+                return _go_on(combine_fn, error, (following, y), xs, order, t, steps)
         steps[t] = leaves = [y] if type(y) is torch.Tensor else _y_leaves(y, device)
         if t != order[-1]:
             following = y = None
@@ -106,6 +136,28 @@ def _run_tensors(
             carry[0] = carry[0].clone()
         version = carry[0]._version
     return carry[0], stacked(y, steps)
+
+
+def _go_on(
+    combine_fn: CombineFn,
+    error: Exception,
+    result: tuple[Any, Any],
+    xs: Any,
+    order: range,
+    t: int,
+    steps: list[Leaves],
+) -> tuple[Any, Any]:
+    """The loop after step ``t``, whose ``result`` has another carry, as ``error`` says."""
+    following, y = result
+    device, settling = device_of(None, xs), Settling()
+    template = settling.accept(error, following, device)
+    steps[t] = _cloned(_y_leaves(y, device))
+    start, rest = _cloned(tree.tensors(template)), order[order.index(t) + 1 :]
+    return _steps(combine_fn, template, start, xs, rest, steps, settling, y)
+
+
+def _cloned(leaves: Leaves) -> Leaves:
+    return [leaf.clone() for leaf in leaves]
 
 
 # --- who else has it ---

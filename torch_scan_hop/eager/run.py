@@ -17,9 +17,10 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import FakeTensorMode
-from torch_scan_hop._torch.operators import past_module_hooks, preserving_node_meta, storage_of
+from torch_scan_hop._torch.operators import past_module_hooks, preserving_node_meta, storages_of
 from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import run_fake, trace
+from torch_scan_hop.body.added_parts import add_at_indices, add_to_slices
 from torch_scan_hop.body.any_size import derived
 from torch_scan_hop.body.cache import remember
 from torch_scan_hop.body.carries_in import CarriesIn, with_joined, with_stacks
@@ -48,14 +49,12 @@ MIN_TRIP_COUNT = 3
 
 def unaliased(carry: Sequence[torch.Tensor], others: Sequence[Any]) -> list[torch.Tensor]:
     """Contiguous carries that share storage neither with ``others`` nor with one another."""
-    taken = {storage_of(t) for t in others if isinstance(t, torch.Tensor)}
-    results = []
-    for leaf in carry:
-        own = leaf.contiguous()
-        if storage_of(own) in taken or own.untyped_storage().nbytes() > own.nbytes:
-            own = own.clone(memory_format=torch.contiguous_format)
-        taken.add(storage_of(own))
-        results.append(own)
+    taken = set(storages_of(others))
+    results = [leaf.contiguous() for leaf in carry]
+    for k, storage in enumerate(storages_of(results)):
+        if storage in taken or results[k].untyped_storage().nbytes() > results[k].nbytes:
+            results[k] = results[k].clone(memory_format=torch.contiguous_format)
+        taken.add(storage)
     return results
 
 
@@ -144,6 +143,7 @@ def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
             graph = trace(step, examples.flat(), mode)
         clean_up(graph)
         drop_stops(graph)
+        legality.run_passes(graph, [add_at_indices, add_to_slices])
         if symbols is None:
             return make_plan(graph, signature, current_options(), pointwise_pays=True)
         return _for_any_size(graph, signature, symbols)

@@ -31,6 +31,7 @@ from torch import fx
 from torch_scan_hop.body.cache import SYMBOLS
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, binding, can_write_to, value_of
+from torch_scan_hop.eager.in_place import calls_in_place
 from torch_scan_hop.signature import Signature
 
 
@@ -86,6 +87,13 @@ class LoopWriter:
         #: by y: the carry that it is, which the step before writes to its place
         self.written_ahead: dict[int, int] = {}
         self._write_carries_ahead()
+        self.in_place = calls_in_place(
+            body.graph, self.roles, self.outputs, self.own_xs, self.slot_of
+        )
+        #: carries that are written to, which init lends and the loop has a copy of
+        self.own_carry = [
+            k for k, c in enumerate(self.roles.carry) if any(n.args[0] is c for n in self.in_place)
+        ]
         self.last_use = self._last_uses()
 
     def _write_carries_ahead(self) -> None:
@@ -189,7 +197,10 @@ class LoopWriter:
             elif (ends := self._ends_here(node)) is not None:
                 arguments.append(f"out={ends.name}")
             name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
-            call = src.bind(f"call_{name}", binding(node.target))
+            if node in self.in_place:
+                call = src.bind(f"call_{name}_in_place", self.in_place[node])
+            else:
+                call = src.bind(f"call_{name}", binding(node.target))
             src.line(depth, f"{node.name} = {call}({', '.join(arguments)})")
         dead = [n.name for n in self.last_use.get(node, ())]
         if dead:

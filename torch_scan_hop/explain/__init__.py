@@ -10,13 +10,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import fx
 
+from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop.arguments import checked_call
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
+from torch_scan_hop.explain.device import as_if_there
 from torch_scan_hop.explain.explanation import Explanation
 from torch_scan_hop.schedule.strategies import Schedule
 
@@ -61,6 +66,7 @@ def explain(
     Raises:
         TypeError, ValueError: arguments that :func:`torch_scan_hop.scan` refuses; ``init``
             missing for a body or given for a program; ``limits`` that are no two positive numbers.
+        RuntimeError: fakes of a GPU, and a torch without CUDA, or older than 2.15.
 
     Example:
         >>> def cell(h, x):
@@ -80,7 +86,7 @@ def explain(
     if program is not None:
         if xs is not None or length is not None:
             raise ScanTypeError("explain: xs and length are for a body; a program has its own.")
-        with _random_state_kept():
+        with _aside(_given_to(combine_fn, init)):
             return program(limits, kernels)
     if init is _NOT_GIVEN:
         raise ScanTypeError(
@@ -89,14 +95,29 @@ def explain(
     from torch_scan_hop.explain.collect import explain_call
 
     call = checked_call(combine_fn, init, xs, length, dim, Schedule(reverse, unroll, checkpoint))
-    with _random_state_kept():
+    with _aside((init, xs)):
         return explain_call(combine_fn, init, call, limits, kernels)
 
 
-def _random_state_kept() -> Any:
-    """Modules of torch draw when they are imported; some compilers' passes do, too."""
+@contextlib.contextmanager
+def _aside(given: Any) -> Iterator[None]:
+    """The caller's modes see nothing of it: a mode of fakes would mix with those made here.
+
+    Random numbers go on as before: modules of torch draw when they are imported, some compilers'
+    passes do, too. Where ``given`` has fakes of a GPU that is not there, something stands in.
+    """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    return torch.random.fork_rng(devices)
+    there = as_if_there(pytree.tree_leaves(given))
+    with isolated(), torch.random.fork_rng(devices), there:
+        yield
+
+
+def _given_to(program: Any, arguments: Any) -> Any:
+    """The tensors that a program was traced with, or is to be."""
+    graph = getattr(program, "graph", None)
+    if not isinstance(graph, fx.Graph):
+        return arguments
+    return [n.meta.get("val") for n in graph.find_nodes(op="placeholder")]
 
 
 def _check_limits(limits: Any) -> None:

@@ -11,7 +11,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop import tree
-from torch_scan_hop.api import scan_tree, start_of
+from torch_scan_hop.api import scan_tree
 from torch_scan_hop.arguments import CheckedCall
 from torch_scan_hop.capture.reasons import GENERAL_FIX, fix_in, reason_of, remembered_reason
 from torch_scan_hop.capture.replay import NotCaptured, history_of, look_at_call
@@ -44,19 +44,21 @@ from torch_scan_hop.explain.training import (
     nbytes_of_segment,
     shifted_bytes,
 )
+from torch_scan_hop.step import start_of
 
 # --- one scan ---
 
 
 def scan_facts(site: Site, limits: Limits | None, kernels: bool) -> Scan:
-    loops, memory, note = [], None, ""
+    loops, memory, note = [], None, _first_step(site)
     if is_trained(site):
         derivative = derivative_at(site)
         memory = memory_of(site, derivative)
         loops.append(loop_of(forward_site(site, derivative), "forward", limits))
         backward = backward_site(site, derivative)
         if backward is None:
-            note = "nothing in the backward varies from step to step: it runs step by step"
+            constant = "nothing in the backward varies from step to step: it runs step by step"
+            note = f"{note}; {constant}" if note else constant
         else:
             loops.append(loop_of(backward, "backward", limits, shifted_bytes(derivative)))
     else:
@@ -71,6 +73,13 @@ def scan_facts(site: Site, limits: Limits | None, kernels: bool) -> Scan:
         kernels=kernels_of(site) if kernels else (),
         note=note,
     )
+
+
+def _first_step(site: Site) -> str:
+    if not site.settled:
+        return ""
+    leaves = ", ".join(site.settled)
+    return f"the first step is on its own, before these: after it {leaves} differs"
 
 
 def _signature(site: Site) -> list[Leaf]:
@@ -131,23 +140,28 @@ def _sites_of_call(combine_fn: Any, init: Any, call: CheckedCall) -> list[Site]:
     """The scans that ``scan`` would run; NotCaptured where it would run a loop."""
     if is_debugging():
         raise NotCaptured("debug() is in force")
-    reason = remembered_reason(combine_fn)
+    reason = remembered_reason(combine_fn, (init, call.xs))
     if reason is not None:
         raise NotCaptured(reason)
     template, carry = start_of(init, call.xs)
     graph, _, names, results, spec = look_at_call(
-        scan_tree, combine_fn, template, carry, call.xs, call.trip_count, call.schedule
+        scan_tree, combine_fn, template, carry, init, call.xs, call.trip_count, call.schedule
     )
     _, ys = pytree.tree_unflatten(results, spec)
-    paths = (_paths(init, "carry"), _paths(call.xs, "x"), _paths(ys, "y"))
+    paths = (_paths(call.xs, "x"), _paths(ys, "y"))
     # what counts the steps where there are no xs
-    paths = paths if paths[1] else (paths[0], ["(step)"], paths[2])
+    paths = paths if paths[0] else (["(step)"], paths[1])
     sites = _sites(graph, [readable(name, combine_fn) for name in names], combine_fn)
-    return [renamed(site, *paths) for site in sites]
+    return [
+        renamed(site, [*_paths(init, "carry", site.settled), *site.places], *paths)
+        for site in sites
+    ]
 
 
-def _paths(value: Any, root: str) -> list[str]:
-    return [path for path, leaf in tree.leaves_with_paths(value, root) if leaf is not None]
+def _paths(value: Any, root: str, settled: Sequence[str] = ()) -> list[str]:
+    """Of tensors; ``settled`` are those that became one after the first step."""
+    leaves = tree.leaves_with_paths(value, root)
+    return [path for path, leaf in leaves if leaf is not None or path in settled]
 
 
 def _sites(gm: fx.GraphModule, names: Sequence[str], fn: Any = None) -> list[Site]:

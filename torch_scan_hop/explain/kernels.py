@@ -11,6 +11,8 @@ import torch
 from torch import fx
 
 from torch_scan_hop import inductor
+from torch_scan_hop._torch.capabilities import require
+from torch_scan_hop._torch.isolation import torch_functions_disabled
 from torch_scan_hop.cuda_graphs.recording import MOST_STEPS
 from torch_scan_hop.explain.facts import Kernel
 from torch_scan_hop.explain.places import operator_name
@@ -25,9 +27,6 @@ def kernels_of(site: Site) -> tuple[Kernel, ...]:
     """What each loop becomes; one entry that says why where that is not known."""
     if site.operands.xs[0].device.type == "xla":
         return ()  # a While, in every case
-    from torch_scan_hop._torch.inductor_dry_run import compiled_graphs, lower
-    from torch_scan_hop.inductor.watch import watching
-
     found: list[Kernel] = []
     name = "forward"
 
@@ -35,11 +34,18 @@ def kernels_of(site: Site) -> tuple[Kernel, ...]:
         found.append(_kernel(name, call, chosen))
 
     try:
+        for capability in ("explain", "counted_loop", "cpu_kernels", "gpu_kernels"):
+            require(capability)
+        from torch_scan_hop._torch.inductor_dry_run import compiled_graphs, lower
+        from torch_scan_hop.inductor.watch import watching
+
         inductor.register()
-        graphs = compiled_graphs(*_alone(site))
-        for name, graph in graphs.items():
-            with watching(take):
-                lower(graph, name == "backward", len(graphs) == 1)
+        # the graph says on which device all is: a default device would be Inductor's, too
+        with torch_functions_disabled():
+            graphs = compiled_graphs(*_alone(site))
+            for name, graph in graphs.items():
+                with watching(take):
+                    lower(graph, name == "backward", len(graphs) == 1)
     except Exception as error:  # a compiler has many reasons, and none is one to fail for
         log.debug("Inductor was asked about a scan, and failed", exc_info=True)
         first = (str(error).strip().splitlines() or [""])[0]
@@ -138,7 +144,7 @@ def _by_lowering(kernel: Any, call: Any) -> str:
     except NotAffine as error:
         return str(error)
     except NotPointwise as error:
-        return f"it needs a buffer within a step ({error})"
+        return f"it needs a buffer within a step ({str(error).splitlines()[0]})"
     return "" if node is not None else "a step reads the carry elsewhere than where it writes it"
 
 

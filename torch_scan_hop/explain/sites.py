@@ -13,6 +13,7 @@ from torch import fx
 
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.capture.replay import closure_of, names_of
+from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.op import ScanOperator
 from torch_scan_hop.signature import Inputs, Signature
 
@@ -37,6 +38,19 @@ class Site:
     def signature(self) -> Signature:
         o = self.operands
         return Signature(len(o.carry), len(o.xs), len(o.additional))
+
+    @property
+    def settled(self) -> tuple[str, ...]:
+        """What differs after the first step, which is on its own then."""
+        return self._steady()[0]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where in objects steps leave something for one another."""
+        return self._steady()[1]
+
+    def _steady(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self.body.meta.get(STEADY, ((), ()))  # type: ignore[no-any-return]
 
     @property
     def trip_count(self) -> Any:

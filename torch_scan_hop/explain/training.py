@@ -34,7 +34,7 @@ def derivative_at(site: Site) -> Derivative:
     wanted: Inputs[bool] = site.operands.map(needs_grad)
     try:
         with preserve_node_meta():  # of which the lines of nodes are
-            return derivative_of(site.body, site.operands, wanted, site.checkpoint)[0]
+            return derivative_of(site.body, site.operands, wanted, site.checkpoint, False)[0]
     except Exception as error:
         raise NotCaptured(f"its derivative cannot be traced: {reason_of(error)}") from error
 

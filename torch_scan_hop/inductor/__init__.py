@@ -14,10 +14,21 @@ from __future__ import annotations
 
 import functools
 
+from torch_scan_hop._torch.capabilities import attempt, is_there
+
+
+def register() -> bool:
+    """Teach Inductor about scan, if it can be taught: when a graph that holds one is traced."""
+    if not is_there("counted_loop"):
+        return False
+    with attempt("counted_loop"):
+        _register()
+        return True
+    return False
+
 
 @functools.cache
-def register() -> None:
-    """Teach Inductor about scan. Called when a graph that holds one is first traced."""
+def _register() -> None:
     from torch_scan_hop._torch.inductor import register_own_lowering
     from torch_scan_hop._torch.inductor_passes import (
         keep_functional,

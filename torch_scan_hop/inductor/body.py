@@ -7,8 +7,8 @@
 
 ``x`` and ``ys[t]`` are views at offset ``t * stride`` of the whole tensors, so that nothing
 is copied or allocated for them. A scan in the body whose result is one of the step's writes
-``into`` its place. A carry that is only added to, as a weight's gradient is, is written in place:
-it has no ``next_carry``.
+``into`` its place. A carry that is only added to, as a weight's gradient is, is written in place,
+and so is one of which parts are written, as a cache is: they have no ``next_carry``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop.body.node_kinds import viewed
+from torch_scan_hop.body.added_parts import is_large
+from torch_scan_hop.body.node_kinds import is_view, viewed
+from torch_scan_hop.body.partial_writes import PART_OF, WRITE_OF, writes_in_place
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.signature import Inputs, results_of
 
@@ -89,6 +91,19 @@ class _Writer:
             )
         return self.call(aten.as_strided.default, (whole, sizes, strides, offset), value)
 
+    def write(self, node: fx.Node, env: dict[fx.Node, fx.Node]) -> fx.Node:
+        """``node``, where its value lies."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: env[n])  # type: ignore[misc]
+        if node.target in WRITE_OF:
+            written = self.graph.call_function(WRITE_OF[node.target], args, kwargs)
+            written.meta["val"] = node.meta["val"]
+        else:
+            value, source, *where = args
+            part = self.graph.call_function(PART_OF[node.target], (value, *where), kwargs)
+            part.meta["val"] = node.args[1].meta["val"]  # type: ignore[union-attr]
+            self.copy(part, source)
+        return args[0]  # type: ignore[return-value]
+
     def copy(self, destination: fx.Node, source: Any) -> None:
         self.call(aten.copy_.default, (destination, source), destination.meta["val"])
 
@@ -122,10 +137,51 @@ def _is_added_to(before: fx.Node, after: fx.Node) -> bool:
     )
 
 
+def partly_written(body: fx.GraphModule, examples: StepExamples) -> dict[int, list[fx.Node]]:
+    """The carries of which a step writes parts, and nothing else; and those writes."""
+    signature = examples.inputs.signature
+    carry, after = signature.inputs_of(body).carry, signature.outputs_of(body).carry
+    results = results_of(body.graph)
+    writes = {
+        *writes_in_place(
+            body.graph, carry, (), lambda node: is_large(node.meta["val"]), _views(results)
+        )
+    }
+    found: dict[int, list[fx.Node]] = {}
+    for k, (before, written) in enumerate(zip(carry, after, strict=True)):
+        chain: list[fx.Node] = []
+        while written in writes:
+            chain.append(written)
+            written = written.all_input_nodes[0]
+        if chain and written is before and results.count(chain[0]) == 1 and _reads_are_new(chain):
+            found[k] = chain
+    return found
+
+
+def _views(results: Sequence[Any]) -> set[fx.Node]:
+    """Those that a step with writes copies to their places where they are made."""
+    return {result for result in results if isinstance(result, fx.Node) and is_view(result)}
+
+
+def _reads_are_new(writes: Sequence[fx.Node]) -> bool:
+    """Inductor's conversion to the dtype that a value has is the value itself, no copy of it."""
+    conversion = torch.ops.prims.convert_element_type.default
+    values = {value for write in writes for value in (write, *write.all_input_nodes[:1])}
+    return not any(
+        reader.target is conversion and reader.args[1] == value.meta["val"].dtype
+        for value in values
+        for reader in value.users
+    )
+
+
 def destination_passing(
-    body: fx.GraphModule, examples: StepExamples, fake_mode: Any, in_place: Collection[int] = ()
+    body: fx.GraphModule,
+    examples: StepExamples,
+    fake_mode: Any,
+    in_place: Collection[int] = (),
+    writes: Collection[fx.Node] = (),
 ) -> fx.GraphModule:
-    """The step; carries at ``in_place`` are written over."""
+    """The step; carries at ``in_place`` are written over, by ``writes`` where they lie."""
     writer = _Writer(fake_mode)
     graph, inputs = writer.graph, examples.inputs
     index = _placeholder(graph, "t", examples.index)
@@ -145,10 +201,16 @@ def destination_passing(
     places = [writer.at(stack, index) for stack in ys]
     destinations = [*next_carry, *places]
     into = _places_of_inner_scans(body, destinations)
-    results = _copy_step(body, graph, env, into)
+    old_results = results_of(body.graph)
+    views = _views(old_results) if writes else set()
+    places_of_views = [
+        (old, place) for old, place in zip(old_results, destinations, strict=True) if old in views
+    ]
+    results = _copy_step(body, writer, env, into, writes, places_of_views)
     written = {place for own in into.values() for place in own}
+    written |= {place for _, place in places_of_views}
     for place, value in zip(destinations, results, strict=True):
-        if place not in written:
+        if place not in written and place is not value:
             writer.copy(place, value)
     graph.output(())
     module = fx.GraphModule(body, graph, "ScanStep")
@@ -172,13 +234,21 @@ def _places_of_inner_scans(
 
 def _copy_step(
     body: fx.GraphModule,
-    graph: fx.Graph,
+    writer: _Writer,
     env: dict[fx.Node, fx.Node],
     into: dict[fx.Node, list[fx.Node | None]],
+    writes: Collection[fx.Node],
+    copies: Sequence[tuple[fx.Node, fx.Node]],
 ) -> Sequence[Any]:
+    """``copies``: values that may change later in the step, and the places that they belong to."""
     for node in body.graph.nodes:
-        if node.op not in ("placeholder", "output"):
-            env[node] = graph.node_copy(node, lambda n: env[n])
+        if node in writes:
+            env[node] = writer.write(node, env)
+        elif node.op not in ("placeholder", "output"):
+            env[node] = writer.graph.node_copy(node, lambda n: env[n])
             if node in into:
                 env[node].update_kwarg("into", tuple(into[node]))
+        for value, place in copies:
+            if value is node:
+                writer.copy(place, env[node])
     return [env[value] for value in results_of(body.graph)]

@@ -8,18 +8,15 @@ A kernel for another device stands beside ``cpu`` and ``gpu``, and its classes i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.capabilities import attempt, is_there, why_off
 from torch_scan_hop._torch.inductor_values import NotPointwise
 from torch_scan_hop._torch.sizes import are_all_known_equal
-from torch_scan_hop.inductor import cpu, gpu
-from torch_scan_hop.inductor.cpu.large_products import large_product, replace_large_products
-from torch_scan_hop.inductor.cpu.panels import pack_weights
-from torch_scan_hop.inductor.gpu.serving import is_gpu
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 from torch_scan_hop.inductor.qualify import is_pointwise
 from torch_scan_hop.rewrites import current_options
@@ -27,10 +24,10 @@ from torch_scan_hop.rewrites.classify import is_contraction
 from torch_scan_hop.signature import results_of
 
 __all__ = [
-    "KERNELS",
     "LOWERINGS",
     "is_on_gpu",
     "kernel_of",
+    "kernels",
     "may_be_one_kernel",
     "may_run_lane_by_lane",
     "pack_weights",
@@ -40,20 +37,54 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 #: of operators of ours that stand for what a device does in its own way
-LOWERINGS = cpu.LOWERINGS
+LOWERINGS: dict[Any, Any] = {}
 
-#: the first that takes a scan is its kernel
-KERNELS: tuple[type[KernelNode], ...] = (*gpu.KERNELS, *cpu.KERNELS)
+_large_product: Any = None
+_kernels: dict[str, tuple[type[KernelNode], ...]] = {}
+if is_there("gpu_kernels"):
+    with attempt("gpu_kernels"):
+        from torch_scan_hop.inductor import gpu
+        from torch_scan_hop.inductor.gpu.serving import is_gpu
+
+        _kernels["gpu_kernels"] = gpu.KERNELS
+if is_there("cpu_kernels"):
+    with attempt("cpu_kernels"):
+        from torch_scan_hop.inductor import cpu
+        from torch_scan_hop.inductor.cpu import large_products, panels
+
+        _kernels["cpu_kernels"] = cpu.KERNELS
+        _large_product = large_products.large_product
+        LOWERINGS.update(cpu.LOWERINGS)
+
+
+def kernels() -> list[type[KernelNode]]:
+    """The first that takes a scan is its kernel."""
+    return [k for name, several in _kernels.items() if why_off(name) is None for k in several]
 
 
 def may_be_one_kernel(body: fx.GraphModule) -> bool:
     """As far as the operators of ``body`` can tell."""
-    return current_options().one_kernel and any(k.may_qualify(body) for k in KERNELS)
+    return current_options().one_kernel and any(k.may_qualify(body) for k in kernels())
 
 
 def is_on_gpu(values: Iterable[Any]) -> bool:
     """Whether these operands are where each kernel has to be launched, which takes its time."""
+    if "gpu_kernels" not in _kernels:
+        return any(isinstance(v, torch.Tensor) and v.device.type == "cuda" for v in values)
     return any(isinstance(v, torch.Tensor) and is_gpu(v.device) for v in values)
+
+
+def replace_large_products(gm: fx.GraphModule, theirs: Collection[fx.Node]) -> None:
+    """By what the device does faster than Inductor."""
+    if LOWERINGS and why_off("cpu_kernels") is None:
+        large_products.replace_large_products(gm, theirs)
+
+
+def pack_weights(plan: Any, trip_count: Any) -> bool:
+    """Whether products of the loop changed: their weights are packed before it."""
+    if not LOWERINGS or why_off("cpu_kernels") is not None:
+        return False
+    return panels.pack_weights(plan, trip_count)
 
 
 def may_run_lane_by_lane(body: fx.GraphModule, n_carry: int) -> bool:
@@ -69,14 +100,14 @@ def may_run_lane_by_lane(body: fx.GraphModule, n_carry: int) -> bool:
 
 def is_product(node: fx.Node) -> bool:
     """Whether a library's call makes it, whose result is a buffer."""
-    return is_contraction(node) or node.target is large_product
+    return is_contraction(node) or (_large_product is not None and node.target is _large_product)
 
 
 def kernel_of(call: ScanCall) -> KernelNode | None:
     """The node of the kernel that takes this scan; None if none does."""
     if not current_options().one_kernel:
         return None
-    nodes = (_kernel_or_none(kernel, call) for kernel in KERNELS)
+    nodes = (_kernel_or_none(kernel, call) for kernel in kernels())
     return next((node for node in nodes if node is not None), None)
 
 

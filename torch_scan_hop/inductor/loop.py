@@ -1,10 +1,10 @@
 """``ScanLoop``: the IR node of a scan, and its code: a counted loop.
 
-The carry lives in two buffers of its own, read and written in turn (*ping-pong*), or in one if it
-is only added to. Init is copied into the first one before the loop, so that it is never written,
-and so that a trip count of zero needs no case of its own. Nothing is allocated per step for
-carries, xs or ys. The loop has no host synchronisation. Copies are calls of ``copy_``: a kernel for
-them would take longer to compile than it could ever save.
+The carry lives in two buffers of its own, read and written in turn (*ping-pong*), or in one if
+parts of it are written, or it is only added to. Init is copied into the first one before the loop,
+so that it is never written, and so that a trip count of zero needs no case of its own. Nothing is
+allocated per step for carries, xs or ys. The loop has no host synchronisation. Copies are calls of
+``copy_``: a kernel for them would take longer to compile than it could ever save.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop._torch.capabilities import own_failures_said
 from torch_scan_hop._torch.inductor import (
     current_node,
     fake_mode,
@@ -28,7 +29,7 @@ from torch_scan_hop._torch.inductor_passes import decompose_mutating_operators
 from torch_scan_hop._torch.inductor_values import is_unrealized, shifted_by_one
 from torch_scan_hop.body.carries_in import is_in_graph
 from torch_scan_hop.inductor import watch
-from torch_scan_hop.inductor.body import StepExamples, added_to, destination_passing
+from torch_scan_hop.inductor.body import StepExamples, added_to, destination_passing, partly_written
 from torch_scan_hop.inductor.joined_parts import positions_of_joined
 from torch_scan_hop.inductor.kernels import is_product, kernel_of
 from torch_scan_hop.inductor.loop_code import ZEROS, CountedLoop, CppLoop, PythonLoop, ReplayedLoop
@@ -72,6 +73,7 @@ def lower_carries_in(stack: Any, init: Any, _after: Any, reverse: bool) -> Any:
     return shifted_by_one(stack, init, reverse)
 
 
+@own_failures_said("the lowering of a scan", "counted_loop")
 def lower_to_loop_or_kernel(
     combine_fn: Any,
     init: Sequence[Any],
@@ -111,8 +113,10 @@ def _counted_loop(call: ScanCall, name: str, init: Sequence[Any]) -> ScanLoop:
     examples = call.examples
     pairs = zip(call.operands.flat(), examples.inputs.flat(), strict=True)
     operands = [_realized(value, like) if is_unrealized(value) else value for value, like in pairs]
-    in_place = added_to(call.body, examples, is_product)
-    step_module = destination_passing(call.body, examples, fake_mode(), in_place)
+    written = partly_written(call.body, examples)
+    in_place = [*added_to(call.body, examples, is_product), *written]
+    writes = [write for chain in written.values() for write in chain]
+    step_module = destination_passing(call.body, examples, fake_mode(), in_place, writes)
     decompose_mutating_operators(step_module)
     is_replayed = not why_not_replayed(call)
     with within_a_graph(is_replayed):
@@ -149,6 +153,7 @@ class ScanLoop(CountedLoop):
     def get_subgraphs(self) -> list[Any]:
         return [self.step]
 
+    @own_failures_said("the code of a scan", "counted_loop")
     def codegen(self, wrapper: Any) -> None:
         in_python = ReplayedLoop if self.is_replayed else PythonLoop
         emitter = CppLoop if uses_cpp_wrapper() else in_python

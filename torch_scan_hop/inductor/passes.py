@@ -12,7 +12,10 @@ import logging
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.capabilities import own_failures_said
 from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
+from torch_scan_hop._torch.own_scan import is_torchs
+from torch_scan_hop.inductor.fused_cells import write_fused_cells
 from torch_scan_hop.inductor.joined_parts import mark_joined_parts
 from torch_scan_hop.inductor.kernels import replace_large_products
 from torch_scan_hop.inductor.rewriter import PAIRS, ScanRewriter
@@ -22,6 +25,7 @@ from torch_scan_hop.rewrites import using_options
 log = logging.getLogger(__name__)
 
 
+@own_failures_said("the rewriting of a scan", "counted_loop")
 def prepare_scans(gm: fx.GraphModule) -> None:
     """Runs after Inductor's own post-grad passes, on every graph; bodies included."""
     report_outside_of_threads()
@@ -34,30 +38,31 @@ def prepare_scans(gm: fx.GraphModule) -> None:
         legality.check_after_each.bodies("prepare_scans", gm)
 
 
+def _scans_of(gm: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
+    """With their bodies; those of torch's own ``scan()`` are for torch's pass."""
+    nodes = gm.graph.find_nodes(op="call_function", target=scan_op)
+    scans = [(node, getattr(gm, str(node.args[0].target))) for node in nodes]
+    return [(node, body) for node, body in scans if not is_torchs(body)]
+
+
 def _write_plans(gm: fx.GraphModule) -> None:
     if legality.check_after_each is not None:
         legality.check_after_each.functional("Inductor's passes", gm)
-    for node in gm.graph.find_nodes(op="call_function", target=scan_op):
+    for node, body in _scans_of(gm):
         mark_as_checked(gm)
-        body = getattr(gm, str(node.args[0].target))
+        write_fused_cells(body)
         _write_plans(body)
         if not ScanRewriter(gm, node, body).rewrite_pairs():
             _rewrite_or_leave(gm, node, body)
-    made_of_pairs = [
-        n
-        for n in gm.graph.find_nodes(op="call_function", target=scan_op)
-        if n.meta.pop(PAIRS, None)
-    ]
-    for node in made_of_pairs:
-        _rewrite_or_leave(gm, node, getattr(gm, str(node.args[0].target)))
+    for node, body in [(n, b) for n, b in _scans_of(gm) if n.meta.pop(PAIRS, None)]:
+        _rewrite_or_leave(gm, node, body)
     gm.graph.eliminate_dead_code()
     gm.recompile()
 
 
 def _write_out(gm: fx.GraphModule) -> None:
     """Small matrices as scalars, in what the plans left in the loops."""
-    for node in gm.graph.find_nodes(op="call_function", target=scan_op):
-        body = getattr(gm, str(node.args[0].target))
+    for node, body in _scans_of(gm):
         _write_out(body)
         try:
             ScanRewriter(gm, node, body).write_out()

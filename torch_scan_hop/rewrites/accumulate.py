@@ -10,6 +10,8 @@ Transposes and reshapes around it are linear: they commute with the sum. So does
 is the same at every step, as the derivative of what a body makes of a weight is::
 
     h' = sigmoid(w) * h:    sum_t sigmoid'(w) * g_t h_t  =  sigmoid'(w) * sum_t g_t h_t
+
+So, but for rounding, does a cast to a wider type.
 """
 
 from __future__ import annotations
@@ -49,6 +51,12 @@ _LINEAR = {
 
 
 SUMS = {aten.sum.default, aten.sum.dim_IntList}
+_PRODUCTS = {aten.mm.default, aten.bmm.default}
+
+# Autocast's: the gradient of a weight in float32 is that of its copy in bfloat16. The terms of one
+# product, or of one sum, are added in float32 whatever its type is, and rounded once, not in every
+# step. (Of float16 the sum may overflow where each of its terms does not.)
+_CASTS = {aten._to_copy.default, torch.ops.prims.convert_element_type.default}
 
 _SCALINGS = {aten.mul.Tensor, aten.div.Tensor, aten.neg.default}
 # A sum of narrower numbers may overflow where that of the scaled ones does not.
@@ -68,7 +76,7 @@ class Accumulator:
     leaves: tuple[fx.Node, ...]
 
     def is_product(self) -> bool:
-        return self.term.target in (aten.mm.default, aten.bmm.default)
+        return self.term.target in _PRODUCTS
 
     @property
     def dtype(self) -> torch.dtype:
@@ -195,21 +203,25 @@ def find_accumulator(
         return None
     if len(carry_out.users) != 1:  # a running sum that is also read or returned as y
         return None
-    maps: list[fx.Node] = []
+    first, maps = term, list[fx.Node]()
     while (base := argument_of_linear(term, is_known)) is not None:
         maps.append(term)
         term = base
+    if any(n.target in _CASTS for n in maps) and term.target not in SUMS | _PRODUCTS:
+        term, maps = first, []
     return Accumulator(index, term, tuple(maps), _leaves(term))
 
 
 def argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx.Node | None:
     """What ``node`` is linear in, if all else that it reads is known."""
-    if node.target not in _SCALINGS and node.target not in _LINEAR:
+    if node.target not in _SCALINGS | _LINEAR | _CASTS:
         return None
     varying = [n for n in node.all_input_nodes if not is_known(n)]
     if len(varying) != 1 or varying[0] not in node.args or not is_tensor_node(varying[0]):
         return None
     (base,) = varying
+    if node.target in _CASTS and not _is_widened(base, node):
+        return None
     if node.target in _SCALINGS:
         dtypes = {base.meta["val"].dtype, node.meta["val"].dtype}
         once = node.args.count(base) == 1
@@ -218,6 +230,13 @@ def argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx
     if node.target is aten.div.Tensor and base is not node.args[0]:
         return None
     return base
+
+
+def _is_widened(base: fx.Node, node: fx.Node) -> bool:
+    """From bfloat16, and nothing else of the value changes."""
+    value, like = node.meta["val"], base.meta["val"]
+    wide = like.dtype is torch.bfloat16 and value.dtype in (torch.float32, torch.float64)
+    return wide and value.device == like.device
 
 
 def _leaves(term: fx.Node) -> tuple[fx.Node, ...]:

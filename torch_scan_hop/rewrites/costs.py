@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,9 @@ from torch import fx
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.rewrites.classify import Dependence, is_contraction, nbytes
+
+# bytes; a block of MIN_BLOCK stacked states that are larger leaves a core's cache
+LARGE_STATE = 2**17
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,28 @@ class Costs:
         """Whether it is a product, and better made for all steps at once."""
         if not is_contraction(node):
             return False
+        return not self.least_weight or bool(self._weight(node, dependence) >= self.least_weight)
+
+    def fits(
+        self,
+        stacked: Sequence[fx.Node],
+        budget: Any,
+        work: Iterable[fx.Node],
+        dependence: Mapping[fx.Node, Dependence],
+    ) -> bool:
+        """Whether stacks of ``stacked`` for ``work`` outside the loop take little memory and time.
+
+        A large state, as a cache of which a step writes a row, is copied at each step for them.
+        That takes longer than a call in the loop, unless a product reads its weights once.
+        """
+        size: Any = sum(self.nbytes(n) for n in stacked)
+        if size > budget:
+            return False
+        if not self.pointwise_pays or size <= LARGE_STATE:
+            return True
+        return any(self._weight(n, dependence) >= size for n in filter(is_contraction, work))
+
+    def _weight(self, node: fx.Node, dependence: Mapping[fx.Node, Dependence]) -> Any:
+        """Bytes of its operands that are the same at every step."""
         inputs = (n for n in node.all_input_nodes if is_tensor_node(n))
-        fixed = (n for n in inputs if dependence[n] is Dependence.INVARIANT)
-        return not self.least_weight or bool(sum(map(self.nbytes, fixed)) >= self.least_weight)
+        return sum(self.nbytes(n) for n in inputs if dependence[n] is Dependence.INVARIANT)

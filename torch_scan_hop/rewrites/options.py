@@ -29,7 +29,7 @@ class Options:
             loop is one kernel then and is none otherwise.
         panels: under Inductor on the CPU, pack the weights of a counted loop's products before it.
         onednn: under Inductor, have oneDNN make the large products that are a scan's; None, as it
-            comes, where it is faster than MKL: on CPUs with AVX-512 that are none of Intel's.
+            comes, where it was measured to be faster than MKL on this machine.
         parallel_in_time: on CUDA, let that kernel go through many steps at once, where the body is
             affine in its carries, and there are few lanes and many steps.
         cuda_graphs: on CUDA, replay a loop that is no kernel as a graph of a block of its steps.

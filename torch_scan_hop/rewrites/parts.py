@@ -39,7 +39,7 @@ class Part:
         """The outputs, by node."""
         if not self.outputs:
             return {}
-        results = past_module_hooks(self.module)(*(values[n] for n in self.inputs))
+        results = past_module_hooks(self.module)(*[values[n] for n in self.inputs])
         return dict(zip(self.outputs, results, strict=True))
 
     def nodes(self) -> set[fx.Node]:

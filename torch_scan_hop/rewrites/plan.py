@@ -48,9 +48,17 @@ def _contiguous_matrix(value: Any) -> Any:
     """A transposed weight, laid out once instead of being read across at every step."""
     if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.is_contiguous():
         return value
-    if any(s == 0 for s in value.stride()):  # an expanded value stays small
+    if 0 in value.stride():  # an expanded value stays small
         return value
     return value.clone(memory_format=torch.contiguous_format)
+
+
+def _lies_apart(value: Any) -> bool:
+    """Whether a library copies such a matrix in each product: no row or column is contiguous."""
+    if not isinstance(value, torch.Tensor) or value.dim() < 2:
+        return False
+    rows, columns = value.stride()[-2:]
+    return likely_value(rows) > 1 and likely_value(columns) > 1
 
 
 class ScanPlan:
@@ -94,7 +102,7 @@ class ScanPlan:
         moved = [*d.constant_carry, *d.accumulators, *d.invariants, *d.batched, *d.sunk]
         return not moved and len(d.loop_carry) == self.signature.n_carry
 
-    @property
+    @functools.cached_property
     def carried(self) -> list[int]:
         """Carries that steps change: those of the loop, then accumulators."""
         return [*self.decisions.loop_carry, *(a.index for a in self.decisions.accumulators)]
@@ -165,17 +173,27 @@ class ScanPlan:
 
     def invariants(self, inputs: Inputs[Any]) -> dict[fx.Node, Any]:
         """All values that are the same at every step."""
-        constants = (inputs.carry[k] for k in self.decisions.constant_carry)
+        constants = [inputs.carry[k] for k in self.decisions.constant_carry]
         values = dict(zip(self.fixed, [*inputs.additional, *constants], strict=True))
         for node, value in self.invariant_part(values).items():
             # products of all steps at once read a matrix rarely enough to take it as it lies
             values[node] = _contiguous_matrix(value) if node in self.loop_additional else value
+        for node in self._fixed_factors:
+            if _lies_apart(values[node]):
+                values[node] = _contiguous_matrix(values[node])
         return values
+
+    @functools.cached_property
+    def _fixed_factors(self) -> list[fx.Node]:
+        """Inputs that are the same at every step, of which products of the loop are made."""
+        products = filter(is_contraction, self.step.nodes())
+        read = {a for node in products for a in node.all_input_nodes}
+        return [node for node in self.fixed if node in read]
 
     def with_own_sums(self, carry: Sequence[Any]) -> list[Any]:
         """What is ``carried``, of which nobody else has what is accumulated."""
         n = len(self.decisions.loop_carry)
-        sums = (c.clone(memory_format=torch.contiguous_format) for c in carry[n:])
+        sums = [c.clone(memory_format=torch.contiguous_format) for c in carry[n:]]
         return [*carry[:n], *sums]
 
     def run_steps(

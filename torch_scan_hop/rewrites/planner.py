@@ -208,7 +208,7 @@ class Planner:
             # one pass over stacks, which is worth it if those are returned anyway.
             pays = any(is_reduction(n) for n in varying) and not added
             return None if pays else Stays.CHEAP
-        fits = bool(sum(self.costs.nbytes(n) for n in added) <= self.budget)
+        fits = self.costs.fits(added, self.budget, varying, self.dependence)
         return None if fits else Stays.MEMORY
 
     def _frontier(self, sunk: Sequence[fx.Node], in_loop: set[fx.Node]) -> list[fx.Node]:
@@ -240,13 +240,14 @@ class Planner:
     def _why_not_batched(self, node: fx.Node, spent: Any) -> Stays | None:
         if not self.options.batch_xs:
             return Stays.SWITCHED_OFF
-        if not self._batching_pays(node):
+        sources = ancestors([node])
+        if not self._batching_pays(sources):
             return Stays.CHEAP
-        fits = bool(spent + self.costs.nbytes(node) <= self.budget)
+        fits = self.costs.fits([node], self.budget - spent, sources, self.dependence)
         return None if fits else Stays.MEMORY
 
-    def _batching_pays(self, node: fx.Node) -> bool:
-        xs_only = (n for n in ancestors([node]) if self.dependence[n] is Dependence.XS)
+    def _batching_pays(self, sources: set[fx.Node]) -> bool:
+        xs_only = (n for n in sources if self.dependence[n] is Dependence.XS)
         work = [n for n in xs_only if n.op == "call_function"]
         if any(map(self._product_pays, work)):
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -33,9 +34,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 @contextlib.contextmanager
 def not_fx_tracing() -> Iterator[None]:
     """Dynamo refuses to start inside an FX trace; make_fx's own tracing is no obstacle."""
-    symbolic_trace = torch.fx._symbolic_trace
+    symbolic_trace: Any = torch.fx._symbolic_trace
     if hasattr(symbolic_trace, "_set_is_fx_tracing"):
-        before = symbolic_trace._get_is_fx_tracing()  # type: ignore[attr-defined]
+        before = symbolic_trace._get_is_fx_tracing()
         symbolic_trace._set_is_fx_tracing(False)
         try:
             yield
@@ -108,6 +109,7 @@ def functorch_views() -> Iterator[None]:
         return
     original = MetaTensorDescriber.describe_tensor
 
+    @functools.wraps(original)
     def describe(self: Any, t: torch.Tensor, **kwargs: Any) -> Any:
         description = original(self, t, **kwargs)
         if description.is_functorch_wrapped:
@@ -186,6 +188,8 @@ def more_captures(floats_vary: bool) -> Iterator[None]:
         # after a call, and that a parameter's data have another size, or that it is frozen.
         "skip_nnmodule_hook_guards": False,
         "skip_tensor_guards_with_matching_dict_tags": False,
+        # A module counts its steps: a capture serves all counts, as it does of other objects.
+        "allow_unspec_int_on_nn_module": True,
         # Numbers of numpy's are numpy's, seed included: such a body runs as the loop that draws
         # them.
         "use_numpy_random_stream": True,

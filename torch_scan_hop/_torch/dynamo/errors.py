@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
+import sys
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch._dynamo.exc import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
+    ObservedException,
     TorchDynamoException,
     UncapturedHigherOrderOpError,
     Unsupported,
     UserError,
     UserErrorType,
 )
-from torch._inductor.exc import InductorError
+
+from torch_scan_hop._torch.capabilities import is_own_failure
 
 __all__ = [
     "DYNAMO_ERRORS",
+    "UncapturedHigherOrderOpError",
     "Unsupported",
+    "UserError",
+    "causes_of",
     "compilers_error",
     "is_data_dependent",
     "is_limit_hit",
+    "is_programs_own",
+    "own_failures_are_unsupported",
+    "stack_of",
+    "uncaptured",
     "users_error",
 ]
 
@@ -34,6 +47,20 @@ DYNAMO_ERRORS: tuple[type[BaseException], ...] = (
 )
 
 
+def causes_of(error: BaseException | None) -> list[BaseException]:
+    """``error`` and what it came of; Dynamo raises some anew without naming the cause."""
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def is_programs_own(error: BaseException) -> bool:
+    """Whether the traced code itself raises: Python would, too."""
+    return any(isinstance(e, ObservedException) for e in causes_of(error))
+
+
 def is_data_dependent(error: BaseException) -> bool:
     """Whether Dynamo gave up since Python wants to know the value of a tensor."""
     first_line = str(error).strip().split("\n", 1)[0].lower()
@@ -41,9 +68,26 @@ def is_data_dependent(error: BaseException) -> bool:
     return re.search(words, first_line) is not None
 
 
+def stack_of(error: BaseException) -> str:
+    """Where in the traced program Dynamo was, when it gave up."""
+    stacks = [getattr(e, "real_stack", None) for e in causes_of(error)]
+    return "".join(next((s.format() for s in reversed(stacks) if s), ()))
+
+
+def uncaptured(error: BaseException, words: str) -> UncapturedHigherOrderOpError:
+    """What ends a trace, with ``words`` above what Dynamo says of ``error``.
+
+    Where a program may not be broken into parts (2.9 would break it inside of a call of ours).
+    """
+    stack = getattr(error, "real_stack", None)
+    return UncapturedHigherOrderOpError(f"{words}\n\nGot graph break/error:\n\n{error}", stack)
+
+
 def compilers_error(error: BaseException) -> BaseException | None:
     """What the backend or its toolchain raised, if that is why ``error`` came."""
-    if isinstance(error, (BackendCompilerFailed, InductorError)):
+    # what Inductor raises is not loaded where it did not run
+    inductors = getattr(sys.modules.get("torch._inductor.exc"), "InductorError", ())
+    if isinstance(error, BackendCompilerFailed) or isinstance(error, inductors):
         return getattr(error, "inner_exception", error)
     return None
 
@@ -59,6 +103,20 @@ def users_error(kind: type[Exception], message: str) -> UserError:
     """A ``kind`` that Dynamo passes on as it is, with the user's lines below its message."""
     made = _as_users_error(kind)  # type: ignore[arg-type]
     return made(UserErrorType.INVALID_INPUT, message)
+
+
+@contextlib.contextmanager
+def own_failures_are_unsupported() -> Iterator[None]:
+    """A torch that is not as expected is no internal error of Dynamo's: the scan runs as a loop."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, DYNAMO_ERRORS) or not is_own_failure(error):
+            raise
+        raise Unsupported(
+            f"torch_scan_hop: the capture failed on torch {torch.__version__} "
+            f"({type(error).__name__}: {error}). Please report it"
+        ) from error
 
 
 def is_limit_hit(error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ def floats_are_read_outside_bodies() -> Iterator[None]:
     """
     wrap_symfloat = VariableBuilder.wrap_symfloat
 
+    @functools.wraps(wrap_symfloat)
     def wrap(self: Any, value: float) -> Any:
         output = self.tx.output
         tracers = output.tracers

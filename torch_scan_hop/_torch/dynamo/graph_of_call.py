@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
 
 from torch_scan_hop._torch.dynamo.contexts import (
     no_code_is_kept,
@@ -40,7 +43,10 @@ def capture_graph(
         # never the function's results: Dynamo only rebuilds their structure
         (output,) = found[0].graph.find_nodes(op="output")
         likes = [example_value(n) for n in output.args[0]]
-        outputs = [torch.empty(v.shape, dtype=v.dtype, device="meta") for v in likes]
+        outputs = [
+            torch.empty(v.shape, dtype=v.dtype, device="meta") if isinstance(v, torch.Tensor) else v
+            for v in likes
+        ]
         found.extend([list(values), outputs])
         return outputs
 
@@ -50,6 +56,7 @@ def capture_graph(
         without_dispatch_modes(),
         no_code_is_kept(),
         no_logs_of_mistakes(),
+        _objects_stay_as_they_are(),
     ):
         result = torch.compile(copy, backend=backend, fullgraph=True, dynamic=False)(*args)
     gm, values, outputs = found
@@ -60,6 +67,23 @@ def capture_graph(
     leaves, spec = pytree.tree_flatten(result)
     position = {id(v): k for k, v in enumerate(outputs)}
     return gm, values, names, [position.get(id(leaf), leaf) for leaf in leaves], spec
+
+
+@contextlib.contextmanager
+def _objects_stay_as_they_are() -> Iterator[None]:
+    """What is captured assigns nothing to the program's objects, when it is called."""
+    original = SideEffects._get_modified_vars
+
+    @functools.wraps(original)
+    def new_objects(self: SideEffects) -> list[Any]:
+        made = (AttributeMutationNew, ValueMutationNew)
+        return [v for v in original(self) if isinstance(v.mutation_type, made)]
+
+    SideEffects._get_modified_vars = new_objects  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SideEffects._get_modified_vars = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

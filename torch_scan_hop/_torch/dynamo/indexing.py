@@ -83,6 +83,7 @@ def _keep_bounds_of_slices() -> None:
     """Let a slice hold tensors, in threads that capture a body. Done once for the process."""
     original = SliceVariable.__init__
 
+    @functools.wraps(original)
     def init(self: Any, items: Any, *args: Any, **kwargs: Any) -> None:
         if not getattr(_state, "capturing", False):
             original(self, items, *args, **kwargs)

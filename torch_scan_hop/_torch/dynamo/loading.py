@@ -7,6 +7,7 @@ waits for that.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-import torch
-
-from torch_scan_hop._torch.isolation import isolated
+from torch_scan_hop._torch.capabilities import (
+    attempt,
+    find_out_whether_captures,
+    require,
+    why_off,
+)
+from torch_scan_hop._torch.isolation import isolated, torch_functions_disabled
 
 _DYNAMO = "torch._dynamo"
 _HOPS = "torch._dynamo.variables.higher_order_ops"
@@ -25,20 +30,25 @@ _HOPS = "torch._dynamo.variables.higher_order_ops"
 TrackerOf = Callable[[Any, Any], Any]
 
 
+_trackers: dict[str, TrackerOf] = {}
+
+
 def register_trackers(trackers: Mapping[str, TrackerOf]) -> None:
     """Let each of ``trackers`` pick the tracker of operators of its name: at once if Dynamo is
     loaded, or as soon as it is."""
+    _trackers.update(trackers)
     # in this order: a thread that imports Dynamo between the two is not missed
-    sys.meta_path.insert(0, _Finder(lambda: _register(trackers)))
+    sys.meta_path.insert(0, _Finder(_register))
     if _DYNAMO in sys.modules:
-        _register(trackers)
+        _register()
 
 
 def load_dynamo() -> None:
     """Import Dynamo, if nobody has, outside of the caller's modes and transforms."""
     if _DYNAMO not in sys.modules:
-        with isolated(), torch._C.DisableTorchFunction():
+        with isolated(), torch_functions_disabled():
             importlib.import_module(_DYNAMO)
+        _register()  # if its loader had no hook
 
 
 class _Finder:
@@ -59,7 +69,8 @@ class _Finder:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find is not None else None
             if spec is not None:
-                _run_after(spec.loader, self._then)
+                with contextlib.suppress(AttributeError):  # a loader that takes no hook
+                    _run_after(spec.loader, self._then)
                 return spec
         return None
 
@@ -76,16 +87,34 @@ def _run_after(loader: Any, then: Callable[[], None]) -> None:
     loader.exec_module = exec_module
 
 
-def _register(trackers: Mapping[str, TrackerOf]) -> None:
+def _register() -> None:
+    """Nothing of it may reach the code that imports Dynamo, which may hold no scan at all."""
+    # whatever is under way imports Dynamo, maybe in the middle of something: nothing more now
+    with contextlib.suppress(Warning), attempt("capture"):
+        if find_out_whether_captures(imports=False):
+            _register_all()
+
+
+def _register_all() -> None:
     classes = importlib.import_module(_HOPS)._hop_name_to_variable_class
-    for name, tracker_of in trackers.items():
+    for name, tracker_of in _trackers.items():
         if getattr(classes.get(name), "tracker_of", None) is not tracker_of:
             classes[name] = _picker(tracker_of, classes.get(name))
 
 
 def _picker(tracker_of: TrackerOf, upstream: Any) -> Callable[..., Any]:
     def pick(value: Any, source: Any = None, **kwargs: Any) -> Any:
+        if not find_out_whether_captures():
+            _refuse()
         return tracker_of(value, upstream)(value, source, **kwargs)
 
     pick.tracker_of = tracker_of  # type: ignore[attr-defined]
     return pick
+
+
+def _refuse() -> None:
+    """A program that is being traced asks first whether scans are captured, and finds out here."""
+    unsupported = getattr(importlib.import_module("torch._dynamo.exc"), "Unsupported", None)
+    if unsupported is not None:  # Python runs this call, and traces no scan of the next
+        raise unsupported(f"torch_scan_hop: capture is switched off: {why_off('capture')}")
+    require("capture")

@@ -8,6 +8,7 @@ captured.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import types
@@ -15,9 +16,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, TypeSource
+from torch._dynamo.source import AttrSource, GlobalStateSource, TypeSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+from torch._guards import Guard, TracingContext
+from torch.nn.modules import module as module_hooks
+
+from torch_scan_hop._torch.dynamo.modules import TAKES_THE_STACK
 
 
 @contextlib.contextmanager
@@ -25,6 +31,7 @@ def methods_are_guarded() -> Iterator[None]:
     """While a body is traced."""
     original = InliningInstructionTranslator.build_inline_tracer
 
+    @functools.wraps(original)
     def build_inline_tracer(parent: Any, func: Any, args: Any, *rest: Any, **named: Any) -> Any:
         _guard_method(getattr(func, "fn", None), args)
         return original(parent, func, args, *rest, **named)
@@ -38,16 +45,45 @@ def methods_are_guarded() -> Iterator[None]:
 
 
 def _guard_method(fn: Any, args: Any) -> None:
-    """Where ``fn`` is a method of the first of ``args``."""
+    """Where ``fn`` is a method of the first of ``args``; and what is run around a module's."""
     if not isinstance(fn, types.FunctionType) or not args:
         return
     owner = args[0].realize()
+    if isinstance(owner, UnspecializedNNModuleVariable):
+        _guard_hooks_of_all_modules()
     if not isinstance(owner, UserDefinedObjectVariable) or owner.source is None:
         return
     name = _name_in(type(owner.value), fn)
     if name is not None:
         method = AttrSource(TypeSource(owner.source), name)
         install_guard(method.make_guard(GuardBuilder.CLOSURE_MATCH))
+
+
+# Which hooks all modules have, by number: a new hook has a new one. What export registers watches
+# assignments, and is set aside while a body is captured.
+_HOOKS = [
+    hooks
+    for name, hooks in vars(module_hooks).items()
+    if name.startswith("_global_") and name.endswith("_hooks") and "registration" not in name
+]
+
+
+def _hooks_of_all_modules() -> list[tuple[int, ...]]:
+    return list(map(tuple, _HOOKS))
+
+
+def _guard_hooks_of_all_modules() -> None:
+    before = _hooks_of_all_modules()
+
+    def HOOKS_OF_ALL_MODULES(builder: Any, guard: Guard) -> None:
+        text = ["torch.nn.Module: the hooks on all modules are those that there were"]
+        stack = (guard.user_stack,) if TAKES_THE_STACK else ()
+        root = builder.guard_manager.root
+        root.add_lambda_guard(lambda _: _hooks_of_all_modules() == before, text, *stack)
+
+    guards = TracingContext.get().guards_context.dynamo_guards
+    if all(getattr(g.create_fn, "__name__", "") != "HOOKS_OF_ALL_MODULES" for g in guards):
+        install_guard(GlobalStateSource().make_guard(HOOKS_OF_ALL_MODULES))
 
 
 def _name_in(cls: type, fn: types.FunctionType) -> str | None:

@@ -13,7 +13,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._guards import Guard
 
 #: torch > 2.9 says where in the user's code a guard comes from
-_TAKES_THE_STACK = "arg2" in (GuardManager.add_lambda_guard.__doc__ or "")
+TAKES_THE_STACK = "arg2" in (GuardManager.add_lambda_guard.__doc__ or "")
 
 Check = Callable[[nn.Module, nn.Module], bool]
 
@@ -70,7 +70,7 @@ def guard_on_module(
 
     def LAYERS_ALIKE(builder: Any, guard: Guard) -> None:
         text = [f"scan_layers: {guard.originating_source!r} is another layer than it was"]
-        stack = (guard.user_stack,) if _TAKES_THE_STACK else ()
+        stack = (guard.user_stack,) if TAKES_THE_STACK else ()
         builder.get_guard_manager(guard).add_lambda_guard(holds, text, *stack)
         # Dynamo skips the guards of a module none of whose dicts were assigned to; what is in a
         # list, or in an object, may have changed all the same

@@ -1,32 +1,45 @@
 """What a body may do to Python objects that it did not make (torch 2.9.1, 2.13.0, 2.15.0).
 
 A body is traced once and run ``T`` times, so an assignment that lasts would be made once, or, since
-Dynamo forgets what a higher-order operator's body assigned, not at all. Torch 2.9 refuses every
-such assignment; torch >= 2.13 lets most of them pass, and loses them. Here those are refused
-that something is left of when the step ends. A name that is pushed and popped, or a module's
-parameters that ``functional_call`` swaps and puts back, are nobody's business.
+Dynamo forgets what a higher-order operator's body assigned, not at all. So what a step assigns and
+the next one finds is reported (:class:`StateAssigned`), and may be carried; what cannot be carried
+is refused. A name that is pushed and popped, or a module's parameters that ``functional_call``
+swaps and puts back, are nobody's business.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables.base import VariableTracker, is_side_effect_safe
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.lists import BaseListVariable
-from torch._dynamo.variables.misc import AutogradFunctionContextVariable
-from torch._dynamo.variables.tensor import TensorVariable
-from torch._guards import TracingContext
+from torch._dynamo.variables.misc import AutogradFunctionContextVariable, NewGlobalVariable
 
-from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop._torch.dynamo.places import (
+    AN_OBJECT,
+    Place,
+    StateAssigned,
+    attribute_of,
+    is_same,
+    refused_change,
+    users_line,
+)
+
+try:
+    from torch._dynamo.variables.sets import SetVariable
+except ImportError:  # torch 2.9
+    from torch._dynamo.variables.dicts import SetVariable  # type: ignore[attr-defined, no-redef]
 
 # the file of torch that swaps a module's tensors; a body's own assignments are elsewhere
 _SWAPPER = "torch/nn/utils/_named_member_accessor.py"
@@ -44,52 +57,14 @@ def _is_swap(effects: SideEffects) -> bool:
     return output.current_tx.f_code.co_filename.replace("\\", "/").endswith(_SWAPPER)
 
 
-def _contents(variable: VariableTracker) -> list[Any] | None:
+def _contents(variable: VariableTracker) -> Any:
     """What a list, dict, set or deque holds, as Dynamo knows it; None for other objects.
 
     An iterator holds items, too, and what changes is where it stands: that cannot be undone.
     """
-    if not isinstance(variable, (BaseListVariable, ConstDictVariable)):
+    if not isinstance(variable, (BaseListVariable, ConstDictVariable, SetVariable)):
         return None
-    items: Any = variable.items
-    if isinstance(items, dict):
-        return [part for pair in items.items() for part in pair]
-    return list(items)
-
-
-def _is_same(before: Any, after: Any) -> bool:
-    if before is after:
-        return True
-    if not (isinstance(before, VariableTracker) and isinstance(after, VariableTracker)):
-        return bool(before == after)
-    if before.is_python_constant() and after.is_python_constant():
-        one, other = before.as_python_constant(), after.as_python_constant()
-        return type(one) is type(other) and bool(one == other)
-    if before.source is not None and before.source == after.source:
-        return True
-    return _tensor_of(before) is not None and _tensor_of(before) is _tensor_of(after)
-
-
-def _tensor_of(variable: VariableTracker) -> Any:
-    """``module.steps += 1`` assigns what ``iadd`` returns: the tensor that was there, changed."""
-    variable = variable.realize()
-    return example_value(variable) if isinstance(variable, TensorVariable) else None
-
-
-def _users_line() -> str:
-    """``file:line (code)`` of the user's line that is being traced."""
-    stack = list(TracingContext.extract_stack())
-    if not stack:
-        return "an unknown line"
-    frame = stack[-1]
-    return f"{frame.filename}:{frame.lineno} ({frame.line})"
-
-
-def _refusal(line: str) -> Unsupported:
-    return Unsupported(
-        f"the body changes a Python object that it did not make, at {line}: a scan traces a step "
-        "once, so that this would happen once, or not at all. Return the value in ys, or carry it"
-    )
+    return copy.copy(variable.items)  # type: ignore[union-attr]
 
 
 @dataclass
@@ -97,33 +72,39 @@ class _Contents:
     """A container before its first change."""
 
     variable: VariableTracker
-    before: list[Any]
+    before: Any
     was_modified: bool
     line: str
-    items: Any
 
-    def check(self) -> None:
-        now = _contents(self.variable)
-        if now is None or len(now) != len(self.before) or not all(map(_is_same, self.before, now)):
-            raise _refusal(self.line)
+    def changes(self) -> list[Place]:
+        """Items that have changed; raises Unsupported if there are others, fewer or more."""
+        before, now = self.before, _contents(self.variable)
+        self.put_back()
+        if isinstance(self.variable, SetVariable):
+            if set(before) != set(now):
+                raise refused_change("a set that it did not make", self.line)
+            return []
+        if isinstance(before, dict):
+            if any(key not in now for key in before):
+                raise refused_change("the keys of a dict that it did not make", self.line)
+            pairs = [(key.vt, before.get(key), now[key]) for key in now]
+        elif len(before) != len(now):
+            raise refused_change("the length of a list that it did not make", self.line)
+        else:
+            indices = map(ConstantVariable.create, range(len(now)))
+            pairs = list(zip(indices, before, now, strict=True))
+        return [
+            Place(self.variable, key, True, self.line, old, new)
+            for key, old, new in pairs
+            if not is_same(old, new)
+        ]
+
+    def put_back(self) -> None:
         # what is the same may have another name: one of the body's, which the program has not got
-        self.variable.items = self.items  # type: ignore[attr-defined]
+        self.variable.items = self.before  # type: ignore[attr-defined]
         kind: Any = self.variable.mutation_type
         if hasattr(kind, "is_modified"):
             kind.is_modified = self.was_modified
-
-
-@dataclass
-class _Attribute:
-    """An attribute before its first assignment, and now."""
-
-    before: VariableTracker | None
-    line: str
-    now: VariableTracker | None = None
-
-    def check(self) -> None:
-        if self.before is None or not _is_same(self.before, self.now):
-            raise _refusal(self.line)
 
 
 class _Watch:
@@ -131,54 +112,56 @@ class _Watch:
 
     def __init__(self) -> None:
         self.contents: dict[int, _Contents] = {}
-        self.attributes: dict[tuple[int, str], _Attribute] = {}
+        self.unchanged: dict[int, Any] = {}
+        self.attributes: dict[tuple[int, str], Place] = {}
         self.assigning = False
+
+    def may_change(self, item: VariableTracker) -> None:
+        """Some of Dynamo's trackers say that they have changed after they have."""
+        self.unchanged.setdefault(id(item), _contents(item))
 
     def changes(self, item: VariableTracker) -> None:
         """``item``, which the body did not make, is about to change."""
-        contents = _contents(item)
+        contents = self.unchanged.get(id(item), _contents(item))
         if self.assigning:
             return  # noted by ``assigns``
-        if contents is not None and _MEMO in _users_line().replace("\\", "/"):
+        line = users_line()
+        if contents is not None and _MEMO in line.replace("\\", "/"):
             return
         if contents is None:
-            raise _refusal(_users_line())
+            raise refused_change(AN_OBJECT, line)
         if id(item) not in self.contents:
             modified = bool(getattr(item.mutation_type, "is_modified", False))
-            self.contents[id(item)] = _Contents(
-                item,
-                contents,
-                modified,
-                _users_line(),
-                copy.copy(item.items),  # type: ignore[attr-defined]
-            )
+            self.contents[id(item)] = _Contents(item, contents, modified, line)
 
     def assigns(
-        self, effects: SideEffects, item: VariableTracker, name: str, value: VariableTracker
+        self,
+        effects: SideEffects,
+        item: VariableTracker,
+        name: str,
+        value: VariableTracker,
+        how: tuple[Any, ...],
     ) -> None:
-        key = (id(item), name)
-        if key not in self.attributes:
-            before = _attribute_of(effects, item, name)
-            self.attributes[key] = _Attribute(before, _users_line())
-        self.attributes[key].now = value
+        place = self.attributes.get((id(item), name))
+        if place is None:
+            before = attribute_of(effects, item, name)
+            place = Place(item, name, False, users_line(), before, value)
+        self.attributes[id(item), name] = replace(place, after=value, how=how)
 
-    def check(self) -> None:
+    def put_back(self) -> None:
+        """Containers hold what they held, and nothing of a graph that is given up."""
         for contents in self.contents.values():
-            contents.check()
-        for attribute in self.attributes.values():
-            attribute.check()
+            contents.put_back()
 
-
-def _attribute_of(effects: SideEffects, item: VariableTracker, name: str) -> VariableTracker | None:
-    stored = effects.store_attr_mutations.get(item, {})
-    if name in stored:
-        return stored[name]
-    output = effects.output_graph_weakref()
-    read: Any = getattr(item, "tp_getattro_impl", None) or item.var_getattr  # the first since 2.15
-    try:
-        return read(output.current_tx, name)  # type: ignore[union-attr]
-    except Exception:  # a cell, a global, something Dynamo cannot read: the change is taken to last
-        return None
+    def places(self) -> list[Place]:
+        """What the next step finds changed."""
+        found = [place for contents in self.contents.values() for place in contents.changes()]
+        for place in self.attributes.values():
+            if place.before is None or not is_same(place.before, place.after):
+                if isinstance(place.owner, NewGlobalVariable):
+                    raise refused_change(AN_OBJECT, place.line)
+                found.append(place)
+        return found
 
 
 def _is_watched(effects: SideEffects, item: VariableTracker) -> bool:
@@ -189,50 +172,110 @@ def _is_watched(effects: SideEffects, item: VariableTracker) -> bool:
 
 @contextlib.contextmanager
 def lasting_changes_are_refused(tx: Any) -> Iterator[None]:
-    """Trace a body; raise Unsupported, with the user's line, if it leaves something changed."""
+    """Trace a body; raise StateAssigned if it leaves something changed, or Unsupported."""
     random_calls = len(tx.output.random_calls)
     watch = _Watch()
-    with _changes_noted(watch), _generators_refused():
-        yield
-    watch.check()
+    try:
+        with _changes_noted(watch), _contents_noted(watch), _generators_refused():
+            yield
+    except BaseException:
+        watch.put_back()
+        raise
+    places = watch.places()
+    if places and not _undone:
+        raise StateAssigned(places)
     if len(tx.output.random_calls) > random_calls:
         raise Unsupported(
             "the body draws from Python's `random`, and would draw once for all steps"
         )
 
 
+_undone: list[bool] = []
+
+
+@contextlib.contextmanager
+def changes_are_undone() -> Iterator[None]:
+    """What a body assigns is forgotten: of a scan of no steps."""
+    _undone.append(True)
+    try:
+        yield
+    finally:
+        _undone.pop()
+
+
 @contextlib.contextmanager
 def _changes_noted(watch: _Watch) -> Iterator[None]:
     check, store_attr = SideEffects.check_allowed_side_effect, SideEffects.store_attr
 
+    @functools.wraps(check)
     def watch_change(self: SideEffects, item: VariableTracker) -> bool:
         if not _is_watched(self, item):
             return _is_swap(self) or check(self, item)
         watch.changes(item)
         return True
 
+    @functools.wraps(store_attr)
     def watch_assignment(
         self: SideEffects,
         item: VariableTracker,
         name: str,
         value: VariableTracker,
-        *more: Any,
-        **options: Any,
+        *how: Any,
+        **named: Any,
     ) -> None:
         if _is_watched(self, item):
-            watch.assigns(self, item, name, value)
+            watch.assigns(self, item, name, value, (*how, *named.values()))
         watch.assigning = True
         try:
-            store_attr(self, item, name, value, *more, **options)
+            store_attr(self, item, name, value, *how, **named)
         finally:
             watch.assigning = False
 
     effects: Any = SideEffects
-    effects.check_allowed_side_effect, effects.store_attr = watch_change, watch_assignment
+    instead = {"check_allowed_side_effect": watch_change, "store_attr": watch_assignment}
+    if hasattr(effects, "snapshot_attr_mutation"):  # torch > 2.9 has a check of its own
+        instead["snapshot_attr_mutation"] = lambda *_: False
+    before = {name: getattr(effects, name) for name in instead}
+    for name, method in instead.items():
+        setattr(effects, name, method)
     try:
         yield
     finally:
-        effects.check_allowed_side_effect, effects.store_attr = check, store_attr
+        for name, method in before.items():
+            setattr(effects, name, method)
+
+
+@functools.cache
+def _methods_that_change() -> list[tuple[type, str]]:
+    """Those of trackers of containers that tell of a change."""
+    found: list[Any] = [BaseListVariable, ConstDictVariable, SetVariable]
+    for cls in found:
+        found += [c for c in cls.__subclasses__() if c not in found]
+    return [
+        (cls, name)
+        for cls in found
+        for name, method in vars(cls).items()
+        if isinstance(method, types.FunctionType) and "mutation" in method.__code__.co_names
+    ]
+
+
+@contextlib.contextmanager
+def _contents_noted(watch: _Watch) -> Iterator[None]:
+    def noting(method: Any) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            watch.may_change(self)
+            return method(self, *args, **kwargs)
+
+        return functools.wraps(method)(call)
+
+    methods = [(cls, name, vars(cls)[name]) for cls, name in _methods_that_change()]
+    for cls, name, method in methods:
+        setattr(cls, name, noting(method))
+    try:
+        yield
+    finally:
+        for cls, name, method in methods:
+            setattr(cls, name, method)
 
 
 @contextlib.contextmanager
@@ -240,9 +283,10 @@ def _generators_refused() -> Iterator[None]:
     """A body that reads from a generator changes it, and no attribute tells."""
     wrap_value = VariableBuilder._wrap
 
+    @functools.wraps(wrap_value)
     def wrap(self: VariableBuilder, value: Any) -> Any:
         if isinstance(value, types.GeneratorType):
-            raise _refusal(_users_line())
+            raise refused_change("a generator, by reading from it", users_line())
         return wrap_value(self, value)
 
     VariableBuilder._wrap = wrap  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.symbolic_shapes import PendingUnbackedSymbolNotFound
 
+from torch_scan_hop._torch.dynamo.attempts import restore_changes
 from torch_scan_hop._torch.dynamo.methods import methods_are_guarded
 from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
 from torch_scan_hop._torch.dynamo.variables import example_value
@@ -58,7 +60,7 @@ def speculate(
             **_ALIASED_INPUTS,
         )
     _keep_new_objects(before, tx.output.side_effects)
-    tx.output.side_effects = before
+    restore_changes(tx.output.side_effects, before)
     return result, spec, graph, lifted
 
 
@@ -83,6 +85,7 @@ def _custom_functions_are_nodes() -> Iterator[None]:
     """
     original = AutogradFunctionVariable.call_apply
 
+    @functools.wraps(original)
     def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if peek_interpreter_stack() is not None:
             raise Unsupported(CUSTOM_FUNCTION_UNDER_TRANSFORM)

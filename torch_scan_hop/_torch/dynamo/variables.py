@@ -18,13 +18,14 @@ from torch._dynamo.variables.higher_order_ops import (
     make_attr,
 )
 from torch._dynamo.variables.lazy import LazyVariableTracker
-from torch._dynamo.variables.lists import ListVariable
+from torch._dynamo.variables.lists import ListVariable, TupleVariable
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 __all__ = [
     "ConstantVariable",
     "LazyVariableTracker",
     "TorchHigherOrderOperatorVariable",
+    "TupleVariable",
     "VariableTracker",
     "call_inlined",
     "create_node",

@@ -15,7 +15,7 @@ order of the loops, and where values live.
 ``fits``        which tensors both work on
 ``panels``      products in counted loops: their weights are packed before; ``panel_product``: the
                 kernel of one
-``large_products``  others, which are calls of a library
+``large_products``  others, which are calls of a library; ``libraries``: of which, by measurement
 ``tanh``        tanh, faster than the vectorised one of Inductor
 """
 

@@ -1,4 +1,4 @@
-"""Large float32 products by oneDNN, on the CPUs where it is the faster library.
+"""Large float32 products by oneDNN, where it is the faster library (``libraries``).
 
 Those that the plans of scans took out of their loops, and those that are left in counted loops.
 What a program has outside of its scans stays as it is. A kernel of rows has products of its own.
@@ -6,14 +6,16 @@ What a program has outside of its scans stays as it is. A kernel of rows has pro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from torch_scan_hop._torch import onednn
-from torch_scan_hop._torch.sizes import likely_value, statically_known_true
+from torch_scan_hop._torch.own_scan import is_torchs
+from torch_scan_hop._torch.sizes import statically_known_true
+from torch_scan_hop.inductor.cpu.libraries import layout_of, onednn_is_faster
 from torch_scan_hop.inductor.cpu.product import likely_sizes
 from torch_scan_hop.inductor.cpu.rows import RowsKernel
 from torch_scan_hop.inductor.qualify import PRODUCTS
@@ -38,8 +40,7 @@ def _shape_of(left: Tensor, right: Tensor) -> Tensor:
 
 def replace_large_products(gm: fx.GraphModule, theirs: Collection[fx.Node]) -> None:
     """In ``gm``, but for the nodes that are not ours, and in the bodies of its scans."""
-    chosen = current_options().onednn
-    if onednn.beats_mkl() if chosen is None else chosen:
+    if current_options().onednn is not False:
         _replace(n for n in gm.graph.nodes if n not in theirs)
         _replace_in_loops(gm)
 
@@ -47,7 +48,7 @@ def replace_large_products(gm: fx.GraphModule, theirs: Collection[fx.Node]) -> N
 def _replace_in_loops(gm: fx.GraphModule) -> None:
     for node in gm.graph.find_nodes(op="call_function", target=scan_op):
         body = getattr(gm, str(node.args[0].target))
-        if not _is_kernel_of_rows(node, body):
+        if not (is_torchs(body) or _is_kernel_of_rows(node, body)):
             _replace(body.graph.nodes)
             _replace_in_loops(body)
     gm.recompile()
@@ -78,5 +79,12 @@ def _is_large(left: Any, right: Any) -> bool:
         # oneDNN takes no empty matrix
         and all(statically_known_true(size > 0) for size in (*left.shape, *right.shape))
         and 2 * rows * depth * columns >= LEAST_FLOPS
-        and onednn.is_fast_for(rows, likely_value(right.stride(0)) == 1)
+        and _is_faster((rows, depth, columns), left, right)
     )
+
+
+def _is_faster(sizes: Sequence[int], left: Tensor, right: Tensor) -> bool:
+    chosen = current_options().onednn
+    if chosen is None:
+        return onednn_is_faster(sizes, layout_of(left), layout_of(right))
+    return chosen

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch import onednn
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
 from torch_scan_hop.body.meta_values import call_recorded, record_again
+from torch_scan_hop.inductor.cpu.libraries import onednn_is_faster
 from torch_scan_hop.inductor.cpu.product import likely_sizes, panel_width
 from torch_scan_hop.inductor.cpu.rows import RowsKernel
 from torch_scan_hop.rewrites import current_options
@@ -93,7 +93,7 @@ def _pays(node: fx.Node) -> bool:
         and all(isinstance(size, int) for size in right.shape)
         and _may_be_packed_before(rows, columns)
         and 2 * rows * depth * columns >= LEAST_FLOPS
-        and (rows <= MOST_ROWS or onednn.beats_mkl())
+        and (rows <= MOST_ROWS or onednn_is_faster((rows, depth, columns)))
     )
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.inductor_triton import storage_type
-from torch_scan_hop.inductor.affine import ONE, Form, NotAffine
+from torch_scan_hop.inductor.affine import NotAffine
+from torch_scan_hop.rewrites.affine import ONE, Form, Pair, closure
 
 # Values of a row: beyond, what a thread has of a tile does not fit its registers.
 MOST_VALUES = 12
@@ -25,8 +26,6 @@ MOST_VALUES = 12
 # so many roundings of that step's terms. A scan over 1024 rows rounds some ten times; where sums
 # cancel, the terms of the step are smaller than what was rounded.
 ROUNDINGS = 1024
-
-Pair = tuple[int, int]
 
 
 class Composition:
@@ -163,18 +162,6 @@ class Composition:
             for j, own in sorted(form.coefficients.items())
         ]
         return added([*terms, *([] if form.constant is None else [f"tl.abs({form.constant})"])])
-
-
-def closure(pairs: set[Pair]) -> set[Pair]:
-    """
-    >>> sorted(closure({(0, 1), (1, 2)}))
-    [(0, 1), (0, 2), (1, 2)]
-    """
-    while True:
-        grown = pairs | {(i, k) for i, j in pairs for m, k in pairs if j == m}
-        if grown == pairs:
-            return pairs
-        pairs = grown
 
 
 def multiplied(*factors: str) -> str:

@@ -1,0 +1,109 @@
+"""State in attributes, facts that change after the first step, hooks, and carries that grow."""
+
+from __future__ import annotations
+
+from .builder import Builder, rule
+from .program import Carried, Statement, Type, Var, size_text
+
+HOLDER = """\
+class Holder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.items = {}
+        self.steps = 0
+
+"""
+
+
+def _holder(g: Builder) -> None:
+    if "Holder" not in g.helpers:
+        g.helpers["Holder"] = HOLDER
+        g.before.append(Statement("holder = Holder()"))
+
+
+@rule("attributes")
+def kept_in_an_attribute(g: Builder) -> None:
+    """Read in the next step; None, a tensor, a buffer or an item of a dict before the scan."""
+    a = g.float(fresh=True)
+    _holder(g)
+    name = f"s{len(g.vars)}"
+    place = g.choose([f"holder.{name}"] * 3 + [f'holder.items["{name}"]'])
+    zeros = a.type.zeros()
+    kind = g.choose(["none", "none", "tensor", "buffer"]) if "items" not in place else "item"
+    starts = {
+        "none": f"{place} = None",
+        "tensor": f"{place} = {zeros}",
+        "buffer": f'holder.register_buffer("{name}", {zeros}, persistent={g.chance(0.5)})',
+        "item": f"{place} = {zeros}",
+    }
+    g.before.append(Statement(starts[kind]))
+    old = f"{zeros} if {place} is None else {place}" if kind == "none" else place
+    before = g.let(old, a.type.shape, fresh=False)
+    g.do(f"{place} = torch.tanh(0.5 * {before.name} + {a.name})")
+    g.let(f"{place} * 0.7", a.type.shape)
+    if g.chance(0.7):
+        g.extras.append(place)
+
+
+@rule("attributes")
+def stashed(g: Builder) -> None:
+    """Of the last step, afterwards."""
+    a, b = g.float(), g.float()
+    _holder(g)
+    name = f"holder.s{len(g.vars)}"
+    g.before.append(Statement(f"{name} = None"))
+    pair = g.chance(0.4)
+    g.do(f"{name} = ({a.name} * 2, {b.name})" if pair else f"{name} = {a.name} * 2")
+    g.extras += [f"{name}[0]", f"{name}[1]"] if pair else [name]
+
+
+@rule("attributes")
+def counted_in_an_attribute(g: Builder) -> None:
+    a = g.float()
+    _holder(g)
+    g.do("holder.steps += 1")
+    if "float(holder.steps)" not in g.extras:
+        g.extras.append("float(holder.steps)")
+    if g.chance(0.6):
+        g.let(f"torch.tanh({a.name} * (0.5 + 0.1 * holder.steps))", a.type.shape)
+
+
+@rule("facts")
+def asked_of_a_value(g: Builder) -> None:
+    """A carry whose init needs no gradient needs one after a step."""
+    a = g.find(lambda t: t.dtype == "f" and not t.fresh)
+    texts = [
+        "{a}.detach() * 0.5 if {a}.requires_grad else {a} * 2.0",
+        "{a} * 0.5 if {a}.requires_grad else torch.sin({a})",
+        "({a} if not {a}.requires_grad else {a} - {a}.detach() * 0.3)",
+    ]
+    g.let(g.choose(texts).format(a=a.name), a.type.shape, fresh=False)
+
+
+HOOKS = [
+    "lambda grad: grad * 0.5",
+    "lambda grad: torch.tanh(grad)",
+    "lambda grad: grad.clamp(-0.1, 0.1)",
+    "lambda grad: None",
+]
+
+
+@rule("hooks")
+def hooked(g: Builder) -> None:
+    a = g.float()
+    v = g.let(f"torch.sin({a.name} * 1.1)", a.type.shape)
+    g.statements.append(Statement(f"if {v.name}.requires_grad:", (), (
+        Statement(f"{v.name}.register_hook({g.choose(HOOKS)})"),
+    )))  # fmt: skip
+
+
+def growing_leaf(g: Builder, shape: tuple[int, ...], k: int) -> Carried:
+    """A leaf of the carry that is None, or a number, before the first step."""
+    name, type_ = f"p{k}", Type(shape, "f", fresh=False)
+    init = g.choose(["None", "None", "0.0"] if shape else ["None"])
+    if init == "None":
+        g.do(f"{name} = {type_.zeros()} if {name} is None else {name}")
+    else:
+        g.do(f"{name} = {name} + torch.zeros({size_text(shape)}, dtype=dtype)")
+    g.vars.append(Var(name, type_))
+    return Carried(name, type_, init, name)

@@ -1,0 +1,228 @@
+"""What becomes of each cell on a GPU: one kernel, launches in each step, or a loop; and why.
+
+``python tests/gpu_table.py [NAME ...]`` writes these rows of ``gpu_table.txt``, or all, which takes
+minutes. It needs a build of torch for CUDA and no GPU: all tensors are fakes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from cells import CELLS
+from gpu_cells import CASES, ROW_CASES
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torch_scan_hop import explain
+from torch_scan_hop._torch.fakes import FakeTensorMode
+from torch_scan_hop.explain.facts import Kernel
+
+TABLE = Path(__file__).with_suffix(".txt")
+RECIPES = Path(__file__).parent.parent / "examples" / "cookbook"
+B, H, T = 8, 16, 300
+
+# --- what a GPU user writes first: a module of torch in a step ---
+
+
+def carried(module: Any, *more: Any) -> Any:
+    """A step that carries what ``module`` gives for ``x + carry``."""
+
+    def step(h: torch.Tensor, x: torch.Tensor) -> Any:
+        h = module(x + h, *more)
+        return h, h
+
+    return step
+
+
+def cell_of(module: nn.Module) -> Any:
+    def step(state: Any, x: torch.Tensor) -> Any:
+        state = module(x, state)
+        return state, state[0] if isinstance(state, tuple) else state
+
+    return step
+
+
+def lstm_with_norm() -> Any:
+    cell, norm = nn.LSTMCell(H, H), nn.LayerNorm(H)
+
+    def step(state: Any, x: torch.Tensor) -> Any:
+        h, c = cell(x, state)
+        return (norm(h), c), h
+
+    return step
+
+
+def lstm_in_half() -> Any:
+    cell = nn.LSTMCell(H, H)
+
+    def step(state: Any, x: torch.Tensor) -> Any:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            h, c = cell(x, state)
+        h, c = h.float(), c.float()
+        return (h, c), h
+
+    return step
+
+
+def attention() -> Any:
+    mixed = nn.MultiheadAttention(H, 2, batch_first=True)
+    return carried(lambda x: mixed(x[:, None], x[:, None], x[:, None], need_weights=False)[0][:, 0])
+
+
+def lookup() -> Any:
+    table = nn.Embedding(10, H)
+    return carried(lambda x: x + table((x[:, 0].abs() * 3).long().clamp(max=9)))
+
+
+def convolution() -> Any:
+    mixed = nn.Conv1d(1, 1, 3, padding=1)
+    return carried(lambda x: mixed(x[:, None])[:, 0])
+
+
+def added_by_rows() -> Any:
+    rows = torch.arange(B)[:, None].expand(B, H)
+    return carried(lambda x: x.scatter_add(0, rows, x.tanh()))
+
+
+MODULES: dict[str, Callable[[], Any]] = {
+    "RNNCell": lambda: cell_of(nn.RNNCell(H, H)),
+    "GRUCell": lambda: cell_of(nn.GRUCell(H, H)),
+    "GRUCell without bias": lambda: cell_of(nn.GRUCell(H, H, bias=False)),
+    "LSTMCell": lambda: cell_of(nn.LSTMCell(H, H)),
+    "LSTMCell without bias": lambda: cell_of(nn.LSTMCell(H, H, bias=False)),
+    "LSTMCell, then LayerNorm": lstm_with_norm,
+    "LSTMCell, bf16": lstm_in_half,
+    "Linear, tanh": lambda: carried(nn.Sequential(nn.Linear(H, H), nn.Tanh())),
+    "LayerNorm": lambda: carried(nn.LayerNorm(H)),
+    "RMSNorm": lambda: carried(nn.RMSNorm(H)),
+    "GroupNorm": lambda: carried(nn.GroupNorm(4, H)),
+    "BatchNorm1d": lambda: carried(nn.BatchNorm1d(H, track_running_stats=False)),
+    "Dropout": lambda: carried(nn.Dropout(0.1)),
+    "MultiheadAttention": attention,
+    "Embedding": lookup,
+    "Conv1d": convolution,
+    "softmax": lambda: carried(lambda x: torch.softmax(x, -1)),
+    "cumsum": lambda: carried(lambda x: x.cumsum(-1)),
+    "sort": lambda: carried(lambda x: x.sort(-1)[0]),
+    "scatter_add": added_by_rows,
+    "scaled_dot_product_attention": lambda: carried(
+        lambda x: F.scaled_dot_product_attention(*[x.view(B, 2, 2, 4)] * 3).reshape(B, H)
+    ),
+}  # fmt: skip
+
+
+def of_module(name: str) -> Any:
+    h = torch.zeros(B, H)
+    init = (h, h.clone()) if name.startswith("LSTM") else h
+    return MODULES[name](), init, torch.randn(T, B, H, requires_grad=True)
+
+
+# --- the cells of the tests, and the recipes ---
+
+
+def of_cell(name: str) -> Any:
+    problem = CELLS[name].problem(torch.float32, T, B)
+    return problem.combine_fn, problem.init, problem.xs
+
+
+def of_case(name: str) -> Any:
+    case = (CASES | ROW_CASES)[name]
+    with _disable_current_modes(), torch.device("cpu"):
+        drawn = case.drawn(T, torch.float32)
+        for value in pytree.tree_leaves(drawn):
+            if isinstance(value, torch.Tensor):
+                value.requires_grad_(value.dtype.is_floating_point)
+    init, xs, parameters = on_the_gpu(drawn)
+    return lambda c, x: case.step(c, x, parameters), init, xs
+
+
+def of_recipe(name: str) -> Any:
+    """A copy of the recipe's own, whose modules and tensors are fakes."""
+    with _disable_current_modes(), torch.device("cpu"):  # some of them are cast as they are made
+        spec = importlib.util.spec_from_file_location(f"{name}_on_a_gpu", RECIPES / f"{name}.py")
+        recipe = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(recipe)
+        inputs = recipe.inputs()
+        recipe.with_loop(*inputs)  # torch.distributions remembers what it looked up
+    vars(recipe).update({k: on_the_gpu(value) for k, value in vars(recipe).items()})
+    return torch.compile(recipe.with_scan), on_the_gpu(inputs)
+
+
+def on_the_gpu(values: Any) -> Any:
+    """The tensors of a tree as fakes of a GPU, of float32 where they are of floats."""
+
+    def fake(value: Any) -> Any:
+        if isinstance(value, nn.Module):
+            for owner in value.modules():
+                owner._parameters.update(pytree.tree_map(fake, owner._parameters))
+                owner._buffers.update(pytree.tree_map(fake, owner._buffers))
+            return value
+        if not isinstance(value, torch.Tensor):
+            return value
+        dtype = torch.float32 if value.dtype is torch.float64 else value.dtype
+        made = torch.empty_strided(value.shape, value.stride(), dtype=dtype)
+        return made.requires_grad_(value.requires_grad)
+
+    return pytree.tree_map(fake, values)
+
+
+KINDS: dict[str, tuple[Callable[[str], Any], list[str]]] = {
+    "torch.nn": (of_module, list(MODULES)),
+    "cells": (of_cell, list(CELLS)),
+    "kernels": (of_case, [*CASES, *ROW_CASES]),
+    "cookbook": (of_recipe, sorted(p.stem for p in RECIPES.glob("*.py") if p.stem != "compare")),
+}
+ROWS = [f"{kind}: {name}" for kind, (_, names) in KINDS.items() for name in names]
+
+
+def row(name: str) -> str:
+    """Lines about one cell: of each of its loops, what it is, and why it is no better."""
+    kind, _, own = name.partition(": ")
+    with FakeTensorMode(), torch.device("cuda"):
+        found = explain(*KINDS[kind][0](own))
+    if not found.captured:
+        return f"  a Python loop: {found.reason.splitlines()[0]}"
+    lines = []
+    for scan in found.scans:
+        label = f"{scan.name}, " if len(found.scans) > 1 else ""
+        lines += [f"  {label}{kernel.loop}: {outcome(kernel)}" for kernel in scan.kernels]
+    return "\n".join(lines)
+
+
+def outcome(kernel: Kernel) -> str:
+    if kernel.launches == "one":
+        return kernel.kind
+    reasons = [reason for kind, reason in kernel.why_not.items() if "Triton" in kind]
+    return "; ".join([kernel.kind, *dict.fromkeys(reasons)])
+
+
+def read() -> dict[str, str]:
+    """The table, by the names of its rows."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in TABLE.read_text().splitlines():
+        if line.startswith("  "):
+            found[name] = f"{found[name]}\n{line}".lstrip("\n")
+        else:
+            name = line
+            found[name] = ""
+    return found
+
+
+def write(names: Sequence[str]) -> None:
+    """Each row anew, as soon as it is known; the others stay."""
+    for name in names:
+        known = {**(read() if TABLE.exists() else {}), name: row(name)}
+        text = "".join(f"{n}\n{known[n]}\n" for n in ROWS if n in known)
+        TABLE.write_text(text)
+
+
+if __name__ == "__main__":
+    write(sys.argv[1:] or ROWS)

@@ -1,0 +1,502 @@
+"""Programs as people write them: facts about a carry, first steps, hooks, state in attributes.
+
+Each function makes one: ``Program(cell, init, xs, leaves, state)``, made anew for each way to run
+it. ``leaves`` are what gradients are taken of, and ``state()`` what the program leaves in objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+F64 = torch.float64
+
+
+class Program(NamedTuple):
+    cell: Callable[[Any, Any], tuple[Any, Any]]
+    init: Any
+    xs: Any
+    leaves: list[Tensor]
+    state: Callable[[], list[Any]] = list
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {}
+
+
+def program(make: Callable[[], Program]) -> Callable[[], Program]:
+    PROGRAMS[make.__name__] = make
+    return make
+
+
+def weight(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (4, 4)), dtype=F64, requires_grad=True)
+
+
+def steps() -> Tensor:
+    return torch.randn(5, 4, dtype=F64)
+
+
+def zeros() -> Tensor:
+    return torch.zeros(4, dtype=F64)
+
+
+def tanh_cell(w: Tensor, before: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """A tanh cell that does something to its carry first."""
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(before(h) @ w + x)
+        return h, h
+
+    return cell
+
+
+# --- what Python asks of a carry ---
+
+
+@program
+def detaches_what_requires_grad() -> Program:
+    w = weight()
+    cell = tanh_cell(w, lambda h: h.detach() if h.requires_grad else h)
+    return Program(cell, zeros(), steps(), [w])
+
+
+@program
+def doubles_a_leaf() -> Program:
+    w = weight()
+    cell = tanh_cell(w, lambda h: h * 2 if h.is_leaf else h)
+    return Program(cell, torch.randn(4, dtype=F64), steps(), [w])
+
+
+@program
+def doubles_a_leaf_that_requires_grad() -> Program:
+    w, h0 = weight(), weight(4)
+    cell = tanh_cell(w, lambda h: h * 2 if h.is_leaf else h)
+    return Program(cell, h0, steps(), [w, h0])
+
+
+@program
+def knows_its_init() -> Program:
+    w, h0 = weight(), torch.randn(4, dtype=F64)
+    return Program(tanh_cell(w, lambda h: h * 2 if h is h0 else h), h0, steps(), [w])
+
+
+@program
+def knows_a_parameter() -> Program:
+    w, h0 = weight(), nn.Parameter(torch.randn(4, dtype=F64))
+    cell = tanh_cell(w, lambda h: h * 2 if isinstance(h, nn.Parameter) else h)
+    return Program(cell, h0, steps(), [w, h0])
+
+
+@program
+def reads_grad_of_init() -> Program:
+    w, h0 = weight(), weight(4)
+    h0.grad = torch.zeros(4, dtype=F64)
+    cell = tanh_cell(w, lambda h: h * 2 if h.is_leaf and h.grad is not None else h)
+    return Program(cell, h0, steps(), [w])
+
+
+@program
+def reads_an_attribute_of_init() -> Program:
+    w, h0 = weight(), torch.randn(4, dtype=F64)
+    h0.tag = 3.0  # type: ignore[attr-defined]
+    return Program(tanh_cell(w, lambda h: h * getattr(h, "tag", 1.0)), h0, steps(), [w])
+
+
+@program
+def requires_grad_one_step_after_another() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        a, b = carry
+        after = b.detach() if b.requires_grad else b * 3
+        return (torch.tanh(a @ w + x), torch.tanh(after + a)), b
+
+    return Program(cell, (zeros(), torch.randn(4, dtype=F64)), steps(), [w])
+
+
+# --- a first step that differs ---
+
+
+@program
+def none_at_first() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        h, before = carry
+        h = torch.tanh(h @ w + x) if before is None else torch.tanh(h @ w + x) + before
+        return (h, x), h
+
+    return Program(cell, (zeros(), None), steps(), [w])
+
+
+@program
+def two_steps_of_none() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        one, two = carry
+        y = x @ w
+        y = y if one is None else y + one
+        y = y if two is None else y - two
+        return (y, one), y
+
+    return Program(cell, (None, None), steps(), [w])
+
+
+@program
+def zero_at_first() -> Program:
+    w = weight()
+    return Program(lambda a, x: (x @ w + 0.9 * a,) * 2, 0, steps(), [w])
+
+
+@program
+def broadcast_at_first() -> Program:
+    w = weight()
+    return Program(lambda a, x: (x @ w + 0.9 * a,) * 2, torch.ones(1, dtype=F64), steps(), [w])
+
+
+@program
+def a_list_and_then_tuples() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        a, b = carry
+        return (torch.tanh(a @ w + x), a), b
+
+    return Program(cell, [zeros(), zeros()], steps(), [w])
+
+
+@program
+def an_empty_dict_at_first() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        h = torch.tanh(x @ w + carry.get("h", torch.zeros_like(x)))
+        return {"h": h}, h
+
+    return Program(cell, {}, steps(), [w])
+
+
+@program
+def writes_to_its_carry_at_first() -> Program:
+    w, h0 = weight(), torch.ones(4, dtype=F64)
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        h, before = carry
+        h = h.clone() if before is not None else h.mul_(1.0)
+        h = torch.tanh(h @ w + x)
+        return (h.clone(), x), h
+
+    return Program(cell, (h0, None), steps(), [w], lambda: [h0])
+
+
+def _numbers(dtype: torch.dtype, one: Any) -> Program:
+    xs = torch.randn(5).to(dtype) if dtype.is_floating_point else torch.arange(5, dtype=dtype)
+
+    def cell(c: Any, x: Tensor) -> Any:
+        return (c[0] + x, c[1] + c[0]), c[1] + x
+
+    return Program(cell, (one, one), xs, [])
+
+
+@program
+def numbers_that_become_bfloat16() -> Program:
+    return _numbers(torch.bfloat16, 0.0)
+
+
+@program
+def numbers_that_become_float16() -> Program:
+    return _numbers(torch.float16, 0.0)
+
+
+@program
+def numbers_that_become_int8() -> Program:
+    return _numbers(torch.int8, 0)
+
+
+# --- hooks ---
+
+
+@program
+def hook_of_the_carry_alone() -> Program:
+    w = weight()
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        if h.requires_grad:
+            h.register_hook(lambda g: g * 0.5)
+        return torch.tanh(h @ w + x), x * 2
+
+    return Program(cell, zeros(), steps(), [w])
+
+
+@program
+def hook_of_a_cloned_carry() -> Program:
+    w = weight()
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        if h.requires_grad:
+            h.register_hook(lambda g: torch.clamp(g, -0.1, 0.1) * w.detach().mean())
+        h = torch.tanh(h @ w + x)
+        return h.clone(), h
+
+    return Program(cell, zeros(), steps(), [w])
+
+
+@program
+def hook_of_what_the_body_made() -> Program:
+    w = weight()
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        h = torch.tanh(h @ w + x)
+        h.register_hook(lambda g: g.clamp(-0.1, 0.1))
+        return h, h * 2
+
+    return Program(cell, zeros(), steps(), [w])
+
+
+@program
+def hook_after_a_use() -> Program:
+    w = weight()
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        a = h @ w
+        b = torch.sin(a) * 3
+        a.register_hook(lambda g: g.clamp(-0.1, 0.1))
+        h = torch.tanh(a + x + b)
+        return h, h * 2
+
+    return Program(cell, zeros(), steps(), [w])
+
+
+@program
+def hook_that_closes_over_a_value() -> Program:
+    w = weight()
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        scale = x.abs().mean()
+        h = torch.tanh(h @ w + x)
+        h.register_hook(lambda g: g * scale)
+        return h, h * 2
+
+    return Program(cell, zeros(), steps(), [w])
+
+
+@program
+def forward_hook_of_a_module() -> Program:
+    layer = nn.Linear(4, 4).double()
+    layer.register_forward_hook(lambda module, args, output: output * 0.5)
+    cell = lambda h, x: (torch.tanh(layer(h) + x),) * 2  # noqa: E731
+    return Program(cell, zeros(), steps(), list(layer.parameters()))
+
+
+# --- state in attributes ---
+
+
+class KeepsH(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4).double()
+        self.h: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.h = torch.tanh(self.layer(x) + (0 if self.h is None else self.h))
+        return self.h
+
+
+class KeepsBuffer(nn.Module):
+    mem: Tensor
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4).double()
+        self.register_buffer("mem", zeros(), persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mem = 0.9 * self.mem + self.layer(x)
+        return torch.sigmoid(self.mem)
+
+
+def of_module(module: Any, *names: str) -> Program:
+    def state() -> list[Any]:
+        return [getattr(module, name) for name in names]
+
+    return Program(lambda c, x: (c, module(x)), zeros(), steps(), list(module.parameters()), state)
+
+
+@program
+def attribute_that_is_none_at_first() -> Program:
+    return of_module(KeepsH(), "h")
+
+
+@program
+def attribute_that_is_a_tensor_at_first() -> Program:
+    module = KeepsH()
+    module.h = zeros()
+    return of_module(module, "h")
+
+
+@program
+def buffer_that_is_not_persistent() -> Program:
+    return of_module(KeepsBuffer(False), "mem")
+
+
+@program
+def buffer_that_is_persistent() -> Program:
+    return of_module(KeepsBuffer(True), "mem")
+
+
+@program
+def modules_within_modules() -> Program:
+    class Top(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.out = KeepsH(), KeepsBuffer(False), None
+
+        def forward(self, x: Tensor) -> Any:
+            self.out = self.two(self.one(x))
+            return self.out
+
+    top = Top()
+    given = of_module(top)
+    return given._replace(state=lambda: [top.out, top.one.h, top.two.mem])
+
+
+@program
+def stash_of_the_last_step() -> Program:
+    module = KeepsH()
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        module.attention = torch.softmax(module.layer(x), -1)
+        module.last = (h, [x])
+        h = torch.tanh(h + module.attention)
+        return h, h
+
+    def state() -> list[Any]:
+        return [module.attention, module.last[0], module.last[1][0]]
+
+    return Program(cell, zeros(), steps(), list(module.parameters()), state)
+
+
+@program
+def item_of_a_dict() -> Program:
+    layer, memory = nn.Linear(4, 4).double(), {}
+
+    def cell(c: Tensor, x: Tensor) -> Any:
+        memory["k"] = torch.tanh(layer(x) + memory.get("k", 0))
+        return c, memory["k"]
+
+    return Program(cell, zeros(), steps(), list(layer.parameters()), lambda: [memory["k"]])
+
+
+@program
+def items_of_a_list() -> Program:
+    layer, memory = nn.Linear(4, 4).double(), [zeros(), zeros()]
+
+    def cell(c: Tensor, x: Tensor) -> Any:
+        memory[0] = layer(x) + memory[1]
+        memory[1] = torch.tanh(memory[0])
+        return c, memory[1]
+
+    return Program(cell, zeros(), steps(), list(layer.parameters()), lambda: list(memory))
+
+
+@program
+def object_with_nested_state() -> Program:
+    class Memory:
+        h, pair = zeros(), (zeros(), [zeros(), zeros()])
+
+    memory, w = Memory(), weight()
+    memory.h, memory.pair = zeros(), (zeros(), [zeros(), zeros()])
+
+    def cell(c: Tensor, x: Tensor) -> Any:
+        a, (_, d) = memory.pair
+        memory.h = torch.tanh(memory.h @ w + x)
+        memory.pair = (memory.h + a, [a, d + 1])
+        return c, memory.h + d
+
+    def state() -> list[Any]:
+        return [memory.h, memory.pair[0], *memory.pair[1]]
+
+    return Program(cell, zeros(), steps(), [w], state)
+
+
+@program
+def nonlocal_variable() -> Program:
+    w, h = weight(), None
+
+    def cell(c: Tensor, x: Tensor) -> Any:
+        nonlocal h
+        h = torch.tanh(x @ w + (0 if h is None else h))
+        return c, h
+
+    return Program(cell, zeros(), steps(), [w], lambda: [h])
+
+
+@program
+def counter() -> Program:
+    module = KeepsH()
+    module.n = 0
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        module.n += 1
+        h = torch.tanh(module.layer(x) + h) / module.n
+        return h, h
+
+    return Program(cell, zeros(), steps(), list(module.parameters()), lambda: [module.n])
+
+
+@program
+def number_that_decays() -> Program:
+    module = KeepsH()
+    module.decay = 1.0
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        module.decay *= 0.9
+        h = torch.tanh(module.layer(x) + h) * module.decay
+        return h, h
+
+    return Program(cell, zeros(), steps(), list(module.parameters()), lambda: [module.decay])
+
+
+@program
+def flag_of_the_first_step() -> Program:
+    module = KeepsH()
+    module.is_first = True
+
+    def cell(c: Tensor, x: Tensor) -> Any:
+        if module.is_first:
+            module.h, module.is_first = torch.zeros_like(x), False
+        return c, module(x)
+
+    parameters = list(module.parameters())
+    return Program(cell, zeros(), steps(), parameters, lambda: [module.h, module.is_first])
+
+
+def _normed(norm: Callable[[nn.Module], nn.Module], *names: str) -> Program:
+    layer = norm(nn.Linear(4, 4).double())
+    cell = lambda h, x: (torch.tanh(layer(h) + x),) * 2  # noqa: E731
+
+    def state() -> list[Any]:
+        return [getattr(layer, name) for name in names]
+
+    return Program(cell, zeros(), steps(), list(layer.parameters()), state)
+
+
+@program
+def weight_norm_of_the_old_kind() -> Program:
+    return _normed(nn.utils.weight_norm, "weight")
+
+
+@program
+def spectral_norm_of_the_old_kind() -> Program:
+    return _normed(nn.utils.spectral_norm, "weight", "weight_u")
+
+
+@program
+def pruned_layer() -> Program:
+    from torch.nn.utils import prune
+
+    return _normed(lambda m: prune.random_unstructured(m, "weight", 0.3), "weight")

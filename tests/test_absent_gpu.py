@@ -1,0 +1,194 @@
+"""A GPU that is not there: what stands in for autograd's engine, and what ``explain`` says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import assert_same
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from torch_scan_hop import explain
+from torch_scan_hop._torch.absent_gpu import why_not_here
+from torch_scan_hop._torch.engine_in_python import gradients, noting_who_takes_none
+from torch_scan_hop._torch.fakes import FakeTensorMode
+from torch_scan_hop.explain.__main__ import main
+from torch_scan_hop.explain.device import check_build
+
+
+class Scaled(Function):
+    """A number among its arguments; of a result that nobody reads, the cotangent is zeros."""
+
+    @staticmethod
+    def forward(ctx, x, factor, other):
+        ctx.factor = factor
+        return x * factor, other.clone()
+
+    @staticmethod
+    def backward(ctx, scaled, other):
+        return scaled * ctx.factor + other.sum(), None, other
+
+
+class TakesNone(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, twice, thrice):
+        assert thrice is None
+        return twice * 2
+
+
+def lstm(x, w, b):
+    i, f, g, o = F.linear(x, w, b).chunk(4, -1)
+    c = f.sigmoid() * x[:, :3] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+PROGRAMS = {
+    "lstm": lstm,
+    "reused, broadcast and cast": lambda x, w, b: ((x * b.sum() + x.float()).exp() @ w.t(), x),
+    "a value in place": lambda x, w, b: (x.clone().mul_(2).add_(b[0]) @ w.t(),),
+    "complex": lambda x, w, b: ((torch.complex(x, x.sin()) * (1 + 2j)).abs() @ w.t(),),
+    "several results": lambda x, w, b: (torch.linalg.svd(w @ w.t() + b.diag())[1], x.max(0)[0]),
+    "a function of Python": lambda x, w, b: (Scaled.apply(x, 3.0, b)[0] @ w.t(),),
+    "a function that takes None": lambda x, w, b: (TakesNone.apply(w)[0].sin(),),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_walk_gives_what_the_engine_gives(name):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((5, 3), (12, 3), (12,))
+    x, w, b = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in shapes
+    )
+    with noting_who_takes_none():
+        results = PROGRAMS[name](x, w, b)
+    cotangents = [torch.ones_like(r).cumsum(0) for r in results]
+
+    def engine(outputs, cotangents, create_graph):
+        options = {"create_graph": create_graph, "retain_graph": True, "allow_unused": True}
+        return torch.autograd.grad(outputs, (x, w, b), cotangents, **options)
+
+    def walk(outputs, cotangents, create_graph):
+        return gradients(outputs, cotangents, (x, w, b), create_graph)
+
+    found, wanted = (run(results, cotangents, False) for run in (walk, engine))
+    assert [g is None for g in found] == [g is None for g in wanted]
+    assert_same(known(found), known(wanted), 1e-12)
+    assert not any(g.requires_grad for g in known(found))
+    # and again, of the sum of squares
+    second = []
+    for run in (walk, engine):
+        sums = [(g * g).sum() for g in known(run(results, cotangents, True))]
+        sums = [value for value in sums if value.requires_grad]
+        second.append(known(run(sums, [torch.ones_like(value) for value in sums], False)))
+    assert_same(*second, 1e-10)
+
+
+def known(values):
+    return [value for value in values if value is not None]
+
+
+# --- explain ---
+
+cuda = pytest.mark.skipif(bool(why_not_here()), reason="nothing stands in for a GPU on this torch")
+absent = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+
+
+def gru_of_fakes():
+    cell = torch.nn.GRUCell(3, 16)
+
+    def step(h, x):
+        h = cell(x, h)
+        return h, h
+
+    return step, torch.zeros(2, 16), torch.zeros(9, 2, 3)
+
+
+def is_one_kernel_each_way(told: str) -> bool:
+    kinds = [f"{loop}: one Triton kernel, row by row; 9 steps" for loop in ("forward", "backward")]
+    return all(kind in told for kind in kinds) and told.count("launches: one") == 2
+
+
+@cuda
+def test_fakes_are_explained_inside_of_their_mode_and_outside():
+    with FakeTensorMode(), torch.device("cuda"):
+        case = gru_of_fakes()
+        inside = str(explain(*case))
+    assert is_one_kernel_each_way(inside)
+    assert is_one_kernel_each_way(str(explain(*case)))
+
+
+@cuda
+@absent
+def test_nothing_stands_in_afterwards():
+    with FakeTensorMode(), torch.device("cuda"):
+        step, h, xs = gru_of_fakes()
+    explain(step, h, xs, kernels=False)
+    assert torch.cuda.device_count() == 0
+    loss = step(h, xs[0])[0].sum()
+    with pytest.raises(RuntimeError, match="device"):
+        torch.autograd.grad(loss, list(step.__closure__[0].cell_contents.parameters()))
+
+
+@absent
+@pytest.mark.skipif(not why_not_here(), reason="something stands in for it")
+def test_a_torch_that_cannot_says_so():
+    with FakeTensorMode():
+        h, xs = torch.zeros(2, device="cuda"), torch.zeros(9, 2, device="cuda")
+    with pytest.raises(RuntimeError, match="need a build of torch"):
+        explain(lambda h, x: (h * x, h), h, xs)
+    with pytest.raises(RuntimeError, match="need a build of torch"):
+        check_build()
+
+
+# --- the command line ---
+
+
+def case_of_a_file(folder, text):
+    file = folder / "cells_of_mine.py"
+    file.write_text(text)
+    return f"{file}:case"
+
+
+CASE = """
+import torch
+
+def case():
+    w = torch.randn(4, 4, requires_grad=True)
+    return lambda h, x: (torch.tanh(h @ w + x), h), torch.zeros(2, 4), torch.zeros(9, 2, 4)
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
+def test_the_command_line(tmp_path, device):
+    told = main([case_of_a_file(tmp_path, CASE), "--device", device])
+    kernel = "one Triton kernel" if device == "cuda" else "one kernel"
+    assert f"forward: {kernel}, row by row; 9 steps" in told
+    assert f"backward: {kernel}, row by row; 9 steps" in told
+
+
+def test_the_command_line_without_a_device(tmp_path):
+    told = main([case_of_a_file(tmp_path, CASE), "--no-kernels"])
+    assert "forward: 9 steps" in told and "under torch.compile" not in told
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "message"),
+    [
+        ("cells", CASE, "expected module:function, but got 'cells'"),
+        ("no_such_module:case", CASE, "No module named 'no_such_module'"),
+        ("", "other = 1", "has no attribute 'case'"),
+        ("", "case = lambda: 3", "must return (combine_fn, init, xs), but returned 3"),
+    ],
+)
+def test_what_the_command_line_refuses(tmp_path, capsys, function, text, message):
+    name = function or case_of_a_file(tmp_path, text)
+    with pytest.raises(SystemExit):
+        main([name])
+    assert message in capsys.readouterr().err

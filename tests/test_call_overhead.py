@@ -1,0 +1,41 @@
+"""How much Python a warm call of an eager scan runs: it is what small scans cost beyond their steps."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from torch_scan_hop import legality, scan
+
+#: torch's own included; 300 is the aim
+MOST_CALLS = 540
+
+
+@pytest.mark.torch_version
+def test_python_calls_of_a_training_call(monkeypatch):
+    monkeypatch.setattr(legality, "check_after_each", None)  # the tests' own
+    wx, wh = (torch.randn(8, 8, requires_grad=True) for _ in range(2))
+
+    def cell(h: Any, x: Any) -> Any:
+        h = torch.tanh(x @ wx + h @ wh)
+        return h, h
+
+    xs, init = torch.randn(16, 4, 8), torch.zeros(4, 8)
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    for is_counted in (False, False, False, True):
+        if is_counted:
+            sys.setprofile(count)
+        try:
+            carry, ys = scan(cell, init, xs)
+            (carry.sum() + ys.sum()).backward()
+        finally:
+            sys.setprofile(None)
+    assert 100 < calls <= MOST_CALLS

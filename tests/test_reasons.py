@@ -1,0 +1,356 @@
+"""Why a body runs as a loop: the reason is true, its advice is captured, and it is not kept for
+calls that it does not hold for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from torch_scan_hop import NotTraceableError, fallback, scan, tree
+from torch_scan_hop.reference import scan_loop
+
+XS = torch.linspace(-1.0, 1.0, 20).reshape(5, 4)
+H = torch.linspace(0.5, 1.5, 4)
+SPARSE = torch.eye(4).to_sparse()
+TABLES = [torch.full((4,), float(k)) for k in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    pairs = zip(tree.tensors(found), tree.tensors(expected), strict=True)
+    for a, b in pairs:
+        torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b))
+
+
+def is_captured(cell: Callable[..., Any], init: Any = H, xs: Any = XS) -> None:
+    """A scan, with the numbers of the loop."""
+    with fallback("error"):
+        assert_same(scan(cell, init, xs), scan_loop(cell, init, xs, len(xs), False))
+
+
+# -- a reason, and what it advises ---------------------------------------------------------------
+
+
+def branch(h: Tensor, x: Tensor) -> Any:
+    if h.sum() > 0:
+        h = h * 0.5
+    return h + x, h
+
+
+def no_branch(h: Tensor, x: Tensor) -> Any:
+    h = torch.where(h.sum() > 0, h * 0.5, h)
+    return h + x, h
+
+
+def prints(h: Tensor, x: Tensor) -> Any:
+    print(end="")
+    return h + x, h
+
+
+def masked(h: Tensor, x: Tensor) -> Any:
+    h = h.clone()
+    h[h > 0] = x[h > 0]
+    return h + x, h[x > 0].sum()
+
+
+def not_masked(h: Tensor, x: Tensor) -> Any:
+    h = torch.where(h > 0, x, h)
+    return h + x, torch.where(x > 0, h, 0.0).sum()
+
+
+def part_of_a_row(carry: Any, x: Tensor) -> Any:
+    rows, i = carry
+    rows = rows.clone()
+    rows[i, :i] = x[:1]
+    return (rows, i + 1), x
+
+
+def whole_row(carry: Any, x: Tensor) -> Any:
+    rows, i = carry
+    rows = rows.clone()
+    rows[i] = torch.where(torch.arange(4) < i, x[:1], rows[i])
+    return (rows, i + 1), x
+
+
+def item_of_a_list(i: Tensor, x: Tensor) -> Any:
+    return i + 1, TABLES[i] * x
+
+
+def item_of_a_stack(i: Tensor, x: Tensor) -> Any:
+    return i + 1, torch.stack(TABLES)[i] * x
+
+
+def repeated(i: Tensor, x: Tensor) -> Any:
+    for _ in range(i):
+        x = x * 2
+    return i + 1, x
+
+
+def repeated_as_often_as_may_be(i: Tensor, x: Tensor) -> Any:
+    for k in range(5):
+        x = torch.where(k < i, x * 2, x)
+    return i + 1, x
+
+
+def sparse_product(h: Tensor, x: Tensor) -> Any:
+    return (SPARSE @ h[:, None])[:, 0] + x, h
+
+
+def dense_product(h: Tensor, x: Tensor) -> Any:
+    return (SPARSE_AS_DENSE @ h[:, None])[:, 0] + x, h
+
+
+SPARSE_AS_DENSE = SPARSE.to_dense()
+
+
+def gathered_product(h: Tensor, x: Tensor) -> Any:
+    return torch.zeros(4).index_add(0, ROWS, VALUES * h[COLUMNS]) + x, h
+
+
+(ROWS, COLUMNS), VALUES = SPARSE.coalesce().indices().clone(), SPARSE.coalesce().values().clone()
+COUNTER = torch.tensor(0)
+
+ADVICE: dict[str, tuple[Any, Any, str, list[Any]]] = {
+    "branch": (branch, H, "torch.where", [no_branch]),
+    "print": (prints, H, "Print after the scan", [lambda h, x: (h + x, h)]),
+    "mask": (masked, H, "torch.where(mask, new, h)", [not_masked]),
+    "part of a row": (
+        part_of_a_row,
+        (torch.zeros(6, 4), torch.tensor(1)),
+        "torch.where(torch.arange(n) < t, new, old)",
+        [whole_row],
+    ),
+    "item of a list": (item_of_a_list, COUNTER, "torch.stack(tensors)[i]", [item_of_a_stack]),
+    "range": (repeated, COUNTER, "torch.where(k < n", [repeated_as_often_as_may_be]),
+    "sparse": (sparse_product, H, "to_dense()", [dense_product, gathered_product]),
+}
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("name", ADVICE)
+def test_a_reason_advises_what_is_captured(name: str) -> None:
+    cell, init, advice, advised = ADVICE[name]
+    with fallback("error"), pytest.raises(NotTraceableError) as refused:
+        scan(cell, init, XS)
+    assert advice in str(refused.value)
+    with fallback("allow"):
+        expected = scan(cell, init, XS)
+    for other in advised:
+        is_captured(other, init)
+        if name != "print":
+            assert_same(scan(other, init, XS), expected)
+
+
+@pytest.mark.torch_version
+def test_compile_says_our_reason_first() -> None:
+    run = torch.compile(lambda xs: scan(branch, H, xs), backend="eager")
+    whole = torch.compile(lambda xs: scan(branch, H, xs), backend="eager", fullgraph=True)
+    for program in (run, whole):
+        with pytest.raises(Exception, match="scan: ") as refused:
+            program(XS)
+        first = str(refused.value).splitlines()[0]
+        assert first.startswith("scan: combine_fn is not captured: "), first
+        assert "test_reasons.py" in first and "if h.sum() > 0" in first
+        assert "torch.where" in first
+
+
+@dataclasses.dataclass
+class State:
+    h: Tensor
+
+
+def test_a_dataclass_in_init_is_to_be_registered() -> None:
+    with pytest.raises(TypeError, match=r"torch\.export\.register_dataclass\(State\)"):
+        scan(lambda s, x: (State(s.h + x), s.h), State(H), XS)
+    torch.export.register_dataclass(State)
+    last, hs = scan(lambda s, x: (State(s.h + x), s.h), State(H), XS)
+    assert_same((last.h, hs), scan(lambda h, x: (h + x, h), H, XS))
+
+
+# -- what is captured, since it is a constant ----------------------------------------------------
+
+
+def _by_product(h: Tensor, x: Tensor) -> Any:
+    return h + x, h[: int(np.prod((1, 2)))]
+
+
+def _by_cumulated(h: Tensor, x: Tensor) -> Any:
+    ends = np.cumsum([1, 2])
+    return h + x / np.sqrt(h.shape[-1]), (h[: ends[0]], h[ends[0] : int(ends[-1])])
+
+
+def _by_entries(h: Tensor, x: Tensor) -> Any:
+    first, second = (np.arange(3) * 1 + 1).tolist()[:2]
+    return h + x, [h[:first], h[:second], *(h[int(k) :] for k in np.array([1, 2]))]
+
+
+def _by_condition(h: Tensor, x: Tensor) -> Any:
+    weights = np.array([0.5, 0.25])
+    if weights.sum() > 0.5 and np.argmax([1, 5, 2]) == 1:
+        h = h * float(np.max(weights))
+    return h + x, h
+
+
+def _by_view_of_what_is_written(h: Tensor, x: Tensor) -> Any:
+    entries = np.zeros(3)
+    entries[1:][0] = 2
+    return h + x * torch.from_numpy(entries).float()[1], h
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize(
+    "cell",
+    [_by_product, _by_cumulated, _by_entries, _by_condition, _by_view_of_what_is_written],
+    ids=lambda cell: cell.__name__,
+)
+def test_what_numpy_makes_of_constants_is_one(cell: Any) -> None:
+    is_captured(cell)
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("how", ["item", "operator", "view", "out", "torch"])
+def test_what_is_written_to_is_no_constant(how: str) -> None:
+    """Such a program is a loop, if a value of it is read; never a scan of the old value."""
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        entries = np.cumsum([1, 1])
+        if how == "item":
+            entries[0] = 3
+        elif how == "operator":
+            entries += 2
+        elif how == "view":
+            part = entries[:1]
+            part[0] = 3
+        elif how == "out":
+            np.add(entries, 2, out=entries)
+        else:
+            torch.from_numpy(entries).add_(2)
+        return h + x, h[: int(entries[0])]
+
+    with fallback("allow"):
+        _, ys = scan(cell, H, XS)
+    assert ys.shape == (5, 3)
+
+
+@pytest.mark.torch_version
+def test_a_complex_view_of_a_leaf_is_captured() -> None:
+    leaf = torch.ones(4, 2, requires_grad=True)
+    z = torch.view_as_complex(leaf)
+    is_captured(lambda h, x: (h * z + x, h), torch.zeros(4, dtype=torch.complex64))
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("how", ["method", "in place", "function"])
+def test_the_derivative_of_a_filled_value(how: str) -> None:
+    """Torch sums it over index.unique(), whose size a trace cannot know; one index is twice."""
+    index = torch.tensor([1, 1, 3])
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        if how == "method":
+            y = x.index_fill(-1, index, h.sum())
+        elif how == "in place":
+            y = x.clone()
+            y.index_fill_(0, index, h.sum())
+        else:
+            y = torch.index_fill(x, 0, index, h.sum())
+        return torch.tanh(h + y), y * h
+
+    def gradients(steps: Any) -> Any:
+        h, xs = H.double().requires_grad_(), XS.double().requires_grad_()
+        last, ys = steps(h, xs)
+        return torch.autograd.grad(last.sum() + (ys**2).sum(), (h, xs))
+
+    expected = gradients(lambda h, xs: scan_loop(cell, h, xs, 5, False))
+    with fallback("error"):
+        assert_same(gradients(lambda h, xs: scan(cell, h, xs)), expected)
+        assert_same(gradients(lambda h, xs: scan(cell, h, xs, compile=True)), expected)
+
+
+@pytest.mark.torch_version
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="torch 2.9 refuses this backward")
+def test_a_program_whose_backward_torch_compiles() -> None:
+    """Compiled autograd takes part in each backward: in those of our traces it must not."""
+    w = torch.eye(4).requires_grad_()
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        return torch.tanh(h @ w + x), h
+
+    def train(xs: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        h, ys = scan(cell, H, xs)
+        torch._dynamo.graph_break()
+        (h.sum() + ys.sum()).backward()
+        found, w.grad = w.grad, None
+        return found
+
+    expected = [train(xs) for xs in (XS, XS * 2, XS[:3])]
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        run = torch.compile(train, backend="eager")
+        assert_same([run(xs) for xs in (XS, XS * 2, XS[:3])], expected)
+
+
+# -- forgotten in time ---------------------------------------------------------------------------
+
+
+def _is_captured_now(cell: Any) -> None:
+    with fallback("error"):
+        scan(cell, H, XS)
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("kind", ["list", "dict"])
+def test_a_flag_that_is_taken_back(kind: str) -> None:
+    flags: Any = [True] if kind == "list" else {0: True}
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        if flags[0]:
+            print(end="")
+        return torch.tanh(h + x), h
+
+    with fallback("allow"):
+        scan(cell, H, XS)
+    flags[0] = False
+    _is_captured_now(cell)
+
+
+@pytest.mark.torch_version
+def test_inputs_of_another_kind() -> None:
+    def cell(h: Tensor, x: Tensor) -> Any:
+        if x.dim() and x.dtype == torch.float64:
+            print(end="")
+        return h + x, h
+
+    with fallback("allow"):
+        scan(cell, H.double(), XS.double())
+    _is_captured_now(cell)
+
+
+@pytest.mark.torch_version
+def test_a_call_with_tangents() -> None:
+    def cell(h: Tensor, x: Tensor) -> Any:
+        return torch.tanh(h + x), h
+
+    with fallback("allow"), forward_ad.dual_level():
+        scan(cell, forward_ad.make_dual(H, torch.ones(4)), XS)
+    _is_captured_now(cell)
+
+
+@pytest.mark.torch_version
+def test_a_call_under_inference_mode() -> None:
+    def cell(h: Tensor, x: Tensor) -> Any:
+        return torch.tanh(h + x), h
+
+    with fallback("allow"), torch.inference_mode():
+        torch.func.jvp(lambda h: scan(cell, h, XS)[0], (H,), (torch.ones(4),))
+    _is_captured_now(cell)

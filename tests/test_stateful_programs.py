@@ -1,0 +1,266 @@
+"""Programs with modules, attributes, hooks and first steps: as the loop that a user writes."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from oracle import assert_same
+from oracle import written_loop as loop
+from stateful_programs import F64, PROGRAMS, KeepsH, Program, steps, weight, zeros
+from torch import nn
+
+import torch_scan_hop
+from torch_scan_hop import scan
+
+pytestmark = [
+    pytest.mark.torch_version,
+    pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated"),
+    pytest.mark.filterwarnings("ignore:.*.grad attribute of a Tensor that is not a leaf"),
+]
+
+
+def compiled(cell, init, xs, backend="aot_eager"):
+    return torch.compile(lambda: scan(cell, init, xs), backend=backend, fullgraph=True)()
+
+
+def inductor(cell, init, xs):
+    return compiled(cell, init, xs, "inductor")
+
+
+def checkpointed(cell, init, xs):
+    return scan(cell, init, xs, checkpoint="sqrt")
+
+
+WAYS = {
+    "eager": scan,
+    "compile=True": lambda *args: scan(*args, compile=True),
+    "checkpointed": checkpointed,
+    "aot_eager": compiled,
+    "inductor": inductor,
+}
+SLOW = ("compile=True", "inductor")
+
+
+def outcome(program: Program, run):
+    """Values, what is left in objects, and gradients of all of them."""
+    values = [*pytree.tree_leaves(run(*program[:3])), *program.state()]
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
+    gradients = []
+    if tensors and program.leaves:
+        total = sum((v.double() * (k + 1)).sum() for k, v in enumerate(tensors))
+        gradients = torch.autograd.grad(total, program.leaves, allow_unused=True)
+    return values, len(tensors), list(gradients)
+
+
+def made(name: str) -> Program:
+    torch.manual_seed(0)
+    return PROGRAMS[name]()
+
+
+@pytest.mark.works("state in attributes, hooks, a first step that differs")
+@pytest.mark.parametrize(
+    "way", [pytest.param(w, marks=pytest.mark.slow) if w in SLOW else w for w in WAYS]
+)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_the_loop(name, way):
+    torch._dynamo.reset()
+    expected = outcome(made(name), loop)
+    with torch_scan_hop.fallback("error"):
+        actual = outcome(made(name), WAYS[way])
+    for value, wanted in zip(actual[0], expected[0], strict=True):
+        assert type(value) is type(wanted) or isinstance(value, torch.Tensor)
+    tolerance = 1e-9 if made(name).leaves else 2e-2
+    assert_same(actual[0], expected[0], tolerance)
+    assert actual[1] == expected[1]
+    assert_same(actual[2], expected[2], tolerance)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("trip_count", [0, 1, 2])
+def test_few_steps(name, trip_count):
+    torch._dynamo.reset()
+
+    def few(run):
+        given = made(name)
+        return outcome(given._replace(xs=given.xs[:trip_count]), run)
+
+    if trip_count == 1 and "numbers" in name:
+        pytest.skip("what is a number after the step has no dtype yet")
+    if trip_count:
+        actual, expected = few(scan), few(loop)
+        assert_same(actual[0], expected[0], 2e-2)
+        return
+    given = made(name)
+    before = [v for v in pytree.tree_leaves(given.init) if isinstance(v, torch.Tensor)]
+    carry, ys = scan(given.cell, given.init, given.xs[:0])
+    _, whole = scan(made(name).cell, given.init, given.xs)
+    after = [v for v in pytree.tree_leaves(carry) if isinstance(v, torch.Tensor)]
+    for value, wanted in zip(after, before, strict=False):
+        assert_same(value.detach(), wanted.detach())
+    assert ys.shape == (0, *whole.shape[1:])
+
+
+def test_the_next_scan_goes_on():
+    module, xs = KeepsH(), steps()
+    ours, theirs = module, KeepsH()
+    theirs.load_state_dict(ours.state_dict())
+    for _ in range(3):
+        actual = scan(lambda c, x: (c, ours(x)), zeros(), xs)
+        expected = loop(lambda c, x: (c, theirs(x)), zeros(), xs)
+        assert_same(actual, expected)
+        assert_same(ours.h, theirs.h)
+
+
+def test_a_counter_goes_on_and_is_captured_for_any_value():
+    layer, module = nn.Linear(4, 4).double(), nn.Module()
+    module.n = 0
+
+    def cell(h, x):
+        module.n += 1
+        return torch.tanh(layer(x) + h), None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for call in range(12):
+            scan(cell, zeros(), steps())
+            assert module.n == 5 * (call + 1) and type(module.n) is int
+
+
+def test_hooks_on_all_modules_come_and_go():
+    layer, xs = nn.Linear(4, 4).double(), steps()
+
+    def cell(h, x):
+        return torch.tanh(layer(h) + x), None
+
+    plain = scan(cell, zeros(), xs)[0]
+    hook = nn.modules.module.register_module_forward_hook(lambda module, args, out: out * 0.5)
+    try:
+        assert_same(
+            scan(cell, zeros(), xs)[0], loop(lambda h, x: (cell(h, x)[0], h), zeros(), xs)[0]
+        )
+    finally:
+        hook.remove()
+    assert_same(scan(cell, zeros(), xs)[0], plain)
+
+
+def test_code_that_is_swapped_is_seen():
+    def helper(h):
+        return h * 2
+
+    def other(h):
+        return h * 3
+
+    def cell(h, x):
+        return helper(h) + x, None
+
+    xs = steps()
+    first = scan(cell, zeros(), xs)[0]
+    helper.__code__ = other.__code__
+    second = scan(cell, zeros(), xs)[0]
+    assert_same(second, loop(lambda h, x: (cell(h, x)[0], h), zeros(), xs)[0])
+    assert not torch.allclose(first, second)
+
+
+class Scaled(nn.Module):
+    scale = 2.0
+
+    @property
+    def shift(self):
+        return 1.0
+
+    def forward(self, h, x):
+        return torch.tanh(h * self.scale + self.shift + x), None
+
+
+@pytest.mark.parametrize("name, value", [("scale", 3.0), ("shift", property(lambda self: 2.0))])
+def test_class_attributes_that_are_replaced_are_seen(monkeypatch, name, value):
+    module, xs = Scaled(), steps()
+    first = scan(module, zeros(), xs)[0]
+    monkeypatch.setattr(Scaled, name, value)
+    second = scan(module, zeros(), xs)[0]
+    assert_same(second, loop(lambda h, x: (module(h, x)[0], h), zeros(), xs)[0])
+    assert not torch.allclose(first, second)
+
+
+REFUSED = {
+    "a list that grows": ("the length of a list", lambda m: m.log.append(m.layer.weight.sum())),
+    "a hook of a closed-over leaf": (
+        "a hook on a tensor that it did not make",
+        lambda m: m.layer.weight.register_hook(lambda g: g * 0.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_carried_runs_as_the_loop(case):
+    reason, change = REFUSED[case]
+
+    def run(scan_like):
+        torch.manual_seed(0)
+        module = KeepsH()
+        module.log = []
+
+        def cell(h, x):
+            change(module)
+            h = torch.tanh(module.layer(x) + h)
+            return h, h
+
+        carry, _ = scan_like(cell, zeros(), steps())
+        return [
+            carry,
+            len(module.log),
+            *torch.autograd.grad(carry.sum(), module.layer.parameters()),
+        ]
+
+    with pytest.warns(UserWarning, match=reason) as caught:
+        actual = run(scan)
+    assert "test_stateful_programs.py" in str(caught[0].message)
+    assert_same(actual, run(loop))
+
+
+def test_gradient_scaling_of_a_carry_that_is_a_y_too():
+    """A hook of the carry is one of the y that it was: a loop, and never a silent half of it."""
+    w, xs = weight(), steps()
+
+    def cell(h, x):
+        if h.requires_grad:
+            h.register_hook(lambda g: g * 0.5)
+        h = torch.tanh(h @ w + x)
+        return h, h
+
+    with pytest.warns(UserWarning, match="registers a hook on its carry"):
+        _, ys = scan(cell, zeros(), xs)
+    actual = torch.autograd.grad(ys.sum(), w)
+    assert_same(actual, torch.autograd.grad(loop(cell, zeros(), xs)[1].sum(), w))
+
+
+def test_what_grows_at_each_step_is_named():
+    with pytest.raises(
+        ValueError, match=r"carry\['h'\] must keep.*expected float64\[4\]"
+    ) as caught:
+        scan(lambda c, x: ({"h": c["h"][None] + x}, None), {"h": zeros()}, steps())
+    assert "float64[1, 4]" in str(caught.value)
+
+
+def test_where_nothing_changes_nothing_is_added():
+    def cell(h, x):
+        return torch.tanh(h + x), h
+
+    graphs = []
+
+    def keep(gm, examples):
+        graphs.append(gm)
+        return gm
+
+    torch.compile(lambda xs: scan(cell, zeros(), xs), backend=keep, fullgraph=True)(steps())
+    calls = [n for n in graphs[0].graph.nodes if n.op == "call_function"]
+    scans = [n for n in calls if n.target is torch.ops.higher_order.scan]
+    assert len(scans) == 1 and "cat" not in str(graphs[0].graph)
+
+
+def test_dtypes_of_a_tensor_are_the_callers():
+    with pytest.raises(TypeError, match="Convert init"):
+        scan(lambda h, x: (h + x, None), torch.zeros(4), steps().to(F64))

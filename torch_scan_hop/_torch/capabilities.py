@@ -1,0 +1,289 @@
+"""What this package can do with the torch that is here, found out when it is first asked.
+
+A capability needs private names of torch, those that its shims use (``private_names``, which is
+read from their source). With one of them gone, or of another form, the capability is switched off:
+one warning says so, and what is next runs: a kernel's scan is a counted loop, a compiled program
+holds a scan's steps, what cannot be captured is a Python loop.
+
+By hand, to find out where a problem comes from::
+
+    TORCH_SCAN_HOP_WITHOUT=cpu_kernels,capture python program.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from torch_scan_hop._torch.forms import why_not
+from torch_scan_hop._torch.private_names import NAMES
+from torch_scan_hop.errors import ScanTypeError
+
+_DYNAMO = "torch._dynamo"
+VARIABLE = "TORCH_SCAN_HOP_WITHOUT"
+
+
+@dataclass(frozen=True)
+class Capability:
+    """``shims``: the modules of this folder that it is made of; some import Dynamo when called."""
+
+    does: str
+    instead: str
+    shims: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    #: whether to ask is to import what the names are in
+    imports: bool = True
+
+
+_OWN_SCAN = ("own_scan", "dynamo.torchs_scan")
+_LOOP = "scans run as plain Python loops"
+_STEPS = "compiled programs hold each step of a scan"
+
+CAPABILITIES: dict[str, Capability] = {
+    "operator": Capability(
+        "scan as an operator",
+        _LOOP,
+        (
+            *("operators", "tracing", "fakes", "isolation", "transforms", "functorch_levels"),
+            *("function_modes", "modules", "captured_regions", "selective_checkpoints"),
+            *("custom_functions", "sizes", "symbols"),
+        ),
+        imports=False,
+    ),
+    "capture": Capability(
+        "one graph for all steps",
+        _LOOP,
+        (
+            *(shim for shim in NAMES if shim.startswith("dynamo.") and shim not in _OWN_SCAN),
+            *("inference_regions", "symbols"),
+        ),
+        ("operator",),
+    ),
+    "own_scan": Capability(
+        "torch's own scan() as torch has it, and accelerate_torch()",
+        "this package's operator runs it",
+        _OWN_SCAN,
+        ("operator",),
+    ),
+    "counted_loop": Capability(
+        "scans in programs that Inductor compiles",
+        _STEPS,
+        (
+            *("inductor", "inductor_checks", "inductor_inline", "inductor_passes"),
+            "inductor_values",
+        ),
+        ("operator",),
+    ),
+    "cpu_kernels": Capability(
+        "scans as one kernel on the CPU",
+        "they are counted loops",
+        ("inductor_cpp", "inductor_vectors", "onednn"),
+        ("counted_loop",),
+    ),
+    "gpu_kernels": Capability(
+        "scans as one kernel on a GPU",
+        "they are counted loops",
+        ("inductor_triton", "triton_launch"),
+        ("counted_loop",),
+    ),
+    "sharding": Capability(
+        "scans of DTensors", "they run as Python loops", ("dtensors",), ("operator",)
+    ),
+    "xla": Capability("scans as one loop of XLA's", "they are refused there", ("xla",)),
+    "explain": Capability(
+        "explain()'s look at what Inductor makes", "it says so", ("inductor_dry_run",)
+    ),
+    "absent_gpu": Capability(
+        "explain() of a GPU that is not there",
+        "it says so",
+        ("absent_gpu", "engine_in_python"),
+        ("operator",),
+    ),
+    "cuda_graphs": Capability("loops as CUDA graphs", "their steps are launched one by one"),
+    "huge_pages": Capability("large stacks in huge pages", "they are where the system puts them"),
+}
+
+#: names that stand for several
+GROUPS = {"kernels": ("cpu_kernels", "gpu_kernels"), "inductor": ("counted_loop",)}
+
+
+class CapabilityMissing(RuntimeError):
+    """What was asked for needs a capability that is switched off."""
+
+
+_by_hand: set[str] = set()
+_failed: dict[str, str] = {}
+_told: set[str] = set()
+
+
+def why_off(name: str, imports: bool = True) -> str | None:
+    """What switched the capability off; None if it is there.
+
+    Without ``imports``, as far as what is loaded tells.
+    """
+    capability = CAPABILITIES[name]
+    if name in _by_hand:
+        return "by hand"
+    if name in _failed:
+        return _failed[name]
+    for other in capability.needs:
+        reason = why_off(other, imports)
+        if reason is not None:
+            return reason
+    return _missing(name, imports and capability.imports, _DYNAMO in sys.modules)
+
+
+def is_there(name: str, imports: bool = True) -> bool:
+    """Whether the capability is there; what torch's names switched off is told of once."""
+    reason = why_off(name, imports)
+    if reason is None:
+        return True
+    capability = CAPABILITIES[name]
+    for other in capability.needs:
+        if why_off(other, imports) is not None:
+            return is_there(other, imports)
+    if reason != "by hand" and name not in _told:
+        _told.add(name)
+        warnings.warn(
+            f"torch_scan_hop: {capability.does} ({name}) is switched off: {reason}. "
+            f"Instead, {capability.instead}. Look for a newer release.",
+            stacklevel=3,
+        )
+    return False
+
+
+@contextlib.contextmanager
+def attempt(name: str) -> Iterator[None]:
+    """What fails within switches the capability off, and nobody else's import or compile fails.
+
+    Around what is told to torch: its registries and passes may have another form than they had.
+    """
+    global captures
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, Warning):  # raised, for whoever runs with warnings as errors
+            raise
+        _failed[name] = f"torch {torch.__version__} is not as expected ({_said(error)})"
+        captures = captures and name not in ("operator", "capture")
+        is_there(name)
+
+
+_PACKAGE = str(Path(__file__).parents[1])
+#: what is raised by a line that reads what is not there any more, or calls it as it was called
+_OF_ANOTHER_TORCH = (AttributeError, TypeError, LookupError, ImportError, NameError, AssertionError)
+
+
+def is_own_failure(error: BaseException) -> bool:
+    """Whether a line of this package failed, and did not refuse something."""
+    if not isinstance(error, _OF_ANOTHER_TORCH) or isinstance(error, ScanTypeError):
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+@contextlib.contextmanager
+def own_failures_said(what: str, name: str) -> Iterator[None]:
+    """One line about ``what`` failed within, and how to do without it, by hand."""
+    try:
+        yield
+    except Exception as error:
+        if not is_own_failure(error):
+            raise
+        raise CapabilityMissing(
+            f"torch_scan_hop: {what} failed on torch {torch.__version__} ({_said(error)}). With "
+            f"{VARIABLE}={name}, {CAPABILITIES[name].instead}. Please report it."
+        ) from error
+
+
+def _said(error: BaseException) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"
+
+
+def require(name: str) -> None:
+    """Raise CapabilityMissing if it is not there, or what it needs is not."""
+    for other in CAPABILITIES[name].needs:
+        require(other)
+    reason = why_off(name)
+    if reason is not None:
+        raise CapabilityMissing(
+            f"torch_scan_hop: {CAPABILITIES[name].does} ({name}) is switched off: {reason}."
+        )
+
+
+@functools.cache
+def _missing(name: str, imports: bool, has_dynamo: bool) -> str | None:
+    for shim in CAPABILITIES[name].shims:
+        for path in NAMES.get(shim, "").split():
+            reason = why_not(path, imports)
+            if reason is not None:
+                return f"torch {torch.__version__} {reason}"
+    return None
+
+
+# --- by hand ---
+
+
+def _expanded(names: tuple[str, ...]) -> set[str]:
+    expanded: set[str] = set()
+    for name in names:
+        members = GROUPS.get(name, (name,))
+        for member in members:
+            if member not in CAPABILITIES:
+                known = ", ".join([*CAPABILITIES, *GROUPS])
+                raise ValueError(f"torch_scan_hop: no capability is called {name!r}; {known} are.")
+        expanded.update(members)
+    return expanded
+
+
+@contextlib.contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Switch capabilities off for a while.
+
+    >>> with without("kernels"):
+    ...     is_there("cpu_kernels")
+    False
+    """
+    global captures
+    more = _expanded(names) - _by_hand
+    before = captures
+    _by_hand.update(more)
+    captures = before and not more & {"operator", "capture"}
+    try:
+        yield
+    finally:
+        _by_hand.difference_update(more)
+        captures = before
+
+
+_by_hand.update(_expanded(tuple(os.environ.get(VARIABLE, "").replace(",", " ").split())))
+
+#: whether scans are captured: what Dynamo, which traces code that asks this, must read as a value
+captures = not _by_hand & {"operator", "capture"}
+
+
+def find_out_whether_captures(imports: bool = True) -> bool:
+    """Whether scans are captured, asked when Dynamo is loaded."""
+    global captures
+    if captures and why_off("capture", imports) is not None:
+        captures = False
+        is_there("capture", imports)
+    return captures
+
+
+def report() -> dict[str, str]:
+    """Each capability, and what switched it off; imports Dynamo and Inductor to know."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of what it imports
+        return {name: why_off(name) or "there" for name in CAPABILITIES}

@@ -1,0 +1,87 @@
+"""A part of a trace that may be given up (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.variables.base import (
+    AttributeMutationExisting,
+    ValueMutationExisting,
+)
+
+from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
+
+
+@contextlib.contextmanager
+def taken_back_on_error(tx: Any) -> Iterator[None]:
+    """Take back what is traced within, nodes and changes of Python objects, if it raises.
+
+    What has become known of objects of the program's stays known, since trackers at hand refer to
+    it; so do the graph's inputs.
+    """
+    tracer = tx.output.current_tracer
+    last = next(iter(reversed(tracer.graph.nodes)), None)
+    before = tx.output.side_effects.clone()
+    grad_enabled = torch.is_grad_enabled()
+    try:
+        yield
+    except BaseException:
+        torch._C._set_grad_enabled(grad_enabled)
+        _take_back(tx, before)
+        _erase_after(tracer, last)
+        raise
+
+
+@contextlib.contextmanager
+def changes_are_taken_back(tx: Any) -> Iterator[None]:
+    """As a body's: what it leaves for the next step is raised, and nothing of it stays."""
+    before = tx.output.side_effects.clone()
+    try:
+        with lasting_changes_are_refused(tx):
+            yield
+    finally:
+        _take_back(tx, before)
+
+
+def _take_back(tx: Any, before: Any) -> None:
+    _keep_known_objects(before, tx.output.side_effects)
+    restore_changes(tx.output.side_effects, before)
+    # torch > 2.9: signatures that were made within, of which nothing is known any more
+    getattr(tx.output, "signature_cache", {}).clear()
+
+
+_CHANGES = ("id_to_variable", "store_attr_mutations", "attr_mutation_kinds", "keepalive")
+
+
+def restore_changes(effects: Any, before: Any) -> None:
+    """Make ``effects`` what its clone ``before`` is. It stays the object that it is: a tracker of
+    an object's ``__dict__`` writes to it."""
+    for name in _CHANGES:
+        if hasattr(before, name):
+            setattr(effects, name, getattr(before, name))
+
+
+def _keep_known_objects(before: Any, after: Any) -> None:
+    existing = (AttributeMutationExisting, ValueMutationExisting)
+    for value in after.keepalive:
+        variable = after.id_to_variable.get(id(value))
+        known = id(value) in before.id_to_variable
+        if not known and isinstance(getattr(variable, "mutation_type", None), existing):
+            before.id_to_variable[id(value)] = variable
+            before.keepalive.append(value)
+
+
+def _erase_after(tracer: Any, last: Any) -> None:
+    """Nodes after ``last`` that nobody reads, but for inputs and for sizes that are noted."""
+    proxies = (p for p in tracer.bound_symbols.values() if isinstance(p, fx.Proxy))
+    noted = {proxy.node for proxy in proxies}
+    for node in reversed(list(tracer.graph.nodes)):
+        if node is last:
+            return
+        is_input = node.op in ("placeholder", "get_attr")
+        if not (is_input or node.users or node in noted):
+            tracer.remove_node(node)

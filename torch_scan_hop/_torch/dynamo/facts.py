@@ -1,0 +1,122 @@
+"""What a body asks of its tensors that is no operator (checked on torch 2.9.1, 2.13.0, 2.15.0).
+
+``h.requires_grad``, ``h.is_leaf``, ``h is h0``: answered when a body is traced, for all its steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.tensor import TensorVariable
+
+from torch_scan_hop._torch.dynamo.variables import example_value
+
+#: code that is not the user's: torch's, and this package's
+_OTHERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+# of a tensor that requires grad: what differs between a leaf and an operator's result
+_OF_LEAVES = frozenset({"grad", "grad_fn", "is_leaf", "retains_grad"})
+_GETATTR = "tp_getattro_impl" if "tp_getattro_impl" in vars(TensorVariable) else "var_getattr"
+
+
+@dataclass(eq=False)
+class Facts:
+    """What a body asked; torch's own code asks, too, but what it does then is the same."""
+
+    grad: bool = False
+    leaf: bool = False
+    kind: bool = False
+    attributes: set[str] = field(default_factory=set)
+    compared: list[tuple[Any, Any]] = field(default_factory=list)
+    #: carries of scans within the body, and what those begin with
+    begun: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def change(self, tx: Any, init: VariableTracker, example: VariableTracker, after: Any) -> bool:
+        """Whether the answers change after the first step of a carry.
+
+        ``init`` is the caller's, ``example`` what the body was traced with, ``after`` what it made
+        of that.
+        """
+        if init.is_python_constant() or after.is_python_constant():
+            return False  # a number, of which torch 2.9 has no example
+        first, later = example_value(init), example_value(after)
+        if not isinstance(first, torch.Tensor) or not isinstance(later, torch.Tensor):
+            return False
+        if (self.grad or self.leaf) and first.requires_grad != later.requires_grad:
+            return True
+        if self.leaf and first.requires_grad and first.is_leaf:
+            return True
+        if self.kind and getattr(init, "class_type", torch.Tensor) is not torch.Tensor:
+            return True
+        if any(_has(tx, init, name) for name in self.attributes):
+            return True
+        given = example_value(example)
+        for around in _noting:
+            around.begun.append((given, first))
+        pairs = [*self.compared, *((b, a) for a, b in self.compared)]
+        return any(self._origin(a) is given and b is first for a, b in pairs)
+
+    def _origin(self, value: Any) -> Any:
+        """What a carry of a scan within the body is, in that scan's first step."""
+        origins = [first for carry, first in self.begun if carry is value]
+        return self._origin(origins[0]) if origins else value
+
+
+def _has(tx: Any, variable: VariableTracker, name: str) -> bool:
+    try:
+        getattr(variable, _GETATTR)(tx, name)
+    except Exception:
+        return False
+    return True
+
+
+# of the bodies that are being traced, the outermost first
+_noting: list[Facts] = []
+
+
+@contextlib.contextmanager
+def facts_noted() -> Iterator[Facts]:
+    """While a body is traced."""
+    facts = Facts()
+    read: Callable[..., Any] = getattr(TensorVariable, _GETATTR)
+    call = BuiltinVariable.call_function
+
+    @functools.wraps(read)
+    def note_attribute(self: TensorVariable, tx: Any, name: str) -> Any:
+        if _is_users(tx):
+            facts.grad = facts.grad or name == "requires_grad"
+            facts.leaf = facts.leaf or name in _OF_LEAVES
+            if not hasattr(torch.Tensor, name):
+                facts.attributes.add(name)
+        return read(self, tx, name)
+
+    @functools.wraps(call)
+    def note_comparison(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.fn in (operator.is_, operator.is_not, isinstance, type) and _is_users(tx):
+            tensors = [a for a in args if isinstance(a.realize(), TensorVariable)]
+            facts.kind = facts.kind or (bool(tensors) and self.fn in (isinstance, type))
+            if len(tensors) == 2:
+                facts.compared.append((example_value(tensors[0]), example_value(tensors[1])))
+        return call(self, tx, args, kwargs)
+
+    setattr(TensorVariable, _GETATTR, note_attribute)
+    BuiltinVariable.call_function = note_comparison  # type: ignore[method-assign]
+    _noting.append(facts)
+    try:
+        yield facts
+    finally:
+        _noting.remove(facts)
+        setattr(TensorVariable, _GETATTR, read)
+        BuiltinVariable.call_function = call  # type: ignore[method-assign]
+
+
+def _is_users(tx: Any) -> bool:
+    return not tx.f_code.co_filename.startswith(_OTHERS)

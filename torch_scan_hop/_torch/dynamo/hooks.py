@@ -1,0 +1,113 @@
+"""Hooks that a body registers on its tensors (checked on torch 2.9.1, 2.13.0, 2.15.0).
+
+Dynamo registers a hook once, when the program has run, on a tensor of the program; or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._C._functorch import peek_interpreter_stack
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import RemovableHandleVariable
+from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
+from torch._dynamo.variables.higher_order_ops import discard_graph_changes, speculate_subgraph
+from torch._dynamo.variables.tensor import TensorVariable
+
+from torch_scan_hop._torch.dynamo.places import users_line
+from torch_scan_hop._torch.dynamo.variables import install_body, known_modules, make_attr
+
+#: ``hooked(tensor, hook, *captured)``: its result, for whoever reads the tensor after it
+Hooked = Callable[..., torch.Tensor]
+
+
+@contextlib.contextmanager
+def hooks_are_captured(hooked: Hooked, operator: Any) -> Iterator[None]:
+    """While ``operator``, a scan, is traced, a tensor that it makes gets its hook from a call of
+    ``hooked``."""
+    tracker: Any = TensorVariable
+    original = tracker._method_register_hook
+
+    @functools.wraps(original)
+    def register_hook(self: TensorVariable, *args: Any) -> VariableTracker:
+        kind, hook = args[-2:]  # after the translator, which torch 2.9 does not pass
+        tx: Any = InstructionTranslator.current_tx()
+        if kind != "register_hook" or _is_outer(tx, self):
+            raise Unsupported(
+                "the body registers a hook on a tensor that it did not make, which the loop does "
+                f"at every step, at {users_line()}. Register it before the scan, or on a tensor "
+                "that the body makes"
+            )
+        _register(tx, self, hook, hooked, operator)
+        return _Handle(mutation_type=ValueMutationNew())
+
+    tracker._method_register_hook = register_hook
+    try:
+        yield
+    finally:
+        tracker._method_register_hook = original
+
+
+class _Handle(RemovableHandleVariable):
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> VariableTracker:
+        raise Unsupported(f"the body calls {name}() of a hook's handle, at {users_line()}")
+
+
+def _is_outer(tx: Any, variable: TensorVariable) -> bool:
+    proxy = variable.as_proxy()
+    return variable.source is not None or proxy.tracer is not tx.output.current_tracer
+
+
+def _register(
+    tx: Any, tensor: TensorVariable, hook: VariableTracker, hooked: Hooked, operator: Any
+) -> None:
+    if peek_interpreter_stack() is not None:
+        raise Unsupported("a transform of the whole loop would lose a hook that the body registers")
+    proxy = tensor.as_proxy()
+    if not proxy.node.meta["example_value"].requires_grad:
+        raise Unsupported("the body registers a hook on a tensor that does not require gradient")
+    with discard_graph_changes(tx):
+        gradient = tensor.call_method(tx, "detach", [], {}).call_method(tx, "clone", [], {})
+    (result, _), graph, lifted = speculate_subgraph(
+        tx,
+        hook,
+        [gradient],
+        {},
+        "a hook of a scan's body",
+        source_target=operator,
+        set_subgraph_inputs="flatten_manual",
+        supports_aliasing=True,
+    )
+    if result.is_python_constant():  # None: the gradient stays what it is
+        return
+    module = fx.GraphModule(known_modules(tx), graph, "Hook")
+    name = make_attr(tx, install_body(tx, "hook", module))
+    made = tx.output.create_proxy("call_function", hooked, (proxy, name, *lifted), {})
+    made.node.meta["example_value"] = proxy.node.meta["example_value"]
+    _let_all_read(proxy.node, made.node)
+    tensor.proxy = made
+
+
+def _let_all_read(node: fx.Node, made: fx.Node) -> None:
+    """A hook is for all uses of a tensor, those before it, too."""
+    earlier = [user for user in node.users if user is not made]
+    if not earlier:
+        return
+    inputs = {made, *(n for n in made.all_input_nodes if n is not node)}
+    place = node
+    while place.next is not made:
+        place = place.next
+        if place in inputs and place.op != "get_attr":
+            raise Unsupported("a hook closes over what the body makes after the tensor's first use")
+    last = node
+    for moved in [n for n in made.all_input_nodes if n.op == "get_attr"] + [made]:
+        last.append(moved)
+        last = moved
+    for user in earlier:
+        user.replace_input_with(node, made)

@@ -1,0 +1,168 @@
+"""Where a body leaves something for its next step (torch 2.9.1, 2.13.0, 2.15.0)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.misc import CellVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+from torch._guards import TracingContext
+
+from torch_scan_hop._torch.dynamo.variables import example_value
+
+
+def is_same(before: Any, after: Any) -> bool:
+    if before is after:
+        return True
+    if not (isinstance(before, VariableTracker) and isinstance(after, VariableTracker)):
+        return bool(before == after)
+    if before.is_python_constant() and after.is_python_constant():
+        one, other = before.as_python_constant(), after.as_python_constant()
+        return type(one) is type(other) and bool(one == other)
+    if before.source is not None and before.source == after.source:
+        return True
+    return _tensor_of(before) is not None and _tensor_of(before) is _tensor_of(after)
+
+
+def _tensor_of(variable: VariableTracker) -> Any:
+    """``module.steps += 1`` assigns what ``iadd`` returns: the tensor that was there, changed."""
+    variable = variable.realize()
+    return example_value(variable) if isinstance(variable, TensorVariable) else None
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def users_line() -> str:
+    """``file:line (code)`` of the user's line that is being traced."""
+    stack = list(TracingContext.extract_stack())
+    if not stack:
+        return "an unknown line"
+    users = [frame for frame in stack if not frame.filename.startswith(_TORCH)]
+    frame = (users or stack)[-1]
+    return f"{frame.filename}:{frame.lineno} ({frame.line})"
+
+
+def refused_change(what: str, line: str) -> Unsupported:
+    return Unsupported(
+        f"the body changes {what}, at {line}: a scan traces a step once, so that this would happen "
+        "once, or not at all. Return the value in ys, or carry it"
+    )
+
+
+AN_OBJECT = "a Python object that it did not make"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a body leaves something for the next step: an attribute, or an item of a container."""
+
+    owner: VariableTracker
+    name: Any
+    is_item: bool
+    line: str
+    before: VariableTracker | None
+    after: VariableTracker
+    how: Sequence[Any] = field(default=(), compare=False)  # torch > 2.9: a kind of assignment
+
+    def read(self, tx: Any) -> VariableTracker:
+        if self.is_item:
+            return self.owner.call_method(tx, "__getitem__", [self.name], {})
+        found = attribute_of(tx.output.side_effects, self.owner, self.name)
+        if found is None:
+            raise self.refusal()
+        return found
+
+    def write(self, tx: Any, value: VariableTracker) -> None:
+        if self.is_item:
+            self.owner.call_method(tx, "__setitem__", [self.name, value], {})
+        else:
+            tx.output.side_effects.store_attr(self.owner, self.name, value, *self.how)
+
+    def __str__(self) -> str:
+        if isinstance(self.owner, CellVariable):
+            return "a nonlocal variable"
+        name = self.name.as_python_constant() if self.is_item else self.name
+        kind = self.owner.python_type().__name__
+        return f"item {name!r} of a {kind}" if self.is_item else f"attribute {name!r} of a {kind}"
+
+    def is_buffer(self) -> bool:
+        return self.is_item and getattr(self.owner.source, "member", "") == "_buffers"
+
+    def is_like(self, other: Place) -> bool:
+        same_name = is_same(self.name, other.name)
+        return self.owner is other.owner and self.is_item == other.is_item and same_name
+
+    def is_in(self, places: Sequence[Place]) -> bool:
+        return any(self.is_like(place) for place in places)
+
+    def is_number(self) -> bool:
+        return _number(self.before) is not None
+
+    def must_settle(self) -> bool:
+        """Whether the first step leaves what is of another kind than what it found."""
+        before, after = self.before, self.after
+        if before is None:  # nothing was there
+            return True
+        if _number(before) is not None and _number(after) is not None:
+            return False
+        if before.is_python_constant() or after.is_python_constant():
+            return True
+        one, other = _tensor_of(before), _tensor_of(after)
+        if one is None or other is None:
+            return (one is None) != (other is None)
+        return one.shape != other.shape or one.dtype != other.dtype
+
+    def refusal(self) -> Unsupported:
+        return refused_change(str(self), self.line)
+
+
+def _number(variable: VariableTracker | None) -> int | float | None:
+    """The number that is counted or scaled from step to step; a flag is none."""
+    variable = None if variable is None else variable.realize()
+    if isinstance(variable, SymNodeVariable):
+        return variable.sym_num
+    if variable is None or not variable.is_python_constant():
+        return None
+    value = variable.as_python_constant()
+    return value if type(value) in (int, float) else None
+
+
+def as_number(tx: Any, value: VariableTracker) -> VariableTracker:
+    """The Python number that the scalar ``value`` is, when the program runs."""
+    shape_env = tx.output.shape_env
+    shape_env.settings = replace(shape_env.settings, allow_scalar_outputs=True)
+    config: Any = dynamo_config
+    with config.patch(capture_scalar_outputs=True):
+        return value.call_method(tx, "item", [], {})
+
+
+class StateAssigned(Unsupported):
+    """A step leaves something for the next one in ``places``: carried, it is a scan."""
+
+    def __init__(self, places: list[Place]) -> None:
+        super().__init__(str(places[0].refusal()))
+        self.places = places
+
+
+def attribute_of(effects: SideEffects, item: VariableTracker, name: str) -> VariableTracker | None:
+    stored = effects.store_attr_mutations.get(item, {})
+    if name in stored:
+        return stored[name]
+    output = effects.output_graph_weakref()
+    if isinstance(item, CellVariable):
+        return item.pre_existing_contents
+    tracker: Any = item
+    read = getattr(tracker, "tp_getattro_impl", None) or tracker.var_getattr  # the first since 2.15
+    try:
+        return read(output.current_tx, name)  # type: ignore[union-attr]
+    except Exception:  # nothing is there, or what Dynamo cannot read
+        return None

@@ -1,0 +1,51 @@
+"""torch.export while it makes a program, and what makes one run (checked on torch 2.9.1, 2.13.0,
+2.15.0)."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+from torch.export import ExportedProgram
+
+from torch_scan_hop._torch.sizes import is_exporting
+from torch_scan_hop._torch.tracing import is_exporting_to_onnx
+
+log = logging.getLogger(__name__)
+
+
+def is_making_a_program() -> bool:
+    """Whether the trace under way is one for readers that this package does not know.
+
+    ONNX's exporter is none of those, nor is Inductor, which compiles ahead of time.
+    """
+    return is_exporting() and not is_exporting_to_onnx() and not _is_compiling_ahead_of_time()
+
+
+def _is_compiling_ahead_of_time() -> bool:
+    virtualized: Any = sys.modules.get("torch._inductor.virtualized")
+    return virtualized is not None and bool(virtualized.V.aot_compilation)
+
+
+def before_a_program_runs(rewrite: Callable[[fx.GraphModule], None]) -> None:
+    """Have ``rewrite`` change, in place, every module that ``ExportedProgram.module()`` makes.
+
+    torch runs that module, and compiles it, decomposes it and exports it to ONNX.
+    """
+    make = ExportedProgram.module
+
+    @functools.wraps(make)
+    def module(self: ExportedProgram, *args: Any, **kwargs: Any) -> Any:
+        made = make(self, *args, **kwargs)
+        try:
+            rewrite(made)
+        except Exception:
+            log.warning("an exported program runs as others would run it", exc_info=True)
+            made = make(self, *args, **kwargs)
+        return made
+
+    ExportedProgram.module = module  # type: ignore[method-assign]

@@ -1,0 +1,111 @@
+"""What is added to a part of a value, added there.
+
+The derivative of reading a part, ``c[i]``, is a value of zeros but for that part, and is added to
+the cotangent of ``c``. Where ``c`` is large that writes and reads all of it twice::
+
+    add(c, index_put(zeros, [i], v, accumulate=True))  =  index_put(c, [i], v, accumulate=True)
+    add(c, select_backward(v, sizes, dim, k))  =  select_scatter(c, select(c, dim, k) + v, dim, k)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
+from torch_scan_hop.body.meta_values import call_recorded
+from torch_scan_hop.body.node_kinds import is_view
+
+aten = torch.ops.aten
+
+LARGE_BYTES = 2**14
+
+_ZEROS = {
+    aten.zeros.default,
+    aten.zeros_like.default,
+    aten.new_zeros.default,
+}
+# of (into, where..., what is added): where it is into zeros, they add to whatever it is into
+_ADDING = {aten.index_add.default, aten.scatter_add.default, aten.index_put.default}
+
+
+def add_at_indices(graph: fx.Graph) -> None:
+    """The first form; and what is zero everywhere is not added."""
+    _rewrite_additions(graph, _added_at_indices)
+
+
+def add_to_slices(graph: fx.Graph) -> None:
+    """The second form."""
+    _rewrite_additions(graph, _added_to_slice)
+
+
+def _rewrite_additions(graph: fx.Graph, total_of: Callable[[Any, Any], fx.Node | None]) -> None:
+    for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        if node.kwargs or not all(_is_like(node, operand) for operand in node.args):
+            continue
+        if not is_large(node.meta["val"]):
+            continue
+        for into, added in (node.args, reversed(node.args)):
+            with graph.inserting_before(node):
+                total = total_of(into, added) if len(added.users) == 1 else None
+            if total is not None:
+                node.replace_all_uses_with(total)
+                graph.erase_node(node)
+                break
+    graph.eliminate_dead_code()
+
+
+def is_large(value: torch.Tensor) -> bool:
+    """Whether a copy of it takes longer than a call or two instead."""
+    return likely_value(value.numel()) * value.element_size() >= LARGE_BYTES
+
+
+def _is_like(node: fx.Node, operand: Any) -> bool:
+    value = operand.meta.get("val") if isinstance(operand, fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        return False
+    like = node.meta["val"]
+    return value.dtype == like.dtype and are_all_known_equal(value.shape, like.shape)
+
+
+def _is_zero(node: Any) -> bool:
+    """Whether each entry is zero, however it is looked at or wherever zeros were written to it."""
+    if not isinstance(node, fx.Node):
+        return False
+    if node.target in _ZEROS:
+        return True
+    if node.target is aten.index_put.default:
+        return _is_zero(node.args[0]) and _is_zero(node.args[2])
+    return is_view(node) and node.target in _VIEWS_OF_ONE and _is_zero(node.args[0])
+
+
+_VIEWS_OF_ONE = {aten.reshape.default, aten.expand.default, aten.permute.default}
+
+
+def _added_at_indices(into: Any, added: Any) -> fx.Node | None:
+    if _is_zero(added):
+        return into  # type: ignore[no-any-return]
+    if added.target not in _ADDING or not _is_zero(added.args[0]):
+        return None
+    if added.target is aten.index_put.default and added.args[3:] != (True,):
+        return None
+    return call_recorded(added.target, into, *added.args[1:], **added.kwargs)
+
+
+def _added_to_slice(into: Any, added: Any) -> fx.Node | None:
+    if added.target not in _OF_SLICES or into.target in _OF_SLICES:
+        return None
+    read, write = _OF_SLICES[added.target]
+    part, _, *where = added.args
+    total = call_recorded(aten.add.Tensor, call_recorded(read, into, *where), part)
+    return call_recorded(write, into, total, *where)
+
+
+# the derivatives of reading a slice: what reads the same one, and what writes it
+_OF_SLICES = {
+    aten.select_backward.default: (aten.select.int, aten.select_scatter.default),
+    aten.slice_backward.default: (aten.slice.Tensor, aten.slice_scatter.default),
+}

@@ -1,0 +1,143 @@
+"""An exported scan, as others read it: torch's contract for ``torch.ops.higher_order.scan``.
+
+Its node has four positional arguments and no keyword, and no result of its body shares memory with
+an input or with another result. A reader may then write the carry before it stacks y, and need not
+know what ``reverse`` is. For ``lambda h, x: (h * 0.5 + x, h)``, reversed::
+
+    scan(h * 0.5 + x, h)  over xs, reverse=True
+    scan(h * 0.5 + x, clone(h))  over flip(xs); flip(ys)
+
+A carry, or what is closed over, is copied before it is viewed, too: ExecuTorch (1.5.1) gives a view
+of an input of the body memory of its own, which nothing is written to.
+
+Where this package runs a program, all that is taken out again: its operator needs none of it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.operators import OpOverload, storage_of
+from torch_scan_hop.body.cleanup import copy_of
+from torch_scan_hop.body.meta_values import call_recorded, replace_by_source, same_strides
+from torch_scan_hop.body.node_kinds import is_identity, is_tensor_node, is_view
+from torch_scan_hop.op import scan_op
+from torch_scan_hop.signature import Signature, output_node, results_of
+
+aten = torch.ops.aten
+
+#: what torch keeps of a node of a program that is saved; the policy is no matter of other readers
+_KEPT, _POLICY = "custom", "torch_scan_hop.checkpoint"
+
+
+def fit_for_readers(body: fx.GraphModule, signature: Signature) -> None:
+    """Change ``body`` in place."""
+    inputs = signature.inputs_of(body)
+    _view_copies_of([*inputs.carry, *inputs.additional])
+    _give_own_memory(body)
+    body.recompile()
+
+
+def _view_copies_of(inputs: Sequence[fx.Node]) -> None:
+    for node in inputs:
+        views = [user for user in node.users if is_view(user)]
+        if not views or not is_tensor_node(node):
+            continue
+        with node.graph.inserting_before(views[0]):
+            copy = call_recorded(aten.clone.default, node)
+        if same_strides(copy.meta["val"], node.meta["val"]):
+            for view in views:
+                view.replace_input_with(node, copy)
+        else:
+            node.graph.erase_node(copy)
+
+
+def _give_own_memory(body: fx.GraphModule) -> None:
+    """Copy results of ``body`` that would share memory with its inputs, or with one another."""
+    taken = {storage_of(n.meta["val"]) for n in _inputs_of(body.graph) if is_tensor_node(n)}
+    output = output_node(body.graph)
+    results: list[Any] = []
+    with body.graph.inserting_before(output):
+        for result in results_of(body.graph):
+            if is_tensor_node(result) and storage_of(result.meta["val"]) in taken:
+                result = call_recorded(aten.clone.default, result)
+            if is_tensor_node(result):
+                taken.add(storage_of(result.meta["val"]))
+            results.append(result)
+    output.args = (tuple(results),)
+
+
+def _inputs_of(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
+
+
+def remember_policy(node: fx.Node, checkpoint: Any) -> None:
+    """Of an exported scan that may be trained where this package is."""
+    if isinstance(checkpoint, str):
+        node.meta[_KEPT] = {**node.meta.get(_KEPT, {}), _POLICY: checkpoint}
+
+
+def as_it_was(module: fx.GraphModule) -> None:
+    """Take out of ``module`` and of its bodies, which are copied, what an export added."""
+    scans = module.graph.find_nodes(op="call_function", target=scan_op)
+    if not scans:
+        return
+    for node in scans:
+        name = str(node.args[0].target)
+        exported = getattr(module, name)
+        body = copy_of(exported)
+        body.meta.update(exported.meta)
+        as_it_was(body)
+        _drop_copies(body)
+        setattr(module, name, body)
+        _reverse_instead_of_flips(node)
+        policy = node.meta.get(_KEPT, {}).get(_POLICY)
+        if policy is not None:
+            node.kwargs = {**node.kwargs, "checkpoint": policy}
+    module.recompile()
+
+
+def _drop_copies(body: fx.GraphModule) -> None:
+    """Of results, and of inputs: where nothing is written, they are the same values."""
+    if any(map(_writes, body.graph.nodes)):
+        return
+    results = results_of(body.graph)
+    for node in body.graph.find_nodes(op="call_function", target=aten.clone.default):
+        is_input = isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
+        if is_identity(node) and (is_input or node in results):
+            replace_by_source(node, node.args[0])
+            body.graph.erase_node(node)
+    body.recompile()
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _reverse_instead_of_flips(node: fx.Node) -> None:
+    """Of a scan whose xs and ys are flipped, all of them, one that goes the other way."""
+    n_carry = len(node.args[1])  # type: ignore[arg-type]
+    xs: Any = node.args[2]
+    if any(user.target is not operator.getitem for user in node.users):
+        return
+    ys = [user for user in node.users if user.args[1] >= n_carry]  # type: ignore[operator]
+    flips = [user for y in ys for user in y.users]
+    if not all(map(_is_flip, [*xs, *flips])):
+        return
+    node.args = (*node.args[:2], [x.args[0] for x in xs], *node.args[3:])
+    node.kwargs = {**node.kwargs, "reverse": not node.kwargs.get("reverse", False)}
+    for flip in flips:
+        flip.replace_all_uses_with(flip.args[0])  # type: ignore[arg-type]
+        node.graph.erase_node(flip)
+    for x in dict.fromkeys(xs):
+        if not x.users:
+            node.graph.erase_node(x)
+
+
+def _is_flip(node: fx.Node) -> bool:
+    return node.target is aten.flip.default and list(node.args[1]) == [0]  # type: ignore[arg-type]

@@ -1,0 +1,135 @@
+"""The steady state of a scan: what a step sees from the second one on.
+
+A scan is captured once, for all its steps. Where the first would be traced differently, it runs on
+its own, before the scan: a carry that is None, a number or smaller at first; what Python asks of it
+(``h.requires_grad``, ``h is h0``); an attribute that is there from the first step on.
+
+What a step assigns to an attribute, and the next one reads, is a carry like those that it is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_scan_hop import tree
+from torch_scan_hop._torch.operators import FlatOperator
+from torch_scan_hop.capture.refusals import refused
+from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
+from torch_scan_hop.fallback import announce, refuse_if_not_allowed
+from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.step import device_of, outputs_of, split_result, start_of
+
+#: in the meta of a body: the leaves that differ after the first step, which is on its own then, and
+#: what its steps leave for one another in objects
+STEADY = "torch_scan_hop.steady"
+
+
+class SteadyScanOperator(FlatOperator):
+    """Is in no graph: its tracker (``variables``) finds how a scan is captured.
+
+    Called with ``(run, combine_fn, template, carry, init, xs, trip_count, schedule)``: it traces
+    ``run(combine_fn, template, carry, xs, trip_count, schedule)``, and where that is no scan of
+    steps that are all alike, takes it back and traces :func:`first_step` from ``init`` before it.
+    """
+
+    def __call__(  # type: ignore[override]
+        self,
+        _run: Any,
+        combine_fn: Any,
+        _template: Any,
+        _carry: Any,
+        init: Any,
+        xs: Any,
+        trip_count: Any,
+        schedule: Any,
+        _settled: Any,
+    ) -> Any:
+        """Python comes here if Dynamo breaks its graph, since the capture turns out to be off."""
+        reason = "torch.compile broke its graph here; TORCH_LOGS=graph_breaks says why"
+        refuse_if_not_allowed(combine_fn, reason)
+        announce(combine_fn, reason)
+        return scan_loop(combine_fn, init, xs, trip_count, schedule.reverse)
+
+
+steady_scan = SteadyScanOperator("scan_steady", cacheable=False)
+
+
+def first_step(combine_fn: Any, start: Any, xs: Any, schedule: Any) -> tuple[Any, Any]:
+    """The first step, as the loop takes it: its carry, numbers and all, and its y."""
+    device = device_of(start, xs)
+    carry, y = split_result(combine_fn(start, _first(xs, schedule.reverse)))
+    return carry, outputs_of(y, device)
+
+
+def _first(xs: Any, reverse: bool) -> Any:
+    return tree.map_leaves(lambda leaf: leaf[-1 if reverse else 0].clone(), xs)
+
+
+def other_steps(
+    run: Any, combine_fn: Any, first: Any, xs: Any, trip_count: Any, schedule: Any, settled: Any
+) -> tuple[Any, Any]:
+    """The scan from the second step on, after ``first``, which :func:`first_step` returned.
+
+    ``settled`` names what has changed in a first step: it may not change again.
+    """
+    carry, y = first
+    if trip_count == 1:
+        return owned(carry, xs), tree.map_leaves(lambda leaf: leaf.unsqueeze(0).clone(), y)
+    rest = tree.map_leaves(lambda leaf: leaf[:-1] if schedule.reverse else leaf[1:], xs)
+    template, start = start_of(carry, rest)
+    carry, ys = steady_scan(
+        run, combine_fn, template, start, carry, rest, trip_count - 1, schedule, settled
+    )
+    return carry, joined(y, ys, schedule.reverse)
+
+
+def owned(carry: Any, xs: Any) -> Any:
+    """``carry`` as a scan returns it: tensors that nobody else has."""
+    device = device_of(carry, xs)
+
+    def own(leaf: Any) -> Any:
+        return tree.number_tensor(leaf, device) if isinstance(leaf, tree.NUMBERS) else leaf.clone()
+
+    return tree.map_leaves(own, carry)
+
+
+def joined(y: Any, ys: Any, reverse: bool) -> Any:
+    """The first step's ``y`` before the others' ``ys``, or behind them."""
+    pairs = list(zip(tree.leaves_with_paths(y, "y"), tree.leaves(ys), strict=False))
+    if len(tree.leaves(y)) != len(tree.leaves(ys)):
+        text = f"has {len(tree.leaves(y))} leaves at step 0 and {len(tree.leaves(ys))} at step 1"
+        raise refused(ScanTypeError, _not_the_same("y", text))
+    parts = []
+    for (path, one), more in pairs:
+        if (one is None) != (more is None) or (one is not None and one.shape != more.shape[1:]):
+            later = None if more is None else more.new_empty(more.shape[1:])
+            text = f"is {describe(one)} at step 0 and {describe(later)} at step 1"
+            raise refused(ScanValueError, _not_the_same(path, text))
+        if one is not None:
+            both = [one.to(more.dtype).unsqueeze(0), more]
+            parts.append(torch.cat(both[::-1] if reverse else both))
+    return tree.unflatten(ys, parts)
+
+
+def _not_the_same(path: str, text: str) -> str:
+    return (
+        f"scan: {path} must be the same at every step, but {text}. It is stacked: return the same "
+        "structure and shapes at every step."
+    )
+
+
+def no_step(
+    run: Any, combine_fn: Any, start: Any, xs: Any, trip_count: Any, schedule: Any
+) -> tuple[Any, Any]:
+    """A scan of no steps whose first would differ from the others: ``start``, and no ys."""
+
+    def own(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, tree.NUMBERS) else leaf.clone()
+
+    def y_of(carry: None, x: Any) -> tuple[None, Any]:
+        return None, split_result(combine_fn(tree.map_leaves(own, start), x))[1]
+
+    _, ys = run(y_of, None, None, xs, trip_count, schedule)
+    return owned(start, xs), ys

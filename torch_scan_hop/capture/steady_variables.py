@@ -1,0 +1,287 @@
+"""Dynamo: how a scan is captured whose first step differs, or whose steps keep state in objects.
+
+An attempt at one scan of all steps is traced first. What it finds is raised, the attempt is taken
+back, and the next one is made with the first step on its own, or with more carries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo.attempts import taken_back_on_error
+from torch_scan_hop._torch.dynamo.errors import (
+    UncapturedHigherOrderOpError,
+    Unsupported,
+    UserError,
+    causes_of,
+    is_programs_own,
+    own_failures_are_unsupported,
+    stack_of,
+    uncaptured,
+)
+from torch_scan_hop._torch.dynamo.facts import Facts
+from torch_scan_hop._torch.dynamo.hooks import hooks_are_captured
+from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number
+from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
+from torch_scan_hop._torch.dynamo.variables import (
+    ConstantVariable,
+    TorchHigherOrderOperatorVariable,
+    TupleVariable,
+    VariableTracker,
+    call_inlined,
+    example_value,
+    sequence_items,
+    write_back,
+)
+from torch_scan_hop._torch.sizes import is_exporting
+from torch_scan_hop.capture.hooks import hooked
+from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
+from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry, note_leaf
+from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
+from torch_scan_hop.capture.user_code import PACKAGE
+from torch_scan_hop.step import device_of, split_result
+
+
+class FirstStepDiffers(Unsupported):
+    """The first step would be traced differently from the others, because of ``leaf``."""
+
+    def __init__(self, leaf: str, text: str) -> None:
+        super().__init__(text)
+        note_leaf(self, leaf, grows=True)
+
+
+def check_facts(
+    tx: Any,
+    facts: Facts,
+    init: Sequence[VariableTracker],
+    examples: Sequence[VariableTracker],
+    after: Sequence[VariableTracker],
+) -> None:
+    """Raise FirstStepDiffers if what the body asks of a carry is answered differently later."""
+    for k, (first, example, later) in enumerate(zip(init, examples, after, strict=False)):
+        if facts.change(tx, first, example, later):
+            text = f"what the body asks of leaf {k} of the carry changes after the first step"
+            raise FirstStepDiffers(text, text)
+
+
+class SteadyScanVariable(TorchHigherOrderOperatorVariable):
+    """Tracks ``scan_steady``."""
+
+    _HOP_NAME = "scan_steady"
+    _ALLOW_FALLBACK_TO_EAGER = False
+
+    def call_function(
+        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        *call, settled = args
+        try:
+            with own_failures_are_unsupported(), hooks_are_captured(hooked, self.value):
+                return _Capture(tx, *call).trace(settled.as_python_constant())
+        except UserError:
+            raise  # what the caller did wrong: said in our words already
+        except (Unsupported, UncapturedHigherOrderOpError) as error:
+            reason = reason_of(error, stack_of(error))
+            raise uncaptured(error, NOT_CAPTURED + reason) from error
+
+
+class _Capture:
+    """One call of ``scan_steady``, see there for its arguments."""
+
+    def __init__(
+        self,
+        tx: Any,
+        run: VariableTracker,
+        combine_fn: VariableTracker,
+        template: VariableTracker,
+        carry: VariableTracker,
+        init: VariableTracker,
+        xs: VariableTracker,
+        trip_count: VariableTracker,
+        schedule: VariableTracker,
+    ) -> None:
+        self.tx, self.run, self.combine_fn = tx, run, combine_fn
+        self.template, self.carry, self.init = template, carry, init
+        self.over = (xs, trip_count, schedule)
+
+    def trace(self, settled: tuple[str, ...]) -> VariableTracker:
+        places: list[Place] = []
+        while True:
+            try:
+                with taken_back_on_error(self.tx), _told(settled, places):
+                    return self._scan(places)
+            except Exception as error:
+                why = error
+            # outside of the handler: what is raised from here on has a cause of its own
+            more = _places_in(why)
+            leaf = _settling(more) or _leaf_in(why)
+            if _is_layers(self.combine_fn):
+                raise why
+            if leaf and leaf not in settled:
+                return self._from_second_step((*settled, leaf), why)
+            stuck = next((p for p in more if p.must_settle() or p.is_in(places)), None)
+            if stuck is not None:
+                raise stuck.refusal()
+            if not more:
+                raise why
+            places += more
+
+    def _scan(self, places: Sequence[Place]) -> VariableTracker:
+        if not places:
+            return self._run(self.combine_fn, self.template, self.carry)
+        tx = self.tx
+        # before: carry          after: (carry, what is at the places)
+        state: VariableTracker = TupleVariable(
+            [call_inlined(tx, _exact, place.read(tx), self.init, self.over[0]) for place in places]
+        )
+        template = self.template
+        if not _is_none(template):
+            template = TupleVariable([template, state])
+        carry: VariableTracker = TupleVariable([self.carry, state])
+        result = self._run(Stateful(self.combine_fn, places), template, carry)
+        carry, ys = sequence_items(tx, result)
+        carry, state = sequence_items(tx, carry)
+        for place, value in zip(places, sequence_items(tx, state), strict=True):
+            _leave(tx, place, value)
+        return TupleVariable([carry, ys])
+
+    def _run(self, combine_fn: Any, template: Any, carry: Any) -> VariableTracker:
+        return self.run.call_function(self.tx, [combine_fn, template, carry, *self.over], {})
+
+    def _from_second_step(self, settled: tuple[str, ...], why: Exception) -> VariableTracker:
+        tx, (xs, trip_count, schedule) = self.tx, self.over
+        if _is_zero(tx, trip_count):
+            with changes_are_undone():
+                return call_inlined(tx, no_step, self.run, self.combine_fn, self.init, *self.over)
+        first = self._first_step(xs, schedule)
+        more = (xs, trip_count, schedule, ConstantVariable.create(settled))
+        try:
+            return call_inlined(tx, other_steps, self.run, self.combine_fn, first, *more)
+        except Exception as error:
+            if not (any(map(is_about_carry, causes_of(error))) or is_programs_own(error)):
+                raise
+        raise why  # and no other steps can follow that one
+
+    def _first_step(self, xs: VariableTracker, schedule: VariableTracker) -> VariableTracker:
+        """On ``init`` itself, or on a copy if it writes to that."""
+        tx = self.tx
+        given = [example_value(v) for v in _tensors(tx, self.init)]
+        versions = [value._version for value in given]
+        with contextlib.suppress(_Written), taken_back_on_error(tx):
+            first = call_inlined(tx, first_step, self.combine_fn, self.init, xs, schedule)
+            if [value._version for value in given] != versions:
+                raise _Written
+            return first
+        start = call_inlined(tx, owned, self.init, xs)
+        return call_inlined(tx, first_step, self.combine_fn, start, xs, schedule)
+
+
+def _leave(tx: Any, place: Place, value: VariableTracker) -> None:
+    """At ``place``, after the scan, what the last step left there."""
+    if is_exporting() and place.is_buffer() and not place.must_settle():
+        # an exported program returns what it makes of a buffer, if it is written to the tensor
+        # itself: what Dynamo assigns after a capture goes past the hook of torch.export
+        assert place.before is not None
+        write_back(tx, place.before.as_proxy(), value.as_proxy())
+    else:
+        place.write(tx, as_number(tx, value) if place.is_number() else value)
+
+
+Steady = tuple[tuple[str, ...], tuple[str, ...]]
+_telling: list[Steady] = []
+
+
+@contextlib.contextmanager
+def _told(settled: tuple[str, ...], places: Sequence[Place]) -> Iterator[None]:
+    _telling.append((settled, tuple(map(str, places))))
+    try:
+        yield
+    finally:
+        _telling.pop()
+
+
+def told_of_steps() -> Steady:
+    """Of the scan that is being captured."""
+    return _telling[-1] if _telling else ((), ())
+
+
+class _Written(Exception):
+    pass
+
+
+class Stateful(VariableTracker):
+    """``combine_fn`` of ``(carry, state)``: what it finds and leaves at ``places`` is carried."""
+
+    def __init__(self, combine_fn: VariableTracker, places: Sequence[Place], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.combine_fn = combine_fn
+        self.places = tuple(places)
+
+    def call_function(
+        self, tx: Any, args: Sequence[VariableTracker], kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        both, x = args
+        carry, state = sequence_items(tx, both)
+        before = [place.read(tx) for place in self.places]
+        self._write(tx, sequence_items(tx, state))
+        result = self.combine_fn.call_function(tx, [carry, x], {})
+        carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
+        state = TupleVariable([place.read(tx) for place in self.places])
+        self._write(tx, before)
+        return TupleVariable([TupleVariable([carry, state]), y])
+
+    def _write(self, tx: Any, values: Sequence[VariableTracker]) -> None:
+        for place, value in zip(self.places, values, strict=True):
+            place.write(tx, value)
+
+
+def _places_in(error: BaseException) -> list[Place]:
+    return next((e.places for e in causes_of(error) if isinstance(e, StateAssigned)), [])
+
+
+def _leaf_in(error: BaseException) -> str:
+    return next(filter(None, map(changed_leaf, causes_of(error))), "")
+
+
+def _settling(places: Sequence[Place]) -> str:
+    """What the first step leaves of another kind; "" if it does not, or leaves nothing."""
+    return next((str(place) for place in places if place.must_settle()), "")
+
+
+def _is_layers(combine_fn: VariableTracker) -> bool:
+    """Of ``scan_layers``: each layer has attributes of its own, and one stands for all of them."""
+    code = getattr(getattr(combine_fn, "get_code", lambda: None)(), "co_filename", "")
+    return str(code) == f"{PACKAGE}/layers.py"
+
+
+def _is_none(variable: VariableTracker) -> bool:
+    return variable.is_python_constant() and variable.as_python_constant() is None
+
+
+def _is_zero(tx: Any, trip_count: VariableTracker) -> bool:
+    return bool(call_inlined(tx, _no_steps, trip_count).as_python_constant())
+
+
+def _no_steps(trip_count: Any) -> bool:
+    if trip_count == 0:  # a symbol is decided here, and guarded
+        return True
+    return False
+
+
+def _tensors(tx: Any, value: VariableTracker) -> list[VariableTracker]:
+    leaves = sequence_items(tx, call_inlined(tx, tree.tensors, value))
+    return [v for v in leaves if isinstance(example_value_or_none(v), torch.Tensor)]
+
+
+def example_value_or_none(variable: VariableTracker) -> Any:
+    return None if variable.is_python_constant() else example_value(variable)
+
+
+def _exact(value: Any, init: Any, xs: Any) -> Any:
+    if isinstance(value, (int, float)):
+        return tree.exact_tensor(value, device_of(init, xs))
+    return value

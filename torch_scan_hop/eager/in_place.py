@@ -1,0 +1,60 @@
+"""Which writes of a step are made where their value lies, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from torch import fx
+
+from torch_scan_hop.body.added_parts import is_large
+from torch_scan_hop.body.node_kinds import viewed
+from torch_scan_hop.body.partial_writes import PART_OF, WRITE_OF, is_fresh, writes_in_place
+from torch_scan_hop.eager.calls import binding
+from torch_scan_hop.signature import Inputs, Outputs
+
+
+def calls_in_place(
+    graph: fx.Graph,
+    roles: Inputs[fx.Node],
+    outputs: Outputs[fx.Node],
+    own: Collection[fx.Node],
+    lent: Collection[fx.Node],
+) -> dict[fx.Node, Callable[..., Any]]:
+    """What to call for each such write, with the arguments of its node.
+
+    The memory of ``own`` inputs is the loop's; that of ``lent`` results is not.
+    """
+    own = {*own, *_own_carries(roles, outputs, lent)}
+    return {node: _call(node) for node in writes_in_place(graph, own, lent, _is_dear)}
+
+
+def _call(write: fx.Node) -> Callable[..., Any]:
+    if write.target in WRITE_OF:
+        return binding(WRITE_OF[write.target])
+    part_of = binding(PART_OF[write.target])
+
+    def write_part(value: Any, source: Any, *where: Any, **named: Any) -> Any:
+        part_of(value, *where, **named).copy_(source)
+        return value
+
+    return write_part
+
+
+def _own_carries(
+    roles: Inputs[fx.Node], outputs: Outputs[fx.Node], lent: Collection[fx.Node]
+) -> list[fx.Node]:
+    """Those that are new at each step: no row of a stack, and nothing that goes on elsewhere."""
+    memory = [viewed(after) for after in outputs.carry]
+    pairs = zip(roles.carry, outputs.carry, strict=True)
+    return [
+        carry
+        for carry, after in pairs
+        if is_fresh(after) and after not in lent and memory.count(after) == 1
+    ]
+
+
+def _is_dear(write: fx.Node) -> bool:
+    """Copying the value would take longer than a call or two."""
+    example = write.meta["val"]
+    return example.device.type == "cpu" and is_large(example)

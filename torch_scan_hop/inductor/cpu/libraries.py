@@ -1,0 +1,165 @@
+"""Which library is faster for a large float32 product on this machine: MKL or oneDNN.
+
+It is measured, for a few milliseconds, where a product of such sizes and layouts is first compiled
+for, and kept in a file beside what Inductor keeps: of this processor, torch, and number of threads.
+No table knows that: for 256x512x2048, oneDNN takes 0.44 of MKL's time on one AMD EPYC, and 0.83 on
+the next.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_scan_hop._torch.isolation import isolated, torch_functions_disabled
+from torch_scan_hop._torch.onednn import compilers_folder, has_both_libraries, product
+from torch_scan_hop._torch.sizes import likely_value
+
+#: of MKL's time, what oneDNN may take: below, it is no chance that it was faster
+FASTER = 0.95
+#: of a product that is measured; a larger one is as its half
+MOST_FLOPS = 2.0**28
+#: that the calls of one measurement take together: short ones are often disturbed, and repeated
+SECONDS = 0.008
+FEWEST_ROUNDS = 5
+#: what slower calls are is told by the rest of the machine: a thread waits for one that has no core
+LEAST_FLOPS_PER_SECOND = 4e9
+
+#: A matrix of so many rows and columns, for each way in which it may lie in memory.
+LAYOUTS: dict[str, Callable[[int, int], Tensor]] = {
+    "rows": lambda rows, columns: _numbers(rows, columns),
+    "columns": lambda rows, columns: _numbers(columns, rows).t(),
+    # parts of a wider matrix
+    "rows apart": lambda rows, columns: _numbers(rows, 2 * columns)[:, :columns],
+    "columns apart": lambda rows, columns: _numbers(columns, 2 * rows)[:, :rows].t(),
+    # parts of a complex one
+    "entries apart": lambda rows, columns: _numbers(rows, columns, 2)[..., 0],
+}
+
+
+def _numbers(*shape: int) -> Tensor:
+    return torch.full(shape, 0.5, dtype=torch.float32, device="cpu")
+
+
+def layout_of(matrix: Tensor) -> str:
+    """Which of ``LAYOUTS`` that is.
+
+    >>> layout_of(torch.ones(3, 4).t()), layout_of(torch.ones(3, 4)[:, :2])
+    ('columns', 'rows apart')
+    """
+    rows, columns = map(likely_value, matrix.shape)
+    row, column = map(likely_value, matrix.stride())
+    across, along = columns == 1 or column == 1, rows == 1 or row == 1
+    if across and (rows == 1 or row == columns):
+        return "rows"
+    if along and (columns == 1 or column == rows):
+        return "columns"
+    if across and row >= columns:
+        return "rows apart"
+    return "columns apart" if along and column >= rows else "entries apart"
+
+
+def onednn_is_faster(sizes: Sequence[int], left: str = "rows", right: str = "rows") -> bool:
+    """Whether oneDNN is, for ``sizes`` rows, depth and columns, and matrices of those layouts.
+
+    What is copied for it is copied in that time.
+    """
+    if not has_both_libraries():
+        return False
+    sizes = measured_sizes(sizes)
+    key = f"{'x'.join(map(str, sizes))}, {left} by {right}"
+    path = _file(torch.get_num_threads(), compilers_folder())
+    known = _known(path)
+    if key not in known:
+        seconds = _best_seconds(LAYOUTS[left](*sizes[:2]), LAYOUTS[right](*sizes[1:]))
+        if _flops(sizes) / max(seconds) < LEAST_FLOPS_PER_SECOND:
+            return False  # and the next one that is compiled is measured again
+        known[key] = seconds[0] / seconds[1]
+        _keep(path, known)
+    return known[key] < FASTER
+
+
+def measured_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Powers of two, near ``sizes``, so that a few of them stand for all.
+
+    >>> measured_sizes((1, 240, 520)), measured_sizes((100_000, 512, 1024))
+    ((1, 256, 512), (512, 512, 512))
+    """
+    near = [1 << round(math.log2(max(size, 1))) for size in sizes]
+    while _flops(near) > MOST_FLOPS:
+        near[near.index(max(near))] //= 2
+    return tuple(near)
+
+
+def _flops(sizes: Sequence[int]) -> float:
+    return 2.0 * math.prod(sizes)
+
+
+def _best_seconds(left: Tensor, right: Tensor) -> tuple[float, float]:
+    """Of oneDNN and of MKL: the shortest of some calls, which take turns."""
+    calls = (lambda: product(left, right), lambda: torch.mm(left, right))
+    best = [math.inf, math.inf]
+    with isolated(), torch.no_grad(), torch_functions_disabled():
+        for call in calls:
+            call()  # the first one finds its kernel
+        end, rounds = time.perf_counter() + SECONDS, 0
+        while rounds < FEWEST_ROUNDS or time.perf_counter() < end:
+            best = [min(known, _seconds(call)) for known, call in zip(best, calls, strict=True)]
+            rounds += 1
+    return best[0], best[1]
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def processor() -> str:
+    """The kind that this machine's is, as it says itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor()
+    names = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
+    return "\n".join(line for line in lines if line.split("\t")[0].split(":")[0].strip() in names)
+
+
+@functools.cache
+def _file(threads: int, folder: str) -> Path:
+    kind = f"{processor()} {torch.__version__} {torch.__config__.show()} {threads}"
+    return Path(folder) / "torch_scan_hop" / hashlib.sha256(kind.encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _known(path: Path) -> dict[str, float]:
+    """What is kept in that file, and what this process measured besides."""
+    try:
+        kept = json.loads(path.read_text())
+        return {str(key): float(ratio) for key, ratio in kept.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _keep(path: Path, known: dict[str, float]) -> None:
+    """Whoever reads the file at the same time finds all of it, or all of what it was."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, written = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump(known, file, indent=0)
+        os.replace(written, path)
+    except OSError:
+        pass  # nothing is kept, and the next process measures for itself

@@ -1,0 +1,284 @@
+"""``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` as scans: their arguments, parameters, shapes and errors.
+
+They are ``nn.RNNBase``, which has the parameters and checks the arguments; what runs is a scan for
+each layer and direction. Whatever a scan can do they can: double backward, ``vmap``, ``compile``,
+export with any trip count, and ``lengths=``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from torch_scan_hop import tree
+from torch_scan_hop.capture.refusals import refused
+from torch_scan_hop.errors import ScanTypeError
+from torch_scan_hop.nn.over_time import over_time, packed_like, permuted, unpacked, valid_steps
+
+Weights = dict[str, Tensor]
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class _Layers(nn.RNNBase):
+    """One layer after another. A state is a tensor ``[layers * directions, B, H]``, or a tuple."""
+
+    step: Callable[..., Any]
+    #: what ``scan`` is told
+    options: dict[str, Any] | None = None
+
+    def _state_sizes(self) -> list[int]:
+        """Of the leaves of the state."""
+        return [self.hidden_size]
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Any = None,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> tuple[Any, Any]:
+        """As of torch.nn's layer; ``lengths``: of each sequence of a padded batch, ``[B]``."""
+        if isinstance(input, PackedSequence):
+            if lengths is not None:
+                raise refused(
+                    ScanTypeError,
+                    f"{type(self).__name__}: a PackedSequence has lengths of its own: pass none.",
+                )
+            x, sizes = unpacked(input)
+            state = permuted(hx, input.sorted_indices, 1)
+            state = self._checked(input.data, x, state, input.batch_sizes)
+            ys, state = self._run(x, state, valid_steps(sizes, x))
+            return packed_like(input, ys, sizes), permuted(state, input.unsorted_indices, 1)
+        is_batched = self._check_dimensions(input, hx)
+        batch_dim = 0 if self.batch_first else 1
+        if not is_batched:
+            input = input.unsqueeze(batch_dim)
+            hx = None if hx is None else tree.map_leaves(lambda leaf: leaf.unsqueeze(1), hx)
+        x = input.transpose(0, 1) if self.batch_first else input
+        state = self._checked(input, x, hx, None)
+        valid = None if lengths is None else valid_steps(lengths, x)
+        ys, state = self._run(x, state, valid)
+        ys = ys.transpose(0, 1) if self.batch_first else ys
+        if not is_batched:
+            return ys.squeeze(batch_dim), tree.map_leaves(lambda leaf: leaf.squeeze(1), state)
+        return ys, state
+
+    def _check_dimensions(self, input: Tensor, hx: Any) -> bool:
+        """Whether there is a batch; in torch.nn's words where there is neither."""
+        name = type(self).__name__
+        if input.dim() not in (2, 3):
+            tensor = " tensor" if name == "RNN" else ""
+            raise ValueError(
+                f"{name}: Expected input to be 2D or 3D, got {input.dim()}D{tensor} instead"
+            )
+        if hx is not None:
+            self._check_hx_dimensions(hx, input.dim())
+        return input.dim() == 3
+
+    def _check_hx_dimensions(self, hx: Any, dim: int) -> None:
+        if hx.dim() != dim:
+            batched = "batched" if dim == 3 else "unbatched"
+            raise RuntimeError(
+                f"For {batched} {dim}-D input, hx should also be {dim}-D but got "
+                f"{hx.dim()}-D tensor"
+            )
+
+    def _checked(self, input: Tensor, x: Tensor, hx: Any, batch_sizes: Tensor | None) -> Any:
+        """``hx``, or zeros; ``input`` as it was given, ``x`` time first."""
+        if hx is None:
+            count = self.num_layers * (2 if self.bidirectional else 1)
+            zeros = [x.new_zeros(count, x.shape[1], size) for size in self._state_sizes()]
+            hx = tuple(zeros) if len(zeros) > 1 else zeros[0]
+        self.check_forward_args(input, hx, batch_sizes)
+        return hx
+
+    def _run(self, x: Tensor, state: Any, valid: Tensor | None) -> tuple[Tensor, Any]:
+        directions = ("", "_reverse") if self.bidirectional else ("",)
+        last: list[Any] = []
+        for layer in range(self.num_layers):
+            if layer and self.dropout:
+                x = F.dropout(x, self.dropout, self.training)
+            outputs = []
+            for direction in directions:
+                cell = functools.partial(self.step, self._weights(f"_l{layer}{direction}"))
+                own = _at(len(last), state)
+                how = {"valid": valid, "reverse": bool(direction), **(self.options or {})}
+                ys, own = over_time(cell, x, own, layer=self, **how)
+                outputs.append(ys)
+                last.append(_as_given_out(own, ys))
+            x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+        return x, _stacked(last)
+
+    def _weights(self, suffix: str) -> Weights:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+        found = {name: getattr(self, name + suffix, None) for name in names}
+        return {name: weight for name, weight in found.items() if weight is not None}
+
+
+def _at(k: int, state: Any) -> Any:
+    return tree.map_leaves(lambda leaf: leaf[k], state)
+
+
+def _as_given_out(state: Any, ys: Tensor) -> Any:
+    """Under autocast, where a step gives out a narrower h than it was given, the last h is as it
+    was given out, as torch.nn's is."""
+    if isinstance(state, tuple):
+        h, c = state
+        return h.to(ys.dtype), c
+    return state.to(ys.dtype)
+
+
+def _stacked(states: Sequence[Any]) -> Any:
+    if isinstance(states[0], tuple):
+        return tuple(map(torch.stack, zip(*states, strict=True)))
+    return torch.stack(list(states))
+
+
+def _products(weights: Weights, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    return (
+        F.linear(x, weights["weight_ih"], weights.get("bias_ih")),
+        F.linear(h, weights["weight_hh"], weights.get("bias_hh")),
+    )
+
+
+class LSTM(_Layers):
+    """``nn.LSTM`` as scans, with its arguments, parameters and results.
+
+    ``load_state_dict`` takes what ``nn.LSTM`` saved. ``lengths=`` in the call says how long each
+    sequence of a padded batch is; ``options``, which is a dict, is told to
+    :func:`torch_scan_hop.scan`, as ``{"compile": True}``.
+
+    Example:
+        >>> torchs = nn.LSTM(3, 4, num_layers=2, bidirectional=True)
+        >>> ours = LSTM(3, 4, num_layers=2, bidirectional=True)
+        >>> ours.load_state_dict(torchs.state_dict())
+        <All keys matched successfully>
+        >>> x = torch.randn(5, 2, 3)
+        >>> bool(torch.allclose(ours(x)[0], torchs(x)[0], atol=1e-6))
+        True
+    """
+
+    check_forward_args = nn.LSTM.check_forward_args  # type: ignore[assignment]
+    get_expected_cell_size = nn.LSTM.get_expected_cell_size
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__("LSTM", *args, **kwargs)
+
+    def _state_sizes(self) -> list[int]:
+        return [self.proj_size or self.hidden_size, self.hidden_size]
+
+    def _check_hx_dimensions(self, hx: Any, dim: int) -> None:
+        h, c = hx
+        if h.dim() != dim or c.dim() != dim:
+            batched = "batched" if dim == 3 else "unbatched"
+            raise RuntimeError(
+                f"For {batched} {dim}-D input, hx and cx should also be {dim}-D but got "
+                f"({h.dim()}-D, {c.dim()}-D) tensors"
+            )
+
+    @staticmethod
+    def step(weights: Weights, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        h, c = state
+        of_x, of_h = _products(weights, x, h)
+        i, f, g, o = (of_x + of_h).chunk(4, -1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return (F.linear(h, weights["weight_hr"]) if "weight_hr" in weights else h), c
+
+
+class GRU(_Layers):
+    """``nn.GRU`` as scans: see :class:`LSTM`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _refuse_projection(kwargs)
+        super().__init__("GRU", *args, **kwargs)
+
+    @staticmethod
+    def step(weights: Weights, x: Tensor, h: Tensor) -> Tensor:
+        of_x, of_h = _products(weights, x, h)
+        (r_x, z_x, n_x), (r_h, z_h, n_h) = of_x.chunk(3, -1), of_h.chunk(3, -1)
+        r, z = torch.sigmoid(r_x + r_h), torch.sigmoid(z_x + z_h)
+        n = torch.tanh(n_x + r * n_h)
+        return n + z * (h - n)
+
+
+class RNN(_Layers):
+    """``nn.RNN`` as scans: see :class:`LSTM`."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        _refuse_projection(kwargs)
+        if nonlinearity not in ("tanh", "relu"):
+            raise ValueError(
+                f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'."
+            )
+        self.nonlinearity = nonlinearity
+        super().__init__(
+            f"RNN_{nonlinearity.upper()}", input_size, hidden_size, num_layers, *args, **kwargs
+        )
+
+    @property
+    def step(self) -> Callable[..., Any]:  # type: ignore[override]
+        """One function for all calls: a method would be another object at each."""
+        return _relu_step if self.nonlinearity == "relu" else _tanh_step
+
+
+def _tanh_step(weights: Weights, x: Tensor, h: Tensor) -> Tensor:
+    of_x, of_h = _products(weights, x, h)
+    return torch.tanh(of_x + of_h)
+
+
+def _relu_step(weights: Weights, x: Tensor, h: Tensor) -> Tensor:
+    of_x, of_h = _products(weights, x, h)
+    return torch.relu(of_x + of_h)
+
+
+def _refuse_projection(kwargs: dict[str, Any]) -> None:
+    if "proj_size" in kwargs:
+        raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
+
+
+# torch_xla puts a GRU of its own into torch.nn
+_OURS: dict[type[nn.Module], type[_Layers]] = {
+    nn.LSTM: LSTM,
+    nn.GRU: GRU,
+    nn.modules.rnn.GRU: GRU,
+    nn.RNN: RNN,
+}
+
+
+def convert(model: Module) -> Module:
+    """``model`` with ``LSTM``, ``GRU`` and ``RNN`` of this package in the place of torch.nn's.
+
+    The model is changed in place; a layer that is the model itself is returned anew. Parameters,
+    hooks and modes are the same objects. Layers of classes that derive from torch.nn's stay.
+
+    Example:
+        >>> model = nn.ModuleDict({"encoder": nn.GRU(3, 4), "head": nn.Linear(4, 2)})
+        >>> type(convert(model)["encoder"])
+        <class 'torch_scan_hop.nn.like_torch.GRU'>
+    """
+    made: dict[nn.Module, nn.Module] = {}
+    for module in [*model.modules()]:
+        if type(module) in _OURS:
+            ours = object.__new__(_OURS[type(module)])
+            ours.__dict__ = module.__dict__
+            made[module] = ours
+    for path, module in [*model.named_modules(remove_duplicate=False)]:
+        if path and module in made:
+            owner, _, name = path.rpartition(".")
+            setattr(model.get_submodule(owner), name, made[module])
+    return made.get(model, model)  # type: ignore[return-value]

@@ -1,0 +1,91 @@
+"""The package where torch has not got what the operator needs: every scan is the Python loop.
+
+Nothing here, nor in what this imports, uses a private name of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from torch_scan_hop._torch.capabilities import CapabilityMissing, require, why_off
+from torch_scan_hop.arguments import checked_call, stacked_along
+from torch_scan_hop.fallback import refuse_if_not_allowed
+from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.schedule.strategies import Schedule
+
+__all__ = ["Explanation", "accelerate_torch", "debug", "explain", "scan", "scan_layers"]
+
+
+# asked once: Dynamo traces what follows
+_REASON = f"the operator is switched off: {why_off('operator')}"
+
+
+def scan(
+    combine_fn: Any,
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    *,
+    dim: int = 0,
+    reverse: bool = False,
+    unroll: int = 1,
+    checkpoint: Any = None,
+    compile: bool | None = None,
+    progress: bool | str | None = None,
+) -> tuple[Any, Any]:
+    """As :func:`torch_scan_hop.api.scan`; ``unroll`` and what follows it change nothing."""
+    call = checked_call(combine_fn, init, xs, length, dim, Schedule(reverse, unroll, checkpoint))
+    refuse_if_not_allowed(combine_fn, _REASON)
+    carry, ys = scan_loop(combine_fn, init, call.xs, call.trip_count, reverse)
+    return carry, stacked_along(dim, call.xs, ys)
+
+
+def scan_layers(
+    layers: Iterable[nn.Module],
+    input_data: Any,
+    partition_fn: Any = None,
+    is_layer_pure: bool = False,
+    *,
+    checkpoint: Any = None,
+) -> Any:
+    """As :func:`torch_scan_hop.layers.scan_layers`: each layer runs itself."""
+    for layer in layers:
+        is_tuple = isinstance(input_data, tuple)
+        input_data = layer(*input_data) if is_tuple else layer(input_data)
+    return input_data
+
+
+@contextlib.contextmanager
+def debug(detect_nonfinite: bool = False) -> Iterator[None]:
+    """Every scan is the loop that ``debug()`` asks for; its watch for nan needs the operator."""
+    if detect_nonfinite:
+        require("operator")
+    yield
+
+
+class Explanation:
+    """What ``explain`` would give."""
+
+
+def explain(*args: Any, **options: Any) -> Explanation:
+    """Refused: there is nothing to explain."""
+    require("operator")
+    raise CapabilityMissing("torch_scan_hop: every scan is a Python loop.")
+
+
+class accelerate_torch:
+    """Refused: there is no operator to run torch's ``scan()`` on."""
+
+    def __init__(self, on: bool = True) -> None:
+        if on:
+            require("operator")
+
+    def __enter__(self) -> accelerate_torch:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        pass

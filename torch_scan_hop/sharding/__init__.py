@@ -1,0 +1,177 @@
+"""Scans of DTensors: the body of shards, with the collectives in it that DTensor's rules ask for.
+
+A carry's layout must be the same before and after a step. Where a step returns another than it was
+given, the next one is tried with that: ``h @ w`` with a column-sharded ``w`` gives a sharded ``h``.
+Or it is moved back at the end of each step.
+What starts as a plain tensor is tried as a sum over the ranks, too: a gradient of weights that all
+ranks have is such a sum, and adding it up on each rank needs no collective at any step.
+Of what settles, the body with the fewest collectives is taken. Every rank comes to the same answer,
+since it is found from shapes and layouts of whole tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torch_scan_hop._torch.dtensors import (
+    MeshLayout,
+    Placements,
+    cost_of_collectives,
+    is_dtensor,
+    layout_of,
+    moved,
+    others_are_replicated,
+    replicated,
+    shard_of,
+    summed,
+    without_repetitions,
+)
+from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
+from torch_scan_hop._torch.operators import disable_proxy_modes_tracing, past_module_hooks
+from torch_scan_hop._torch.tracing import run_fake, trace
+from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
+from torch_scan_hop.op import Body
+from torch_scan_hop.signature import Inputs
+
+# so often a carry may change its layout before it is replicated
+MAX_ROUNDS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedBody:
+    """``body`` takes and returns shards; of carries and of a step's ys, laid out so."""
+
+    body: fx.GraphModule
+    carry: list[MeshLayout]
+    ys: list[MeshLayout]
+
+
+def sharded_body(
+    body: Body, inputs: Inputs[Any], layouts: Inputs[Any], over_steps: int | None = None
+) -> ShardedBody:
+    """Made once for each way ``body`` is called.
+
+    ``layouts``: of the inputs, None for numbers. ``over_steps``: the dimension of the mesh along
+    which ranks are at different steps; nothing is split along it in a step.
+    """
+
+    def make() -> ShardedBody:
+        with disable_proxy_modes_tracing():
+            return _Sharding(body, inputs, layouts, over_steps).best()
+
+    of_shards = inputs_metadata(inputs.map(shard_of))
+    key = ("sharded", over_steps, tuple(layouts.flat()), of_shards, autocast_state())
+    return remember(body, key, make)
+
+
+class _Sharding:
+    def __init__(
+        self, body: Body, inputs: Inputs[Any], layouts: Inputs[Any], over_steps: int | None
+    ) -> None:
+        self.body, self.inputs, self.layouts = body, inputs, layouts
+        self.over_steps = over_steps
+        self.mode = fake_mode_of([shard_of(value) for value in inputs.flat()])
+        self.mesh = layouts.xs[0].mesh
+
+    def best(self) -> ShardedBody:
+        tried: list[list[Placements]] = []
+        for start in self._starts():
+            for keep in (False, True):
+                carry = self._settled(start, keep)
+                if carry not in tried:
+                    tried.append(carry)
+        return min(map(self._traced, tried), key=lambda made: cost_of_collectives(made.body))
+
+    def _starts(self) -> list[list[Placements]]:
+        """As the carries are given; and the plain ones as sums, or as an input that they fit."""
+        given = [c.placements for c in self.layouts.carry]
+        plain = [
+            not is_dtensor(c) and (c.is_floating_point() or c.is_complex())
+            for c in self.inputs.carry
+        ]
+        if not any(plain):
+            return [given]
+        of_shape = {a.shape: a.placements for a in self.layouts.additional if a is not None}
+        alike = [of_shape.get(c.shape, c.placements) for c in self.layouts.carry]
+        sums = [summed(self.mesh, self.over_steps)] * len(given)
+        return [
+            given,
+            *(
+                [other if flag else p for p, other, flag in zip(given, others, plain, strict=True)]
+                for others in (sums, alike)
+            ),
+        ]
+
+    def _settled(self, start: list[Placements], keep: bool) -> list[Placements]:
+        """What steps that start so keep. ``keep``: DTensors are moved back at each step."""
+        kept = [keep and is_dtensor(c) for c in self.inputs.carry]
+        carry = start
+        for _ in range(MAX_ROUNDS):
+            before, after = carry, self._after(carry)
+            carry = [p if k else q for p, q, k in zip(start, after, kept, strict=True)]
+            if before == carry:
+                return carry
+        pairs = zip(before, carry, strict=True)
+        return [p if p == q else replicated(self.mesh) for p, q in pairs]
+
+    def _after(self, carry: list[Placements]) -> list[Placements]:
+        """What a step makes of carries that are placed so."""
+        found: list[Placements] = []
+
+        def run(*shards: Any) -> None:
+            results = self._step(carry, shards)[: len(carry)]
+            found.extend(layout_of(c, self.mesh).placements for c in results)
+
+        with torch.no_grad():
+            run_fake(run, self._examples(carry), self.mode)
+        return found
+
+    def _traced(self, carry: list[Placements]) -> ShardedBody:
+        n_carry = len(carry)
+        kept = self._slices(carry)[:n_carry]
+        ys: list[MeshLayout] = []
+
+        def run(*shards: Any) -> list[Any]:
+            results = self._step(carry, shards)
+            layouts = [layout_of(value, self.mesh) for value in results]
+            ys[:] = layouts[n_carry:]
+            moves = zip(results[:n_carry], layouts, kept, strict=False)
+            carries = [moved(shard_of(c), before, after) for c, before, after in moves]
+            return [*carries, *map(shard_of, results[n_carry:])]
+
+        with torch.no_grad():
+            graph = trace(run, self._examples(carry), self.mode)
+        without_repetitions(graph)
+        return ShardedBody(graph, kept, ys)
+
+    def _slices(self, carry: Sequence[Placements]) -> list[Any]:
+        """The layouts of what a step takes."""
+        pairs = zip(self.layouts.carry, carry, strict=True)
+        return [
+            *(layout.placed(placements) for layout, placements in pairs),
+            *(x.of_slice() for x in self.layouts.xs),
+            *self.layouts.additional,
+        ]
+
+    def _step(self, carry: Sequence[Placements], shards: Sequence[Any]) -> list[Any]:
+        pairs = zip(self._slices(carry), shards, strict=True)
+        whole = [shard if layout is None else layout.join(shard) for layout, shard in pairs]
+        with others_are_replicated():
+            return list(past_module_hooks(self.body)(*whole))
+
+    def _examples(self, carry: Sequence[Placements]) -> list[Any]:
+        """Fakes of this rank's shards."""
+        pairs = zip(self._slices(carry), self.inputs.flat(), strict=True)
+        return [value if layout is None else self._example(layout) for layout, value in pairs]
+
+    def _example(self, layout: MeshLayout) -> Tensor:
+        device = shard_of(self.inputs.xs[0]).device
+        whole = fake_tensor(self.mode, layout.shape, layout.stride, layout.dtype, device)
+        before = layout.placed(replicated(self.mesh))
+        shard = run_fake(lambda: moved(whole, before, layout), [], self.mode)
+        return fake_tensor(self.mode, shard.shape, shard.stride(), shard.dtype, device)

@@ -1,0 +1,103 @@
+"""A scan whose steps are split over ranks, each of which has a stretch of them, one after another.
+
+Where steps compose (see ``composed``), all ranks run at once: each composes its steps, all of them
+are exchanged once, and each rank goes through its steps from the carry that those before it make.
+That is at most twice the work, on as many ranks. Where steps do not, the ranks take turns: the
+carry goes from one to the next. What is only added up is added up by each rank on its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from torch_scan_hop._torch.dtensors import Stretches
+from torch_scan_hop.body.cache import inputs_metadata, remember
+from torch_scan_hop.fallback import announce_in_turn
+from torch_scan_hop.op import ScanOptions, call_scan
+from torch_scan_hop.rewrites.accumulate import find_accumulator
+from torch_scan_hop.sharding.composed import Composed, NotComposed, composed_steps
+from torch_scan_hop.signature import Inputs, Signature
+
+
+@dataclasses.dataclass(frozen=True)
+class _Roles:
+    """Of carries: ``sums`` are only added to; how the others compose, or why they do not."""
+
+    sums: list[int]
+    states: list[int]
+    composed: Composed | str
+
+
+def _roles(body: fx.GraphModule, signature: Signature) -> _Roles:
+    before, after = signature.inputs_of(body).carry, signature.outputs_of(body).carry
+    pairs = enumerate(zip(before, after, strict=True))
+    sums = [k for k, (c, n) in pairs if find_accumulator(k, c, n, lambda _: False)]
+    states = [k for k in range(len(before)) if k not in sums]
+    try:
+        composed: Composed | str = composed_steps(body, signature, states) if states else ""
+    except NotComposed as error:
+        composed = str(error)
+    return _Roles(sums, states, composed)
+
+
+def scan_over_ranks(
+    body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions, stretches: Stretches
+) -> tuple[list[Any], list[int]]:
+    """The results of this rank's steps, with the last carries of all; and which of those carries
+    are summands, one on each rank.
+
+    ``inputs``: this rank's xs, and what all ranks have.
+    """
+    signature = inputs.signature
+    key = ("over ranks", inputs_metadata(inputs))
+    roles: _Roles = remember(body, key, lambda: _roles(body, signature))
+    order = stretches.in_order(options.reverse)
+    carry = list(inputs.carry)
+    if stretches.rank != order[0]:
+        for k in roles.sums:
+            carry[k] = torch.zeros_like(carry[k])
+    states = [carry[k] for k in roles.states]
+
+    def run(states: Sequence[Any]) -> list[Any]:
+        for k, state in zip(roles.states, states, strict=True):
+            carry[k] = state
+        return list(call_scan(body, Inputs(carry, inputs.xs, inputs.additional), options))
+
+    if not states:
+        return run([]), roles.sums
+    if isinstance(roles.composed, Composed):
+        composed = roles.composed.over(inputs.xs, inputs.additional, options)
+        of_ranks = exchanged(composed, stretches)
+        for rank in order:
+            if rank == stretches.rank:
+                mine = states
+            states = roles.composed.applied(of_ranks[rank], states)
+        results = run(mine)
+    else:
+        announce_in_turn(roles.composed)
+        for rank in order:
+            if rank == stretches.rank:
+                results = run(states)
+                states = [results[k] for k in roles.states]
+            states = exchanged(states, stretches)[rank]
+    for k, state in zip(roles.states, states, strict=True):
+        results[k] = state
+    return results, roles.sums
+
+
+def exchanged(values: Sequence[Tensor], stretches: Stretches) -> list[list[Tensor]]:
+    """``values`` of each rank; one exchange for each dtype among them."""
+    found: list[list[Any]] = [[None] * len(values) for _ in range(stretches.count)]
+    for dtype in dict.fromkeys(v.dtype for v in values):
+        places = [k for k, v in enumerate(values) if v.dtype == dtype]
+        rows = stretches.gathered(torch.cat([values[k].flatten() for k in places]))
+        for rank, row in enumerate(rows.unbind(0)):
+            parts = row.split([values[k].numel() for k in places])
+            for k, part in zip(places, parts, strict=True):
+                found[rank][k] = part.view(values[k].shape)
+    return found
