@@ -13,6 +13,7 @@ import sys
 from unittest import mock
 
 import pytest
+import slow_tests
 import torch
 from graph_caches import graph_caches
 
@@ -26,6 +27,14 @@ SECONDS_TO_END = 300
 def pytest_configure(config):
     # a scan that ran as a Python loop proves nothing about the operator
     config.addinivalue_line("filterwarnings", "error:torch_scan_hop")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is read
+def pytest_collection_modifyitems(items):
+    are_slow = slow_tests.listed()
+    for item in items:
+        if item.nodeid in are_slow:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish(session):
