@@ -1,8 +1,9 @@
 """Which tests `make test` leaves to `make test-slow`, by what they took.
 
-    make test ARGS=--durations=0 > log; python -m tests.slow_tests log
+    make test ARGS="--durations=0 -m ''" > log; python -m tests.slow_tests log
 
-writes `slow_tests.txt`, to be run where `make test` no longer ends in its 15 minutes. A test is
+writes `slow_tests.txt` (of several logs, such as those of two versions of torch, the longest time
+of each test counts), to be run where `make test` no longer ends in its 15 minutes. A test is
 slow above `SECONDS`; of the cases of one function the quickest stays, up to `SECONDS_OF_ONE`,
 so that nearly everything is tried in each run. Seconds are those of a machine on which the whole
 suite once took 55 minutes, which is twice to three times the time of others.
@@ -37,10 +38,18 @@ def slow(seconds: dict[str, float]) -> set[str]:
     return found
 
 
-def durations(log: str) -> dict[str, float]:
+def durations(logs: list[Path]) -> dict[str, float]:
     """Seconds of each test, of what `pytest --durations=0` prints."""
+    longest: dict[str, float] = {}
+    for log in logs:
+        for name, taken in _durations(log.read_text()).items():
+            longest[name] = max(taken, longest.get(name, 0.0))
+    return longest
+
+
+def _durations(text: str) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
-    for match in map(_LINE.match, log.splitlines()):
+    for match in map(_LINE.match, text.splitlines()):
         if match:
             found[match[2]] += float(match[1])
     return found
@@ -48,9 +57,7 @@ def durations(log: str) -> dict[str, float]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("log", type=Path)
-    parser.add_argument("--add", action="store_true", help="keep what is listed already")
-    args = parser.parse_args()
-    names = slow(durations(args.log.read_text())) | (listed() if args.add else frozenset())
+    parser.add_argument("logs", type=Path, nargs="+")
+    names = slow(durations(parser.parse_args().logs))
     LIST.write_text("".join(f"{name}\n" for name in sorted(names)))
     print(f"{len(names)} tests in {LIST}")
