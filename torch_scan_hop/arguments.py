@@ -1,4 +1,4 @@
-"""What a caller of ``scan`` may get wrong, said before anything runs."""
+"""Check the arguments of ``scan`` before anything runs, and say what is wrong with them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _check_leaves(init: Any, xs: Any) -> None:
 
 
 def _instead_of(leaf: Any, otherwise: str) -> str:
-    """What to pass in place of a leaf that is no tensor."""
+    """Return advice on what to pass in place of a leaf that is no tensor."""
     kind = type(leaf).__name__
     if kind == "ndarray":
         return "Convert it with torch.from_numpy(...)."

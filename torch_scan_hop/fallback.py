@@ -113,7 +113,7 @@ _not_compiled: MutableMapping[types.CodeType, set[Any]] = WeakIdKeyDictionary()
 
 
 def may_compile(combine_fn: Any) -> bool:
-    """Whether no compiler has refused ``combine_fn`` so far."""
+    """Return True if no compiler has refused ``combine_fn`` so far."""
     refused = _not_compiled.get(code_of(combine_fn))
     return not refused or callees_of(combine_fn) not in refused
 
@@ -130,7 +130,10 @@ _said_of_ranks: set[str] = set()
 
 
 def announce_stepwise(reason: str) -> None:
-    """Say that a scan is no loop of XLA's, once for each reason: it does not know its function."""
+    """Warn that a scan on XLA runs step by step; once for each reason.
+
+    What lowers a scan does not know the user's function, so a warning cannot be once for each.
+    """
     if _mode == "error":
         raise NotLoweredError(reason)
     if _mode == "warn" and reason not in _said_of_xla:

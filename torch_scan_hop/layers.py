@@ -90,7 +90,8 @@ def scan_layers(
 def _run(
     layer: nn.Module, tensors: tuple[Tensors, Tensors], arguments: tuple[Any, ...]
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """What ``layer`` returns with these for its parameters and buffers; the buffers it changed."""
+    """Run ``layer`` with these parameters and buffers; return its output and the buffers it
+    changed."""
     parameters, buffers = tensors
     given = {**parameters, **buffers}
     with holding(layer, given):
@@ -150,7 +151,11 @@ def _write_back(modules: list[nn.Module], stacks: Tensors) -> None:
 
 
 def _check_not_shared(name: str, buffers: list[torch.Tensor]) -> None:
-    """What all layers share is no stack; of what two of them share, each had a copy."""
+    """Raise if some layers share a buffer and others do not.
+
+    A buffer of all layers needs no stack. A stack of one that two layers share would give each of
+    them a copy.
+    """
     for k, buffer in enumerate(buffers):
         for i in range(k):
             if buffers[i] is buffer:

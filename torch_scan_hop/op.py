@@ -108,12 +108,13 @@ class ScanOperator(FlatOperator):
         return run
 
     def users_modes_kernel(self, run: KernelFn) -> KernelFn:
-        """What runs where a dispatch mode of the user's wants to see operators."""
+        """Register ``run`` for calls under a dispatch mode of the user's, which wants to see
+        operators."""
         self.under_users_modes = _with_roles(run)
         return run
 
     def sharded_kernel(self, run: KernelFn) -> KernelFn:
-        """What runs for DTensors; a mode sees their shards."""
+        """Register ``run`` for DTensors. Dispatch modes see the operators on their shards."""
         self.on_shards = _with_roles(run)
         return run
 
@@ -161,7 +162,8 @@ class ScanOperator(FlatOperator):
         return self.call_flat(flat, *arguments, **options)
 
     def gen_schema(self, *arguments: Any, **options: Any) -> Any:
-        """What graphs of torch's ``scan()`` ask for; ours writes to none of its arguments."""
+        """Return the schema that torch asks for in graphs of its ``scan()``; ours mutates no
+        argument."""
         for own in ("reverse", "checkpoint"):
             options.pop(own, None)
         return torchs_operator().gen_schema(*arguments, **options)
@@ -199,7 +201,7 @@ def _call_torchs(*arguments: Any, **options: Any) -> Any:
 
 
 def _check_arguments(combine_fn: Any, **groups: Any) -> None:
-    """What a person who calls the operator may get wrong."""
+    """Check what a person who calls the operator directly may get wrong."""
     name = "torch.ops.higher_order.scan"
     if not callable(combine_fn):
         raise ScanTypeError(f"{name}: combine_fn must be callable, but got {describe(combine_fn)}.")

@@ -37,7 +37,8 @@ def scan(
     compile: bool | None = None,
     progress: bool | str | None = None,
 ) -> tuple[Any, Any]:
-    """As :func:`torch_scan_hop.api.scan`; ``unroll`` and what follows it change nothing."""
+    """Run :func:`torch_scan_hop.api.scan` as a loop; ``unroll`` and the options after it have no
+    effect."""
     call = checked_call(combine_fn, init, xs, length, dim, Schedule(reverse, unroll, checkpoint))
     refuse_if_not_allowed(combine_fn, _REASON)
     carry, ys = scan_loop(combine_fn, init, call.xs, call.trip_count, reverse)
@@ -52,7 +53,7 @@ def scan_layers(
     *,
     checkpoint: Any = None,
 ) -> Any:
-    """As :func:`torch_scan_hop.layers.scan_layers`: each layer runs itself."""
+    """Run :func:`torch_scan_hop.layers.scan_layers` as a loop: each layer runs itself."""
     for layer in layers:
         is_tuple = isinstance(input_data, tuple)
         input_data = layer(*input_data) if is_tuple else layer(input_data)
@@ -68,7 +69,7 @@ def debug(detect_nonfinite: bool = False) -> Iterator[None]:
 
 
 class Explanation:
-    """What ``explain`` would give."""
+    """A stand-in for the class of what ``explain`` returns."""
 
 
 def explain(*args: Any, **options: Any) -> Explanation:

@@ -1,4 +1,4 @@
-"""What a call of ``scan`` does where its arguments do not say."""
+"""Defaults for what the arguments of a call of ``scan`` leave open."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ on_change_of_owner: list[Callable[[], None]] = []
 
 
 def accelerates_torch() -> bool:
-    """Whether torch's own ``scan()`` runs on this package's operator."""
+    """Return True if torch's own ``scan()`` runs on this package's operator."""
     return _accelerates_torch
 
 

@@ -15,7 +15,7 @@ CombineFn = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def device_of(init: Any, xs: Any) -> torch.device:
-    """Where numbers that a step returns become tensors."""
+    """Return the device on which numbers that a step returns become tensors."""
     for leaf in (*tree.tensors(init), *tree.tensors(xs)):
         if isinstance(leaf, torch.Tensor):
             return leaf.device
@@ -29,7 +29,8 @@ def as_carry(leaf: Any, device: torch.device) -> torch.Tensor:
 
 
 def start_of(init: Any, xs: Any) -> tuple[Any, Any]:
-    """What a step's carry is matched with (see ``api.run_scheduled``), and the first carry."""
+    """Return what a step's carry is compared with (see ``api.run_scheduled``), and the first
+    carry."""
     if not any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init)):
         return None, init
     device = device_of(init, xs)
@@ -40,7 +41,8 @@ def start_of(init: Any, xs: Any) -> tuple[Any, Any]:
 
 
 def check_device(path: str, before: torch.Tensor, after: torch.Tensor) -> None:
-    """Of the carry at ``path``, given to the operator itself, where it is after a step.
+    """Raise if a step moves the carry at ``path`` to another device, in a direct call of the
+    operator.
 
     A scalar on the CPU may be a Python number of init's, which is on no device of its own.
     """
@@ -50,7 +52,7 @@ def check_device(path: str, before: torch.Tensor, after: torch.Tensor) -> None:
 
 
 def empty_stack(y: Any, trip_count: Any) -> torch.Tensor:
-    """Where the ys of all steps go, of which ``y`` is one."""
+    """Return an empty tensor for the ys of all steps, of which ``y`` is one."""
     return torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device)
 
 

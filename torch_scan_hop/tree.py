@@ -35,7 +35,7 @@ _OWN = (dict, list, tuple, OrderedDict, defaultdict)
 
 
 def is_registered(value: Any) -> bool:
-    """Whether torch's pytree knows this type, and says better than we what its parts are.
+    """Return True if this type is registered with torch's pytree, which then knows its parts best.
 
     A TensorDict is a Mapping and a sequence of its batch; its leaves are what it registers.
     """

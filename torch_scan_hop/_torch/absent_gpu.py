@@ -59,7 +59,7 @@ def why_not_here() -> str:
 
 
 def are_absent(values: Iterable[Any]) -> bool:
-    """Whether fakes of a GPU are among them, and this machine has none."""
+    """Return True if some of ``values`` are fakes on a GPU, and this machine has none."""
     on_cuda = (v for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda")
     return any(isinstance(v, FakeTensor) for v in on_cuda) and not torch.cuda.is_available()
 

@@ -142,7 +142,7 @@ def why_off(name: str, imports: bool = True) -> str | None:
 
 
 def is_there(name: str, imports: bool = True) -> bool:
-    """Whether the capability is there; what torch's names switched off is told of once."""
+    """Return True if the capability is there; what torch's names switched off is told of once."""
     reason = why_off(name, imports)
     if reason is None:
         return True
@@ -183,7 +183,7 @@ _OF_ANOTHER_TORCH = (AttributeError, TypeError, LookupError, ImportError, NameEr
 
 
 def is_own_failure(error: BaseException) -> bool:
-    """Whether a line of this package failed, and did not refuse something."""
+    """Return True if ``error`` came from a line of this package that failed, and did not refuse."""
     if not isinstance(error, _OF_ANOTHER_TORCH) or isinstance(error, ScanTypeError):
         return False
     trace = error.__traceback__
@@ -274,7 +274,7 @@ captures = not _by_hand & {"operator", "capture"}
 
 
 def find_out_whether_captures(imports: bool = True) -> bool:
-    """Whether scans are captured, asked when Dynamo is loaded."""
+    """Return True if scans can be captured; asked when Dynamo is loaded."""
     global captures
     if captures and why_off("capture", imports) is not None:
         captures = False

@@ -62,7 +62,10 @@ def _members() -> dict[str, list[str]]:
 
 
 def _is_expected(path: str) -> bool:
-    """Whether a torch like this one has it: like the versions next to it, of those checked."""
+    """Return True if the torch that is here should have ``path``.
+
+    It should if the checked versions next to it, the one before and the one after, have it.
+    """
     versions = ONLY_IN.get(path)
     if versions is None:
         return True
@@ -135,7 +138,8 @@ def why_not_of_form(found: Any, calls: str, replaces: str) -> str:
 
 
 def _takes(parameters: Sequence[_P], site: Sequence[str]) -> bool:
-    """Whether a call binds, and no argument goes where another one went."""
+    """Return True if the call at ``site`` binds to ``parameters``, each argument to the one it is
+    for."""
     given = [word.split("|") for word in site if word != "..." and not word.endswith("=")]
     keywords = {word[:-1] for word in site if word.endswith("=")}
     in_order = [p for p in parameters if p.kind in (_P.POSITIONAL_ONLY, _P.POSITIONAL_OR_KEYWORD)]

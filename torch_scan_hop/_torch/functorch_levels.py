@@ -44,7 +44,7 @@ def open_levels() -> int:
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Whether a functorch transform (``vmap``, ``grad``) has ``tensor`` in a wrapper of its own."""
+    """Return True if a functorch transform (``vmap``, ``grad``) has wrapped ``tensor``."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
@@ -63,7 +63,8 @@ def ask_tensors_for_sizes(body: Any) -> None:
 
 
 def opens_levels(body: Any) -> bool:
-    """Whether ``body`` is a graph with transforms of functions in it, as Dynamo writes them."""
+    """Return True if ``body`` is a graph that calls transforms of functions, as Dynamo writes
+    them."""
     if not isinstance(body, fx.GraphModule):
         return False
     names = (getattr(node.target, "__name__", "") for node in body.graph.nodes)

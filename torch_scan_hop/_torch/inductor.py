@@ -84,12 +84,12 @@ def fake_mode() -> Any:
 
 
 def uses_cpp_wrapper() -> bool:
-    """Whether the wrapper at hand is C++, and not Python."""
+    """Return True if the wrapper at hand is C++, and not Python."""
     return bool(V.graph.cpp_wrapper)
 
 
 def is_cudagraphed() -> bool:
-    """Whether what is compiled is to run as a CUDA graph, as with mode="reduce-overhead"."""
+    """Return True if what is compiled is to run as a CUDA graph, as with mode="reduce-overhead"."""
     return bool(config.triton.cudagraphs)
 
 

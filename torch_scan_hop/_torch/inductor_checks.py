@@ -101,7 +101,11 @@ def checked_outside(source: str) -> str:
 
 
 def _in_threads(blocks: list[tuple[str, int]]) -> bool:
-    """Whether a block is in a loop of threads, and ``continue`` belongs to a loop of theirs."""
+    """Return True if the block is in a loop within a parallel region of OpenMP, and in no lambda of
+    it.
+
+    Then ``continue`` goes on with the next iteration of that loop.
+    """
     headers = [header for header, _ in blocks]
     parallel = [k for k, header in enumerate(headers) if header.startswith("#pragma omp parallel")]
     if not parallel:

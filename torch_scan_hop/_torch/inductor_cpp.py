@@ -66,7 +66,7 @@ def written_pointer(name: str) -> str:
 
 
 def is_removed(name: str) -> bool:
-    """Whether nothing reads the buffer, so that it is not written."""
+    """Return True if nothing reads the buffer, so that it is not written."""
     return name in V.graph.removed_buffers
 
 
@@ -253,7 +253,8 @@ class KernelFunction:
             yield
 
     def masks_tail_of(self, lanes: Any) -> bool:
-        """Whether the last of so many lanes are a vector with a mask."""
+        """Return True if the last of ``lanes``, which fill no vector, are one vector with a
+        mask."""
         if not (self._masks_tails and vector_lanes()):
             return False
         tail = lanes % vector_lanes()

@@ -139,7 +139,7 @@ def let_scans_be_empty(op: Any) -> None:
 
 
 def _is_known_like(value: Any, placeholder: fx.Node) -> bool:
-    """Whether it is a tensor of the size that the body was traced for, as far as symbols tell."""
+    """Return True if ``value`` is known to be a tensor of the size that the body was traced for."""
     traced = placeholder.meta["val"]
     are_tensors = isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor)
     return are_tensors and are_all_known_equal(value.shape, traced.shape)

@@ -240,5 +240,5 @@ def simplified(expression: Any) -> Any:
 
 
 def is_graph_symbol(symbol: Any) -> bool:
-    """Whether it is an integer that the wrapper has a variable for."""
+    """Return True if ``symbol`` is an integer for which the wrapper has a variable."""
     return isinstance(symbol, sympy.Symbol) and bool(symbol.is_integer)

@@ -52,7 +52,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def is_unrealized(value: Any) -> bool:
-    """Whether ``value`` is computed where it is read."""
+    """Return True if ``value`` has no buffer: it is computed where it is read."""
     return is_tensor(value) and isinstance(getattr(value.data, "data", None), ir.Pointwise)
 
 

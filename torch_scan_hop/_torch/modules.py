@@ -72,7 +72,8 @@ def values_at_hand() -> Iterator[None]:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Whether there are numbers to compare: no fake, and nothing that a trace has wrapped."""
+    """Return True if ``tensor`` has numbers to compare: it is no fake, and no trace has wrapped
+    it."""
     return not (
         isinstance(tensor, FakeTensor)
         or torch._is_functional_tensor(tensor)

@@ -15,7 +15,7 @@ __all__ = ["compilers_folder", "has_both_libraries", "lower_product", "product"]
 
 
 def has_both_libraries() -> bool:
-    """Whether this torch has oneDNN, and MKL beside it."""
+    """Return True if this torch has oneDNN, and MKL beside it."""
     return torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
 
 

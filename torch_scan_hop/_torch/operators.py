@@ -80,8 +80,12 @@ class FlatOperator(HigherOrderOperator):
         return self.dispatch(keys.highestPriorityTypeId(), *args, **kwargs)
 
     def goes_to_kernel(self, flat: tuple[Any, ...]) -> bool:
-        """Whether nothing but autograd stands between a call with these leaves and the kernel
-        on real tensors: no mode, transform, subclass or device with a kernel of its own."""
+        """Return True if a call with these leaves reaches the kernel on real tensors through
+        autograd only.
+
+        It does not if there is a mode, a transform, a subclass, or a device with a kernel of its
+        own.
+        """
         if torch.overrides.has_torch_function(flat):
             return False
         tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
@@ -134,7 +138,8 @@ _ONE_OWNER = _owners_of_memory(torch.empty(1))
 
 
 def has_memory_alone(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor (``.data``, what autograd saves) and no array is in its memory."""
+    """Return True if no other tensor (``.data``, what autograd saves) and no array shares the
+    memory."""
     is_torchs = tensor.untyped_storage().resizable()  # not so where numpy, for one, allocated it
     return is_torchs and _owners_of_memory(tensor) == _ONE_OWNER
 
@@ -157,12 +162,12 @@ def is_plain_tensor(tensor: torch.Tensor) -> bool:
 
 
 def under_users_mode() -> bool:
-    """Whether a dispatch mode is active that is none of torch's own (fakes, proxies, ...)."""
+    """Return True if a dispatch mode is active that is none of torch's own (fakes, proxies, ...)."""
     return is_in_torch_dispatch_mode(include_infra_modes=False)
 
 
 def under_tracer() -> bool:
-    """Whether make_fx, or what is built on it (export, AOT autograd), records what runs."""
+    """Return True if make_fx, or what is built on it (export, AOTAutograd), records what runs."""
     return get_proxy_mode() is not None
 
 

@@ -37,7 +37,7 @@ def mark_as_torchs(body: fx.GraphModule) -> None:
 
 
 def is_torchs(body: Any) -> bool:
-    """Whether ``body`` was captured of a call of torch's own ``scan()``."""
+    """Return True if ``body`` was captured of a call of torch's own ``scan()``."""
     return isinstance(body, fx.GraphModule) and _MARK in body.meta
 
 

@@ -39,7 +39,7 @@ def is_mode_of_checkpoint(mode: Any) -> bool:
 
 
 def is_in_region() -> bool:
-    """Whether what is traced is in a checkpoint."""
+    """Return True if the trace under way is in a region of ``torch.utils.checkpoint``."""
     tagged = get_current_meta().get(_TAG) is not None
     return tagged or any(map(is_mode_of_checkpoint, _get_current_dispatch_mode_stack()))
 

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 
 def statically_known_true(condition: Any) -> bool:
-    """Whether ``condition`` holds as far as that is known; Dynamo traces this."""
+    """Return True if ``condition`` holds as far as that is known; Dynamo traces this."""
     # imported here: it imports sympy, which takes longer than all of this package
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -18,7 +18,7 @@ def statically_known_true(condition: Any) -> bool:
 
 
 def is_fixed(size: Any) -> bool:
-    """Whether ``size`` is one number, not a symbol for many; Dynamo traces this."""
+    """Return True if ``size`` is one number, not a symbol for many; Dynamo traces this."""
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
     return bool(has_static_value(size))
@@ -30,7 +30,8 @@ def is_exporting() -> bool:
 
 
 def are_known_equal(size: Any, other: Any) -> bool:
-    """Whether two sizes are equal as far as that is known: no guard is made, nothing is traced."""
+    """Return True if two sizes are known to be equal, without a guard and without a traced
+    comparison."""
     if isinstance(size, int) and isinstance(other, int):
         return size == other
     # to a trace under way a comparison of symbols is an operator

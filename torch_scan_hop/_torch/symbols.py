@@ -33,7 +33,7 @@ def _printer() -> Any:
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether ``value`` is a number that its trace left open."""
+    """Return True if ``value`` is a number that its trace left open."""
     return open_number(value) is not None
 
 
@@ -46,7 +46,7 @@ def open_number(value: Any) -> str | None:
 
 
 def has_unknown_size(value: torch.Tensor) -> bool:
-    """Whether a fake tensor's size depends on the values of another tensor."""
+    """Return True if a fake tensor's size depends on the values of another tensor."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     return bool(free_unbacked_symbols(value.shape))

@@ -44,7 +44,7 @@ DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeExcepti
 
 
 def is_traced(tensors: Sequence[Any]) -> bool:
-    """Whether a proxy trace or a functionalization pass is watching these tensors."""
+    """Return True if a proxy trace or a functionalization pass is watching these tensors."""
     return get_proxy_mode() is not None or is_functionalized(tensors)
 
 
@@ -54,7 +54,7 @@ def is_exporting_to_onnx() -> bool:
 
 
 def is_functionalized(tensors: Sequence[Any]) -> bool:
-    """Whether AOTAutograd traces these tensors."""
+    """Return True if AOTAutograd traces these tensors."""
     for shard in shards_of(tensors):
         if isinstance(shard, FunctionalTensor):
             return True
@@ -105,7 +105,8 @@ def _tracing_a_body() -> Iterator[None]:
 
 
 def is_tracing_a_body() -> bool:
-    """Whether the trace under way is :func:`trace`, not a caller's (AOTAutograd, make_fx)."""
+    """Return True if the trace under way is :func:`trace`, not a caller's (AOTAutograd,
+    make_fx)."""
     return getattr(_state, "tracing_a_body", False)
 
 
@@ -179,9 +180,9 @@ def as_traced(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def needs_no_trace(body: Any) -> bool:
-    """Whether ``body`` is what a trace of it would give: all that is traced here stays as it is.
+    """Return True if tracing ``body`` again would give ``body``, because it was traced here before.
 
-    Otherwise every level of nested scans would trace again all that is inside it.
+    Without this, every level of nested scans would trace again all that is inside it.
     """
     return is_tracing_a_body() and isinstance(body, fx.GraphModule) and _TRACED in body.meta
 

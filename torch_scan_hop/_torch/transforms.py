@@ -130,14 +130,14 @@ def collect_failed_trace() -> None:
 
 
 def under_transform() -> bool:
-    """Whether a functorch transform (grad, vmap, jvp, ...) is active."""
+    """Return True if a functorch transform (grad, vmap, jvp, ...) is active."""
     return peek_interpreter_stack() is not None
 
 
 def in_plain_eager() -> bool:
-    """Whether nothing of torch's is around: no transform, no dual level, no mode, no tracer.
+    """Return True if no transform, dual level, mode or tracer of torch's is active.
 
-    But for a default device, which is a mode to torch, and which Inductor's programs know.
+    A default device does not count. It is a mode to torch, but Inductor's programs know it.
     """
     return (
         peek_interpreter_stack() is None
@@ -194,7 +194,7 @@ def over_first_dimension(
 
 
 def in_forward_mode() -> bool:
-    """Whether torch's only forward-AD level is active: then it cannot be entered again.
+    """Return True if torch's only forward-AD level is active, so that it cannot be entered again.
 
     Asking each tensor instead makes a view of it, which costs 10 us on XLA.
     """

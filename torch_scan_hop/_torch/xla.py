@@ -53,7 +53,7 @@ __all__ = [
 
 
 def is_on_cpu() -> bool:
-    """Whether what PJRT calls a device is this machine's processor."""
+    """Return True if the device of PJRT is this machine's processor."""
     return torch_xla.runtime.device_type() == "CPU"
 
 

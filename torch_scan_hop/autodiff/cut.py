@@ -125,7 +125,7 @@ class _Rules:
             self.readable = {same_value(y) for y in held if isinstance(y, fx.Node)}
 
     def is_given(self, node: fx.Node) -> bool:
-        """Whether it is there without being saved."""
+        """Return True if the backward has ``node`` without saving it."""
         return node in self.source or node.op == "get_attr" or _is_size(node)
 
     def must_save(self, node: fx.Node, values: AbstractSet[fx.Node]) -> bool:

@@ -1,4 +1,5 @@
-"""A differentiated body, in three shapes: by what is to happen when it is differentiated again."""
+"""A body's forward and backward, cut in three ways: by how the backward itself is
+differentiated."""
 
 from __future__ import annotations
 

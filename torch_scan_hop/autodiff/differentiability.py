@@ -71,7 +71,7 @@ _state = threading.local()
 
 
 def asks_for_flags_only() -> bool:
-    """Whether what runs is asked which of its results require gradients, and nothing else."""
+    """Return True if the caller wants to know only which results require gradients."""
     return getattr(_state, "asks_for_flags_only", False)
 
 

@@ -32,7 +32,7 @@ class Handover:
 
     @property
     def is_invariant(self) -> bool:
-        """Whether it is one value for all steps."""
+        """Return True if the value is the same in all steps."""
         return self.source in (Source.ADDITIONAL, Source.SIZE)
 
 

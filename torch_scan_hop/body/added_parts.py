@@ -59,7 +59,7 @@ def _rewrite_additions(graph: fx.Graph, total_of: Callable[[Any, Any], fx.Node |
 
 
 def is_large(value: torch.Tensor) -> bool:
-    """Whether a copy of it takes longer than a call or two instead."""
+    """Return True if copying ``value`` takes longer than one or two calls that avoid the copy."""
     return likely_value(value.numel()) * value.element_size() >= LARGE_BYTES
 
 
@@ -72,7 +72,7 @@ def _is_like(node: fx.Node, operand: Any) -> bool:
 
 
 def _is_zero(node: Any) -> bool:
-    """Whether each entry is zero, however it is looked at or wherever zeros were written to it."""
+    """Return True if all entries are zero, also through views and through writes of zeros."""
     if not isinstance(node, fx.Node):
         return False
     if node.target in _ZEROS:

@@ -61,7 +61,7 @@ def drop_copies(graph: fx.Graph) -> None:
 
 
 def _have_same_shape(old: Any, new: Any) -> bool:
-    """Whether they do, whatever their symbolic sizes are."""
+    """Return True if both are tensors of one shape, for any values of their symbolic sizes."""
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return False
     return are_all_known_equal(old.shape, new.shape)

@@ -111,7 +111,7 @@ def _stuck(origins: dict[fx.Node, set[fx.Node]]) -> set[fx.Node]:
 
 
 def _has_form(user: fx.Node, number: fx.Node) -> bool:
-    """Whether ``user`` can read a tensor where it reads ``number``."""
+    """Return True if ``user`` can read a tensor where it reads ``number``."""
     if user.target in (aten.scalar_tensor.default, aten.full.default, aten.masked_fill.Scalar):
         return True
     if number in user.kwargs.values():

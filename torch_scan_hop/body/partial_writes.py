@@ -89,7 +89,7 @@ def _last_reads(graph: fx.Graph, copied: Collection[fx.Node]) -> dict[fx.Node, f
 
 
 def is_fresh(node: fx.Node) -> bool:
-    """Whether ``node`` makes a new dense tensor at each step."""
+    """Return True if ``node`` makes a new dense tensor at each step."""
     if not isinstance(node.target, OpOverload) or is_view(node):
         return False
     returns: Sequence[Any] = node.target._schema.returns

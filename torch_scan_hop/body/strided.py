@@ -39,7 +39,8 @@ def dense_order(value: torch.Tensor) -> list[int] | None:
 
 
 def _is_known_contiguous(value: torch.Tensor, order: list[int]) -> bool:
-    """Whether ``value`` permuted to ``order`` is contiguous, without a guard on symbolic sizes."""
+    """Return True if ``value``, permuted to ``order``, is contiguous; symbolic sizes get no
+    guard."""
     stride: Any = 1
     for dim in reversed(order):
         if are_known_equal(value.shape[dim], 1):
@@ -51,7 +52,7 @@ def _is_known_contiguous(value: torch.Tensor, order: list[int]) -> bool:
 
 
 def is_dense_copy(node: Any) -> bool:
-    """Whether ``node`` is a copy whose strides are known, or a permutation of one."""
+    """Return True if ``node`` is a copy whose strides are known, or a permutation of one."""
     while node.target is aten.permute.default:
         node = node.args[0]
     is_copy = node.target is aten.clone.default
@@ -79,7 +80,8 @@ _CONTIGUOUS = {
 
 
 def has_known_strides(node: Any) -> bool:
-    """Whether ``node`` has the strides of its example, in whatever layouts its graph runs."""
+    """Return True if ``node`` has the strides of its example, in whatever layout the graph's inputs
+    have."""
     return is_dense_copy(node) or node.target in _CONTIGUOUS
 
 

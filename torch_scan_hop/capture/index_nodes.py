@@ -127,7 +127,7 @@ def _place(node: fx.Node) -> Place:
 
 
 def _arguments(read: fx.Node) -> Any:
-    """What a read is called with: the source, the key, the lengths of the key's windows."""
+    """Return the arguments of a read: the source, the key, the lengths of the key's windows."""
     return read.args
 
 
@@ -197,7 +197,8 @@ class Views:
         return self.cursor
 
     def _is_used_after(self, read: fx.Node, node: fx.Node) -> bool:
-        """Whether the copy is read later, in any view, or a copy of a part of it is."""
+        """Return True if ``read``'s copy, a view of it, or a copy of a part of it, is read after
+        ``node``."""
         if any(True for _ in self._uses_after(node, {self.storage[read]})):
             return True
         parts = [r for r in self._before(node) if self.source[r] == self.storage[read]]
@@ -209,7 +210,10 @@ class Views:
                 yield later
 
     def _is_written_back(self, read: fx.Node, node: fx.Node) -> bool:
-        """Whether the body does it itself: ``x[t] += v`` reads, changes and writes."""
+        """Return True if the body itself writes the changed copy back.
+
+        ``x[t] += v`` does: it reads, changes and writes.
+        """
         either = {self.storage[read], self.source[read]}
         follower = next(self._uses_after(node, either), None)
         if follower is None or follower.target is not setitem:

@@ -45,7 +45,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def is_position(value: Any) -> bool:
-    """Whether ``value`` in a key selects one position that only the device knows.
+    """Return True if ``value`` in a key selects one position that only the device knows.
 
     >>> [is_position(torch.tensor(v)) for v in (2, True, 2.0, [2])]
     [True, False, False, False]
@@ -56,7 +56,7 @@ def is_position(value: Any) -> bool:
 
 
 def is_window(value: Any) -> bool:
-    """Whether ``value`` in a key is a slice with a bound that only the device knows."""
+    """Return True if ``value`` in a key is a slice with a bound that only the device knows."""
     return isinstance(value, slice) and any(is_tensor(b) for b in (value.start, value.stop))
 
 
@@ -84,7 +84,7 @@ def _from_front(rank: int, dim: int) -> int:
 
 
 class Place(NamedTuple):
-    """What the 0-d tensors of a key say: ``x[key]`` is ``(x at place)[rest]``."""
+    """Where the 0-d tensors of a key point: ``x[key]`` is ``(x at place)[rest]``."""
 
     positions: dict[int, Any]
     """For each dimension that goes: where in it."""
@@ -93,11 +93,11 @@ class Place(NamedTuple):
     rest: tuple[Any, ...]
 
     def is_whole(self) -> bool:
-        """Whether the rest of the key takes all that is at the place."""
+        """Return True if the rest of the key takes all that is at the place."""
         return all(entry is Ellipsis or _is_all(entry) for entry in self.rest)
 
     def makes_copy(self) -> bool:
-        """Whether ``x[key]`` is a copy in eager PyTorch, too; else it is a view of ``x``."""
+        """Return True if ``x[key]`` is a copy in eager PyTorch, too; else it is a view of ``x``."""
         return any(is_tensor(e) or isinstance(e, (bool, list, tuple)) for e in self.rest)
 
 

@@ -32,7 +32,8 @@ def _a_slice(xs: torch.Tensor) -> torch.Tensor:
 
 
 def _a_row_in_vmap(xs: torch.Tensor) -> torch.Tensor:
-    """As :func:`_a_slice`, where torch makes no strided tensor of sizes that are symbols."""
+    """Return a slice as :func:`_a_slice` does, where torch cannot make a strided tensor of symbolic
+    sizes."""
     if isinstance(xs.shape[0], int) and xs.shape[0] == 0:
         return xs.sum(0, dtype=xs.dtype)
     return xs.select(0, 0).clone()
@@ -46,7 +47,7 @@ def _slice_of(xs: VariableTracker) -> Any:
 
 
 def example_arguments(tx: Any, inputs: Inputs[VariableTracker]) -> list[VariableTracker]:
-    """What a step of a scan of ``inputs`` is called with."""
+    """Return example arguments for one step of a scan of ``inputs``."""
     carry = inputs.carry
     return [
         *(c if c.is_python_constant() else c.call_method(tx, "clone", [], {}) for c in carry),
@@ -79,7 +80,7 @@ def with_dtypes_of_step(
 
 
 class _Dtypes:
-    """What a step makes of a carry whose leaves at ``positions`` are numbers, or of some dtypes."""
+    """The dtypes that a step makes of carry leaves that are numbers: those at ``positions``."""
 
     def __init__(
         self,

@@ -81,8 +81,10 @@ def _setting(fn: Any, inputs: Any) -> Any:
 
 
 def callees_of(value: Any, depth: int = 4) -> Any:
-    """What tells apart the code that ``value`` runs: a body may call a function that it is given,
-    or a layer, and the next one may be traced where this was not. Nothing in it keeps that alive.
+    """Return a key that tells apart the code that ``value`` runs, without keeping ``value`` alive.
+
+    A body may call a function or a layer that it is given. Then one call of it may be traced though
+    another was not, and the key differs.
     """
     if isinstance(value, (*_PLAIN, torch.Tensor)) or not depth:
         return None
@@ -199,5 +201,5 @@ GENERAL_FIX = "Move what cannot be traced out of the body, or write it with tens
 
 
 def fix_in(reason: str) -> str:
-    """What :func:`reason_of` advises at the end of a reason; "" if it advises nothing."""
+    """Return the advice of :func:`reason_of` at the end of a reason, or "" if there is none."""
     return next((fix for _, fix in _FIXES if reason.endswith(fix)), "")

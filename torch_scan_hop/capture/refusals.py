@@ -40,7 +40,7 @@ def note_leaf(error: Any, leaf: str, grows: bool) -> None:
 
 
 def is_about_carry(error: BaseException) -> bool:
-    """Whether ``error`` says that a step made another carry than it was given."""
+    """Return True if ``error`` says that a step made another carry than it was given."""
     return bool(getattr(error, "leaf", ""))
 
 

@@ -1,4 +1,4 @@
-"""Which trackers follow our operators through Dynamo: said when Dynamo is imported.
+"""Tell Dynamo, when it is imported, which trackers follow our operators.
 
 The trackers themselves are imported when Dynamo meets an operator of ours: they need all of Dynamo,
 and this package needs Dynamo at the first capture only.

@@ -43,10 +43,11 @@ _entries: MutableMapping[types.CodeType, dict[CaptureKind, Entry]] = WeakIdKeyDi
 
 
 def explicit(fn: Any) -> Any:
-    """``fn`` with what is bound to it as arguments of a partial, where Dynamo guards it.
+    """Return ``fn`` as a partial whose bound arguments Dynamo can see, and so guards.
 
-    A bound method is a new object at each access, and the defaults of a function made anew
-    (``lambda c, x, k=k: ...``) are read without a guard.
+    A bound method is a new object at each access. The defaults of a function that is made anew
+    (``lambda c, x, k=k: ...``) are read without a guard. As arguments of a partial, both are
+    guarded.
 
     >>> explicit(lambda c, x, k=3: c).keywords
     {'k': 3}
@@ -186,9 +187,10 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
 
 
 def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
-    """What ``capture_graph`` finds of ``entry(combine_fn, *args)``; NotCaptured if it cannot be.
+    """Return what ``capture_graph`` finds in ``entry(combine_fn, *args)``; raise NotCaptured if it
+    cannot.
 
-    For one who wants to know: nothing is run, and what is captured for calls stays as it is.
+    Nothing is run, and what is captured for calls stays as it is: this is for ``explain``.
     """
     _load_dynamo()
     from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
@@ -209,7 +211,7 @@ def names_of(fn: Any) -> tuple[str, ...]:
 
 
 def closure_of(fn: Any) -> dict[str, Any]:
-    """What ``fn`` closes over, by name."""
+    """Return by name what ``fn`` closes over."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     cells = getattr(getattr(fn, "__func__", fn), "__closure__", None) or ()
@@ -253,7 +255,7 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
 
 
 def _on_xla(args: tuple[Any, ...]) -> bool:
-    """As ``step.device_of``: one tensor tells."""
+    """Return True if the first tensor among ``args`` is on XLA, as ``step.device_of`` decides."""
     if "torch_xla" not in sys.modules:
         return False
     for arg in args:

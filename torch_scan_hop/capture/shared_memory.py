@@ -26,7 +26,7 @@ REASON = (
 
 
 def share_memory(changed: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether one of ``changed`` has its memory in common with another one or with ``others``.
+    """Return True if one of ``changed`` shares its memory with another of them or with ``others``.
 
     >>> buffer = torch.zeros(3)
     >>> share_memory([buffer], [buffer[0]]), share_memory([buffer], [torch.zeros(3)])

@@ -205,7 +205,7 @@ def _told(settled: tuple[str, ...], places: Sequence[Place]) -> Iterator[None]:
 
 
 def told_of_steps() -> Steady:
-    """Of the scan that is being captured."""
+    """Return what is known of the steps of the scan that is being captured."""
     return _telling[-1] if _telling else ((), ())
 
 
@@ -248,12 +248,15 @@ def _leaf_in(error: BaseException) -> str:
 
 
 def _settling(places: Sequence[Place]) -> str:
-    """What the first step leaves of another kind; "" if it does not, or leaves nothing."""
+    """Return the first place that the first step leaves with a value of another kind, or ""."""
     return next((str(place) for place in places if place.must_settle()), "")
 
 
 def _is_layers(combine_fn: VariableTracker) -> bool:
-    """Of ``scan_layers``: each layer has attributes of its own, and one stands for all of them."""
+    """Return True if ``combine_fn`` is the body of ``scan_layers``.
+
+    Each layer has attributes of its own there, and one layer stands for all of them.
+    """
     code = getattr(getattr(combine_fn, "get_code", lambda: None)(), "co_filename", "")
     return str(code) == f"{PACKAGE}/layers.py"
 

@@ -1,4 +1,4 @@
-"""Which function of the user's it is, and which lines and frames are the user's own."""
+"""Find the user's function behind a callable, and the lines and frames that are the user's own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def code_of(fn: Any) -> types.CodeType:
 
 
 def users_line(text: str) -> str:
-    """Where and what is the user's last line among those of a traceback, as ``, at ...``.
+    """Return the last line of a traceback that is the user's, as ``, at file:line: code``.
 
     >>> users_line('  File "cell.py", line 3, in <lambda>\\n    return h + x\\n')
     ', at cell.py:3: return h + x'

@@ -91,7 +91,7 @@ def _why_not_operator(node: fx.Node) -> str:
 
 
 def _has_no_dropout(node: fx.Node) -> bool:
-    """Whether ``node`` is attention, and drops nothing."""
+    """Return True if ``node`` is attention, and drops nothing."""
     if not _name(node).startswith(_ATTENTION):
         return False
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]

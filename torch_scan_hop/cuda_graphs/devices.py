@@ -20,7 +20,7 @@ class Graphs(Protocol):
         """The stream that work is given to now; streams can be compared."""
 
     def is_capturing(self, device: torch.device) -> bool:
-        """Whether that stream is being captured, by whomever."""
+        """Return True if anybody is capturing the current stream of ``device``."""
 
     def capture(self, device: torch.device, work: Work) -> Work:
         """Capture what ``work`` launches; a call of the result launches all of it."""

@@ -114,7 +114,7 @@ class Recording:
         self.replay: Work | None = None
 
     def is_ready(self, operands: Operands) -> bool:
-        """Whether it can be replayed; what has moved is noted."""
+        """Return True if the recording can be replayed; note which operands have moved."""
         now = operands.addresses()
         if self.replay is not None:
             pairs = enumerate(zip(self.addresses, now, strict=True))

@@ -116,9 +116,10 @@ def _sum_with(other: fx.Node, term: fx.Node) -> tuple[Any, tuple[Any, ...], dict
 
 
 def _keeps_layout(replacement: fx.Node) -> bool:
-    """Whether it lays out its result as recorded: what reads it was traced for that.
+    """Return True if ``replacement`` lays out its result as recorded, as its readers were traced
+    for.
 
-    Each operator has its own way with operands that are not contiguous.
+    Operators differ in the layout that they make of operands that are not contiguous.
     """
     value = value_of(replacement)
     if all(value_of(n).is_contiguous() for n in [replacement, *replacement.all_input_nodes]):

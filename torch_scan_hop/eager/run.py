@@ -182,7 +182,7 @@ def dense(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[torch.
 
 
 def is_planned(body: Body, trip_count: int) -> bool:
-    """Whether rewrites are tried."""
+    """Return True if ``body`` is a graph and the loop is long enough for rewrites to pay."""
     return trip_count >= MIN_TRIP_COUNT and isinstance(body, fx.GraphModule)
 
 

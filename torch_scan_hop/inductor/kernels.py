@@ -68,7 +68,7 @@ def may_be_one_kernel(body: fx.GraphModule) -> bool:
 
 
 def is_on_gpu(values: Iterable[Any]) -> bool:
-    """Whether these operands are where each kernel has to be launched, which takes its time."""
+    """Return True if these operands are on a GPU, where launching each kernel takes time."""
     if "gpu_kernels" not in _kernels:
         return any(isinstance(v, torch.Tensor) and v.device.type == "cuda" for v in values)
     return any(isinstance(v, torch.Tensor) and is_gpu(v.device) for v in values)
@@ -81,14 +81,14 @@ def replace_large_products(gm: fx.GraphModule, theirs: Collection[fx.Node]) -> N
 
 
 def pack_weights(plan: Any, trip_count: Any) -> bool:
-    """Whether products of the loop changed: their weights are packed before it."""
+    """Pack weights of the loop's products before it; return True if products changed for that."""
     if not LOWERINGS or why_off("cpu_kernels") is not None:
         return False
     return panels.pack_weights(plan, trip_count)
 
 
 def may_run_lane_by_lane(body: fx.GraphModule, n_carry: int) -> bool:
-    """Whether a step is pointwise, and makes nothing that is not as large as the carry."""
+    """Return True if a step is pointwise, and makes nothing that is not as large as the carry."""
     shapes = [n.meta["val"].shape for n in results_of(body.graph)]
     return (
         current_options().one_kernel
@@ -99,7 +99,7 @@ def may_run_lane_by_lane(body: fx.GraphModule, n_carry: int) -> bool:
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a library's call makes it, whose result is a buffer."""
+    """Return True if a library's call makes ``node``, and its result is a buffer."""
     return is_contraction(node) or (_large_product is not None and node.target is _large_product)
 
 

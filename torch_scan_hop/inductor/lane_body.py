@@ -29,7 +29,7 @@ LONG = 100
 
 
 def has_one_shape(examples: StepExamples) -> bool:
-    """Whether carries and ys have one: that of the lanes."""
+    """Return True if carries and ys all have the shape of the lanes."""
     carry = examples.inputs.carry
     if not carry:
         return False
@@ -91,7 +91,7 @@ def independent_lanes(call: ScanCall) -> PointwiseBody | None:
 
 
 def _read_no_other(step: PointwiseBody, examples: StepExamples) -> bool:
-    """Whether a step reads the carry only where it writes it."""
+    """Return True if a lane of a step reads the carry only at the lane that it writes."""
     like = examples.inputs.carry[0]
     index = lane_symbols(like.ndim)
     # Inductor leaves the index of a dimension of size 1 out

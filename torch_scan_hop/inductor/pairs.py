@@ -87,7 +87,7 @@ class PairInterpreter(fx.Interpreter):
 
 
 def needs_pairs(body: fx.GraphModule, operands: Inputs[Any]) -> bool:
-    """Whether complex values cross the edge of the body."""
+    """Return True if an input or a result of the body is complex."""
     values = [r.meta.get("val") for r in results_of(body.graph) if isinstance(r, fx.Node)]
     return any(map(is_complex, (*operands.flat(), *values)))
 

@@ -39,7 +39,7 @@ def is_plain(node: fx.Node) -> bool:
 
 
 def is_pointwise(body: fx.GraphModule, besides: Collection[Any] = ()) -> bool:
-    """Whether all operators are, but for those in ``besides``."""
+    """Return True if all operators of ``body`` are pointwise, except those in ``besides``."""
     return all(
         node.op != "call_function"
         or node.target is operator.getitem

@@ -70,7 +70,8 @@ class _Layers(nn.RNNBase):
         return ys, state
 
     def _check_dimensions(self, input: Tensor, hx: Any) -> bool:
-        """Whether there is a batch; in torch.nn's words where there is neither."""
+        """Return True if the input has a batch dimension; raise torch.nn's errors for wrong
+        ones."""
         name = type(self).__name__
         if input.dim() not in (2, 3):
             tensor = " tensor" if name == "RNN" else ""

@@ -141,7 +141,7 @@ def _names(target: OpOverload) -> tuple[str, str]:
 
 
 def is_batchable_operator(target: Any) -> bool:
-    """Whether ``vmap`` of this operator is known to be right."""
+    """Return True if ``vmap`` of this operator is known to be right."""
     if not isinstance(target, OpOverload):
         return False
     if target in STAND_INS:
@@ -157,7 +157,7 @@ def is_batchable_operator(target: Any) -> bool:
 
 
 def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
-    """Whether this node of a body may be done for all steps at once.
+    """Return True if this node of a body may be done for all steps at once.
 
     ``any_trip_count``: of a loop that is traced for all of them.
     """

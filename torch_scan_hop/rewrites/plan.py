@@ -54,7 +54,8 @@ def _contiguous_matrix(value: Any) -> Any:
 
 
 def _lies_apart(value: Any) -> bool:
-    """Whether a library copies such a matrix in each product: no row or column is contiguous."""
+    """Return True if neither rows nor columns are contiguous: a library copies it in each
+    product."""
     if not isinstance(value, torch.Tensor) or value.dim() < 2:
         return False
     rows, columns = value.stride()[-2:]
@@ -108,7 +109,7 @@ class ScanPlan:
         return [*self.decisions.loop_carry, *(a.index for a in self.decisions.accumulators)]
 
     def is_read_outside(self, x: fx.Node) -> bool:
-        """Whether work before or after the loop reads this x, or it is a result."""
+        """Return True if work before or after the loop reads ``x``, or ``x`` is itself a result."""
         parts = [*self.batched_part.inputs, *self.sunk_part.inputs]
         leaves = [leaf for a in self.decisions.accumulators for leaf in a.leaves]
         return x in {*parts, *leaves, *self.outputs.ys}

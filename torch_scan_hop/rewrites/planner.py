@@ -95,7 +95,7 @@ class Planner:
         return [a for a in candidates if self._accumulator_pays(a, at_hand)]
 
     def _is_known(self, node: fx.Node) -> bool:
-        """Whether it is an input that is the same at every step, or computed before the loop."""
+        """Return True if ``node`` is an invariant input, or is computed before the loop."""
         if self.dependence[node] is not Dependence.INVARIANT:
             return False
         if node.op == "placeholder":
@@ -186,7 +186,8 @@ class Planner:
         return found
 
     def _sinks(self, node: fx.Node, in_loop: set[fx.Node]) -> bool:
-        """Whether ``node`` is computed after a loop of the nodes ``in_loop``."""
+        """Return True if ``node`` can be computed after a loop that keeps only the nodes
+        ``in_loop``."""
         if node in in_loop or self.dependence[node] is Dependence.INVARIANT:
             return False
         if self.dependence[node] is Dependence.XS and not self.options.batch_xs:

@@ -166,7 +166,7 @@ _TRACER_MODES = (PreDispatchTorchFunctionMode, TorchFunctionMetadataMode)
 
 
 def under_tracer_modes() -> bool:
-    """Whether a mode that :func:`without_tracer_modes` sets aside is active."""
+    """Return True if a mode that :func:`without_tracer_modes` sets aside is active."""
     if _len_torch_function_stack() == 0:
         return False
     return any(isinstance(mode, _TRACER_MODES) for mode in _get_current_function_mode_stack())

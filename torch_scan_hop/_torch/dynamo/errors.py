@@ -57,12 +57,12 @@ def causes_of(error: BaseException | None) -> list[BaseException]:
 
 
 def is_programs_own(error: BaseException) -> bool:
-    """Whether the traced code itself raises: Python would, too."""
+    """Return True if the traced code itself raises: Python would, too."""
     return any(isinstance(e, ObservedException) for e in causes_of(error))
 
 
 def is_data_dependent(error: BaseException) -> bool:
-    """Whether Dynamo gave up since Python wants to know the value of a tensor."""
+    """Return True if Dynamo gave up since Python wants to know the value of a tensor."""
     first_line = str(error).strip().split("\n", 1)[0].lower()
     words = r"data.dependent|dynamic shape|\.item\(\)|\.tolist\(\)"
     return re.search(words, first_line) is not None
@@ -120,5 +120,5 @@ def own_failures_are_unsupported() -> Iterator[None]:
 
 
 def is_limit_hit(error: BaseException) -> bool:
-    """Whether Dynamo has as many captures of one function as it keeps."""
+    """Return True if Dynamo has as many captures of one function as it keeps."""
     return isinstance(error, FailOnRecompileLimitHit)

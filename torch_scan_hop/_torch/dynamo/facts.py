@@ -40,10 +40,10 @@ class Facts:
     begun: list[tuple[Any, Any]] = field(default_factory=list)
 
     def change(self, tx: Any, init: VariableTracker, example: VariableTracker, after: Any) -> bool:
-        """Whether the answers change after the first step of a carry.
+        """Return True if an answer that the body asked for changes after the first step of a carry.
 
-        ``init`` is the caller's, ``example`` what the body was traced with, ``after`` what it made
-        of that.
+        ``init`` is the caller's carry, ``example`` what the body was traced with, and ``after``
+        what the body made of ``example``.
         """
         if init.is_python_constant() or after.is_python_constant():
             return False  # a number, of which torch 2.9 has no example

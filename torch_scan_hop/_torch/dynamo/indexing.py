@@ -106,7 +106,7 @@ def _version(value: Any) -> int | None:
 
 
 def _is_fresh(node: fx.Node) -> bool:
-    """Whether neither the result of ``node`` nor what it was made from has changed since."""
+    """Return True if nobody has changed the result of ``node``, or its arguments, since it ran."""
     return _version(node) == 0 and node.meta.get(_VERSIONS) == [_version(a) for a in node.args]
 
 

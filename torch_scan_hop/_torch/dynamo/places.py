@@ -108,7 +108,8 @@ class Place:
         return _number(self.before) is not None
 
     def must_settle(self) -> bool:
-        """Whether the first step leaves what is of another kind than what it found."""
+        """Return True if the first step leaves a value of another kind, shape or dtype than it
+        found."""
         before, after = self.before, self.after
         if before is None:  # nothing was there
             return True

@@ -50,7 +50,7 @@ _MEMO = "torch/distributions/kl.py"
 
 
 def _is_swap(effects: SideEffects) -> bool:
-    """Whether the code being traced right now is ``functional_call``'s own swap."""
+    """Return True if the code being traced right now is ``functional_call``'s own swap."""
     output = effects.output_graph_weakref()
     if output is None:
         return False

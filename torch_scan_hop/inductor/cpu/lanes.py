@@ -191,7 +191,7 @@ HELD = "scan_buf_held_"
 
 
 def are_few(sizes: Sequence[Any]) -> bool:
-    """Whether the lanes do not fill a vector: then a step is written out for each of them."""
+    """Return True if the lanes do not fill a vector; then a step is written out for each lane."""
     few = vector_lanes() or VECTOR_LANES
     return _is_one_tile(sizes, few - 1) and sizes[-1] != 0
 

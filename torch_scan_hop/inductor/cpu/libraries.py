@@ -72,9 +72,10 @@ def layout_of(matrix: Tensor) -> str:
 
 
 def onednn_is_faster(sizes: Sequence[int], left: str = "rows", right: str = "rows") -> bool:
-    """Whether oneDNN is, for ``sizes`` rows, depth and columns, and matrices of those layouts.
+    """Return True if oneDNN multiplies faster than MKL, for ``sizes`` (rows, depth, columns) and
+    layouts.
 
-    What is copied for it is copied in that time.
+    Copies that a library needs count in its time.
     """
     if not has_both_libraries():
         return False

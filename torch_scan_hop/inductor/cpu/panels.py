@@ -98,7 +98,7 @@ def _pays(node: fx.Node) -> bool:
 
 
 def _may_be_packed_before(rows: int, columns: int) -> bool:
-    """Whether panels are small enough beside the weight, or their packing stays in the loop."""
+    """Return True if the panels take little memory beside the weight; else the loop packs them."""
     width = panel_width(rows, columns)
     return -(-columns // width) * width <= current_options().memory_gate * columns
 

@@ -168,7 +168,7 @@ class StepCode:
         return same, rest
 
     def needs_64_bits(self, indices: Iterable[Any], sizes: dict[Any, Any]) -> bool:
-        """Whether an offset of a lane may be out of the range of 32 bits."""
+        """Return True if an offset of a lane may be out of the range of 32 bits."""
         if not all(isinstance(n, (int, sympy.Integer)) for n in sizes.values()):
             return True
         own = [self.own(k) for k in range(len(self.carry) + len(self.ys))]

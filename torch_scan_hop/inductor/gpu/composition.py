@@ -53,7 +53,7 @@ class Composition:
             raise NotAffine(f"its steps compose in {len(self.values)} values, over {MOST_VALUES}")
 
     def _is_one(self, i: int) -> bool:
-        """Whether a carry is added to, by others that do not depend on it."""
+        """Return True if carry ``i`` is only added to, by carries that do not depend on it."""
         others = {j for k, j in self._reached if k == i and j != i}
         depends = any((j, i) in self._reached for j in others)
         return self.forms[i].coefficients.get(i) is ONE and not depends

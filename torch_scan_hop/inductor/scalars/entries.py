@@ -141,7 +141,8 @@ class Lanes:
         self.size = size
 
     def begin(self, size: Any) -> bool:
-        """Whether a dimension of ``size`` elements is one of all lanes, and of nothing else."""
+        """Return True if ``size`` is the number of lanes, so that such a dimension is that of the
+        lanes."""
         return self.size is not None and are_known_equal(size, self.size)
 
     def shape_of(self, entries: Entries) -> list[Any]:
