@@ -162,7 +162,7 @@ def is_plain_tensor(tensor: torch.Tensor) -> bool:
 
 
 def under_users_mode() -> bool:
-    """Return True if a dispatch mode is active that is none of torch's own (fakes, proxies, ...)."""
+    """Return True if a dispatch mode is active that is not torch's own (fakes, proxies, ...)."""
     return is_in_torch_dispatch_mode(include_infra_modes=False)
 
 

@@ -1,4 +1,4 @@
-"""Which leaves gradients flow through: a fixpoint over the carries.
+"""Find the leaves that gradients flow through, by a fixpoint over the carries.
 
 A carry is differentiated if its init needs a gradient, or if anything that ever reaches it
 does (every RNN whose initial state is zeros). At most ``1 + n_carry`` rounds.
@@ -49,7 +49,7 @@ def needs_grad(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class GradientFlow:
-    """Which leaves of each role are differentiated."""
+    """For each leaf of each role, whether it is differentiated."""
 
     carry: tuple[bool, ...]
     xs: tuple[bool, ...]

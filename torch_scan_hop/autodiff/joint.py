@@ -49,7 +49,7 @@ class JointGraph:
         return list(self._output_args()[0])
 
     def gradients(self) -> list[Any]:
-        """One per input, None where it is not differentiated or not reached."""
+        """Return one gradient per input, None where it is not differentiated or not reached."""
         values = iter(self._output_args()[1])
         return [next(values) if flag else None for flag in self.flow.inputs()]
 

@@ -1,4 +1,5 @@
-"""What the forward may save: ``checkpoint=`` of the scan, and tags left by checkpoints inside.
+"""Policies that say what the forward may save: ``checkpoint=``, and tags of checkpoints in the
+body.
 
 ``None``      what backward needs, as the Python loop would
 ``"full"``    only what cannot be recomputed from carries, xs and closures

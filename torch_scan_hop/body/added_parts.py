@@ -1,4 +1,4 @@
-"""What is added to a part of a value, added there.
+"""Additions to a part of a value, made by writing that part only.
 
 The derivative of reading a part, ``c[i]``, is a value of zeros but for that part, and is added to
 the cotangent of ``c``. Where ``c`` is large that writes and reads all of it twice::
@@ -33,12 +33,12 @@ _ADDING = {aten.index_add.default, aten.scatter_add.default, aten.index_put.defa
 
 
 def add_at_indices(graph: fx.Graph) -> None:
-    """The first form; and what is zero everywhere is not added."""
+    """Rewrite the first form above; drop an addition of a value that is zero everywhere."""
     _rewrite_additions(graph, _added_at_indices)
 
 
 def add_to_slices(graph: fx.Graph) -> None:
-    """The second form."""
+    """Rewrite the second form above."""
     _rewrite_additions(graph, _added_to_slice)
 
 

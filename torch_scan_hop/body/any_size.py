@@ -1,4 +1,4 @@
-"""What is derived from a body, once for all sizes and numbers that vary.
+"""Derive things from a body once for all sizes and numbers that vary.
 
 Dynamo captures the second batch size, or the second value of a closed-over float, with a symbol in
 its place. What is derived from such a body (its derivative, its plan, and what is derived from
@@ -48,7 +48,7 @@ class _Member(Generic[Result]):
 
 @dataclass
 class _Family(Generic[Result]):
-    """What was derived for inputs that differ in varying numbers only."""
+    """The results that were derived for inputs which differ only in the numbers that vary."""
 
     members: list[_Member[Result]] = field(default_factory=list)
     n_traces: int = 0
@@ -67,7 +67,8 @@ def derived(
     inputs: Inputs[Any],
     make: Make[Result],
 ) -> tuple[Result, tuple[Number, ...]]:
-    """What ``make`` gives for inputs like these, and the numbers that its symbols stand for."""
+    """Return ``make``'s result for inputs like these, and the numbers that its symbols stand
+    for."""
     key = (*key, autocast_state())
     varying = _varying_of(body)
     if varying is not None and _are_plain(inputs.flat()):
@@ -99,7 +100,8 @@ def _trace_member(
     inputs: Inputs[Any],
     make: Make[Result],
 ) -> _Member[Result] | None:
-    """None where it cannot be traced: what is wrong with the body, a static trace will say."""
+    """Trace with symbols; return None if that fails, because a static trace will say what is
+    wrong."""
     try:
         symbols = Symbols()
         examples = symbolic_step_examples(symbols, varying, inputs)
@@ -114,7 +116,10 @@ def _trace_member(
 
 
 def _varying_of(body: Body) -> Varying | None:
-    """What the trace that made ``body`` left open; None if nothing, or if it is no graph."""
+    """Return the sizes and numbers that the trace of ``body`` left open.
+
+    None if there are none, or if ``body`` is no graph.
+    """
     if not isinstance(body, fx.GraphModule):
         return None
     return remember(body, ("varying",), lambda: _find_varying(body))
@@ -133,7 +138,7 @@ def _find_varying(body: fx.GraphModule) -> Varying | None:
 
 
 def _are_plain(values: Sequence[Any]) -> bool:
-    """Real tensors and numbers, which nobody traces or transforms."""
+    """Return True if all are real tensors and numbers, which nobody traces or transforms."""
     for value in values:
         if type(value) not in _PLAIN:
             return False
@@ -160,7 +165,7 @@ def _numbers(varying: Varying, inputs: Inputs[Any]) -> tuple[Number, ...]:
 
 
 def _skeleton(varying: Varying, inputs: Inputs[Any]) -> tuple[Any, ...]:
-    """The metadata of these inputs but for what varies."""
+    """Return the metadata of these inputs without what varies."""
     found: list[Any] = []
     for names, shape, value in zip(varying, _shapes(inputs), inputs.flat(), strict=True):
         if isinstance(value, torch.Tensor):

@@ -85,7 +85,8 @@ def floats_as_tensors(
 
 
 def _origins(graph: fx.Graph, placeholders: Any) -> dict[fx.Node, set[fx.Node]]:
-    """The floats made of these placeholders by known arithmetic, in order, each with its own."""
+    """Return the floats that known arithmetic makes of these placeholders, each with its
+    placeholders."""
     origins: dict[fx.Node, set[fx.Node]] = {node: {node} for node in placeholders}
     for node in graph.nodes:
         floats = [n for n in node.all_input_nodes if n in origins]
@@ -100,7 +101,10 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def _stuck(origins: dict[fx.Node, set[fx.Node]]) -> set[fx.Node]:
-    """Placeholders that an operator wants as numbers, and those that meet one of them."""
+    """Return placeholders that must stay numbers.
+
+    Those are the ones that an operator wants as numbers, and those that are combined with such.
+    """
     stuck: set[fx.Node] = set()
     for node, known in origins.items():
         if not all(user in origins or _has_form(user, node) for user in node.users):
@@ -121,7 +125,7 @@ def _has_form(user: fx.Node, number: fx.Node) -> bool:
 
 
 def _read_as_tensor(number: fx.Node, origins: dict[fx.Node, set[fx.Node]]) -> None:
-    """Change ``number``, if it is computed, and who reads it, so that it is a tensor."""
+    """Change ``number``'s computation and its readers, so that it is a tensor."""
     if number.op != "placeholder":
         for size in filter(_is_number, number.all_input_nodes):
             number.replace_input_with(size, _tensor_of(size, number))
@@ -171,7 +175,7 @@ def _use_form_for_tensors(user: fx.Node, number: fx.Node) -> None:
 
 
 def _multiply_before(user: fx.Node, number: fx.Node) -> None:
-    """``add(a, b, alpha=number)`` as ``add(a, b * number)``."""
+    """Replace ``add(a, b, alpha=number)`` by ``add(a, b * number)``."""
     factor: Any = user.args[1]
     with user.graph.inserting_before(user):
         product = user.graph.call_function(aten.mul.Tensor, (factor, number))
@@ -182,7 +186,7 @@ def _multiply_before(user: fx.Node, number: fx.Node) -> None:
 
 
 def _multiply_after(full: fx.Node, number: fx.Node) -> None:
-    """``full(size, number)`` as ``full(size, 1) * number``."""
+    """Replace ``full(size, number)`` by ``full(size, 1) * number``."""
     graph, expected = full.graph, full.meta["val"]
     full.args = (full.args[0], 1.0)
     with graph.inserting_after(full):
@@ -202,7 +206,7 @@ def _convert_after(node: fx.Node, expected: torch.Tensor) -> None:
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    """What an operator with results of ``dtype`` converts a Python float to."""
+    """Return the dtype to which an operator with results of ``dtype`` converts a Python float."""
     real = dtype.to_real() if dtype.is_complex else dtype
     return torch.float32 if real in (torch.float16, torch.bfloat16) else real
 

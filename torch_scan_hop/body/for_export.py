@@ -77,13 +77,14 @@ def _inputs_of(graph: fx.Graph) -> list[fx.Node]:
 
 
 def remember_policy(node: fx.Node, checkpoint: Any) -> None:
-    """Of an exported scan that may be trained where this package is."""
+    """Keep the checkpoint policy with an exported scan, which may be trained where this package
+    is."""
     if isinstance(checkpoint, str):
         node.meta[_KEPT] = {**node.meta.get(_KEPT, {}), _POLICY: checkpoint}
 
 
 def as_it_was(module: fx.GraphModule) -> None:
-    """Take out of ``module`` and of its bodies, which are copied, what an export added."""
+    """Undo in ``module`` and in copies of its bodies what an export added."""
     scans = module.graph.find_nodes(op="call_function", target=scan_op)
     if not scans:
         return
@@ -103,7 +104,8 @@ def as_it_was(module: fx.GraphModule) -> None:
 
 
 def _drop_copies(body: fx.GraphModule) -> None:
-    """Of results, and of inputs: where nothing is written, they are the same values."""
+    """Drop copies of results and of inputs: in a body that writes nothing they have the same
+    values."""
     if any(map(_writes, body.graph.nodes)):
         return
     results = results_of(body.graph)
@@ -120,7 +122,8 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _reverse_instead_of_flips(node: fx.Node) -> None:
-    """Of a scan whose xs and ys are flipped, all of them, one that goes the other way."""
+    """If all xs and ys of the scan are flipped, drop the flips and let the scan run the other
+    way."""
     n_carry = len(node.args[1])  # type: ignore[arg-type]
     xs: Any = node.args[2]
     if any(user.target is not operator.getitem for user in node.users):

@@ -79,7 +79,7 @@ def _delay(node: fx.Node) -> None:
 
 
 def _last_reads(graph: fx.Graph, copied: Collection[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """For each value, the last node that reads it or a view of it."""
+    """Return for each value the last node that reads it or a view of it."""
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         for value in node.all_input_nodes:

@@ -25,7 +25,8 @@ aten = torch.ops.aten
 
 
 def dense_order(value: torch.Tensor) -> list[int] | None:
-    """The permutation that makes ``value`` contiguous; None if it has gaps, or shares elements.
+    """Return the permutation that makes ``value`` contiguous; None if it has gaps or shares
+    elements.
 
     >>> dense_order(torch.ones(2, 3).t()), dense_order(torch.ones(2, 1).expand(2, 3))
     ([1, 0], None)
@@ -86,7 +87,8 @@ def has_known_strides(node: Any) -> bool:
 
 
 def own_strided_memory(graph: fx.Graph) -> None:
-    """What an operator of :data:`ONE_LAYOUT` reads has the strides that were seen."""
+    """Give each operand of an operator of :data:`ONE_LAYOUT` the strides that were seen in the
+    trace."""
     for target, positions in ONE_LAYOUT.items():
         for node in graph.find_nodes(op="call_function", target=target):
             for position in positions:
@@ -165,7 +167,7 @@ def _permuted(node: fx.Node, order: list[int]) -> fx.Node:
 
 
 def _like(value: Any, graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A node that makes a tensor of nothing, whose example is as much a fake as ``value``."""
+    """Insert a node that makes a tensor from nothing, recorded as a fake like ``value``."""
     node = graph.call_function(target, args, kwargs)
     with value.fake_mode if isinstance(value, FakeTensor) else contextlib.nullcontext():
         node.meta["val"] = target(*args, **kwargs)
