@@ -30,14 +30,18 @@ from torch_scan_hop.signature import Inputs
 
 
 def _shard(value: Any, mesh: Any, after: MeshLayout | None) -> Any:
-    """This rank's part of ``value`` laid out as ``after``; numbers are themselves."""
+    """Return this rank's part of ``value`` laid out as ``after``; numbers are returned as they
+    are."""
     if after is None or not isinstance(value, Tensor):
         return value
     return moved(shard_of(value), layout_of(value, mesh), after)
 
 
 def _layouts_in_a_step(given: Inputs[Any], mesh: Any, over_steps: int | None) -> Inputs[Any]:
-    """Where ranks are at different steps, they have the same of all that is no xs."""
+    """Return the layouts in a step, where ranks run different steps at once.
+
+    Along that dimension of the mesh, all but xs is the same on all ranks.
+    """
     alone = replicated(mesh)[0]
 
     def for_all(layout: MeshLayout | None) -> MeshLayout | None:

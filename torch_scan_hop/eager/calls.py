@@ -1,4 +1,5 @@
-"""What the source of a loop calls for each operator, and which calls are told where to write."""
+"""Choose what the source of a loop calls for each operator, and which calls get a place to write
+to."""
 
 from __future__ import annotations
 

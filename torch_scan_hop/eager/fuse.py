@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def fused(body: fx.GraphModule) -> fx.GraphModule:
-    """A copy of ``body`` with such pairs as one operator."""
+    """Return a copy of ``body`` in which such pairs are one operator."""
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     graph.output(graph.graph_copy(body.graph, env))
@@ -47,7 +47,7 @@ _VIEWS = {
 
 
 def _drop_identity(graph: fx.Graph, node: fx.Node) -> None:
-    """A view of the same shape and strides; a product of batches is traced with three of them."""
+    """Drop a view of the same shape and strides; a batched product is traced with three of them."""
     base = node.args[0]
     assert isinstance(base, fx.Node)
     value, like = value_of(node), value_of(base)
@@ -58,7 +58,7 @@ def _drop_identity(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _check_in_order(graph: fx.Graph, check: fx.Node) -> None:
-    """Where all that reads a check is additions of its zero, it only raises."""
+    """Replace a check by one that only raises, if its readers just add its zero to a result."""
     results = {
         user: user.args[0]
         for user in check.users
@@ -103,7 +103,7 @@ def _fuse_addition(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _sum_with(other: fx.Node, term: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
-    """``other + term`` as a call of one operator."""
+    """Return ``other + term`` as a call of one operator."""
     if term.target is aten.mul.Tensor:
         left, right = term.args
         if is_tensor_node(left) and is_tensor_node(right):
@@ -128,7 +128,7 @@ def _keeps_layout(replacement: fx.Node) -> bool:
 
 
 def _same_type(node: fx.Node, *inputs: fx.Node) -> bool:
-    """No promotion takes place, and rounding in between makes no difference to speak of."""
+    """Return True if dtypes are not promoted, and rounding in between makes hardly a difference."""
     dtype = value_of(node).dtype
     exact_enough = dtype in (torch.float32, torch.float64)
     return exact_enough and all(value_of(n).dtype == dtype for n in inputs)

@@ -51,7 +51,10 @@ class _WritesOut(fx.Interpreter):
 
 
 def _is_short(body: Any, trip_count: Any) -> bool:
-    """With one known trip count; 0 is left to the operator, which knows what its ys are."""
+    """Return True for a known trip count of a few steps.
+
+    A scan of 0 steps is left to the operator, which knows what its ys are.
+    """
     if not isinstance(trip_count, int) or not 0 < trip_count <= MOST_STEPS:
         return False
     if not isinstance(body, fx.GraphModule) or is_torchs(body):
@@ -60,14 +63,15 @@ def _is_short(body: Any, trip_count: Any) -> bool:
 
 
 def _size(body: fx.GraphModule) -> int:
-    """In operators, as if all scans within were long."""
+    """Return the number of operators of ``body``, an inner scan counted as one of the most
+    steps."""
     nodes = [n for n in body.graph.nodes if n.op == "call_function"]
     inner = [getattr(body, str(n.args[0].target)) for n in nodes if n.target is scan_op]
     return len(nodes) + sum(MOST_STEPS * _size(b) for b in inner)
 
 
 def steps_of(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
-    """The results of the scan: contiguous carries, and stacks."""
+    """Run the scan step by step; return contiguous carries, and stacks."""
     run = functools.partial(_WritesOut(body).run, enable_io_processing=False)
     slices = list(zip(*(x.unbind(0) for x in inputs.xs), strict=True))
     # bodies are traced for contiguous carries

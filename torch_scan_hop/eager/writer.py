@@ -107,7 +107,7 @@ class LoopWriter:
                 self.written_ahead[k] = position
 
     def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
-        """For each node, the values that nothing reads after it."""
+        """Return for each node the values that nothing reads after it."""
         kept = {*self.outputs.flat(), *self.roles.additional, *self._numbers()}
         seen: set[fx.Node] = set()
         last: dict[fx.Node, list[fx.Node]] = {}
@@ -119,7 +119,8 @@ class LoopWriter:
         return last
 
     def _ends_here(self, node: fx.Node) -> fx.Node | None:
-        """An operand whose memory the result of ``node`` may take: nothing else reads it."""
+        """Return an operand whose memory the result of ``node`` may take, since nothing else reads
+        it."""
         if not can_write_to(node, value_of(node)):
             return None
         operands: Sequence[Any] = node.args if node.target in ELEMENTWISE else ()
@@ -162,7 +163,7 @@ class LoopWriter:
         return "\n".join(src.lines) + "\n"
 
     def _numbers(self) -> dict[fx.Node, None]:
-        """Arithmetic on numbers that all steps share: it is done before the loop."""
+        """Find arithmetic on numbers that all steps share, which is done before the loop."""
         found: dict[fx.Node, None] = {}
         for node in self.body.graph.nodes:
             known = all(a in found or a in self.roles.additional for a in node.all_input_nodes)
@@ -222,7 +223,10 @@ class LoopWriter:
         src.line(2, f"{', '.join(carries)} = {', '.join(values)}")
 
     def _is_contiguous(self, node: fx.Node) -> bool:
-        """Known from the operator; bodies are traced for contiguous carries."""
+        """Return True if the operator's result is known to be contiguous.
+
+        Bodies are traced for contiguous carries.
+        """
         if node in self.slot_of or node in self.roles.carry:
             return True
         return value_of(node).is_contiguous() and not is_view(node) and node.op == "call_function"

@@ -33,7 +33,7 @@ class _Layers(nn.RNNBase):
     options: dict[str, Any] | None = None
 
     def _state_sizes(self) -> list[int]:
-        """Of the leaves of the state."""
+        """Return the sizes of the state's leaves."""
         return [self.hidden_size]
 
     def forward(
@@ -43,7 +43,8 @@ class _Layers(nn.RNNBase):
         *,
         lengths: Tensor | Sequence[int] | None = None,
     ) -> tuple[Any, Any]:
-        """As of torch.nn's layer; ``lengths``: of each sequence of a padded batch, ``[B]``."""
+        """Run the layers as torch.nn's do; ``lengths``, ``[B]``, are those of a padded batch's
+        sequences."""
         if isinstance(input, PackedSequence):
             if lengths is not None:
                 raise refused(
@@ -127,8 +128,8 @@ def _at(k: int, state: Any) -> Any:
 
 
 def _as_given_out(state: Any, ys: Tensor) -> Any:
-    """Under autocast, where a step gives out a narrower h than it was given, the last h is as it
-    was given out, as torch.nn's is."""
+    """Return the last h in the dtype of ys, as torch.nn does, where autocast makes a step's y
+    narrower."""
     if isinstance(state, tuple):
         h, c = state
         return h.to(ys.dtype), c

@@ -70,7 +70,8 @@ def _both(a: Any, b: Any) -> tuple[Form, Form] | None:
 
 
 def _value(inner: Any, coefficient: Any, dtype: torch.dtype) -> Any:
-    """As an operand: a number for ``ONE``, and for None, a term that is not there."""
+    """Return a coefficient as an operand: 1 for ``ONE``, and 0 for None, a term that is not
+    there."""
     if coefficient is not None and coefficient is not ONE:
         return coefficient
     number = 0 if coefficient is None else 1
@@ -78,7 +79,7 @@ def _value(inner: Any, coefficient: Any, dtype: torch.dtype) -> Any:
 
 
 def _map(inner: Any, form: Form, fn: Callable[[Any], Any]) -> Form:
-    """``fn``, which is linear, of each term."""
+    """Apply ``fn``, which is linear, to each term."""
     found = {j: fn(_value(inner, value, form.dtype)) for j, value in form.coefficients.items()}
     return Form(form.dtype, found, None if form.constant is None else fn(form.constant))
 

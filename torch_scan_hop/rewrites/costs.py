@@ -1,4 +1,4 @@
-"""What pays where a loop runs."""
+"""Estimate whether moving work out of the loop pays on the backend where the loop runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class Costs:
     least_weight: int
 
     def nbytes(self, node: fx.Node) -> Any:
-        """What pays does not decide what is right: it needs no guard."""
+        """Return a node's bytes, a likely number if sizes are symbolic.
+
+        An estimate decides what pays and not what is right, so it needs no guard.
+        """
         return nbytes(node) if self.guard_sizes else likely_value(nbytes(node))
 
     def product_pays(self, node: fx.Node, dependence: Mapping[fx.Node, Dependence]) -> bool:
@@ -56,6 +59,6 @@ class Costs:
         return any(self._weight(n, dependence) >= size for n in filter(is_contraction, work))
 
     def _weight(self, node: fx.Node, dependence: Mapping[fx.Node, Dependence]) -> Any:
-        """Bytes of its operands that are the same at every step."""
+        """Return the bytes of ``node``'s operands that are the same at every step."""
         inputs = (n for n in node.all_input_nodes if is_tensor_node(n))
         return sum(self.nbytes(n) for n in inputs if dependence[n] is Dependence.INVARIANT)

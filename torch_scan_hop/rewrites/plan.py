@@ -28,7 +28,7 @@ from torch_scan_hop.signature import Inputs, Signature
 
 @dataclass(frozen=True)
 class Decisions:
-    """What moves where; nodes are nodes of the original body."""
+    """Where each piece of work goes. Nodes are nodes of the original body."""
 
     loop_carry: list[int]  # carries the loop keeps
     constant_carry: list[int]  # carries that never change: loop-invariant
@@ -45,7 +45,7 @@ class Decisions:
 
 
 def _contiguous_matrix(value: Any) -> Any:
-    """A transposed weight, laid out once instead of being read across at every step."""
+    """Lay a transposed weight out once, so that steps do not read it across."""
     if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.is_contiguous():
         return value
     if 0 in value.stride():  # an expanded value stays small
@@ -98,14 +98,14 @@ class ScanPlan:
         )
 
     def is_trivial(self) -> bool:
-        """Nothing moved."""
+        """True if nothing moved."""
         d = self.decisions
         moved = [*d.constant_carry, *d.accumulators, *d.invariants, *d.batched, *d.sunk]
         return not moved and len(d.loop_carry) == self.signature.n_carry
 
     @functools.cached_property
     def carried(self) -> list[int]:
-        """Carries that steps change: those of the loop, then accumulators."""
+        """Positions of the carries that steps change: those of the loop, then accumulators."""
         return [*self.decisions.loop_carry, *(a.index for a in self.decisions.accumulators)]
 
     def is_read_outside(self, x: fx.Node) -> bool:
@@ -116,7 +116,8 @@ class ScanPlan:
 
     @functools.cached_property
     def own_xs(self) -> list[int]:
-        """Positions of the loop's xs that were made for it alone: it may write over them."""
+        """Positions of the loop's xs that were made for it alone, so that it may write over
+        them."""
         made = self.decisions.batched
         read_by_others = ancestors([a for n in made for a in n.all_input_nodes])
         return [
@@ -129,17 +130,18 @@ class ScanPlan:
 
     @functools.cached_property
     def stacked_bytes(self) -> int:
-        """Bytes per step that are stacked and no results; for symbolic sizes, likely."""
+        """Bytes per step of stacks that are no results; a likely number if sizes are symbolic."""
         return sum(map(likely_value, self.stacked_sizes()))
 
     @functools.cached_property
     def accumulated_bytes(self) -> int:
-        """Bytes of the carries that are summed after the loop; for symbolic sizes, likely."""
+        """Bytes of the carries that are summed after the loop; a likely number if sizes are
+        symbolic."""
         summed = (self.roles.carry[a.index] for a in self.decisions.accumulators)
         return sum(likely_value(nbytes(n)) for n in summed)
 
     def stacked_sizes(self) -> list[Any]:
-        """The bytes of each value that is stacked and no result."""
+        """The bytes of each value that is stacked and is no result."""
         results = set(self.outputs.ys)
         made = [n for n in self.decisions.stacked if n not in results]
         for part in (self.batched_part, self.sunk_part):
@@ -158,7 +160,7 @@ class ScanPlan:
         *,
         adds_in_place: bool = False,
     ) -> list[Any]:
-        """All results of the scan; ``run_scan`` runs the loop.
+        """Return all results of the scan; ``run_scan`` runs the loop.
 
         ``adds_in_place``: on real tensors, sums are written over.
         """
@@ -173,7 +175,7 @@ class ScanPlan:
         return [*self.final_carry(carry, inputs.carry), *ys]
 
     def invariants(self, inputs: Inputs[Any]) -> dict[fx.Node, Any]:
-        """All values that are the same at every step."""
+        """Return all values that are the same at every step."""
         constants = [inputs.carry[k] for k in self.decisions.constant_carry]
         values = dict(zip(self.fixed, [*inputs.additional, *constants], strict=True))
         for node, value in self.invariant_part(values).items():
@@ -186,13 +188,13 @@ class ScanPlan:
 
     @functools.cached_property
     def _fixed_factors(self) -> list[fx.Node]:
-        """Inputs that are the same at every step, of which products of the loop are made."""
+        """Return the loop-invariant inputs that are operands of products in the loop."""
         products = filter(is_contraction, self.step.nodes())
         read = {a for node in products for a in node.all_input_nodes}
         return [node for node in self.fixed if node in read]
 
     def with_own_sums(self, carry: Sequence[Any]) -> list[Any]:
-        """What is ``carried``, of which nobody else has what is accumulated."""
+        """Return ``carried`` with copies of the accumulators, so that nobody else holds them."""
         n = len(self.decisions.loop_carry)
         sums = [c.clone(memory_format=torch.contiguous_format) for c in carry[n:]]
         return [*carry[:n], *sums]
@@ -206,7 +208,7 @@ class ScanPlan:
         options: ScanOptions,
         sums_are_own: bool = False,
     ) -> tuple[list[Any], dict[fx.Node, Any]]:
-        """What is ``carried`` after these steps, and all stacks of them.
+        """Run these steps; return ``carried`` after them, and all their stacks.
 
         ``sums_are_own``: what is accumulated so far may be written over.
         """
@@ -239,7 +241,7 @@ class ScanPlan:
         return carried, stacks
 
     def final_carry(self, carry: Sequence[Any], init: Sequence[Any]) -> list[Any]:
-        """All carries, from what is ``carried``; a dropped one is None."""
+        """Return all carries, from ``carried``; a dropped one is None."""
         final = dict(zip(self.carried, carry, strict=True))
         for k in self.decisions.constant_carry:
             final[k] = init[k].clone(memory_format=torch.contiguous_format)
@@ -248,7 +250,7 @@ class ScanPlan:
     def gather(
         self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any], trip_count: Any
     ) -> list[Any]:
-        """All ys, contiguous, each a tensor of its own; None where nothing reads it."""
+        """Return all ys, contiguous, each a tensor of its own; None where nothing reads it."""
         # a y must not share memory with an input or with another y: such a view is copied
         # (the stack of a carry is the loop's own)
         taken = {*self.roles.xs, *self.roles.additional}

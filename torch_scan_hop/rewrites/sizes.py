@@ -98,7 +98,8 @@ def lift_integers(
 
 
 def _check_that_nodes_hold_no_symbols(graph: fx.Graph) -> None:
-    """A symbol in the place of an argument is of the trace: nobody would give it its value."""
+    """Check that no argument is a symbol: symbols belong to a trace, and nobody would give them
+    values."""
     for node in graph.nodes:
         leaves = pytree.tree_leaves((node.args, node.kwargs))
         if any(isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)) for leaf in leaves):

@@ -1,4 +1,4 @@
-"""Which scans one call is, and which of their steps are recomputed in the backward.
+"""Split one call into several scans, and choose the steps that the backward recomputes.
 
 A strategy takes runs of one scan and gives a run of several (``run``); ``strategies`` chooses.
 

@@ -1,4 +1,4 @@
-"""``checkpoint=``: what it may be, and what it must not be.
+"""Check ``checkpoint=``: the policies that there are.
 
 Policies of one step (``None``, ``"full"``, a function) say what its backward gets: see
 ``autodiff/policy``. The others say which steps are recomputed together, and are nested scans.

@@ -1,4 +1,4 @@
-"""Which scans one call is: each strategy makes a run of several scans out of runs of one.
+"""Choose the scans that make up one call: each strategy builds a run of several from runs of one.
 
 A policy of segments is a scan over segments whose own policy is ``"full"`` (it saves the carry
 *into* each segment and nothing else) around a scan over the steps of a segment. So one mechanism

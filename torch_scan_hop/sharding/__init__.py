@@ -88,7 +88,11 @@ class _Sharding:
         return min(map(self._traced, tried), key=lambda made: cost_of_collectives(made.body))
 
     def _starts(self) -> list[list[Placements]]:
-        """As the carries are given; and the plain ones as sums, or as an input that they fit."""
+        """Return the layouts of carries to try first.
+
+        One has the carries as they are given. The others have plain carries as sums over ranks, or
+        laid out as an input of their shape.
+        """
         given = [c.placements for c in self.layouts.carry]
         plain = [
             not is_dtensor(c) and (c.is_floating_point() or c.is_complex())
@@ -108,7 +112,10 @@ class _Sharding:
         ]
 
     def _settled(self, start: list[Placements], keep: bool) -> list[Placements]:
-        """What steps that start so keep. ``keep``: DTensors are moved back at each step."""
+        """Return the layouts that steps keep which start with ``start``.
+
+        ``keep``: DTensors are moved back at the end of each step.
+        """
         kept = [keep and is_dtensor(c) for c in self.inputs.carry]
         carry = start
         for _ in range(MAX_ROUNDS):
@@ -120,7 +127,7 @@ class _Sharding:
         return [p if p == q else replicated(self.mesh) for p, q in pairs]
 
     def _after(self, carry: list[Placements]) -> list[Placements]:
-        """What a step makes of carries that are placed so."""
+        """Return the layouts of the carries after a step that takes them laid out as ``carry``."""
         found: list[Placements] = []
 
         def run(*shards: Any) -> None:
@@ -150,7 +157,7 @@ class _Sharding:
         return ShardedBody(graph, kept, ys)
 
     def _slices(self, carry: Sequence[Placements]) -> list[Any]:
-        """The layouts of what a step takes."""
+        """Return the layouts of a step's inputs."""
         pairs = zip(self.layouts.carry, carry, strict=True)
         return [
             *(layout.placed(placements) for layout, placements in pairs),

@@ -1,4 +1,4 @@
-"""A scan whose steps are split over ranks, each of which has a stretch of them, one after another.
+"""A scan whose steps are split over ranks: each rank has a stretch of consecutive steps.
 
 Where steps compose (see ``composed``), all ranks run at once: each composes its steps, all of them
 are exchanged once, and each rank goes through its steps from the carry that those before it make.
@@ -26,7 +26,8 @@ from torch_scan_hop.signature import Inputs, Signature
 
 @dataclasses.dataclass(frozen=True)
 class _Roles:
-    """Of carries: ``sums`` are only added to; how the others compose, or why they do not."""
+    """The roles of carries: ``sums`` are only added to; ``composed`` composes the others or says
+    why not."""
 
     sums: list[int]
     states: list[int]
@@ -91,7 +92,7 @@ def scan_over_ranks(
 
 
 def exchanged(values: Sequence[Tensor], stretches: Stretches) -> list[list[Tensor]]:
-    """``values`` of each rank; one exchange for each dtype among them."""
+    """Exchange the ``values`` of all ranks, once for each dtype among them."""
     found: list[list[Any]] = [[None] * len(values) for _ in range(stretches.count)]
     for dtype in dict.fromkeys(v.dtype for v in values):
         places = [k for k, v in enumerate(values) if v.dtype == dtype]

@@ -112,7 +112,7 @@ def _spell_out_dropout(graph: fx.Graph) -> None:
 
 
 def _record_all_before(node: fx.Node) -> None:
-    """What nodes that a rewrite made just before ``node`` give."""
+    """Record the values of nodes that a rewrite has just made before ``node``."""
     made: list[fx.Node] = []
     while node.prev.op == "call_function" and "val" not in node.prev.meta:
         node = node.prev

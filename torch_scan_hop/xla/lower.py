@@ -1,4 +1,4 @@
-"""The operator's XLA kernel: the program of a body, from its cache or lowered now, called.
+"""The operator's XLA kernel: call the program of a body, from the cache or lowered now.
 
 The rewrites split a scan into work before, in and after the loop. All three become one
 computation, so that a call costs the host no more than a call of the loop alone.

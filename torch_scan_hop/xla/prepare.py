@@ -1,6 +1,6 @@
-"""What torch and torch_xla have to be told before they trace a scan over XLA tensors.
+"""Prepare torch and torch_xla for tracing a scan over XLA tensors.
 
-Called by the first capture of a scan after torch_xla was imported, whoever imported it.
+The first capture of a scan after torch_xla was imported calls this, whoever imported it.
 """
 
 from __future__ import annotations

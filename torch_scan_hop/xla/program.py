@@ -59,7 +59,7 @@ class Program:
     draws: int
 
     def call(self, flat: Sequence[Any]) -> list[torch.Tensor]:
-        """A pending node; nothing runs. Results are not wrapped for functionalization."""
+        """Return a pending node: nothing runs. Results are not wrapped for functionalization."""
         values = [
             flat[a] if isinstance(a, int) else draw_seeds(self.seeds) if a is None else a
             for a in self.arguments
@@ -72,7 +72,7 @@ def draw_seeds(shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def lower_function(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> Program:
-    """``fn`` as one computation."""
+    """Lower ``fn`` to one computation."""
     before = _xla.random_state()
     hlo = _hlo(fn, inputs)
     draws = _draws_between(before, _xla.random_state())
@@ -87,7 +87,7 @@ def lower_loop(
     length: int,
     reverse: bool,
 ) -> Program:
-    """The scan of ``body`` over ``inputs`` (carry, xs and additional of the scan)."""
+    """Lower the scan of ``body`` over ``inputs`` (carry, xs and additional of the scan)."""
     sliced = range(signature.n_carry, signature.n_carry + signature.n_xs)
     of_step = [(m[0][1:], m[1]) if k in sliced else m for k, m in enumerate(inputs)]
     before = _xla.random_state()
@@ -130,7 +130,8 @@ def _refuse_fallbacks(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadat
 
 
 def _lowered(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> _xla.BodyHlo:
-    """No tensor that is made here may outlive this function: a placeholder has no data."""
+    """Lower, and let no tensor that is made here outlive this function: a placeholder has no
+    data."""
     values = [_xla.placeholder(*m) if _is_tensor(m) else m for m in inputs]
     positions = [k for k, m in enumerate(inputs) if _is_tensor(m)]
     before = _xla.random_state()
