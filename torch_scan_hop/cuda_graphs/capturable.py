@@ -1,4 +1,4 @@
-"""Which bodies may be captured: what one step tells the device is what any step tells it.
+"""Find the bodies that may be captured: those whose steps all tell the device the same.
 
 While a graph is captured nothing runs, and its replay runs what was launched: an operator that asks
 the device for a value, or launches according to one, has no place in it. Operators that nobody
@@ -42,7 +42,7 @@ _ATTENTION = "_scaled_dot_product"
 
 
 def why_not_captured(body: fx.GraphModule) -> str:
-    """What stands against it, of the operators of ``body``; empty if nothing does."""
+    """Return which operator of ``body`` stands against a capture, and why; empty if none does."""
     for node in body.graph.nodes:
         reason = _why_not(body, node)
         if reason:

@@ -66,7 +66,7 @@ class GraphedLoop:
         additional: Sequence[Any],
         ys: Sequence[Tensor],
     ) -> Sequence[Tensor]:
-        """What ``loop`` gives for the other arguments; ``ys`` are written to."""
+        """Return the results of ``loop`` for the other arguments; write to ``ys``."""
         operands = Operands(carry, xs, additional, ys)
         if self._may_replay(order, operands) and self._lock.acquire(blocking=False):
             try:
@@ -86,7 +86,7 @@ class GraphedLoop:
         return graphs is not None and not graphs.is_capturing(operands.device)
 
     def _recording(self, loop: Loop, order: range, operands: Operands) -> Recording | None:
-        """A recording that can be replayed for these operands, captured if need be."""
+        """Return a recording that can be replayed for these operands; capture one if need be."""
         graphs = graphs_for(operands.device)
         assert graphs is not None
         key = _key(graphs, order, operands)
@@ -124,7 +124,8 @@ class GraphedLoop:
 def _longer(
     recording: Recording | None, trip_count: int, operands: Operands, moved: set[int]
 ) -> Recording | None:
-    """One of more steps, at least twice as many, if a loop of so many steps has room for it."""
+    """Return a recording of at least twice as many steps if the loop has room for it, else
+    ``recording``."""
     length = steps_of_a_block(trip_count, operands)
     if length == 0 or (recording is not None and length < 2 * recording.length):
         return recording
@@ -141,7 +142,8 @@ def _recover(graphs: Graphs, operands: Operands) -> None:
 
 
 def _key(graphs: Graphs, order: range, operands: Operands) -> Any:
-    """Of all that is captured but for values and addresses; steps may be any number."""
+    """Return a key of all that a capture depends on but values, addresses and the number of
+    steps."""
     stacks = [*operands.xs, *operands.ys]
     return (
         graphs.stream(operands.device),

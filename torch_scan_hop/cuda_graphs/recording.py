@@ -42,7 +42,7 @@ MOST_BYTES = 2**26
 
 @dataclass(frozen=True)
 class Operands:
-    """What a loop is called with, but for the order of its steps."""
+    """The arguments of a loop, but for the order of its steps."""
 
     carry: Sequence[Tensor]
     xs: Sequence[Tensor]
@@ -58,9 +58,9 @@ class Operands:
 
 
 def steps_of_a_block(trip_count: int, operands: Operands) -> int:
-    """How many steps a graph is to hold; 0 for no graph.
+    """Return how many steps a graph should hold; 0 for no graph.
 
-    As many as there may be, and such that few are left over.
+    It is as many as there may be, such that few steps are left over.
     """
     stacks = [*operands.xs, *operands.ys]
     most = MOST_STEPS
@@ -73,7 +73,7 @@ def steps_of_a_block(trip_count: int, operands: Operands) -> int:
 
 
 def _slot_bytes(stack: Tensor, steps: int) -> int:
-    """From the first element to the last: strides are those of the whole stack."""
+    """Return the bytes from the first element to the last; strides are those of the whole stack."""
     sizes = (steps, *stack.shape[1:])
     if 0 in sizes:
         return 0
@@ -87,7 +87,8 @@ def _slot(like: Tensor, steps: int | None = None) -> Tensor:
 
 
 def _copy(destination: Tensor, source: Tensor) -> None:
-    """Of two tensors with the same strides; of elements that are one element, the first."""
+    """Copy between tensors of the same strides; where a stride is 0, entries are one, and copied
+    once."""
     for dim, (size, stride) in enumerate(zip(destination.shape, destination.stride(), strict=True)):
         if stride == 0 and size:
             destination, source = destination.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
@@ -138,12 +139,13 @@ class Recording:
         self.replay = self.graphs.capture(operands.device, work)
 
     def _apart(self, results: Sequence[Tensor]) -> list[Tensor]:
-        """Results that may be written one after the other: carries may have changed places."""
+        """Copy results that lie in slots of carries: carries may have changed places, and slots are
+        written."""
         own = {slot.data_ptr() for slot in self.carry}
         return [value.clone() if value.data_ptr() in own else value for value in results]
 
     def run(self, loop: Loop, order: range, operands: Operands) -> Sequence[Tensor]:
-        """All steps in ``order``; the final carries."""
+        """Run all steps in ``order``; return the final carries."""
         assert self.replay is not None
         for slot, init in zip(self.carry, operands.carry, strict=True):
             slot.copy_(init)

@@ -113,7 +113,7 @@ def _aside(given: Any) -> Iterator[None]:
 
 
 def _given_to(program: Any, arguments: Any) -> Any:
-    """The tensors that a program was traced with, or is to be."""
+    """Return the tensors that a program was traced with, or will be."""
     graph = getattr(program, "graph", None)
     if not isinstance(graph, fx.Graph):
         return arguments
@@ -132,7 +132,7 @@ def _check_limits(limits: Any) -> None:
 
 
 def _program_of(fn: Any, init: Any) -> Any:
-    """A function ``(limits, kernels) -> Explanation`` for a program; None for a body."""
+    """Return a function ``(limits, kernels) -> Explanation`` for a program; None for a body."""
     from torch_scan_hop.explain.collect import explain_compiled, explain_program
 
     if isinstance(fn, torch.export.ExportedProgram):

@@ -1,4 +1,4 @@
-"""What is known of a scan, as plain data: all of it can be written as JSON."""
+"""The facts about a scan, as plain data: all of it can be written as JSON."""
 
 from __future__ import annotations
 
@@ -57,8 +57,11 @@ class Operator:
 
 @dataclass(frozen=True)
 class Work:
-    """What all steps do: ``nbytes`` as each operator reads and writes, ``least_nbytes`` if the
-    inputs were read and the results written once. ``seconds`` and the rest: with limits only."""
+    """The work of all steps.
+
+    ``nbytes``: as each operator reads and writes; ``least_nbytes``: if the inputs were read and the
+    results written once. ``seconds`` and the rest: with limits only.
+    """
 
     flops_per_step: int
     nbytes_per_step: int
@@ -104,7 +107,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Memory:
-    """What is kept from the forward to the backward."""
+    """The values that the forward keeps for the backward."""
 
     residuals: tuple[Residual, ...]
     nbytes_per_step: int
@@ -113,7 +116,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What Inductor makes of one loop, and why no better kernel."""
+    """The kernel that Inductor makes of one loop, and why it is no better one."""
 
     loop: str
     kind: str
@@ -148,8 +151,10 @@ class Captures:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The bytes that are saved with the policy and without one; and while a segment of steps that
-    is run again is differentiated."""
+    """The bytes that are saved with the policy, and without one.
+
+    Also those that are saved while a segment of steps that is run again is differentiated.
+    """
 
     policy: str
     nbytes: int

@@ -21,7 +21,8 @@ from torch_scan_hop.rewrites.blocks import block_length
 
 
 def loop_of(site: Site, name: str, limits: Limits | None, shifted: int = 0) -> Loop:
-    """How ``site`` runs in eager mode. ``shifted``: bytes per step of carries that it reads."""
+    """Explain how ``site`` runs in eager mode. ``shifted``: bytes per step of carries that it
+    reads."""
     try:
         with preserve_node_meta():  # of which the lines of nodes are
             plan = plan_of(site.body, site.operands).plan
@@ -98,7 +99,7 @@ class _Describer:
         return str(value).removeprefix("torch.")
 
     def text_of(self, node: fx.Node) -> str:
-        """What a value is called: its path, or as :func:`value_name` says."""
+        """Return the name of a value: its path, or as :func:`value_name` says."""
         return self.names.get(node) or value_name(node)
 
     def _input(self, node: fx.Node) -> Value:
@@ -130,7 +131,7 @@ def _is_operator(node: fx.Node) -> bool:
 
 
 def _producer(node: fx.Node) -> str:
-    """The node that computes it, for an element of a tuple that of the tuple."""
+    """Return the node that computes ``node``: for an element of a tuple, that of the tuple."""
     while node.target is operator.getitem:
         node = node.args[0]  # type: ignore[assignment]
     return node.name
@@ -156,5 +157,5 @@ def type_of(node: fx.Node) -> str:
 
 
 def line_of(node: fx.Node) -> str:
-    """The user's, as ``file:line: code``."""
+    """Return the user's line, as ``file:line: code``."""
     return users_line(node.meta.get("stack_trace") or "").removeprefix(", at ")

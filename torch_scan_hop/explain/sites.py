@@ -41,12 +41,12 @@ class Site:
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """What differs after the first step, which is on its own then."""
+        """The leaves that differ after the first step, which then runs on its own."""
         return self._steady()[0]
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where in objects steps leave something for one another."""
+        """The places in objects where steps leave something for one another."""
         return self._steady()[1]
 
     def _steady(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -69,7 +69,7 @@ class Site:
 
 
 def recorded(node: Any) -> Any:
-    """The fake that stands for a node's value; a number is itself."""
+    """Return the fake that stands for a node's value; a number is itself."""
     if not isinstance(node, fx.Node):
         return node
     return node.meta.get("val", node.meta.get("example_value"))
@@ -149,7 +149,7 @@ def namer(names: dict[str, str]) -> NameOf:
 
 
 def readable(source: str, fn: Any = None) -> str:
-    """What Dynamo calls a captured value, as a user would write it in ``fn``.
+    """Return Dynamo's name of a captured value as a user would write it in ``fn``.
 
     >>> readable("__import___main__.weights['in']")
     "weights['in']"

@@ -1,4 +1,4 @@
-"""Numbers and places as they are read."""
+"""Write numbers and places as people read them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch_scan_hop._torch.capabilities import attempt, is_there
 
 
 def register() -> bool:
-    """Teach Inductor about scan, if it can be taught: when a graph that holds one is traced."""
+    """Teach Inductor about scan when a graph that holds one is traced, if it can be taught."""
     if not is_there("counted_loop"):
         return False
     with attempt("counted_loop"):

@@ -104,7 +104,7 @@ PARTS: dict[Any, Callable[..., Any]] = {
 
 
 def write_fused_cells(body: fx.GraphModule) -> None:
-    """Each such operator of ``body`` in parts."""
+    """Write each such operator of ``body`` in parts."""
     found = [n for n in body.graph.nodes if n.target in PARTS]
     for node in found:
         _write(node)

@@ -1,6 +1,6 @@
-"""Whether a scan is one kernel: the passes ask before it is lowered, and the lowering decides.
+"""Choose the kernel of a scan: passes ask before it is lowered, and the lowering decides.
 
-Of a counted loop, also how its products are made.
+Also how the products of a counted loop are made.
 
 A kernel for another device stands beside ``cpu`` and ``gpu``, and its classes in the tuple below.
 """
@@ -58,12 +58,12 @@ if is_there("cpu_kernels"):
 
 
 def kernels() -> list[type[KernelNode]]:
-    """The first that takes a scan is its kernel."""
+    """Return the kinds of kernels, in order; the first that takes a scan is its kernel."""
     return [k for name, several in _kernels.items() if why_off(name) is None for k in several]
 
 
 def may_be_one_kernel(body: fx.GraphModule) -> bool:
-    """As far as the operators of ``body`` can tell."""
+    """Return True if a kernel may take ``body``, as far as its operators tell."""
     return current_options().one_kernel and any(k.may_qualify(body) for k in kernels())
 
 
@@ -75,7 +75,7 @@ def is_on_gpu(values: Iterable[Any]) -> bool:
 
 
 def replace_large_products(gm: fx.GraphModule, theirs: Collection[fx.Node]) -> None:
-    """By what the device does faster than Inductor."""
+    """Replace products by those that the device makes faster than Inductor."""
     if LOWERINGS and why_off("cpu_kernels") is None:
         large_products.replace_large_products(gm, theirs)
 
@@ -112,7 +112,8 @@ def kernel_of(call: ScanCall) -> KernelNode | None:
 
 
 def _kernel_or_none(kernel: type[KernelNode], call: ScanCall) -> KernelNode | None:
-    """The counted loop runs every body: whatever is wrong with a kernel, it is not an error."""
+    """Return the kernel, or None whatever is wrong with it, since the counted loop runs every
+    body."""
     try:
         return kernel.lower(call) if kernel.may_qualify(call.body) else None
     except NotPointwise:

@@ -50,7 +50,7 @@ class PointwiseBody:
         self.results = self.lowering.lower(step_inputs(roles, index))
 
     def values(self, lane: Sequence[Any], dtypes: Sequence[torch.dtype]) -> list[Any]:
-        """The first of the results, next carries and then ys: as many as there are ``dtypes``."""
+        """Return the first results, next carries and then ys: as many as there are ``dtypes``."""
         with self.lowering.fresh_values():
             if self.lowering.n_nodes > LONG:
                 self.lowering.compute_in_order(lane, self.results[0].get_size())
@@ -60,7 +60,7 @@ class PointwiseBody:
             ]
 
     def reads(self, lane: Sequence[Any]) -> Reads:
-        """What a step reads for ``lane``."""
+        """Return what a step reads for ``lane``."""
         reads = Reads()
         with handled_by(reads):
             self.values(lane, [torch.float32] * len(self.results))
@@ -82,7 +82,7 @@ def merged_dimensions(
 
 
 def independent_lanes(call: ScanCall) -> PointwiseBody | None:
-    """The step of a call whose lanes have one shape, and read no other lane; None of others."""
+    """Return the step if its lanes have one shape and read no other lane; else None."""
     if not has_one_shape(call.examples):
         return None
     index = step_index(call.trip_count, call.reverse)

@@ -93,7 +93,7 @@ def needs_pairs(body: fx.GraphModule, operands: Inputs[Any]) -> bool:
 
 
 def expanded(values: Sequence[Any]) -> list[Any]:
-    """Each complex value as two."""
+    """Return two values for each complex one."""
     found: list[Any] = []
     for value in values:
         pair = split(value) if is_complex(value) else value
@@ -102,7 +102,8 @@ def expanded(values: Sequence[Any]) -> list[Any]:
 
 
 def expanded_xs(xs: Sequence[Any]) -> list[Any]:
-    """As :func:`expanded`; the carries into steps stay where they are, each part for itself."""
+    """Split complex xs in two as :func:`expanded` does; carries into steps stay such, part by
+    part."""
     found: list[Any] = []
     for x in xs:
         if not isinstance(x, CarriesIn):
@@ -130,6 +131,6 @@ def expanded_step(body: fx.GraphModule, is_complex_input: Sequence[bool]) -> Cal
 
 
 def joined_results(results: Sequence[Any], is_complex_result: Sequence[bool]) -> list[Any]:
-    """Each two of ``results`` that a complex one became, as one."""
+    """Join each two of ``results`` that were one complex value."""
     rest = iter(results)
     return [torch.complex(next(rest), next(rest)) if c else next(rest) for c in is_complex_result]

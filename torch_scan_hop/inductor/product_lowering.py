@@ -32,7 +32,8 @@ class ProductLowering(InlineLowering):
 
     @contextlib.contextmanager
     def ranges_of_indices(self, lanes: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-        """The sizes that symbols of an index are below, of ``lanes`` and of all made within."""
+        """Collect the bounds of the symbols of an index: those of ``lanes``, and those made
+        within."""
         self._ranges = dict(lanes)
         try:
             yield self._ranges
@@ -40,7 +41,7 @@ class ProductLowering(InlineLowering):
             self._ranges = None
 
     def product(self, left: Any, weight: Any) -> Any:
-        """What stands for ``left @ weight``; NotPointwise if that is none."""
+        """Return what stands for ``left @ weight``; NotPointwise if nothing can."""
         raise NotImplementedError
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -82,7 +83,8 @@ class ProductLowering(InlineLowering):
         return joined
 
     def _within(self, index: Any, size: Any) -> Any:
-        """``index``, which a mask keeps in range; for those who ask for ranges, a symbol of it."""
+        """Return ``index``, which a mask keeps in range; while ranges are collected, a symbol for
+        it."""
         if self._ranges is None:
             return index
         symbol = plain_symbol(800 + len(self._ranges))

@@ -1,4 +1,5 @@
-"""What the kernels ask of a body before they lower it: lowering a product may tune one."""
+"""Questions that kernels ask of a body before they lower it, since lowering a product may tune
+one."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ CAT = torch.ops.aten.cat.default
 
 
 def is_plain(node: fx.Node) -> bool:
-    """``addmm`` may scale what it adds."""
+    """Return True for an ``addmm`` that does not scale what it adds."""
     return node.target not in PRODUCTS or not node.kwargs
 
 

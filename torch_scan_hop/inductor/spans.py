@@ -43,12 +43,12 @@ TRANSCENDENTAL = 8
 
 
 def work_per_step(body: fx.GraphModule) -> int:
-    """What a step does, in results of operators that are quick."""
+    """Return the work of a step, counted in results of cheap operators."""
     return max(1, sum(map(_work_of, body.graph.nodes)))
 
 
 def work_of_sum(depth: int) -> int:
-    """What a sum of so many products, an entry of a matrix product, is."""
+    """Return the work of a sum of so many products, which is an entry of a matrix product."""
     return max(1, depth // PRODUCTS_AT_ONCE)
 
 
@@ -82,11 +82,12 @@ class Span:
 
     @property
     def fewest_for_threads(self) -> int:
-        """Of fewer steps, threads take longer to share them than one to do them."""
+        """The fewest steps for which threads pay: sharing fewer of them takes longer than doing
+        them."""
         return -(-WORK_FOR_THREADS // self.work_per_step)
 
     def is_too_short_for_threads(self) -> bool:
-        """As far as that is known."""
+        """Return True if there are known to be too few steps for threads."""
         return bool(self.trip_count.is_Integer and self.trip_count < self.fewest_for_threads)
 
     @contextlib.contextmanager

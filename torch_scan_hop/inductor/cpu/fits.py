@@ -1,4 +1,4 @@
-"""Which tensors the kernels of the CPU work on, and how."""
+"""Tests of which tensors the CPU kernels work on, and how."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ def are_tails_worth_masks(body: fx.GraphModule) -> bool:
 
 
 def _may_be_masked(node: fx.Node) -> bool:
-    """A bool is computed in registers, as a condition, and loaded by no mask."""
+    """Return True if a masked vector can hold ``node``.
+
+    A bool is computed in registers, as a condition, and no masked load reads it.
+    """
     dtype = node.meta["val"].dtype
     return dtype == torch.float32 or (dtype == torch.bool and node.op == "call_function")

@@ -43,7 +43,7 @@ from torch_scan_hop.inductor.step import STEP, TILE
 
 
 class TimeLoop:
-    """What a kernel does with one lane; called once for each kind of code (scalar, vector).
+    """The code of a kernel for one lane; called once for each kind of code (scalar, vector).
 
     Between two steps carries live in the buffers ``carry``.
     """
@@ -112,7 +112,7 @@ PREFETCH_SOURCE = """
 
 
 def _prefetch_to_write(buffer: Any, index: Sequence[Any]) -> None:
-    """No prefetcher of hardware foresees the page that the next step writes to."""
+    """Prefetch where the next step writes: hardware does not foresee that it is another page."""
     if not is_removed(buffer.name):
         address = address_of(buffer.name, buffer.layout.make_indexer()(index))
         after_stores(f"SCAN_PREFETCH_TO_WRITE({address});")
@@ -125,7 +125,7 @@ VECTOR_LANES = 32  # a tile is a whole number of vectors
 
 
 def tile_lanes(sizes: Sequence[Any], bytes_per_lane: int, threads: int) -> int:
-    """Lanes of a tile: fewer where one of these threads would not get one otherwise."""
+    """Return the lanes of a tile: fewer if some thread would get none otherwise."""
     *outer, lanes = (likely_size(size, fallback=TILE_BYTES) for size in sizes)
     share = lanes * max(1, math.prod(outer)) // threads
     tile = min(TILE_BYTES // bytes_per_lane, lanes, share)
@@ -153,7 +153,7 @@ def emit_kernel(
 
 
 def _parts(function: KernelFunction, node: Any, position: int) -> Any:
-    """A complex result as numbers in a row: a variable of the function."""
+    """Declare a variable of the function for a complex result as reals in a row."""
     name, layout = f"{PARTS}{position}", node.destinations[position].layout
     stack = function.written_pointer(node.outputs[position].get_name())
     kind = DTYPE_TO_CPP[layout.dtype]
@@ -164,7 +164,10 @@ def _parts(function: KernelFunction, node: Any, position: int) -> Any:
 def _emit_tiles(
     function: KernelFunction, loop: TimeLoop, index_of: Any, sizes: Sequence[Any], span: Span
 ) -> None:
-    """The buffers where carries end hold them in between; a tile of these stays in the cache."""
+    """Emit the loop over tiles of lanes, whose carries stay in the cache.
+
+    Between steps the buffers of the final carries hold them.
+    """
     bytes_per_lane = sum(2 * store.layout.dtype.itemsize for store in loop.carry)
     threads = threads_for(span)
     tile = tile_lanes(sizes, bytes_per_lane, threads)

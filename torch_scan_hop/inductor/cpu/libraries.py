@@ -1,9 +1,9 @@
-"""Which library is faster for a large float32 product on this machine: MKL or oneDNN.
+"""Measure whether MKL or oneDNN is faster for a large float32 product on this machine.
 
 It is measured, for a few milliseconds, where a product of such sizes and layouts is first compiled
-for, and kept in a file beside what Inductor keeps: of this processor, torch, and number of threads.
-No table knows that: for 256x512x2048, oneDNN takes 0.44 of MKL's time on one AMD EPYC, and 0.83 on
-the next.
+for. The result is kept in a file beside what Inductor keeps, for this processor, torch and number
+of threads. No table could tell: for 256x512x2048, oneDNN takes 0.44 of MKL's time on one AMD EPYC,
+and 0.83 on the next.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _numbers(*shape: int) -> Tensor:
 
 
 def layout_of(matrix: Tensor) -> str:
-    """Which of ``LAYOUTS`` that is.
+    """Return the name of the matrix's layout, one of ``LAYOUTS``.
 
     >>> layout_of(torch.ones(3, 4).t()), layout_of(torch.ones(3, 4)[:, :2])
     ('columns', 'rows apart')
@@ -93,7 +93,7 @@ def onednn_is_faster(sizes: Sequence[int], left: str = "rows", right: str = "row
 
 
 def measured_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Powers of two, near ``sizes``, so that a few of them stand for all.
+    """Return powers of two near ``sizes``, so that a few measurements stand for all sizes.
 
     >>> measured_sizes((1, 240, 520)), measured_sizes((100_000, 512, 1024))
     ((1, 256, 512), (512, 512, 512))
@@ -109,7 +109,7 @@ def _flops(sizes: Sequence[int]) -> float:
 
 
 def _best_seconds(left: Tensor, right: Tensor) -> tuple[float, float]:
-    """Of oneDNN and of MKL: the shortest of some calls, which take turns."""
+    """Return the shortest of some calls of oneDNN and of MKL, which take turns."""
     calls = (lambda: product(left, right), lambda: torch.mm(left, right))
     best = [math.inf, math.inf]
     with isolated(), torch.no_grad(), torch_functions_disabled():
@@ -129,7 +129,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def processor() -> str:
-    """The kind that this machine's is, as it says itself."""
+    """Return the name that this machine's processor gives itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -146,7 +146,7 @@ def _file(threads: int, folder: str) -> Path:
 
 @functools.cache
 def _known(path: Path) -> dict[str, float]:
-    """What is kept in that file, and what this process measured besides."""
+    """Return the measurements in the file, in a dict to which this process adds its own."""
     try:
         kept = json.loads(path.read_text())
         return {str(key): float(ratio) for key, ratio in kept.items()}
@@ -155,7 +155,8 @@ def _known(path: Path) -> dict[str, float]:
 
 
 def _keep(path: Path, known: dict[str, float]) -> None:
-    """Whoever reads the file at the same time finds all of it, or all of what it was."""
+    """Write the file so that a reader at the same time finds all of the old one or all of the new
+    one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, written = tempfile.mkstemp(dir=path.parent)

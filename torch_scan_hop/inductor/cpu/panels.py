@@ -46,14 +46,14 @@ def _result(left: Tensor, panels: Tensor) -> Tensor:
 
 @torch.library.impl(_library, "panel_product", "CPU")
 def _by_a_library(left: Tensor, panels: Tensor) -> Tensor:
-    """The numbers, for whoever runs the graph without a compiler."""
+    """Compute the product by torch, for a graph that runs without a compiler."""
     return left @ panels.permute(1, 0, 2).flatten(1)
 
 
 def pack_weights(plan: ScanPlan, trip_count: Any) -> bool:
-    """Have products of the body that was planned read panels; whether there are any.
+    """Let products of the planned body read panels; return True if there are any.
 
-    They are made in the body, as work that no step changes: a plan takes it out of the loop.
+    Packing is put into the body as loop-invariant work, so that a plan takes it out of the loop.
     """
     options = current_options()
     few_steps = isinstance(trip_count, int) and trip_count < FEWEST_STEPS
@@ -67,7 +67,7 @@ def pack_weights(plan: ScanPlan, trip_count: Any) -> bool:
 
 
 def _products_in_loop(plan: ScanPlan) -> list[fx.Node]:
-    """Products of what a step computes with what none changes."""
+    """Return the products of a per-step value with a loop-invariant one."""
     decisions = plan.decisions
     roots = [*(plan.outputs.carry[k] for k in decisions.loop_carry), *decisions.stacked]
     in_loop = ancestors(roots)

@@ -132,7 +132,7 @@ class _RowCode:
         return buffers
 
     def _allocate(self, buffer: Any) -> None:
-        """Aligned, so that no vector straddles two cache lines."""
+        """Allocate aligned memory, so that no vector straddles two cache lines."""
         name, kind = buffer.get_name(), DTYPE_TO_CPP[buffer.get_dtype()]
         line = CACHE_LINE
         rows, *_ = buffer.layout.size
@@ -153,7 +153,7 @@ class _RowCode:
     # --- loops ---
 
     def _nest(self, emit: Any, shape: Sequence[Any]) -> None:
-        """``emit`` for each element of these rows; one element is a row of one."""
+        """Emit ``emit`` for each element of these rows; one element is a row of one."""
         sizes = tuple(shape) if len(shape) > 1 else (*shape, sympy.Integer(1))
         nest = self.function.nest(lambda index: emit(index[: len(shape)]), sizes)
         nest.between(FIRST_ROW, END_ROW)

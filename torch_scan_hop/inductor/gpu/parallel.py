@@ -36,7 +36,7 @@ MULTIPROCESSORS = 132
 
 
 class ParallelKernel(KernelNode):
-    """``step`` is the source, and the lanes of a program."""
+    """The node of such a kernel; ``step`` is its source, and the lanes of a program."""
 
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:
@@ -63,7 +63,8 @@ class ParallelKernel(KernelNode):
 
 
 def why_not_long_and_thin(examples: StepExamples) -> str:
-    """Why a GPU is not idle, step by step; the empty string if most of it is."""
+    """Return why a scan is not long and thin; the empty string if it is, and so leaves a GPU
+    idle."""
     if not examples.inputs.carry:
         return "it has no carry"
     steps, lanes = likely_value(examples.inputs.trip_count), lanes_of(examples)
@@ -78,7 +79,7 @@ def lanes_of(examples: StepExamples) -> int:
 
 
 def most_lanes(examples: StepExamples) -> int:
-    """A warp for each multiprocessor."""
+    """Return the most lanes of a thin scan: a warp for each multiprocessor."""
     device = examples.inputs.carry[0].device
     is_there = device.type == "cuda" and torch.cuda.is_available()
     if not is_there:

@@ -19,7 +19,10 @@ from torch_scan_hop.inductor.qualify import is_pointwise
 
 
 class PointwiseKernel(KernelNode):
-    """``step`` is the source: what cannot be emitted is known before the node is there."""
+    """The node of such a kernel.
+
+    ``step`` is its source, so that it is known before there is a node whether all can be emitted.
+    """
 
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:

@@ -1,4 +1,4 @@
-"""Which tensors the Triton kernels work on."""
+"""Tell which tensors the Triton kernels work on."""
 
 from __future__ import annotations
 

@@ -61,19 +61,19 @@ class Entries:
         return Entries(self.shape, list(flat), self.lane)
 
     def of_rank(self, rank: int) -> Entries:
-        """Of a tensor of so many dimensions: see ``flat``."""
+        """Return the entries of a tensor with so many dimensions: see ``flat``."""
         if rank:
             return self.map(lambda v: v if v.ndim else v.reshape(1))
         return self.map(lambda v: v.reshape(()) if tuple(v.shape) == (1,) else v)
 
     def padded(self, rank: int) -> Entries:
-        """With dimensions of size 1 in front, as many as are missing."""
+        """Add dimensions of size 1 in front, as many as are missing."""
         more = rank - len(self.shape)
         lane = None if self.lane is None else self.lane + more
         return Entries((1,) * more + self.shape, self.flat, lane)
 
     def lane_without(self, *dims: int) -> int | None:
-        """Where the lanes are once these dimensions are gone."""
+        """Return where the lanes are once these dimensions are gone."""
         if self.lane is None:
             return None
         return self.lane - sum(dim < self.lane for dim in dims)
@@ -99,7 +99,7 @@ def indices(shape: Sequence[int]) -> Iterator[Index]:
 
 
 def broadcast(*operands: Entries) -> list[Entries]:
-    """As torch aligns shapes, from the right."""
+    """Broadcast the operands' shapes as torch does, from the right."""
     padded = [e.padded(max(len(other.shape) for other in operands)) for e in operands]
     lane = common_lane(padded)
     shape = tuple(map(max, zip(*(e.shape for e in padded), strict=True)))
@@ -107,7 +107,7 @@ def broadcast(*operands: Entries) -> list[Entries]:
 
 
 def common_lane(operands: Iterable[Entries]) -> int | None:
-    """Of operands of one rank."""
+    """Return the dimension of the lanes in operands of one rank."""
     lanes = {e.lane for e in operands} - {None}
     if len(lanes) > 1:
         raise NotScalars("lanes in two dimensions")
@@ -146,7 +146,7 @@ class Lanes:
         return self.size is not None and are_known_equal(size, self.size)
 
     def shape_of(self, entries: Entries) -> list[Any]:
-        """Of the tensor."""
+        """Return the shape of the tensor that has these entries."""
         return [n * self.size if d == entries.lane else n for d, n in enumerate(entries.shape)]
 
     def grid_of(self, shape: Sequence[Any], lane: int | None) -> Index:

@@ -29,7 +29,7 @@ DTYPES = {torch.float32, torch.float64, torch.int32, torch.int64, torch.bool}
 
 
 def may_be_written_out(body: fx.GraphModule, lanes: Lanes) -> bool:
-    """As far as operators and sizes can tell, and without much work."""
+    """Return True if operators and sizes allow it, as far as can be told without much work."""
     n_lanes = 1 if lanes.size is None else likely_value(lanes.size)
     work = 0
     for node in body.graph.nodes:
@@ -76,7 +76,8 @@ def _work_of(node: fx.Node) -> int:
 
 @dataclass(frozen=True)
 class Check:
-    """That all of ``info`` is zero: ``linalg_check``, for which a loop need not be left."""
+    """The check that all of ``info`` is zero (``linalg_check``), for which a loop need not be
+    left."""
 
     info: Entries
     name: str
@@ -119,7 +120,7 @@ class ScalarInterpreter(fx.Interpreter):
         raise NotScalars(f"no rule for {target}")
 
     def _as_it_was(self, value: Any, like: Any) -> Any:
-        """``value``, which is to be of the shape and dtype of the tensor that it stands for."""
+        """Return ``value`` in the shape and dtype of the tensor that it stands for."""
         if not isinstance(like, torch.Tensor) or value is None:
             return value
         if not are_all_known_equal(self.lanes.shape_of(value), like.shape):

@@ -1,4 +1,4 @@
-"""A scan as one of the entries of its tensors."""
+"""Rewrite a scan as one over the entries of its tensors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class _Grid:
         return Entries(self.shape, values, self.lane).of_rank(len(self.size))
 
     def parts(self, value: torch.Tensor, leading: int = 0) -> list[torch.Tensor]:
-        """The entries, behind so many leading dimensions; lanes are the dimension after these."""
+        """Return the entries, behind so many leading dimensions; lanes are the dimension after
+        these."""
         assert self.lane in (None, 0)
         first = leading if self.lane is None else leading + 1
         found = []
@@ -67,7 +68,8 @@ class _Grid:
         return found
 
     def joined(self, parts: Sequence[torch.Tensor], leading: int) -> torch.Tensor:
-        """The tensor again, of parts that have lanes, whether they differ by lane or not."""
+        """Put the tensor together from parts that have lanes, whether they differ by lane or
+        not."""
         whole = torch.stack(list(parts), -1).to(self.dtype)
         before = list(whole.shape[:leading])
         if self.lane is None:
@@ -135,7 +137,7 @@ class WrittenOut:
         return self.grids[node].parts(stack, 1) if node in self.grids else [stack]
 
     def _for_all_lanes(self, value: torch.Tensor) -> torch.Tensor:
-        """All carries and ys of a kernel have one shape."""
+        """Expand to all lanes, because carries and ys of a kernel have one shape."""
         value = value.to(torch.int32) if value.dtype == torch.bool else value
         return value.expand([1 if self.lanes.size is None else self.lanes.size])
 
