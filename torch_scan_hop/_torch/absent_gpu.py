@@ -52,7 +52,7 @@ OLDEST = "2.15"
 
 
 def why_not_here() -> str:
-    """Why nothing can stand in for a GPU on this torch."""
+    """Return why nothing can stand in for a GPU on this torch."""
     if torch.version.cuda is None:
         return "is built without"
     return "" if torch.__version__ >= OLDEST else f"is older than {OLDEST}"
@@ -66,7 +66,7 @@ def are_absent(values: Iterable[Any]) -> bool:
 
 @contextlib.contextmanager
 def standing_in() -> Iterator[None]:
-    """Within, fakes of a GPU are differentiated and lowered as on a machine that has it."""
+    """Let fakes of a GPU be differentiated and lowered as on a machine that has it."""
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
 
     with _lock, contextlib.ExitStack() as stack:
@@ -82,7 +82,10 @@ def standing_in() -> Iterator[None]:
 
 
 def _engine() -> Callable[..., Any]:
-    """Autograd's, but that fakes of a GPU do not reach what asks for their stream."""
+    """Return autograd's engine, replaced for outputs on a GPU by the walk of ``engine_in_python``.
+
+    The engine asks for the stream of their tensors.
+    """
     original = autograd._engine_run_backward
 
     @functools.wraps(original)
@@ -100,7 +103,8 @@ def _engine() -> Callable[..., Any]:
 
 
 def _folds_on_the_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Inductor's pass that folds tensors of one value makes them, of one element, to look at."""
+    """Let Inductor's pass that folds tensors of one value make its samples, of one element, on the
+    CPU."""
 
     @functools.wraps(original)
     def deduce(self: Any, node: fx.Node) -> Any:
@@ -117,7 +121,8 @@ def _folds_on_the_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _place_of(name: str) -> tuple[Any, str]:
-    """The module or class that a dotted name is an attribute of, and the name in it."""
+    """Return the module or class that has the attribute of a dotted name, and the attribute's
+    name."""
     path, _, attribute = name.rpartition(".")
     try:
         return importlib.import_module(path), attribute

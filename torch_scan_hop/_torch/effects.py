@@ -1,4 +1,5 @@
-"""Which storages the nodes of a graph hold and change (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+"""Find the storages that a graph's nodes hold and change (checked on torch 2.9.1, 2.13.0,
+2.15.0)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Storage = int
 
 
 class Effects(fx.Interpreter):
-    """Runs a graph on fakes; of each node, in which storages its values are and which it wrote."""
+    """Runs a graph on fakes, and notes for each node the storages of its values and those it
+    wrote."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)

@@ -8,7 +8,7 @@ import torch
 
 
 def function_modes() -> tuple[Any, ...]:
-    """What each active TorchFunctionMode is: a default device, or a kind of mode.
+    """Return for each active TorchFunctionMode its default device, or else its kind.
 
     Torch keeps a default device as such a mode, of a kind that it imports when there is one.
     """

@@ -39,7 +39,7 @@ _LEVEL_ARGUMENT = {
 
 
 def open_levels() -> int:
-    """How many functorch levels are open."""
+    """Return how many functorch levels are open."""
     return len(get_interpreter_stack() or ())
 
 
@@ -49,7 +49,7 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
 
 
 def ask_tensors_for_sizes(body: Any) -> None:
-    """Let ``body`` read sizes as methods: torch has no batching rule for the operator.
+    """Let ``body`` read sizes by methods, since torch has no batching rule for the operator.
 
     Dynamo puts that operator into bodies whose sizes are symbols.
     """
@@ -72,7 +72,7 @@ def opens_levels(body: Any) -> bool:
 
 
 def enter_dual_level() -> bool:
-    """Open torch's only forward-mode level; False if it is open already, and shared."""
+    """Open torch's only forward-mode level; return False if it is open already, and shared."""
     try:
         torch._C._enter_dual_level()
     except RuntimeError:
@@ -86,7 +86,7 @@ def exit_dual_level(entered: bool) -> None:
 
 
 def enable_grad() -> bool:
-    """Switch gradients on; whether they were on before."""
+    """Switch gradients on; return whether they were on before."""
     before = torch.is_grad_enabled()
     torch._C._set_grad_enabled(True)
     return before

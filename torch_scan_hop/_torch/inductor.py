@@ -155,7 +155,10 @@ def lower_subgraph(name: str, gm: fx.GraphModule, examples: Sequence[Any]) -> Su
 
 @contextlib.contextmanager
 def indented(wrapper: Any, graph: Any = None) -> Iterator[None]:
-    """What is written within is a block of the wrapper's code; ``graph``: whose, if another's."""
+    """Put what is written within in a block of the wrapper's code.
+
+    ``graph``: whose block it is, if another's.
+    """
     graph = V.graph if graph is None else graph
     wrapper.writeline(EnterSubgraphLine(wrapper, graph))
     yield
@@ -187,7 +190,10 @@ def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Seque
 
 @contextlib.contextmanager
 def _declarations_end_here(wrapper: Any) -> Iterator[None]:
-    """The C++ wrapper declares what calls Python's operators once, at the first: maybe in here."""
+    """Let the C++ wrapper declare again later what calls Python's operators.
+
+    It declares that once, at the first call, which may be in this block.
+    """
     name = "custom_op_wrapper_loaded"
     before = getattr(wrapper, name, None)
     yield

@@ -60,7 +60,7 @@ def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> N
 
 
 def _set_aside(*args: Any, **kwargs: Any) -> Any:
-    """Stands for this package's operator while torch's pass looks for that."""
+    """Stands for this package's operator while torch's pass looks for its own."""
     raise AssertionError("torch_scan_hop: a graph runs while torch's pass rewrites it")
 
 
@@ -74,7 +74,7 @@ _mutating_passes = {name: getattr(post_grad, name) for name in (_REINPLACE, *_DE
 
 
 def keep_functional(is_kept: Callable[[fx.GraphModule], bool]) -> None:
-    """Leave those graphs out of the passes that make operators write in place.
+    """Keep those graphs out of the passes that make operators write in place.
 
     A buffer that a step makes and writes (``z = zeros(3); z[i] = h``) may be the same value at
     every step, and so leave the loop. Written in place, it would keep what earlier steps wrote.
@@ -96,7 +96,7 @@ def _unless_kept(
 
 
 def decompose_mutating_operators(gm: fx.GraphModule) -> None:
-    """What :func:`keep_functional` put off, for a graph that no rewrite will see."""
+    """Do what :func:`keep_functional` put off, for a graph that no rewrite will see."""
     for node in gm.graph.nodes:
         # Torch 2.9 takes a node that the re-inplacing pass has not seen for one that may write
         # into all its arguments; here none was proven to be its own.
@@ -111,10 +111,12 @@ def decompose_mutating_operators(gm: fx.GraphModule) -> None:
 
 
 def let_scans_be_empty(op: Any) -> None:
-    """Torch 2.13 takes ``xs[0]`` for an example of a slice, which an empty scan has not got.
+    """Give torch 2.13 examples of a step's inputs that suit its body.
 
-    And ``init`` for an example of a carry, which is contiguous in a step, whatever ``init`` is; and
-    takes a number, or a size, that was another symbol when the body was traced for another value.
+    Its own do not. It takes ``xs[0]`` for an example of a slice, which an empty scan has not got.
+    It takes ``init`` for an example of a carry, though a carry is contiguous in a step and ``init``
+    need not be. And it takes the call's numbers and sizes, though the body may have been traced
+    with other symbols for them.
     """
     extract = getattr(fx_utils, "_extract_subgraphs_and_args", None)
     if extract is None:

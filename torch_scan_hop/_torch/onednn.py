@@ -20,7 +20,7 @@ def has_both_libraries() -> bool:
 
 
 def compilers_folder() -> str:
-    """Where Inductor keeps what it compiled."""
+    """Return the folder in which Inductor keeps what it compiled."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return str(cache_dir())
@@ -39,7 +39,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def lower_product(left: Any, right: Any) -> Any:
-    """The same of Inductor's values, as one call."""
+    """Lower the same for Inductor's values, as one call."""
     from torch._inductor.ir import ExternKernel, FixedLayout, TensorBox
     from torch._inductor.lowering import permute
     from torch._inductor.mkldnn_ir import LinearUnary

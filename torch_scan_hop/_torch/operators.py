@@ -95,10 +95,10 @@ class FlatOperator(HigherOrderOperator):
 
 
 def past_module_hooks(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn``, and of a graph its ``forward``.
+    """Return ``fn``, or the ``forward`` of a graph.
 
-    A graph is a module to torch, and hooks of all modules (``register_module_forward_hook``) are
-    for those of the user.
+    A graph is a module to torch, but hooks of all modules (``register_module_forward_hook``) are
+    meant for the user's.
     """
     return fn.forward if isinstance(fn, fx.GraphModule) else fn
 
@@ -118,7 +118,8 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def storages_of(values: Iterable[Any]) -> list[int]:
-    """Of the tensors among ``values``: equal where they share memory, under functorch, too."""
+    """Return the storages of the tensors among ``values``: equal if they share memory, under
+    functorch too."""
     found = []
     for value in values:
         if not isinstance(value, torch.Tensor):
@@ -145,15 +146,15 @@ def has_memory_alone(tensor: torch.Tensor) -> bool:
 
 
 def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of its own that has the memory of ``tensor`` until one of them is written to.
+    """Return a new tensor that shares the memory of ``tensor`` until one of them is written to.
 
-    Torch cannot differentiate that for complex tensors, which stay what they are.
+    Torch cannot differentiate that for complex tensors; those are returned as they are.
     """
     return tensor if tensor.is_complex() else torch._lazy_clone(tensor)
 
 
 def is_plain_tensor(tensor: torch.Tensor) -> bool:
-    """A tensor with memory of its own, none that a trace or a transform wraps."""
+    """Return True for a tensor with memory of its own that no trace or transform wraps."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not (
         torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or torch._is_functional_tensor(tensor)
@@ -172,7 +173,7 @@ def under_tracer() -> bool:
 
 
 def decompositions(ops: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
-    """torch's own, of operators into others that have derivatives."""
+    """Return torch's decompositions of operators into others that have derivatives."""
     return dict(get_decompositions(list(ops)))
 
 
@@ -181,7 +182,10 @@ def dispatch_key(name: str) -> DispatchKey:
 
 
 def from_functional(value: Any) -> Any:
-    """What C++ functionalization wraps. (``unwrap_tensors`` goes through pytree: 0.1 ms a call.)"""
+    """Return the tensor that C++ functionalization wraps.
+
+    (``unwrap_tensors`` goes through pytree, which takes 0.1 ms a call.)
+    """
     if isinstance(value, torch.Tensor) and torch._is_functional_tensor(value):
         torch._functionalize_sync(value)
         return torch._from_functional_tensor(value)
@@ -193,7 +197,7 @@ def to_functional(value: Any) -> Any:
 
 
 def symbolic_tracer_of(flat: tuple[Any, ...]) -> Any:
-    """The FX tracer whose proxies are among ``flat``: a pickled graph is loaded by one."""
+    """Return the FX tracer whose proxies are among ``flat``; loading a pickled graph uses one."""
     for leaf in flat:
         if isinstance(leaf, fx.Proxy):
             return leaf.tracer
@@ -203,7 +207,7 @@ def symbolic_tracer_of(flat: tuple[Any, ...]) -> Any:
 def trace_symbolically(
     tracer: Any, op: HigherOrderOperator, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> fx.Proxy:
-    """A node of ``op`` in the graph of ``tracer``, the body a submodule of its root."""
+    """Add a node of ``op`` to the graph of ``tracer``; the body is a submodule of its root."""
     body, *rest = arguments
     if isinstance(body, torch.nn.Module):
         body = tracer.create_proxy("get_attr", tracer.path_of_module(body), (), {})

@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 def torchs_operator() -> Any:
-    """The operator that torch's Python ``scan()`` calls."""
+    """Return the operator that torch's Python ``scan()`` calls."""
     # torch._higher_order_ops.scan, as an attribute, is the function of that name
     return importlib.import_module("torch._higher_order_ops.scan").scan_op
 
@@ -66,7 +66,8 @@ _MATERIALIZE = "materialize_callable_in_args"
 
 
 def _find_what_is_functionalized() -> None:
-    """Torch 2.15 traces a call whose body writes, and looks for its node by the operator it has."""
+    """Let torch 2.15 find the node of a call whose body writes, which it looks up by its
+    operator."""
     from torch._higher_order_ops import auto_functionalize
 
     materialize = getattr(auto_functionalize, _MATERIALIZE, None)

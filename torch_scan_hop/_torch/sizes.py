@@ -1,4 +1,4 @@
-"""What is known of sizes that may be symbols, asked without a guard."""
+"""Ask what is known of sizes that may be symbols, without a guard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def is_fixed(size: Any) -> bool:
 
 
 def is_exporting() -> bool:
-    """As ``torch.compiler.is_exporting``, which is true in all that Dynamo of torch 2.9 traces."""
+    """Return True in an export.
+
+    ``torch.compiler.is_exporting`` is true in all that Dynamo of torch 2.9 traces.
+    """
     return bool(torch.compiler._is_exporting_flag)
 
 
@@ -40,12 +43,13 @@ def are_known_equal(size: Any, other: Any) -> bool:
 
 
 def are_all_known_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
-    """The same of two shapes, or of the strides of two tensors."""
+    """Return True if two shapes, or the strides of two tensors, are known to be equal."""
     return len(sizes) == len(others) and all(map(are_known_equal, sizes, others))
 
 
 def likely_value(size: Any) -> int:
-    """What a size was when it was traced, without a guard on it; 1 where that is not known."""
+    """Return the value that a size had when it was traced, without a guard; 1 if that is not
+    known."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     hint = size.node.hint

@@ -38,7 +38,10 @@ def is_symbolic(value: Any) -> bool:
 
 
 def open_number(value: Any) -> str | None:
-    """The number that a trace left open, by its name there: what has one name is one number."""
+    """Return the name of a number that its trace left open, None for any other.
+
+    Numbers of one name are one number.
+    """
     if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return None
     expression = value.node.expr
@@ -90,7 +93,7 @@ def _operations_of_numbers() -> Any:
 
 
 def _number_of(entry: Any) -> Any:
-    """What a trace knows of a symbol; before torch 2.13 its proxy alone."""
+    """Return what a trace knows of a symbol; before torch 2.13 that is its proxy alone."""
     return entry.value if hasattr(entry, "value") else entry.force().node.meta["val"]
 
 
@@ -116,7 +119,7 @@ class Symbols:
         self.known: dict[str, tuple[Any, str]] = {}
 
     def size(self, open_number: str, value: int) -> Any:
-        """A symbol for a tensor's size; 0 and 1 are left as they are."""
+        """Return a symbol for a tensor's size; 0 and 1 are left as they are."""
         if open_number in self.known:
             return self._again(open_number)
         if value < SMALLEST_SIZE:
@@ -128,7 +131,7 @@ class Symbols:
         return self._known(open_number, made, str(symbol), f">= {SMALLEST_SIZE}")
 
     def number(self, open_number: str, value: Number) -> Any:
-        """A symbol for a number that may be any of its type."""
+        """Return a symbol for a number that may be any of its type."""
         if open_number in self.known:
             return self._again(open_number)
         source = self._source()
@@ -158,11 +161,11 @@ class Symbols:
         return made
 
     def are_near(self) -> Callable[..., bool]:
-        """Whether what pays for these sizes is about what pays for those that were traced."""
+        """A test whether the same work pays for these sizes as for those that were traced."""
         return self._compiled(" and ".join(self.near) or "True")
 
     def guards(self) -> Callable[..., bool]:
-        """Whether what was traced holds for these numbers, as a function of them."""
+        """A test whether what was traced holds for these numbers."""
         if self.env.deferred_runtime_asserts:
             raise ValueError("a trace that must be checked as it runs")
         found = [*self.conditions, *(self._printed(g.expr) for g in self.env.guards)]

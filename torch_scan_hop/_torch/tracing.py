@@ -115,7 +115,7 @@ _UNORDERED = {torch.ops.aten._linalg_check_errors.default}
 
 
 def _let_bodies_have_no_tokens() -> None:
-    """Functionalization gives such operators tokens; within :func:`without_tokens`, it does not."""
+    """Let functionalization give such operators no tokens within :func:`without_tokens`."""
     if not hasattr(effects, "has_effects"):
         return
     has_effects = effects.has_effects
@@ -133,7 +133,8 @@ _let_bodies_have_no_tokens()
 
 
 def without_tokens(body: Callable[..., Any]) -> Callable[..., Any]:
-    """``body`` run as part of a trace that is functionalized: it takes and returns no tokens."""
+    """Return ``body`` for use in a functionalized trace, where it shall take and return no
+    tokens."""
 
     def run(*args: Any) -> Any:
         before = getattr(_state, "without_tokens", False)
@@ -165,7 +166,8 @@ _lock = threading.RLock()
 
 
 def _one_thread_at_a_time() -> Any:
-    """make_fx patches modules for all threads. Dynamo's lock, since Dynamo may call a trace."""
+    """Take Dynamo's lock, because make_fx patches modules for all threads and Dynamo may call a
+    trace."""
     convert_frame: Any = sys.modules.get("torch._dynamo.convert_frame")
     return _lock if convert_frame is None else convert_frame.compile_lock
 
@@ -174,7 +176,7 @@ _TRACED = "torch_scan_hop.traced"
 
 
 def as_traced(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Marks what :func:`trace` made, or what was made from that alone."""
+    """Mark a graph as made by :func:`trace`, or from such graphs alone."""
     graph_module.meta[_TRACED] = True
     return graph_module
 
@@ -190,7 +192,7 @@ def needs_no_trace(body: Any) -> bool:
 def mutated_inputs(
     fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode
 ) -> set[int]:
-    """Positions of the tensors among ``examples`` whose data ``fn`` changes in place."""
+    """Return the positions of the tensors among ``examples`` whose data ``fn`` changes in place."""
     mutated: set[int] = set()
     with isolated(), mode, enable_python_dispatcher(), torch.no_grad():
         _functionalized(fn, mutated)(*examples)
@@ -198,14 +200,14 @@ def mutated_inputs(
 
 
 def run_fake(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode) -> Any:
-    """``fn`` evaluated for its output metadata only."""
+    """Evaluate ``fn`` for its output metadata only."""
     with isolated(), mode, enable_python_dispatcher():
         return past_module_hooks(fn)(*examples)
 
 
 @contextlib.contextmanager
 def replaying(mode: FakeTensorMode) -> Iterator[None]:
-    """Operators on fakes of ``mode``, for what they give: nothing is traced, no guard is made."""
+    """Run operators on fakes of ``mode`` for their results: nothing is traced, no guard is made."""
     env = mode.shape_env
     quiet = contextlib.nullcontext() if env is None else env.suppress_guards()
     with isolated(), mode, enable_python_dispatcher(), torch.no_grad(), quiet:

@@ -79,7 +79,7 @@ def _close_level() -> None:
 
 
 def _layers(depth: int) -> list[Any]:
-    """functorch's stack, outermost level first."""
+    """Return functorch's stack, outermost level first."""
     layers = [pop_dynamic_layer_stack() for _ in range(depth)][::-1]
     for layer in layers:
         push_dynamic_layer_stack(layer)
@@ -88,7 +88,7 @@ def _layers(depth: int) -> list[Any]:
 
 @contextlib.contextmanager
 def put_back_on_error() -> Iterator[None]:
-    """Whatever a failed trace left open is closed: functorch levels, forward mode, hooks."""
+    """Close whatever a failed trace left open: functorch levels, forward mode, hooks."""
     depth = get_dynamic_layer_stack_depth()
     layers = _layers(depth) if depth else []
     was_forward_mode = in_forward_mode()
@@ -178,7 +178,8 @@ def over_first_dimension(
     batched: Sequence[bool],
     batch_size: Any,
 ) -> list[torch.Tensor]:
-    """``torch.vmap`` of a flat ``fn``, along the first dimension of the arguments ``batched``.
+    """Return ``torch.vmap`` of a flat ``fn``, along the first dimension of the arguments
+    ``batched``.
 
     torch's own flattens trees and makes a wrapper at each call, which small operators wait for.
     """
@@ -209,7 +210,7 @@ def has_tangents(values: Iterable[Any]) -> bool:
 
 @contextlib.contextmanager
 def dual_level() -> Iterator[None]:
-    """A forward-AD level; torch has only one, so one that is active already is shared."""
+    """Open a forward-AD level; torch has only one, so one that is active already is shared."""
     with gradients_enabled():
         entered = enter_dual_level()
         try:
@@ -219,13 +220,13 @@ def dual_level() -> Iterator[None]:
 
 
 def unwrap_if_dead(value: Any) -> Any:
-    """The value below a wrapper whose functorch level has ended."""
+    """Return the value below a wrapper whose functorch level has ended."""
     return _unwrap_if_dead(value) if isinstance(value, torch.Tensor) else value
 
 
 @contextlib.contextmanager
 def gradients_enabled() -> Iterator[None]:
-    """Both gradient modes on: single-level functions turn them off for their forward."""
+    """Switch both gradient modes on; single-level functions turn them off for their forward."""
     with torch.enable_grad(), _set_fwd_grad_enabled(True):
         yield
 
@@ -265,7 +266,7 @@ def over_grads_batch(
 
 @contextlib.contextmanager
 def _outside_first_vmap(level: int) -> Iterator[None]:
-    """Its dispatch key, which no operator in Python has a kernel for, is set aside."""
+    """Set the dispatch key of the first vmap aside: no operator in Python has a kernel for it."""
     state: Any = torch._C
     for _ in range(level):
         state._vmapmode_decrement_nesting()

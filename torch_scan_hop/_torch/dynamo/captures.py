@@ -1,4 +1,4 @@
-"""Captures of one function: replayed where one fits a call, made where none does."""
+"""Captures of one function: a call replays one that fits it, or makes a new one."""
 
 from __future__ import annotations
 
@@ -120,7 +120,10 @@ class CapturedFunction:
 
 @contextlib.contextmanager
 def _holding_the_lock() -> Iterator[bool]:
-    """Tracers patch torch's modules, and guards look at those; whether this thread had to wait."""
+    """Hold the lock of captures, and say whether this thread had to wait for it.
+
+    Tracers patch torch's modules while they run, and guards look at those.
+    """
     had_to_wait = not compile_lock.acquire(blocking=False)
     if had_to_wait:
         compile_lock.acquire()
@@ -142,6 +145,6 @@ def _last_guard_that_failed(fn: types.FunctionType) -> str:
 
 
 def _guard_that_failed(fn: types.FunctionType, position: int) -> str:
-    """The first that failed since there were ``position`` of them: that of the last capture."""
+    """Return the first guard that failed after ``position`` others: that of the last capture."""
     failures = guard_failures.get(fn.__code__, [])[position:]
     return str(failures[0]).strip() if failures else ""

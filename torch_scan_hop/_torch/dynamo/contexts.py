@@ -1,4 +1,5 @@
-"""What is set aside while Dynamo captures: modes, limits, and what its own checks trip over."""
+"""Set aside what is in the way of a capture: modes, limits, and what Dynamo's own checks trip
+over."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 @contextlib.contextmanager
 def not_fx_tracing() -> Iterator[None]:
-    """Dynamo refuses to start inside an FX trace; make_fx's own tracing is no obstacle."""
+    """Let Dynamo start inside an FX trace, which it refuses; make_fx's own tracing is no
+    obstacle."""
     symbolic_trace: Any = torch.fx._symbolic_trace
     if hasattr(symbolic_trace, "_set_is_fx_tracing"):
         before = symbolic_trace._get_is_fx_tracing()
@@ -53,9 +55,10 @@ def not_fx_tracing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_code_is_kept() -> Iterator[None]:
-    """Dynamo keeps the last 128 code objects it read, and what is captured lives as its code does.
+    """Let Dynamo keep no code objects.
 
-    A notebook's cell that is defined again would leave all that was captured of it behind.
+    It keeps the last 128 that it read, and what is captured lives as long as its code. A notebook's
+    cell that is defined again would leave all that was captured of it behind.
     """
     try:
         yield
@@ -67,7 +70,7 @@ def no_code_is_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_logs_of_mistakes() -> Iterator[None]:
-    """Of shapes that do not fit, fakes log twenty lines of their own before they raise.
+    """Silence the twenty lines that fakes log before they raise for shapes that do not fit.
 
     It is the caller's mistake, which the loop raises at its line, or a warning says it.
     """
@@ -85,7 +88,11 @@ def no_logs_of_mistakes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def parameters_of_symbolic_size() -> Iterator[None]:
-    """Dynamo counts the bytes of the parameters that it guards; make_fx's may have no number."""
+    """Let fakes have a symbolic number of bytes.
+
+    Dynamo counts the bytes of the parameters that it guards, and for make_fx's there may be no
+    number.
+    """
     if torch._C._len_torch_dispatch_stack() == 0:
         yield
         return
@@ -209,7 +216,8 @@ _utils = torch._higher_order_ops.utils
 
 @contextlib.contextmanager
 def hop_capture() -> Iterator[None]:
-    """torch >= 2.13 wants to know that this compile belongs to a higher-order operator."""
+    """Tell torch >= 2.13 that this compile belongs to a higher-order operator, as it wants to
+    know."""
     tls = getattr(_utils, "_hop_compile_tls", None)
     if tls is None:
         yield
@@ -231,7 +239,8 @@ _MODE_FLAGS = (
 
 @contextlib.contextmanager
 def without_dispatch_modes() -> Iterator[None]:
-    """Dynamo does not start under a user's dispatch mode; torch 2.9 remembers one in flags."""
+    """Set dispatch modes aside: Dynamo does not start under a user's, which torch 2.9 keeps in
+    flags too."""
     flags = vars(_python_dispatch)
     before = {name: flags[name] for name in _MODE_FLAGS if name in flags}
     with _disable_current_modes():

@@ -1,4 +1,4 @@
-"""What Dynamo raises, and what it lets through to the user."""
+"""The errors that Dynamo raises, and those that it lets through to the user."""
 
 from __future__ import annotations
 
@@ -69,22 +69,23 @@ def is_data_dependent(error: BaseException) -> bool:
 
 
 def stack_of(error: BaseException) -> str:
-    """Where in the traced program Dynamo was, when it gave up."""
+    """Return where in the traced program Dynamo was when it gave up."""
     stacks = [getattr(e, "real_stack", None) for e in causes_of(error)]
     return "".join(next((s.format() for s in reversed(stacks) if s), ()))
 
 
 def uncaptured(error: BaseException, words: str) -> UncapturedHigherOrderOpError:
-    """What ends a trace, with ``words`` above what Dynamo says of ``error``.
+    """Return an error that ends the trace, with ``words`` above Dynamo's text of ``error``.
 
-    Where a program may not be broken into parts (2.9 would break it inside of a call of ours).
+    It is for programs that may not be broken into parts (2.9 would break one inside of a call of
+    ours).
     """
     stack = getattr(error, "real_stack", None)
     return UncapturedHigherOrderOpError(f"{words}\n\nGot graph break/error:\n\n{error}", stack)
 
 
 def compilers_error(error: BaseException) -> BaseException | None:
-    """What the backend or its toolchain raised, if that is why ``error`` came."""
+    """Return the error of the backend or of its toolchain that caused ``error``, if one did."""
     # what Inductor raises is not loaded where it did not run
     inductors = getattr(sys.modules.get("torch._inductor.exc"), "InductorError", ())
     if isinstance(error, BackendCompilerFailed) or isinstance(error, inductors):
@@ -100,14 +101,16 @@ def _as_users_error(kind: type[Exception]) -> type[UserError]:
 
 
 def users_error(kind: type[Exception], message: str) -> UserError:
-    """A ``kind`` that Dynamo passes on as it is, with the user's lines below its message."""
+    """Return an error of ``kind`` that Dynamo passes on unchanged, with the user's lines in its
+    message."""
     made = _as_users_error(kind)  # type: ignore[arg-type]
     return made(UserErrorType.INVALID_INPUT, message)
 
 
 @contextlib.contextmanager
 def own_failures_are_unsupported() -> Iterator[None]:
-    """A torch that is not as expected is no internal error of Dynamo's: the scan runs as a loop."""
+    """Turn failures of our own on an unexpected torch into Unsupported, so that the scan runs as a
+    loop."""
     try:
         yield
     except Exception as error:

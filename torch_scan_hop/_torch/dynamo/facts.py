@@ -1,6 +1,7 @@
-"""What a body asks of its tensors that is no operator (checked on torch 2.9.1, 2.13.0, 2.15.0).
+"""The questions that a body asks of its tensors without an operator (torch 2.9.1, 2.13.0, 2.15.0).
 
-``h.requires_grad``, ``h.is_leaf``, ``h is h0``: answered when a body is traced, for all its steps.
+``h.requires_grad``, ``h.is_leaf`` and ``h is h0`` are answered when a body is traced, once for all
+its steps.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _GETATTR = "tp_getattro_impl" if "tp_getattro_impl" in vars(TensorVariable) else
 
 @dataclass(eq=False)
 class Facts:
-    """What a body asked; torch's own code asks, too, but what it does then is the same."""
+    """The questions that a body asked; torch's own code asks, too, but does the same in either
+    case."""
 
     grad: bool = False
     leaf: bool = False
@@ -65,7 +67,7 @@ class Facts:
         return any(self._origin(a) is given and b is first for a, b in pairs)
 
     def _origin(self, value: Any) -> Any:
-        """What a carry of a scan within the body is, in that scan's first step."""
+        """Return the value with which an inner scan begins, for a carry of that scan."""
         origins = [first for carry, first in self.begun if carry is value]
         return self._origin(origins[0]) if origins else value
 
@@ -84,7 +86,7 @@ _noting: list[Facts] = []
 
 @contextlib.contextmanager
 def facts_noted() -> Iterator[Facts]:
-    """While a body is traced."""
+    """Note facts while a body is traced."""
     facts = Facts()
     read: Callable[..., Any] = getattr(TensorVariable, _GETATTR)
     call = BuiltinVariable.call_function

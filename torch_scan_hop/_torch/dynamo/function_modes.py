@@ -29,7 +29,7 @@ def function_modes_set_aside(tx: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def function_modes_in_force(tx: Any) -> Iterator[None]:
-    """The modes that were set aside last see what is traced here (checked as the above)."""
+    """Let the modes that were set aside last see what is traced here (checked as the above)."""
     state = tx.symbolic_torch_function_state
     state.mode_stack.extend(getattr(state, _SET_ASIDE))
     try:

@@ -1,4 +1,4 @@
-"""The graph of a call, for one who wants to read it: nothing of it is run."""
+"""Capture the graph of a call for a reader; nothing of it is run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def capture_graph(
 
 @contextlib.contextmanager
 def _objects_stay_as_they_are() -> Iterator[None]:
-    """What is captured assigns nothing to the program's objects, when it is called."""
+    """Let a captured program assign nothing to the objects of the caller's program."""
     original = SideEffects._get_modified_vars
 
     @functools.wraps(original)

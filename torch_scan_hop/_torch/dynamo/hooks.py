@@ -95,7 +95,7 @@ def _register(
 
 
 def _let_all_read(node: fx.Node, made: fx.Node) -> None:
-    """A hook is for all uses of a tensor, those before it, too."""
+    """Let all uses of a tensor read the hooked one, those before the hook as well."""
     earlier = [user for user in node.users if user is not made]
     if not earlier:
         return

@@ -19,7 +19,8 @@ Check = Callable[[nn.Module, nn.Module], bool]
 
 
 class NotConstant:
-    """What is assigned while Dynamo traces, and is known when the program runs."""
+    """Stands for a value that is assigned while Dynamo traces, and known only when the program
+    runs."""
 
 
 def module_of(tx: Any, variable: VariableTracker) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Where a body leaves something for its next step (torch 2.9.1, 2.13.0, 2.15.0)."""
+"""Places where a body leaves something for its next step (torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ AN_OBJECT = "a Python object that it did not make"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a body leaves something for the next step: an attribute, or an item of a container."""
+    """A place where a body leaves a value for the next step: an attribute, or an item of a
+    container."""
 
     owner: VariableTracker
     name: Any
@@ -127,7 +128,7 @@ class Place:
 
 
 def _number(variable: VariableTracker | None) -> int | float | None:
-    """The number that is counted or scaled from step to step; a flag is none."""
+    """Return the number that is counted or scaled from step to step; None for a flag."""
     variable = None if variable is None else variable.realize()
     if isinstance(variable, SymNodeVariable):
         return variable.sym_num
