@@ -163,7 +163,7 @@ _JIT_TRACE = "torch.jit.trace records the operators of every step; use torch.exp
 def _run_in_python(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, reverse: bool
 ) -> tuple[Any, Any]:
-    """The loop, whose errors are the caller's to read: their lines, and not ours above them."""
+    """Run the loop, and let its errors show the caller's lines and not ours above them."""
     try:
         return run_loop(combine_fn, init, xs, trip_count, reverse)
     except (ScanTypeError, ScanValueError) as error:
@@ -236,7 +236,7 @@ def run_scheduled(
 def scan_flat(
     combine_fn: CombineFn, template: Any, init: Any, xs: Any, trip_count: Any, how: Schedule
 ) -> tuple[Any, Any]:
-    """Pytrees to the flat operator and back.
+    """Turn pytrees into the flat operator's arguments, and its results back.
 
     Dynamo gives the operator's results back in the structure that ``body`` returns.
     """

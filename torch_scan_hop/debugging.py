@@ -76,7 +76,7 @@ def is_debugging() -> bool:
 def debugged_loop(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: int, reverse: bool
 ) -> tuple[Any, Any]:
-    """:func:`reference.scan_loop`, watched."""
+    """Run :func:`reference.scan_loop`, watched."""
     settings = _settings.get()
     assert settings is not None
     if trip_count == 0:
@@ -172,7 +172,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _non_finite(values: Any) -> str:
-    """The first nan or inf among them, as it is written; nothing if there is none."""
+    """Return the first nan or inf among them, as it is written; "" if there is none."""
     for value in pytree.tree_leaves(values):
         if isinstance(value, torch.Tensor) and value.is_complex():
             value = torch.view_as_real(value.detach().resolve_conj())

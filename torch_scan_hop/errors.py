@@ -50,8 +50,7 @@ def describe(value: Any) -> str:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to ``error``, which another library raised, that says what it has to do with a
-    scan."""
+    """Add a note to another library's ``error``: what it has to do with a scan."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     elif error.args and isinstance(error.args[0], str):  # Python 3.10

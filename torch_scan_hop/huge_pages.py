@@ -26,7 +26,7 @@ LEAST_BYTES = 2**22
 
 @functools.cache
 def _madvise() -> tuple[Callable[..., int], int, int] | None:
-    """The function of the system, its advice and the bytes of a small page."""
+    """Return the system's function, its advice, and the bytes of a small page."""
     import ctypes
     import mmap
 
@@ -56,7 +56,7 @@ def advise(stack: torch.Tensor) -> None:
 
 
 def empty_stack(y: Any, trip_count: int) -> torch.Tensor:
-    """:func:`torch_scan_hop.step.empty_stack` of real memory, that is to be written whole."""
+    """Do as :func:`torch_scan_hop.step.empty_stack`, for memory that is to be written whole."""
     stack = step.empty_stack(y, trip_count)
     advise(stack)
     return stack

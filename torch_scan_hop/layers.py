@@ -90,8 +90,7 @@ def scan_layers(
 def _run(
     layer: nn.Module, tensors: tuple[Tensors, Tensors], arguments: tuple[Any, ...]
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Run ``layer`` with these parameters and buffers; return its output and the buffers it
-    changed."""
+    """Run ``layer`` with these tensors; return its output, and the buffers that it changed."""
     parameters, buffers = tensors
     given = {**parameters, **buffers}
     with holding(layer, given):
@@ -111,7 +110,7 @@ def _run(
 
 
 def _check_output(taken: Any, returned: Any) -> None:
-    """The next layer takes what this one returns; a scan would speak of its carry."""
+    """Raise if an output cannot be the next layer's input; a scan would speak of its carry."""
     if not isinstance(taken, torch.Tensor) or not isinstance(returned, torch.Tensor):
         return
     if taken.shape != returned.shape:
@@ -132,14 +131,20 @@ def _takes(layer: nn.Module, arguments: tuple[Any, ...]) -> bool:
 
 
 def _stacked(tensors: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """But for what is one tensor in all layers: that is closed over, and changes step by step."""
+    """Stack the layers' tensors by name, except a tensor that all layers share.
+
+    A shared one is closed over, and changes step by step.
+    """
     first = tensors[0]
     own = [name for name in first if not all(t[name] is first[name] for t in tensors)]
     return {name: torch.stack([t[name] for t in tensors]) for name in own}
 
 
 def _write_back(modules: list[nn.Module], stacks: Tensors) -> None:
-    """The buffers that a layer's forward has changed: others may be such that nobody can write."""
+    """Write back the buffers that the layers' forward has changed.
+
+    Others are left alone, because they may be tensors that nobody can write to.
+    """
     buffers = [dict(module.named_buffers()) for module in modules]
     for name in stacks:
         _check_not_shared(name, [of[name] for of in buffers])

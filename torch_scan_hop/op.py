@@ -45,7 +45,7 @@ Body = Callable[..., Any]
 
 
 def scan_options(reverse: bool, checkpoint: Any) -> dict[str, Any]:
-    """Keywords of the operator: what differs from the defaults, so that graphs stay readable."""
+    """Return the keywords that differ from their defaults, so that graphs stay readable."""
     options: dict[str, Any] = {}
     if reverse:
         options["reverse"] = True
@@ -76,7 +76,7 @@ KernelFn = TypeVar("KernelFn", bound=Callable[..., Any])
 
 
 def _with_roles(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` as the dispatcher calls it, the only place that knows the order of arguments."""
+    """Return ``run`` as the dispatcher calls it: here alone the order of arguments is known."""
 
     def entry(*arguments: Any, **options: Any) -> Any:
         *context, body, init, xs, additional = arguments
@@ -95,7 +95,7 @@ class ScanOperator(FlatOperator):
         self.on_shards: Callable[..., Any]
 
     def kernel(self, key: Any) -> Callable[[KernelFn], KernelFn]:
-        """Registers ``run(body, inputs, options)``; a mode, or an interpreter, comes first."""
+        """Register ``run(body, inputs, options)``; a mode, or an interpreter, comes first."""
 
         def register(run: KernelFn) -> KernelFn:
             self.py_impl(key)(_with_roles(run))
@@ -108,8 +108,7 @@ class ScanOperator(FlatOperator):
         return run
 
     def users_modes_kernel(self, run: KernelFn) -> KernelFn:
-        """Register ``run`` for calls under a dispatch mode of the user's, which wants to see
-        operators."""
+        """Register ``run`` for calls under a user's dispatch mode, which wants operators."""
         self.under_users_modes = _with_roles(run)
         return run
 
@@ -121,7 +120,7 @@ class ScanOperator(FlatOperator):
     def run_at(
         self, key: DispatchKey, body: Body, inputs: Inputs[Any], options: ScanOptions
     ) -> Any:
-        """Its kernel at ``key``, whatever the inputs are."""
+        """Run the kernel at ``key``, whatever the inputs are."""
         arguments = (body, inputs.carry, inputs.xs, tuple(inputs.additional))
         return self.dispatch(key, *arguments, **options.non_defaults())
 
@@ -162,8 +161,7 @@ class ScanOperator(FlatOperator):
         return self.call_flat(flat, *arguments, **options)
 
     def gen_schema(self, *arguments: Any, **options: Any) -> Any:
-        """Return the schema that torch asks for in graphs of its ``scan()``; ours mutates no
-        argument."""
+        """Return a schema that torch asks for in graphs of its ``scan()``: nothing is mutated."""
         for own in ("reverse", "checkpoint"):
             options.pop(own, None)
         return torchs_operator().gen_schema(*arguments, **options)
@@ -193,7 +191,7 @@ class ScanOperator(FlatOperator):
 
 
 def _call_torchs(*arguments: Any, **options: Any) -> Any:
-    """A call that a graph of torch's own ``scan()`` makes, by the name that is ours."""
+    """Pass on a call made by a graph of torch's own ``scan()``, under the name that is ours."""
     tracer = symbolic_tracer_of(tuple(pytree.tree_leaves(arguments)))
     if tracer is not None:
         return trace_symbolically(tracer, scan_op, arguments, options)
@@ -221,7 +219,7 @@ def _check_arguments(combine_fn: Any, **groups: Any) -> None:
 
 
 def _results_kept(body: Any) -> tuple[fx.GraphModule, list[bool]] | None:
-    """A body without the Nones that it returns, and which results those are not."""
+    """Return a body without the Nones that it returns, and which results those are not."""
     if not isinstance(body, fx.GraphModule):
         return None
     return remember(body, ("results kept",), lambda: _without_nones(body))

@@ -37,8 +37,7 @@ def scan(
     compile: bool | None = None,
     progress: bool | str | None = None,
 ) -> tuple[Any, Any]:
-    """Run :func:`torch_scan_hop.api.scan` as a loop; ``unroll`` and the options after it have no
-    effect."""
+    """Run :func:`torch_scan_hop.api.scan` as a loop; ``unroll`` and what follows do nothing."""
     call = checked_call(combine_fn, init, xs, length, dim, Schedule(reverse, unroll, checkpoint))
     refuse_if_not_allowed(combine_fn, _REASON)
     carry, ys = scan_loop(combine_fn, init, call.xs, call.trip_count, reverse)
@@ -62,7 +61,7 @@ def scan_layers(
 
 @contextlib.contextmanager
 def debug(detect_nonfinite: bool = False) -> Iterator[None]:
-    """Every scan is the loop that ``debug()`` asks for; its watch for nan needs the operator."""
+    """Do nothing: every scan is a loop already. A watch for nan is refused."""
     if detect_nonfinite:
         require("operator")
     yield
@@ -73,13 +72,13 @@ class Explanation:
 
 
 def explain(*args: Any, **options: Any) -> Explanation:
-    """Refused: there is nothing to explain."""
+    """Refuse: there is nothing to explain."""
     require("operator")
     raise CapabilityMissing("torch_scan_hop: every scan is a Python loop.")
 
 
 class accelerate_torch:
-    """Refused: there is no operator to run torch's ``scan()`` on."""
+    """Refuse: there is no operator to run torch's ``scan()`` on."""
 
     def __init__(self, on: bool = True) -> None:
         if on:

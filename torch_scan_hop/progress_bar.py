@@ -43,7 +43,7 @@ class _Bar:
         self.backward = backward
 
     def follow(self, total: int, parts: Iterable[range]) -> Iterator[range]:
-        """The parts of a loop of so many steps, which ran when the next one is asked for."""
+        """Return the parts of a loop of so many steps; one has run when the next is asked for."""
         self.is_moved = True
         if self.grows:
             self.total += total
@@ -76,7 +76,7 @@ _bar: contextvars.ContextVar[_Bar | None] = contextvars.ContextVar(
 
 
 def _bar_at_hand() -> _Bar | None:
-    """The bar in force, unless the loop that asks is within one that moves it."""
+    """Return the bar in force, unless the loop that asks is within one that moves it."""
     bar = _bar_in_force()
     return None if bar is None or bar.is_moved else bar
 
@@ -92,7 +92,7 @@ def _bar_in_force() -> _Bar | None:
 
 
 def steps(order: range) -> Iterable[int]:
-    """``order``, which moves the bar that is in force.
+    """Return ``order``, in parts that move the bar if one is in force.
 
     >>> steps(range(3))
     range(0, 3)
@@ -124,7 +124,7 @@ def calls(trip_count: int, most: int) -> Iterable[tuple[int, int]]:
 
 
 def _parts(order: range, length: int, most: int) -> Iterator[range]:
-    """``order`` in parts, of ``length`` at first, and then such that each takes about ``LOOK``."""
+    """Split ``order`` in parts: of ``length`` at first, then of about ``LOOK`` seconds each."""
     first = 0
     while first < len(order):
         at = perf_counter()
@@ -180,7 +180,7 @@ def check_progress(wanted: Any) -> None:
 def run_with_bar(
     wanted: bool | str, total: int | None, run: Callable[[], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
-    """``run()``, a call of a scan, with a bar for it, and one for its backward."""
+    """Run ``run()``, a call of a scan, with a bar for it and one for its backward."""
     label = wanted if isinstance(wanted, str) else "scan"
     with _showing(label, total):
         results = run()

@@ -14,7 +14,7 @@ from torch_scan_hop.errors import ScanTypeError, describe
 
 
 class Setting:
-    """In force from its making on; as a context, until that ends."""
+    """Puts a value in force when it is made, until the context ends if it is used as one."""
 
     def __init__(self, put_back: Callable[[], None]) -> None:
         self._put_back = put_back
@@ -36,7 +36,7 @@ _current = Defaults()
 
 
 def defaults() -> Defaults:
-    """The defaults in force."""
+    """Return the defaults in force."""
     return _current
 
 

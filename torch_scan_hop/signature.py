@@ -80,7 +80,7 @@ class Signature:
         return Outputs(list(flat[: self.n_carry]), list(flat[self.n_carry :]))
 
     def inputs_of(self, body: fx.GraphModule) -> Inputs[fx.Node]:
-        """The placeholders of ``body``, by role."""
+        """Return the placeholders of ``body`` by role."""
         return self.split_inputs(body.graph.find_nodes(op="placeholder"))
 
     def outputs_of(self, body: fx.GraphModule) -> Outputs[Any]:

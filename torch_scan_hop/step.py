@@ -24,13 +24,12 @@ def device_of(init: Any, xs: Any) -> torch.device:
 
 
 def as_carry(leaf: Any, device: torch.device) -> torch.Tensor:
-    """A number as a scalar with all its digits; the step will say what dtype it has."""
+    """Return a number as a scalar with all its digits; the step decides its dtype."""
     return leaf if isinstance(leaf, torch.Tensor) else tree.exact_tensor(leaf, device)
 
 
 def start_of(init: Any, xs: Any) -> tuple[Any, Any]:
-    """Return what a step's carry is compared with (see ``api.run_scheduled``), and the first
-    carry."""
+    """Return what a step's carry is compared with (``api.run_scheduled``), and the first carry."""
     if not any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init)):
         return None, init
     device = device_of(init, xs)

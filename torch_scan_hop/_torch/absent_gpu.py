@@ -103,8 +103,7 @@ def _engine() -> Callable[..., Any]:
 
 
 def _folds_on_the_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Inductor's pass that folds tensors of one value make its samples, of one element, on the
-    CPU."""
+    """Let Inductor's pass that folds tensors of one value make its samples on the CPU."""
 
     @functools.wraps(original)
     def deduce(self: Any, node: fx.Node) -> Any:
@@ -121,8 +120,7 @@ def _folds_on_the_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _place_of(name: str) -> tuple[Any, str]:
-    """Return the module or class that has the attribute of a dotted name, and the attribute's
-    name."""
+    """Return the module or class that holds the last name of a dotted path, and that name."""
     path, _, attribute = name.rpartition(".")
     try:
         return importlib.import_module(path), attribute

@@ -6,7 +6,6 @@ import torch
 
 
 def backward_under_way() -> int:
-    """Return the number of the backward that this thread is in; -1 if none, or if torch does not
-    say."""
+    """Return the number of this thread's backward; -1 if there is none, or torch does not say."""
     under_way = getattr(torch._C, "_current_graph_task_id", None)
     return -1 if under_way is None else int(under_way())

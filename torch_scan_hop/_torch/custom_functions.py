@@ -137,8 +137,7 @@ class _Connected(torch.autograd.Function):
 def connected(
     forward: fx.GraphModule, backward: fx.GraphModule, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Return the user's function of the node's tensor arguments, differentiable any number of
-    times."""
+    """Return the user's function of the node's tensors, differentiable any number of times."""
     forward, backward = _each_its_own(forward, backward)
     parts = (
         forward,

@@ -80,8 +80,7 @@ class MeshLayout:
         return self if stretches is None else self.at(stretches.mesh_dim, Shard(0))
 
     def at(self, mesh_dim: int | None, placement: Any) -> MeshLayout:
-        """Return the layout with another placement along one dimension of the mesh; None: as it
-        is."""
+        """Return the layout with another placement along one dimension of the mesh; None: none."""
         if mesh_dim is None:
             return self
         placements = [*self.placements]
@@ -121,8 +120,7 @@ def replicated(mesh: Any) -> Placements:
 
 
 def summed(mesh: Any, but: int | None = None) -> Placements:
-    """Return placements with a summand on each rank; along dimension ``but`` of the mesh, the
-    same."""
+    """Return placements with a summand on each rank, but replicated along dimension ``but``."""
     from torch.distributed.tensor import Partial, Replicate
 
     return tuple(Replicate() if k == but else Partial() for k in range(mesh.ndim))
@@ -155,8 +153,7 @@ class Stretches:
         return [*reversed(ranks)] if reverse else [*ranks]
 
     def steps_of(self, rank: int) -> Any:
-        """Return how many steps a rank has: DTensor gives the last ranks none where there are
-        few."""
+        """Return the number of a rank's steps: if there are few, the last ranks have none."""
         most = -(-self.trip_count // self.count)
         return max(0, min(most, self.trip_count - rank * most))
 
@@ -201,8 +198,7 @@ def mesh_of(values: Iterable[Any]) -> Any:
 
 
 def moved(shard: torch.Tensor, before: MeshLayout, after: MeshLayout) -> torch.Tensor:
-    """Move ``shard`` from the layout ``before`` to the layout ``after``, by collectives if need
-    be."""
+    """Move ``shard`` from one layout to another, by collectives if need be."""
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
     if before.placements == after.placements:
@@ -217,8 +213,7 @@ def moved(shard: torch.Tensor, before: MeshLayout, after: MeshLayout) -> torch.T
 
 
 def laid_out(value: Any, layout: MeshLayout) -> Any:
-    """Return a DTensor, or a plain tensor that every rank has, with the placements of
-    ``layout``."""
+    """Return a DTensor, or a plain tensor of every rank, with the placements of ``layout``."""
     before = layout_of(value, layout.mesh)
     after = before.placed(layout.placements)
     return after.join(moved(shard_of(value), before, after))

@@ -1,5 +1,4 @@
-"""Find the storages that a graph's nodes hold and change (checked on torch 2.9.1, 2.13.0,
-2.15.0)."""
+"""Find the storages that nodes hold and change (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ Storage = int
 
 
 class Effects(fx.Interpreter):
-    """Runs a graph on fakes, and notes for each node the storages of its values and those it
-    wrote."""
+    """Runs a graph on fakes, and notes the storages that each node's values have, and it wrote."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)

@@ -1,5 +1,4 @@
-"""torch.export while it makes a program, and what makes one run (checked on torch 2.9.1, 2.13.0,
-2.15.0)."""
+"""torch.export makes a program, and runs one (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 

@@ -90,8 +90,7 @@ def fake_tensor(
 
 
 def is_lazy(fake: FakeTensor) -> bool:
-    """Return True if ``fake`` is lazily conjugated, negated, or made of zeros that use no
-    memory."""
+    """Return True if ``fake`` is lazily conjugated or negated, or zeros that use no memory."""
     return fake.is_conj() or fake.is_neg() or fake._is_zerotensor()
 
 

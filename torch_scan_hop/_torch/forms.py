@@ -139,8 +139,7 @@ def why_not_of_form(found: Any, calls: str, replaces: str) -> str:
 
 
 def _takes(parameters: Sequence[_P], site: Sequence[str]) -> bool:
-    """Return True if the call at ``site`` binds to ``parameters``, each argument to the one it is
-    for."""
+    """Return True if the call at ``site`` binds, each argument to the parameter that it is for."""
     given = [word.split("|") for word in site if word != "..." and not word.endswith("=")]
     keywords = {word[:-1] for word in site if word.endswith("=")}
     in_order = [p for p in parameters if p.kind in (_P.POSITIONAL_ONLY, _P.POSITIONAL_OR_KEYWORD)]

@@ -63,8 +63,7 @@ def ask_tensors_for_sizes(body: Any) -> None:
 
 
 def opens_levels(body: Any) -> bool:
-    """Return True if ``body`` is a graph that calls transforms of functions, as Dynamo writes
-    them."""
+    """Return True if ``body`` is a graph in which Dynamo wrote down transforms of functions."""
     if not isinstance(body, fx.GraphModule):
         return False
     names = (getattr(node.target, "__name__", "") for node in body.graph.nodes)

@@ -253,8 +253,7 @@ class KernelFunction:
             yield
 
     def masks_tail_of(self, lanes: Any) -> bool:
-        """Return True if the last of ``lanes``, which fill no vector, are one vector with a
-        mask."""
+        """Return True if those last lanes that fill no vector are one vector with a mask."""
         if not (self._masks_tails and vector_lanes()):
             return False
         tail = lanes % vector_lanes()

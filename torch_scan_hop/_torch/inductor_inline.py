@@ -82,8 +82,7 @@ class InlineLowering(PointwiseSubgraphLowering):
         return fn
 
     def compute_in_order(self, index: Sequence[Any], size: Sequence[Any]) -> None:
-        """Compute all values of ``size``, operands first; from the last one, a thousand calls would
-        nest."""
+        """Compute all values of ``size``, operands first, so that not a thousand calls nest."""
         for data in self._in_order:
             if list(data.get_size()) == list(size):
                 data.inner_fn(index)
@@ -110,8 +109,7 @@ class InlineLowering(PointwiseSubgraphLowering):
 
 @contextlib.contextmanager
 def _deep_recursion(n_nodes: int) -> Iterator[None]:
-    """Raise Python's recursion limit for values that read others: some lowerings ask for all of
-    one."""
+    """Raise Python's recursion limit, since some lowerings ask for all values that one reads."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, min(1000 + 4 * n_nodes, 20_000)))
     try:

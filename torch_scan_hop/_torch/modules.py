@@ -72,8 +72,7 @@ def values_at_hand() -> Iterator[None]:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Return True if ``tensor`` has numbers to compare: it is no fake, and no trace has wrapped
-    it."""
+    """Return True if ``tensor`` has numbers to compare: no fake, and not wrapped by a trace."""
     return not (
         isinstance(tensor, FakeTensor)
         or torch._is_functional_tensor(tensor)

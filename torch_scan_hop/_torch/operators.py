@@ -118,8 +118,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def storages_of(values: Iterable[Any]) -> list[int]:
-    """Return the storages of the tensors among ``values``: equal if they share memory, under
-    functorch too."""
+    """Return the tensors' storages, equal where memory is shared, under functorch as well."""
     found = []
     for value in values:
         if not isinstance(value, torch.Tensor):
@@ -139,8 +138,7 @@ _ONE_OWNER = _owners_of_memory(torch.empty(1))
 
 
 def has_memory_alone(tensor: torch.Tensor) -> bool:
-    """Return True if no other tensor (``.data``, what autograd saves) and no array shares the
-    memory."""
+    """Return True if no other tensor (``.data``, what autograd saves) or array has the memory."""
     is_torchs = tensor.untyped_storage().resizable()  # not so where numpy, for one, allocated it
     return is_torchs and _owners_of_memory(tensor) == _ONE_OWNER
 

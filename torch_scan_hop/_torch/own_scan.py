@@ -66,8 +66,7 @@ _MATERIALIZE = "materialize_callable_in_args"
 
 
 def _find_what_is_functionalized() -> None:
-    """Let torch 2.15 find the node of a call whose body writes, which it looks up by its
-    operator."""
+    """Let torch 2.15 find the node of a call whose body writes, by the operator that it has."""
     from torch._higher_order_ops import auto_functionalize
 
     materialize = getattr(auto_functionalize, _MATERIALIZE, None)

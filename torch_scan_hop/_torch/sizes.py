@@ -33,8 +33,7 @@ def is_exporting() -> bool:
 
 
 def are_known_equal(size: Any, other: Any) -> bool:
-    """Return True if two sizes are known to be equal, without a guard and without a traced
-    comparison."""
+    """Return True if two sizes are known to be equal; no guard is made, nothing is traced."""
     if isinstance(size, int) and isinstance(other, int):
         return size == other
     # to a trace under way a comparison of symbols is an operator
@@ -48,8 +47,7 @@ def are_all_known_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def likely_value(size: Any) -> int:
-    """Return the value that a size had when it was traced, without a guard; 1 if that is not
-    known."""
+    """Return the value that a size had in its trace, without a guard; 1 if that is not known."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     hint = size.node.hint

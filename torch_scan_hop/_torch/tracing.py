@@ -105,8 +105,7 @@ def _tracing_a_body() -> Iterator[None]:
 
 
 def is_tracing_a_body() -> bool:
-    """Return True if the trace under way is :func:`trace`, not a caller's (AOTAutograd,
-    make_fx)."""
+    """Return True if the trace under way is :func:`trace`, not one by AOTAutograd or make_fx."""
     return getattr(_state, "tracing_a_body", False)
 
 
@@ -133,8 +132,7 @@ _let_bodies_have_no_tokens()
 
 
 def without_tokens(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``body`` for use in a functionalized trace, where it shall take and return no
-    tokens."""
+    """Return ``body`` made to take and return no tokens in a functionalized trace."""
 
     def run(*args: Any) -> Any:
         before = getattr(_state, "without_tokens", False)
@@ -166,8 +164,7 @@ _lock = threading.RLock()
 
 
 def _one_thread_at_a_time() -> Any:
-    """Take Dynamo's lock, because make_fx patches modules for all threads and Dynamo may call a
-    trace."""
+    """Take Dynamo's lock: make_fx patches modules for all threads, and Dynamo may call a trace."""
     convert_frame: Any = sys.modules.get("torch._dynamo.convert_frame")
     return _lock if convert_frame is None else convert_frame.compile_lock
 

@@ -234,8 +234,7 @@ def let_fakes_describe_wrapped_tensors() -> None:
 
 
 def let_fakes_know_the_device() -> None:
-    """Put fakes that are made on "xla" on "xla:0", as on "cuda"; torch would not let the two
-    meet."""
+    """Put fakes on "xla" on "xla:0", as on "cuda", because torch would not let the two meet."""
     new: Any = FakeTensor.__new__
 
     @functools.wraps(new)

@@ -44,8 +44,7 @@ def refuse_custom_function(body: Body) -> None:
 def gradients_of_loop(
     body: Body, inputs: Inputs[Any], reverse: bool, cotangents: Sequence[Any]
 ) -> list[Any]:
-    """Return a gradient for each flat input (None where there is none) that can be differentiated
-    again."""
+    """Return for each flat input a differentiable gradient, or None where there is none."""
     # other objects than the inputs: one input may have been computed from another
     inputs = inputs.map(_alias)
     n_carry = inputs.signature.n_carry

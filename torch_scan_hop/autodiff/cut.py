@@ -112,8 +112,7 @@ def _handover(
 
 
 class _Rules:
-    """The rules that decide which values of the forward the backward is given, saves or
-    recomputes."""
+    """The rules for which values of the forward are given to the backward, saved or recomputed."""
 
     def __init__(self, joint: JointGraph, policy: Policy, saved: frozenset[int] | None) -> None:
         self.policy = policy
@@ -177,8 +176,7 @@ class _Stacks:
         return [same_value(v) for v in (*self.ys, *self.residuals) if isinstance(v, fx.Node)]
 
     def hold(self, node: fx.Node) -> int:
-        """Return the position of ``node`` among the stacks; add it as a residual if no stack has
-        it."""
+        """Return the position of ``node`` among the stacks, adding a residual if it is in none."""
         value = same_value(node)
         for k, held in enumerate([*self.ys, *self.residuals]):
             if isinstance(held, fx.Node) and same_value(held) is value:

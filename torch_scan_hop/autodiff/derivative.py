@@ -1,5 +1,4 @@
-"""A body's forward and backward, cut in three ways: by how the backward itself is
-differentiated."""
+"""Derivatives of a body, of several kinds: they differ in how the backward is differentiated."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ from torch_scan_hop.signature import Inputs
 
 @dataclass(frozen=True)
 class DifferentiatedCall:
-    """One call of the operator: its arguments that are no tensors, and how to run a scan below
-    autograd."""
+    """One call of the operator: arguments that are no tensors, and how it runs below autograd."""
 
     derivative: Derivative
     additional: tuple[Any, ...]  # with None where a tensor stands
@@ -46,8 +45,7 @@ class DifferentiatedCall:
 
     @property
     def options(self) -> ScanOptions:
-        """Options of the forward scan; there is no policy, since what is saved is decided
-        already."""
+        """Options of the forward scan, without a policy: what is saved is decided already."""
         return REVERSE if self.reverse else FORWARD
 
     @property

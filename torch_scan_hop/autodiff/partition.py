@@ -122,8 +122,7 @@ class _BackwardBuilder:
         return self.handed[handover]
 
     def _order_placeholders(self) -> None:
-        """Move placeholders before the code: cotangents, then per-step values, then invariant
-        ones."""
+        """Put placeholders before the code: cotangents, per-step values, invariant ones."""
         graph = self.graph
         received = [self.handed[h] for h in [*self.cut.per_step, *self.cut.invariant]]
         fixed = [n for n in graph.find_nodes(op="placeholder") if n not in set(received)]

@@ -67,8 +67,7 @@ def derived(
     inputs: Inputs[Any],
     make: Make[Result],
 ) -> tuple[Result, tuple[Number, ...]]:
-    """Return ``make``'s result for inputs like these, and the numbers that its symbols stand
-    for."""
+    """Return ``make``'s result for inputs like these, and the numbers behind its symbols."""
     key = (*key, autocast_state())
     varying = _varying_of(body)
     if varying is not None and _are_plain(inputs.flat()):
@@ -100,8 +99,7 @@ def _trace_member(
     inputs: Inputs[Any],
     make: Make[Result],
 ) -> _Member[Result] | None:
-    """Trace with symbols; return None if that fails, because a static trace will say what is
-    wrong."""
+    """Trace with symbols; None if that fails, since a static trace will then say why."""
     try:
         symbols = Symbols()
         examples = symbolic_step_examples(symbols, varying, inputs)

@@ -24,8 +24,7 @@ class _Symbol:
 
 
 def metadata(value: Any, drop_leading: bool = False) -> Any:
-    """Return what a trace depends on in ``value``: for xs (``drop_leading``) that is not the trip
-    count."""
+    """Return what a trace depends on in ``value``: for xs, that is not the trip count."""
     if not isinstance(value, torch.Tensor):
         return _Symbol() if isinstance(value, SYMBOLS) else (type(value), value)  # 1 == True
     shape = tuple(value.shape)[1 if drop_leading else 0 :]
@@ -41,8 +40,7 @@ def inputs_metadata(inputs: Inputs[Any]) -> tuple[Any, ...]:
 
 
 def _all_metadata(values: Sequence[Any], drop_leading: bool = False) -> tuple[Any, ...]:
-    """Return :func:`metadata` of each value, in one call because every call of a scan asks for
-    all."""
+    """Return :func:`metadata` of each value, in one call: every call of a scan asks for all."""
     first = 1 if drop_leading else 0
     return tuple(
         [
@@ -58,8 +56,7 @@ _AUTOCAST_DEVICES = ("cpu", "cuda", "xla", "xpu", "mps", "hpu", "mtia")
 
 
 def autocast_state() -> tuple[Any, ...]:
-    """Return the global state that a trace depends on: autocast of every device, defaults,
-    switches."""
+    """Return the global state that a trace depends on: every device's autocast, defaults, flags."""
     return (
         *[
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)

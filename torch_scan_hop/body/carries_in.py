@@ -61,8 +61,7 @@ class CarriesIn:
         return self.stack[span.start - back : span.stop - back]
 
     def whole(self) -> Tensor:
-        """Return all carries as one stack; works for a trip count of zero, and under any
-        transform."""
+        """Return all carries as one stack; for any trip count, zero too, and any transform."""
         rows = _joined(self.stack, self.init, self.reverse)
         return rows[1:] if self.reverse else rows[: self.stack.shape[0]]
 

@@ -32,16 +32,14 @@ _VIEWS_OF_ANY_STRIDE = {
 
 
 def allow_any_stride(graph: fx.Graph) -> None:
-    """Make each ``view`` a ``reshape``, since a body is traced for one layout and run with
-    others."""
+    """Make each ``view`` a ``reshape``: a body is traced for one layout and run with others."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _VIEWS_OF_ANY_STRIDE:
             node.target = _VIEWS_OF_ANY_STRIDE[node.target]
 
 
 def drop_copies(graph: fx.Graph) -> None:
-    """Replace ``copy(old, new)``, which has no derivative, by ``new`` in the shape and dtype of
-    ``old``."""
+    """Replace ``copy(old, new)`` by ``new`` in ``old``'s shape and dtype: it has no derivative."""
     for node in graph.find_nodes(op="call_function", target=aten.copy.default):
         old: Any
         new: Any

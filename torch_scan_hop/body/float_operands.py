@@ -85,8 +85,7 @@ def floats_as_tensors(
 
 
 def _origins(graph: fx.Graph, placeholders: Any) -> dict[fx.Node, set[fx.Node]]:
-    """Return the floats that known arithmetic makes of these placeholders, each with its
-    placeholders."""
+    """Return the floats that known arithmetic makes of placeholders, each with those it is of."""
     origins: dict[fx.Node, set[fx.Node]] = {node: {node} for node in placeholders}
     for node in graph.nodes:
         floats = [n for n in node.all_input_nodes if n in origins]

@@ -77,8 +77,7 @@ def _inputs_of(graph: fx.Graph) -> list[fx.Node]:
 
 
 def remember_policy(node: fx.Node, checkpoint: Any) -> None:
-    """Keep the checkpoint policy with an exported scan, which may be trained where this package
-    is."""
+    """Keep the checkpoint policy with an exported scan, which this package may train."""
     if isinstance(checkpoint, str):
         node.meta[_KEPT] = {**node.meta.get(_KEPT, {}), _POLICY: checkpoint}
 
@@ -104,8 +103,7 @@ def as_it_was(module: fx.GraphModule) -> None:
 
 
 def _drop_copies(body: fx.GraphModule) -> None:
-    """Drop copies of results and of inputs: in a body that writes nothing they have the same
-    values."""
+    """Drop copies of results and inputs, which are the same values if the body writes nothing."""
     if any(map(_writes, body.graph.nodes)):
         return
     results = results_of(body.graph)
@@ -122,8 +120,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _reverse_instead_of_flips(node: fx.Node) -> None:
-    """If all xs and ys of the scan are flipped, drop the flips and let the scan run the other
-    way."""
+    """If all xs and ys of the scan are flipped, drop the flips and run it the other way."""
     n_carry = len(node.args[1])  # type: ignore[arg-type]
     xs: Any = node.args[2]
     if any(user.target is not operator.getitem for user in node.users):

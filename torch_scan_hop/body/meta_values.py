@@ -88,8 +88,7 @@ def _record(node: fx.Node) -> Any:
 
 
 def _in_one_mode(args: Any, kwargs: Any, recorded: Any) -> tuple[Any, Any, FakeTensorMode]:
-    """Return the arguments as fakes of one mode, because a trace on real tensors has a mode per
-    record."""
+    """Return the arguments as fakes of one mode: a trace on real tensors has one per record."""
     leaves = pytree.tree_leaves((args, kwargs, recorded))
     modes = {v.fake_mode for v in leaves if isinstance(v, FakeTensor)}
     mode = modes.pop() if len(modes) == 1 else FakeTensorMode(allow_non_fake_inputs=True)

@@ -111,8 +111,7 @@ class _MarkStops(TorchFunctionMode):
                 self.stopped[id(value)] = (value, reverse_only)
 
     def _write_to(self, target: Any) -> None:
-        """Let gradients pass to what is written into a stopped value, but not to what it was
-        before."""
+        """Let gradients reach what is written into a stopped value, but not its old contents."""
         root = _root(target)
         aliases = [known for known in self.stopped.values() if _root(known[0]) is root]
         for value, reverse_only in aliases:

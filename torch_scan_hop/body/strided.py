@@ -40,8 +40,7 @@ def dense_order(value: torch.Tensor) -> list[int] | None:
 
 
 def _is_known_contiguous(value: torch.Tensor, order: list[int]) -> bool:
-    """Return True if ``value``, permuted to ``order``, is contiguous; symbolic sizes get no
-    guard."""
+    """Return True if ``value``, permuted to ``order``, is contiguous; no size gets a guard."""
     stride: Any = 1
     for dim in reversed(order):
         if are_known_equal(value.shape[dim], 1):
@@ -81,14 +80,12 @@ _CONTIGUOUS = {
 
 
 def has_known_strides(node: Any) -> bool:
-    """Return True if ``node`` has the strides of its example, in whatever layout the graph's inputs
-    have."""
+    """Return True if ``node`` has the strides of its example, however the inputs are laid out."""
     return is_dense_copy(node) or node.target in _CONTIGUOUS
 
 
 def own_strided_memory(graph: fx.Graph) -> None:
-    """Give each operand of an operator of :data:`ONE_LAYOUT` the strides that were seen in the
-    trace."""
+    """Give operands of the operators in :data:`ONE_LAYOUT` the strides that the trace saw."""
     for target, positions in ONE_LAYOUT.items():
         for node in graph.find_nodes(op="call_function", target=target):
             for position in positions:

@@ -75,7 +75,7 @@ def length_between(start: Any, stop: Any, is_fresh: Callable[[fx.Node], bool]) -
 
 
 def _form(value: Any, is_fresh: Callable[[fx.Node], bool]) -> Form:
-    """A number of the graph as a sum of nodes and a constant.
+    """Return a number of the graph as a sum of nodes and a constant.
 
     Nodes are told apart by their examples: one in an outer graph has another node in an inner one.
     """
@@ -132,7 +132,7 @@ def _arguments(read: fx.Node) -> Any:
 
 
 def keep_keys(calls: list[fx.Node], effects: Effects) -> None:
-    """A counter that changes in place is copied for the keys that are made with it."""
+    """Copy a counter that changes in place for the keys that are made with it."""
     changed = set().union(*effects.written.values())
     for call in calls:
         graph, copies = call.graph, {}
@@ -174,7 +174,7 @@ class Views:
                 self._written(storage, node, None)
 
     def _written(self, storage: Storage, node: fx.Node, by: fx.Node | None) -> None:
-        """``node`` wrote ``storage``; ``by`` is the read whose copy brought that about."""
+        """Note that ``node`` wrote ``storage``; ``by`` is the read whose copy caused that."""
         for read in self._before(node):
             if read is by:
                 continue
@@ -197,8 +197,7 @@ class Views:
         return self.cursor
 
     def _is_used_after(self, read: fx.Node, node: fx.Node) -> bool:
-        """Return True if ``read``'s copy, a view of it, or a copy of a part of it, is read after
-        ``node``."""
+        """Return True if ``read``'s copy, or a view or part of it, is read after ``node``."""
         if any(True for _ in self._uses_after(node, {self.storage[read]})):
             return True
         parts = [r for r in self._before(node) if self.source[r] == self.storage[read]]
@@ -231,7 +230,7 @@ class Views:
 
 
 def nested_modules(module: fx.GraphModule) -> list[fx.GraphModule]:
-    """``module`` and the graphs that it calls: branches, checkpointed parts, inner scans."""
+    """Yield ``module`` and the graphs that it calls: branches, checkpointed parts, inner scans."""
     found = [module]
     for node in module.graph.find_nodes(op="get_attr"):
         inner = getattr(module, node.target, None)

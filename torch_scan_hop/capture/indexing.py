@@ -65,12 +65,12 @@ def entries_of(key: Any) -> tuple[Any, ...]:
 
 
 def select_key(rank: int, dim: int, index: Any) -> tuple[Any, ...]:
-    """The key of ``x.select(dim, index)``."""
+    """Return the key of ``x.select(dim, index)``."""
     return (*[ALL] * _from_front(rank, dim), index)
 
 
 def narrow_key(rank: int, dim: int, start: Any) -> tuple[Any, ...]:
-    """The key of ``x.narrow(dim, start, length)``: a window that has a length and no stop."""
+    """Return the key of ``x.narrow(dim, start, length)``: a window with a length and no stop."""
     return (*[ALL] * _from_front(rank, dim), slice(start, None))
 
 
@@ -84,7 +84,7 @@ def _from_front(rank: int, dim: int) -> int:
 
 
 class Place(NamedTuple):
-    """Where the 0-d tensors of a key point: ``x[key]`` is ``(x at place)[rest]``."""
+    """The place that the 0-d tensors of a key point to: ``x[key]`` is ``(x at place)[rest]``."""
 
     positions: dict[int, Any]
     """For each dimension that goes: where in it."""
@@ -133,7 +133,7 @@ def place_of(rank: int, key: Any, lengths: Sequence[int] = ()) -> Place:
 
 
 def _dims_of(entry: Any) -> int:
-    """How many dimensions of the tensor an entry of its key is about."""
+    """Return how many dimensions of the tensor an entry of its key is about."""
     if entry is None or entry is Ellipsis or isinstance(entry, bool):
         return 0
     if is_tensor(entry) and entry.dtype in _MASKS:
@@ -144,7 +144,7 @@ def _dims_of(entry: Any) -> int:
 
 
 def getitem(x: Any, key: Any, lengths: Sequence[int] = ()) -> Any:
-    """``x[key]`` as a gather; ``lengths`` are those of slices with tensors as bounds.
+    """Return ``x[key]`` as a gather; ``lengths`` are those of slices with tensors as bounds.
 
     >>> x, t = torch.arange(12).view(3, 4), torch.tensor(-1)
     >>> getitem(x, (slice(1, None), t))
@@ -158,7 +158,7 @@ def getitem(x: Any, key: Any, lengths: Sequence[int] = ()) -> Any:
 
 
 def setitem(x: Any, key: Any, value: Any, lengths: Sequence[int] = ()) -> None:
-    """``x[key] = value`` as a scatter; a functional graph may say ``x[t] = x[0]``.
+    """Write ``x[key] = value`` as a scatter; a functional graph may say ``x[t] = x[0]``.
 
     >>> x, t = torch.zeros(2, 3), torch.tensor(2)
     >>> setitem(x, (..., t), torch.tensor([1, 2]))
@@ -193,7 +193,7 @@ def _assign(x: Any, key: tuple[Any, ...], value: Any) -> None:
 
 
 def _like_target(x: Any, value: Any, rank: int) -> Any:
-    """``value`` as an assignment takes it: a number, of another dtype, or with ones in front."""
+    """Convert ``value`` as an assignment does: a number, another dtype, or ones in front."""
     if not is_tensor(value):
         return x.new_full((), value)
     for _ in range(value.dim() - rank):
@@ -241,7 +241,7 @@ def _windows_of_result(place: Place) -> list[int]:
 
 
 def _movedim(x: Any, source: list[int] | None, destination: list[int] | None) -> Any:
-    """``movedim`` where None stands for the dimensions in front."""
+    """Move dimensions, where None stands for those in front."""
     dims = list(range(len(source or destination or ())))
     source, destination = source or dims, destination or dims
     return x if source == destination else x.movedim(source, destination)

@@ -32,8 +32,7 @@ def _a_slice(xs: torch.Tensor) -> torch.Tensor:
 
 
 def _a_row_in_vmap(xs: torch.Tensor) -> torch.Tensor:
-    """Return a slice as :func:`_a_slice` does, where torch cannot make a strided tensor of symbolic
-    sizes."""
+    """Do as :func:`_a_slice`, where torch makes no strided tensor of symbolic sizes."""
     if isinstance(xs.shape[0], int) and xs.shape[0] == 0:
         return xs.sum(0, dtype=xs.dtype)
     return xs.select(0, 0).clone()
@@ -94,7 +93,7 @@ class _Dtypes:
         self.of_numbers: dict[int, torch.dtype] = {}
 
     def settle(self, dtypes: Dtypes) -> Dtypes:
-        """Those that steps keep; None is a number."""
+        """Return the dtypes that steps keep; None is a number."""
         for _ in range(2 + len(self.positions)):
             after = self._after(dtypes)
             if after == dtypes:

@@ -53,7 +53,7 @@ def _kind_of(leaf: Any) -> Any:
 
 
 def _setting(fn: Any, inputs: Any) -> Any:
-    """The plain values that ``fn`` reads: a flag that turns printing off makes it another body.
+    """Return the plain values that ``fn`` reads: a flag that turns printing off makes another body.
 
     And the kinds of its ``inputs`` and the modes around it: what cannot be traced of one call
     says nothing about a call without it.
@@ -122,7 +122,7 @@ def _functions_named_in(fn: types.FunctionType) -> list[Any]:
 
 
 def remembered_reason(fn: Any, inputs: Any) -> str | None:
-    """Why ``fn``, called as now with (init, xs), was not traced before; None if it may be."""
+    """Return why ``fn``, called so with (init, xs), was not traced before; None if it may be."""
     by_callees = _refusals.get(code_of(fn))
     reasons = None if by_callees is None else by_callees.get(callees_of(fn))
     if reasons is None:
@@ -176,7 +176,7 @@ _FIXES = (
 
 
 def reason_of(error: BaseException, stack: str = "") -> str:
-    """Why Dynamo gave up: the line that says so, where in the user's code, and what helps.
+    """Return why Dynamo gave up: the line that says so, where in the user's code, and what helps.
 
     ``stack`` says where, if the text of ``error`` does not yet.
 

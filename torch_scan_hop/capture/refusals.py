@@ -45,5 +45,5 @@ def is_about_carry(error: BaseException) -> bool:
 
 
 def changed_leaf(error: BaseException) -> str:
-    """The leaf of the carry that has grown, says ``error``; "" if it says something else."""
+    """Return the carry's leaf that has grown, if ``error`` says so; else ""."""
     return getattr(error, "leaf", "") if getattr(error, "grows", False) else ""

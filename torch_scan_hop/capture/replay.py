@@ -69,7 +69,7 @@ def explicit(fn: Any) -> Any:
 
 
 def _defaults(function: types.FunctionType, n_given: int) -> dict[str, Any]:
-    """Defaults of parameters that are not among the first ``n_given``."""
+    """Return the defaults of parameters that are not among the first ``n_given``."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     values = function.__defaults__ or ()
@@ -85,7 +85,8 @@ def _defaults(function: types.FunctionType, n_given: int) -> dict[str, Any]:
 def own_copy(
     fn: types.FunctionType, body: types.CodeType, name: str | None = None
 ) -> types.FunctionType:
-    """``fn`` with a code object of its own: Dynamo keeps its cache on the code object.
+    """Return ``fn`` with a code object of its own, because Dynamo keeps its cache on the code
+    object.
 
     And with a name of its own: by name and line Dynamo remembers which sizes have varied, and those
     of one body say nothing about another.
@@ -206,7 +207,7 @@ def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
 
 
 def names_of(fn: Any) -> tuple[str, ...]:
-    """The variables that ``fn`` closes over, in the order of its cells."""
+    """Return the variables that ``fn`` closes over, in the order of its cells."""
     return getattr(code_of(fn), "co_freevars", ())
 
 
@@ -220,7 +221,7 @@ def closure_of(fn: Any) -> dict[str, Any]:
 
 
 def history_of(combine_fn: Any) -> list[str]:
-    """For each capture of ``combine_fn`` that is kept, the guard that called for it; "" at first.
+    """Return for each capture of ``combine_fn`` the guard that called for it; "" for the first.
 
     >>> history_of(lambda c, x: (c, x))
     []

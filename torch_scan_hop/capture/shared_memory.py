@@ -42,7 +42,7 @@ def share_memory(changed: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def check_memory(changed: Sequence[Any], others: Sequence[Any]) -> None:
-    """Part of the captured program: what shared no memory when it was captured may do so now."""
+    """Check, in the captured program, that memory which was not shared in the capture is not."""
     tensors = [t for t in (*changed, *others) if isinstance(t, torch.Tensor)]
     if all(map(is_plain_tensor, tensors)) and share_memory(changed, others):
         raise SharedMemory(REASON)

@@ -57,7 +57,7 @@ steady_scan = SteadyScanOperator("scan_steady", cacheable=False)
 
 
 def first_step(combine_fn: Any, start: Any, xs: Any, schedule: Any) -> tuple[Any, Any]:
-    """The first step, as the loop takes it: its carry, numbers and all, and its y."""
+    """Run the first step as the loop does, numbers and all; return its carry and its y."""
     device = device_of(start, xs)
     carry, y = split_result(combine_fn(start, _first(xs, schedule.reverse)))
     return carry, outputs_of(y, device)
@@ -86,7 +86,7 @@ def other_steps(
 
 
 def owned(carry: Any, xs: Any) -> Any:
-    """``carry`` as a scan returns it: tensors that nobody else has."""
+    """Return ``carry`` as a scan returns it: tensors that nobody else has."""
     device = device_of(carry, xs)
 
     def own(leaf: Any) -> Any:
@@ -96,7 +96,7 @@ def owned(carry: Any, xs: Any) -> Any:
 
 
 def joined(y: Any, ys: Any, reverse: bool) -> Any:
-    """The first step's ``y`` before the others' ``ys``, or behind them."""
+    """Join the first step's ``y`` and the others' ``ys``: before them, or behind if reversed."""
     pairs = list(zip(tree.leaves_with_paths(y, "y"), tree.leaves(ys), strict=False))
     if len(tree.leaves(y)) != len(tree.leaves(ys)):
         text = f"has {len(tree.leaves(y))} leaves at step 0 and {len(tree.leaves(ys))} at step 1"
@@ -123,7 +123,7 @@ def _not_the_same(path: str, text: str) -> str:
 def no_step(
     run: Any, combine_fn: Any, start: Any, xs: Any, trip_count: Any, schedule: Any
 ) -> tuple[Any, Any]:
-    """A scan of no steps whose first would differ from the others: ``start``, and no ys."""
+    """Return ``start``, and no ys, for no steps of a scan whose first step differs."""
 
     def own(leaf: Any) -> Any:
         return leaf if isinstance(leaf, tree.NUMBERS) else leaf.clone()

@@ -70,7 +70,7 @@ def check_facts(
 
 
 class SteadyScanVariable(TorchHigherOrderOperatorVariable):
-    """Tracks ``scan_steady``."""
+    """Dynamo's tracker of ``scan_steady``."""
 
     _HOP_NAME = "scan_steady"
     _ALLOW_FALLBACK_TO_EAGER = False
@@ -90,7 +90,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
 
 
 class _Capture:
-    """One call of ``scan_steady``, see there for its arguments."""
+    """One call of ``scan_steady``, which explains the arguments."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class _Capture:
         raise why  # and no other steps can follow that one
 
     def _first_step(self, xs: VariableTracker, schedule: VariableTracker) -> VariableTracker:
-        """On ``init`` itself, or on a copy if it writes to that."""
+        """Trace the first step on ``init`` itself, or on a copy if the step writes to it."""
         tx = self.tx
         given = [example_value(v) for v in _tensors(tx, self.init)]
         versions = [value._version for value in given]
@@ -181,7 +181,7 @@ class _Capture:
 
 
 def _leave(tx: Any, place: Place, value: VariableTracker) -> None:
-    """At ``place``, after the scan, what the last step left there."""
+    """Leave at ``place``, after the scan, what the last step left there."""
     if is_exporting() and place.is_buffer() and not place.must_settle():
         # an exported program returns what it makes of a buffer, if it is written to the tensor
         # itself: what Dynamo assigns after a capture goes past the hook of torch.export
@@ -214,7 +214,7 @@ class _Written(Exception):
 
 
 class Stateful(VariableTracker):
-    """``combine_fn`` of ``(carry, state)``: what it finds and leaves at ``places`` is carried."""
+    """``combine_fn`` as a function of ``(carry, state)``: its state at ``places`` is carried."""
 
     def __init__(self, combine_fn: VariableTracker, places: Sequence[Place], **kwargs: Any) -> None:
         super().__init__(**kwargs)

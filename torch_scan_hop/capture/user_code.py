@@ -17,7 +17,7 @@ NOT_USERS = (PACKAGE, str(Path(torch.__file__).parent), "<eval_with_key>")
 
 
 def code_of(fn: Any) -> types.CodeType:
-    """The code object that tells one body from another.
+    """Return the code object that tells one body from another.
 
     >>> code_of(functools.partial(code_of)) is code_of.__code__
     True
@@ -44,7 +44,7 @@ def users_line(text: str) -> str:
 
 
 def users_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """``trace`` without this package's frames, where it ends in somebody else's."""
+    """Return ``trace`` without this package's frames, if it ends in somebody else's."""
     frames: list[types.TracebackType] = []
     while trace is not None:
         frames.append(trace)
@@ -58,7 +58,7 @@ def users_frames(trace: types.TracebackType | None) -> types.TracebackType | Non
 
 
 def users_stack_level() -> int:
-    """The frame of the user's call, as ``warnings.warn`` counts from the function that warns."""
+    """Return the frame of the user's call, counted as ``warnings.warn`` does."""
     frame, level = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame, level = frame.f_back, level + 1

@@ -128,7 +128,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         return self.value
 
     def _check_step(self, tx: Any, carry: Any, result: Any, spec: Any) -> None:
-        """``scan`` has looked at what a step returns, in code that Dynamo traced."""
+        """Do nothing: ``scan`` has looked at what a step returns, in code that Dynamo traced."""
 
     def _check_body(self, body: CapturedBody) -> None:
         """A step may write to whatever it is given."""
@@ -221,7 +221,7 @@ def _refuse_shared_memory(tx: Any, inputs: list[Any], mutated: list[int], n_carr
 
 
 def _refuse_unknown_sizes(graph: fx.Graph) -> None:
-    """A step's results have one size: what is read by a mask may have any at each step."""
+    """Refuse a step whose results may have any size, as a read by a mask has; it must have one."""
     for node in graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, torch.Tensor) and has_unknown_size(value):

@@ -124,8 +124,10 @@ class GraphedLoop:
 def _longer(
     recording: Recording | None, trip_count: int, operands: Operands, moved: set[int]
 ) -> Recording | None:
-    """Return a recording of at least twice as many steps if the loop has room for it, else
-    ``recording``."""
+    """Return a recording of twice as many steps or more if the loop has room for it.
+
+    Else return ``recording``.
+    """
     length = steps_of_a_block(trip_count, operands)
     if length == 0 or (recording is not None and length < 2 * recording.length):
         return recording
@@ -142,8 +144,7 @@ def _recover(graphs: Graphs, operands: Operands) -> None:
 
 
 def _key(graphs: Graphs, order: range, operands: Operands) -> Any:
-    """Return a key of all that a capture depends on but values, addresses and the number of
-    steps."""
+    """Return a key of what a capture depends on; not values, addresses or the trip count."""
     stacks = [*operands.xs, *operands.ys]
     return (
         graphs.stream(operands.device),

@@ -87,8 +87,7 @@ def _slot(like: Tensor, steps: int | None = None) -> Tensor:
 
 
 def _copy(destination: Tensor, source: Tensor) -> None:
-    """Copy between tensors of the same strides; where a stride is 0, entries are one, and copied
-    once."""
+    """Copy between tensors of equal strides; entries along a stride of 0 are copied once."""
     for dim, (size, stride) in enumerate(zip(destination.shape, destination.stride(), strict=True)):
         if stride == 0 and size:
             destination, source = destination.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
@@ -139,8 +138,7 @@ class Recording:
         self.replay = self.graphs.capture(operands.device, work)
 
     def _apart(self, results: Sequence[Tensor]) -> list[Tensor]:
-        """Copy results that lie in slots of carries: carries may have changed places, and slots are
-        written."""
+        """Clone results that lie in slots of carries, which may have changed places."""
         own = {slot.data_ptr() for slot in self.carry}
         return [value.clone() if value.data_ptr() in own else value for value in results]
 

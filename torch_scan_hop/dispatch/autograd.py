@@ -65,8 +65,7 @@ def _on_fakes(
 
 
 def _cut_off(dual: Any) -> Any:
-    """Cut ``dual`` off reverse mode's graph, and keep its tangent, which ``detach`` would take
-    away."""
+    """Cut ``dual`` off reverse mode's graph, but keep its tangent, which ``detach`` takes away."""
     primal, tangent = unpack_dual(dual)
     return primal.detach() if tangent is None else make_dual(primal.detach(), tangent)
 

@@ -30,8 +30,7 @@ from torch_scan_hop.signature import Inputs
 
 
 def _shard(value: Any, mesh: Any, after: MeshLayout | None) -> Any:
-    """Return this rank's part of ``value`` laid out as ``after``; numbers are returned as they
-    are."""
+    """Return this rank's part of ``value`` laid out as ``after``; a number is itself."""
     if after is None or not isinstance(value, Tensor):
         return value
     return moved(shard_of(value), layout_of(value, mesh), after)

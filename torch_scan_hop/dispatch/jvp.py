@@ -71,8 +71,7 @@ class _Layout:
     additional: tuple[bool, ...]
 
     def signature(self) -> Signature:
-        """The signature of a body with these inputs: each of them, and its tangent if it has
-        one."""
+        """The signature of a body with these inputs, and with the tangents of some."""
         sizes = [len(flags) + sum(flags) for flags in (self.carry, self.xs, self.additional)]
         return Signature(*sizes)
 

@@ -167,8 +167,7 @@ def _with_its_steps(
 def _flipped(
     mode: ProxyTorchDispatchMode, combine_fn: Body, inputs: Inputs[Any], options: ScanOptions
 ) -> Any:
-    """Write a reversed scan as a forward one over flipped xs, for readers that do not know
-    ``reverse``."""
+    """Write a reversed scan as one over flipped xs, for readers that do not know ``reverse``."""
     n_carry = len(inputs.carry)
     with mode:
         flipped = dataclasses.replace(inputs, xs=[torch.flip(x, [0]) for x in inputs.xs])

@@ -1,5 +1,4 @@
-"""Choose what the source of a loop calls for each operator, and which calls get a place to write
-to."""
+"""Choose what the loop's source calls for each operator, and which calls get a place to write."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Find the writes of a step that can be made where their value lies, and the calls that make
-them."""
+"""Find the writes of a step that can be made in place, and the calls that make them."""
 
 from __future__ import annotations
 

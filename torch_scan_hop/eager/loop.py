@@ -81,8 +81,7 @@ class EagerLoop:
         return self._run(*operands), stacks
 
     def _replayed(self, *operands: Any) -> Sequence[torch.Tensor]:
-        """Run the loop as a CUDA graph (or the device's like) if the body may be captured as
-        one."""
+        """Run the loop as a graph of the device, if the body may be captured as one."""
         if self.graphed is None:
             self.graphed = GraphedLoop(is_off=bool(why_not_captured(self.body)))
         return self.graphed(self._run, *operands)

@@ -63,8 +63,7 @@ def _is_short(body: Any, trip_count: Any) -> bool:
 
 
 def _size(body: fx.GraphModule) -> int:
-    """Return the number of operators of ``body``, an inner scan counted as one of the most
-    steps."""
+    """Return the number of operators, counting MOST_STEPS steps of each inner scan."""
     nodes = [n for n in body.graph.nodes if n.op == "call_function"]
     inner = [getattr(body, str(n.args[0].target)) for n in nodes if n.target is scan_op]
     return len(nodes) + sum(MOST_STEPS * _size(b) for b in inner)

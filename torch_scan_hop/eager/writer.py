@@ -84,13 +84,13 @@ class LoopWriter:
         for k, node in enumerate(self.outputs.ys):
             if node not in self.slot_of and can_write_to(node, value_of(node)):
                 self.slot_of[node] = k
-        #: by y: the carry that it is, which the step before writes to its place
+        #: for a y that is a carry into the step: that carry, written to its row one step ahead
         self.written_ahead: dict[int, int] = {}
         self._write_carries_ahead()
         self.in_place = calls_in_place(
             body.graph, self.roles, self.outputs, self.own_xs, self.slot_of
         )
-        #: carries that are written to, which init lends and the loop has a copy of
+        #: carries that steps write to: the loop has a copy of init's, which is the caller's
         self.own_carry = [
             k for k, c in enumerate(self.roles.carry) if any(n.args[0] is c for n in self.in_place)
         ]
@@ -119,8 +119,7 @@ class LoopWriter:
         return last
 
     def _ends_here(self, node: fx.Node) -> fx.Node | None:
-        """Return an operand whose memory the result of ``node`` may take, since nothing else reads
-        it."""
+        """Return an operand that nothing else reads, whose memory ``node``'s result may take."""
         if not can_write_to(node, value_of(node)):
             return None
         operands: Sequence[Any] = node.args if node.target in ELEMENTWISE else ()

@@ -159,8 +159,7 @@ def _sites_of_call(combine_fn: Any, init: Any, call: CheckedCall) -> list[Site]:
 
 
 def _paths(value: Any, root: str, settled: Sequence[str] = ()) -> list[str]:
-    """Return the paths of tensors; ``settled`` are leaves that became tensors after the first
-    step."""
+    """Return paths of tensors; ``settled`` leaves became tensors after the first step."""
     leaves = tree.leaves_with_paths(value, root)
     return [path for path, leaf in leaves if leaf is not None or path in settled]
 
@@ -241,8 +240,7 @@ def explain_program(
 def explain_compiled(
     fn: Callable[..., Any], args: Sequence[Any], title: str, limits: Limits | None, kernels: bool
 ) -> Explanation:
-    """Explain a function or module that ``torch.compile`` was given, as it is captured with
-    ``args``."""
+    """Explain a function or module that was given to ``torch.compile``, captured with ``args``."""
     from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
 
     try:

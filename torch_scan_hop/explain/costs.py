@@ -78,8 +78,7 @@ def _cost_of_scan(node: fx.Node) -> Cost:
 
 
 def times_run(place: str, n_steps: int) -> tuple[int, int]:
-    """Return how often an operator's work is done, and how often single values are read or
-    written."""
+    """Return how often an operator runs, and how often it reads or writes single values."""
     if place == DROPPED:
         return 0, 0
     if place == ONCE:

@@ -54,8 +54,7 @@ def kernels_of(site: Site) -> tuple[Kernel, ...]:
 
 
 def _alone(site: Site) -> tuple[fx.GraphModule, list[Any]]:
-    """Return a graph of that scan and nothing else, and its inputs. Floats are as they were
-    traced."""
+    """Return a graph of that scan alone, and its inputs. Floats are as they were traced."""
     graph = fx.Graph()
     inputs: list[Any] = []
 
@@ -229,8 +228,7 @@ def _weight_bytes(product: fx.Node) -> int:
 
 
 def _operators_that_fail(body: fx.GraphModule, passes: Any, known: set[Any]) -> str:
-    """Return those operators for which alone, all others being known, ``passes(body, known)`` is
-    false."""
+    """Return the operators that fail ``passes(body, known)`` when all others are known."""
     targets = {n.target: operator_name(n) for n in body.graph.nodes if n.op == "call_function"}
     failing = [
         name

@@ -21,8 +21,7 @@ from torch_scan_hop.rewrites.blocks import block_length
 
 
 def loop_of(site: Site, name: str, limits: Limits | None, shifted: int = 0) -> Loop:
-    """Explain how ``site`` runs in eager mode. ``shifted``: bytes per step of carries that it
-    reads."""
+    """Explain how ``site`` runs in eager mode; ``shifted``: bytes per step of carries read."""
     try:
         with preserve_node_meta():  # of which the lines of nodes are
             plan = plan_of(site.body, site.operands).plan

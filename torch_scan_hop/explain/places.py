@@ -66,8 +66,7 @@ class Places:
         return [self.names[self.plan.roles.carry[a.index]] for a in sums]
 
     def single(self) -> set[fx.Node]:
-        """Return the values of which there is one for all steps: invariants, and sums over
-        steps."""
+        """Return the values that there is one of for all steps: invariants, sums over steps."""
         found = {n for n, d in self.dependence.items() if d is Dependence.INVARIANT}
         sums = [self.plan.roles.carry[a.index] for a in self.plan.decisions.accumulators]
         return {*found, *sums, *(n for n, place in self.place.items() if place == CONTRACTED)}

@@ -115,8 +115,7 @@ def _kept_name(site: Site, derivative: Derivative, k: int) -> str:
 
 
 def shifted_bytes(derivative: Derivative) -> int:
-    """Return bytes per step of carries that the backward reads from the stack of those after the
-    step."""
+    """Return bytes per step of carries that the backward reads from a stack of later ones."""
     partition = derivative.first
     carries = derivative.signature.split_inputs(
         partition.forward.graph.find_nodes(op="placeholder")
@@ -126,8 +125,7 @@ def shifted_bytes(derivative: Derivative) -> int:
 
 
 def nbytes_of_segment(derivative: Derivative) -> int:
-    """Return the bytes that scans within a step of the backward stack: those of a segment run
-    again."""
+    """Return the bytes that scans in a step of the backward stack, for a segment run again."""
     found = 0
     for node in scan_nodes(derivative.first.backward):
         n_carry = len(node.args[1])  # type: ignore[arg-type]

@@ -23,8 +23,7 @@ class NotAffine(NotPointwise):
 def forms_of_carries(
     body: PointwiseBody, lane: Sequence[Any], dtypes: Sequence[torch.dtype]
 ) -> list[Form]:
-    """Return the next carries of a lane as forms, by the operators at hand; NotAffine if one has
-    none."""
+    """Return the next carries of a lane as forms; NotAffine if one has none."""
     for k, dtype in enumerate(dtypes):
         if dtype not in DTYPES:
             raise NotAffine(f"carry {k} is of {dtype}")

@@ -57,8 +57,7 @@ def _is_read_once(scan: fx.Node, position: int) -> bool:
 
 
 def positions_of_joined(scan: fx.Node) -> list[int]:
-    """Return the positions of real parts among a scan's results; each one's imaginary part
-    follows."""
+    """Return positions of real parts among a scan's results; their imaginary parts follow."""
     return [
         part.args[1]  # type: ignore[misc]
         for part in scan.users

@@ -36,7 +36,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-#: of operators of ours that stand for what a device does in its own way
+#: lowerings of this package's operators that each device implements in its own way
 LOWERINGS: dict[Any, Any] = {}
 
 _large_product: Any = None
@@ -112,8 +112,7 @@ def kernel_of(call: ScanCall) -> KernelNode | None:
 
 
 def _kernel_or_none(kernel: type[KernelNode], call: ScanCall) -> KernelNode | None:
-    """Return the kernel, or None whatever is wrong with it, since the counted loop runs every
-    body."""
+    """Return the kernel, or None if anything is wrong: the counted loop runs every body."""
     try:
         return kernel.lower(call) if kernel.may_qualify(call.body) else None
     except NotPointwise:

@@ -56,8 +56,7 @@ def _is_zeros(argument: Any) -> bool:
 
 
 def _at_offset_zero(value: Any, contiguous: bool = False) -> Any:
-    """Return a fake like ``value`` at offset 0 of its storage, because the view handed over has the
-    offset."""
+    """Return a fake like ``value`` with offset 0: the view that is handed over has the offset."""
     if not isinstance(value, torch.Tensor):
         return value
     with fake_mode():

@@ -66,7 +66,7 @@ class ScanCall:
         ]
 
 
-# "buf": names that Inductor lets a kernel store to
+# Inductor lets a kernel store only to names that have "buf" in them
 PARTS = "scan_buf_parts_"
 
 
@@ -112,8 +112,7 @@ class ScanNode(ExternKernel):
         return outputs
 
     def _destinations_of_parts(self, position: int) -> list[Destination]:
-        """Return the destinations of a complex output's real and imaginary numbers, which
-        alternate."""
+        """Return where a complex output's real and imaginary numbers go, which alternate."""
         stack = self.outputs[position].layout
         strides = [2 * stride for stride in stack.stride]
         layouts = (
@@ -145,8 +144,7 @@ class KernelNode(ScanNode):
 
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:
-        """Return True if the kernel may take ``body``, as far as its operators tell before
-        lowering."""
+        """Return True if the kernel may take ``body``, by its operators before lowering."""
         raise NotImplementedError
 
     @classmethod

@@ -102,8 +102,7 @@ def expanded(values: Sequence[Any]) -> list[Any]:
 
 
 def expanded_xs(xs: Sequence[Any]) -> list[Any]:
-    """Split complex xs in two as :func:`expanded` does; carries into steps stay such, part by
-    part."""
+    """Split complex xs in two as :func:`expanded` does, carries into steps part by part."""
     found: list[Any] = []
     for x in xs:
         if not isinstance(x, CarriesIn):

@@ -32,8 +32,7 @@ class ProductLowering(InlineLowering):
 
     @contextlib.contextmanager
     def ranges_of_indices(self, lanes: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-        """Collect the bounds of the symbols of an index: those of ``lanes``, and those made
-        within."""
+        """Collect bounds of the symbols in an index: of ``lanes`` and of those made within."""
         self._ranges = dict(lanes)
         try:
             yield self._ranges
@@ -83,8 +82,7 @@ class ProductLowering(InlineLowering):
         return joined
 
     def _within(self, index: Any, size: Any) -> Any:
-        """Return ``index``, which a mask keeps in range; while ranges are collected, a symbol for
-        it."""
+        """Return ``index``, which a mask bounds; a symbol for it while ranges are collected."""
         if self._ranges is None:
             return index
         symbol = plain_symbol(800 + len(self._ranges))

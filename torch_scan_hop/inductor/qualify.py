@@ -1,5 +1,4 @@
-"""Questions that kernels ask of a body before they lower it, since lowering a product may tune
-one."""
+"""Questions that kernels ask of a body before lowering it, which may tune a product."""
 
 from __future__ import annotations
 

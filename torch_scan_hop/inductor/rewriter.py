@@ -84,8 +84,7 @@ class ScanRewriter:
         self.operands = [*given.flat(), *(first for first, _ in self.shifted.values())]
 
     def rewrite_pairs(self) -> bool:
-        """Replace a scan with complex leaves by one over their parts; return False if there are
-        none."""
+        """Replace a scan with complex leaves by one of their parts; False if there are none."""
         values = [_value(a) for a in self.operands]
         roles = self.signature.split_inputs(values[: self.signature.n_inputs])
         if not needs_pairs(self.body, roles):
@@ -221,8 +220,7 @@ class ScanRewriter:
         return groups
 
     def _retrace_if_unlike(self) -> None:
-        """Trace the body again if Inductor's passes gave an operand other strides than it was
-        traced for."""
+        """Trace the body again if a pass of Inductor's gave an operand other strides."""
         roles = self.signature.inputs_of(self.body)
         groups = self._groups([_value(a) for a in self.operands])
         slices = [x.stride()[1:] for x in stacks_of(groups.xs)]

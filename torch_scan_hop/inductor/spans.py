@@ -82,8 +82,7 @@ class Span:
 
     @property
     def fewest_for_threads(self) -> int:
-        """The fewest steps for which threads pay: sharing fewer of them takes longer than doing
-        them."""
+        """The fewest steps that threads do sooner than one: sharing takes time, too."""
         return -(-WORK_FOR_THREADS // self.work_per_step)
 
     def is_too_short_for_threads(self) -> bool:

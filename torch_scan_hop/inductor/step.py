@@ -47,8 +47,7 @@ def step_index(trip_count: Any, reverse: bool) -> Any:
 
 
 def step_inputs(roles: Inputs[Any], index: Any) -> list[Any]:
-    """Return the inputs that a body is lowered with: carries by name, xs at ``index``, additional
-    ones."""
+    """Return a body's inputs for lowering: carries by name, xs at ``index``, additional ones."""
     return [
         *(named_input(f"{CARRY}{k}", c) for k, c in enumerate(roles.carry)),
         *(slice_at(index, x) for x in roles.xs),

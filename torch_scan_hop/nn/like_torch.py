@@ -43,8 +43,7 @@ class _Layers(nn.RNNBase):
         *,
         lengths: Tensor | Sequence[int] | None = None,
     ) -> tuple[Any, Any]:
-        """Run the layers as torch.nn's do; ``lengths``, ``[B]``, are those of a padded batch's
-        sequences."""
+        """Run as torch.nn's layer does; ``lengths``: of each sequence in a padded batch."""
         if isinstance(input, PackedSequence):
             if lengths is not None:
                 raise refused(
@@ -71,8 +70,7 @@ class _Layers(nn.RNNBase):
         return ys, state
 
     def _check_dimensions(self, input: Tensor, hx: Any) -> bool:
-        """Return True if the input has a batch dimension; raise torch.nn's errors for wrong
-        ones."""
+        """Return True if the input has a batch; raise torch.nn's errors for a wrong shape."""
         name = type(self).__name__
         if input.dim() not in (2, 3):
             tensor = " tensor" if name == "RNN" else ""
@@ -128,8 +126,7 @@ def _at(k: int, state: Any) -> Any:
 
 
 def _as_given_out(state: Any, ys: Tensor) -> Any:
-    """Return the last h in the dtype of ys, as torch.nn does, where autocast makes a step's y
-    narrower."""
+    """Return the last h in ys' dtype, as torch.nn does: under autocast a y may be narrower."""
     if isinstance(state, tuple):
         h, c = state
         return h.to(ys.dtype), c

@@ -80,8 +80,7 @@ class Accumulator:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the term, and so of the sum: torch sums small integers and bools as
-        int64."""
+        """The dtype of the term and the sum: torch sums small integers and bools as int64."""
         return self.term.meta["val"].dtype
 
     @property
@@ -124,8 +123,7 @@ class Accumulator:
     def add_into(
         self, before: torch.Tensor, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]
     ) -> torch.Tensor:
-        """Add :meth:`total` to ``before`` in place; a product needs no memory of its own for
-        that."""
+        """Add :meth:`total` to ``before`` in place; a product needs no memory for that."""
         if not self.is_product() or not all(map(_is_matrix_transpose, self.maps)):
             return before.add_(self.total(stacks, values))
         turned = before.t() if len(self.maps) % 2 else before
@@ -151,8 +149,7 @@ class Accumulator:
 def is_cheap_to_sum(
     accumulator: Accumulator, nbytes: Callable[[fx.Node], Any], step_bytes: Any
 ) -> bool:
-    """Return True for a sum over dimensions whose operand is small beside what a step moves
-    anyway."""
+    """Return True for a sum over dimensions of a value that is small beside a step's traffic."""
     operand = accumulator.operand
     return operand is not accumulator.term and bool(CHEAP_STACKS * nbytes(operand) <= step_bytes)
 
@@ -220,8 +217,7 @@ def find_accumulator(
 
 
 def argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx.Node | None:
-    """Return the argument in which ``node`` is linear, if all else that it reads is known; else
-    None."""
+    """Return the argument in which ``node`` is linear, all others being known; else None."""
     if node.target not in _SCALINGS | _LINEAR | _CASTS:
         return None
     varying = [n for n in node.all_input_nodes if not is_known(n)]

@@ -70,8 +70,7 @@ def _both(a: Any, b: Any) -> tuple[Form, Form] | None:
 
 
 def _value(inner: Any, coefficient: Any, dtype: torch.dtype) -> Any:
-    """Return a coefficient as an operand: 1 for ``ONE``, and 0 for None, a term that is not
-    there."""
+    """Return a coefficient as an operand: 1 for ``ONE``, and 0 for None, which is no term."""
     if coefficient is not None and coefficient is not ONE:
         return coefficient
     number = 0 if coefficient is None else 1

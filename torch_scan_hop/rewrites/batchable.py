@@ -91,15 +91,13 @@ BY_INDEX = {"index.Tensor", "index_put.default"}
 
 
 def _along(value: Any, dim: int, of_position: Callable[[Any], Any]) -> Any:
-    """Return ``of_position`` of each position in ``dim``, in a shape that broadcasts to
-    ``value``."""
+    """Return ``of_position`` of each position in ``dim``, ready to broadcast to ``value``."""
     position = torch.arange(value.shape[dim], device=value.device)
     return of_position(position).reshape([-1] + [1] * (value.dim() - dim - 1))
 
 
 def _stand_in_for_select_scatter(value: Any, source: Any, dim: int, index: int) -> Any:
-    """Replace ``select_scatter``, since Inductor 2.13 may get its rule's elementwise indices
-    wrong."""
+    """Replace ``select_scatter``: Inductor 2.13 may get its rule's elementwise scatter wrong."""
     dim %= value.dim()
     here = _along(value, dim, lambda position: position == index % value.shape[dim])
     return torch.where(here, source.unsqueeze(dim), value)

@@ -69,8 +69,7 @@ def is_reduction(node: fx.Node) -> bool:
 
 
 def is_pinned(node: fx.Node) -> bool:
-    """Return True if ``node`` stays in the loop, in order: random draws, effects, and inner
-    bodies."""
+    """Return True for work that stays in the loop, in order: draws, effects, inner bodies."""
     if node.op != "call_function":
         return False
     if is_random(node) or isinstance(node.target, HigherOrderOperator):

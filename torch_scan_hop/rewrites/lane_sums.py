@@ -142,8 +142,7 @@ def _terms(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> list[fx.Node]:
 
 
 def _is_sum_like(lanes: torch.Tensor, term: fx.Node) -> bool:
-    """Return True if ``term`` sums a tensor of the shape of ``lanes`` without changing its
-    dtype."""
+    """Return True if ``term`` sums a tensor shaped as ``lanes``, and keeps its dtype."""
     if term.target not in SUMS:
         return False
     operand = term.args[0].meta["val"]  # type: ignore[union-attr]

@@ -28,7 +28,7 @@ from torch_scan_hop.signature import Inputs, Signature
 
 @dataclass(frozen=True)
 class Decisions:
-    """Where each piece of work goes. Nodes are nodes of the original body."""
+    """The place of each piece of work. Nodes are nodes of the original body."""
 
     loop_carry: list[int]  # carries the loop keeps
     constant_carry: list[int]  # carries that never change: loop-invariant
@@ -54,8 +54,7 @@ def _contiguous_matrix(value: Any) -> Any:
 
 
 def _lies_apart(value: Any) -> bool:
-    """Return True if neither rows nor columns are contiguous: a library copies it in each
-    product."""
+    """Return True if neither rows nor columns are contiguous, so that each product copies it."""
     if not isinstance(value, torch.Tensor) or value.dim() < 2:
         return False
     rows, columns = value.stride()[-2:]
@@ -116,8 +115,7 @@ class ScanPlan:
 
     @functools.cached_property
     def own_xs(self) -> list[int]:
-        """Positions of the loop's xs that were made for it alone, so that it may write over
-        them."""
+        """Positions of the loop's xs that were made for it, so that it may write over them."""
         made = self.decisions.batched
         read_by_others = ancestors([a for n in made for a in n.all_input_nodes])
         return [
@@ -130,13 +128,12 @@ class ScanPlan:
 
     @functools.cached_property
     def stacked_bytes(self) -> int:
-        """Bytes per step of stacks that are no results; a likely number if sizes are symbolic."""
+        """Bytes per step of stacks that are no results; likely ones for symbolic sizes."""
         return sum(map(likely_value, self.stacked_sizes()))
 
     @functools.cached_property
     def accumulated_bytes(self) -> int:
-        """Bytes of the carries that are summed after the loop; a likely number if sizes are
-        symbolic."""
+        """Bytes of the carries that are summed after the loop; likely ones for symbolic sizes."""
         summed = (self.roles.carry[a.index] for a in self.decisions.accumulators)
         return sum(likely_value(nbytes(n)) for n in summed)
 

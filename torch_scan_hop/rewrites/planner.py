@@ -186,8 +186,7 @@ class Planner:
         return found
 
     def _sinks(self, node: fx.Node, in_loop: set[fx.Node]) -> bool:
-        """Return True if ``node`` can be computed after a loop that keeps only the nodes
-        ``in_loop``."""
+        """Return True if ``node`` can be computed after a loop that keeps only ``in_loop``."""
         if node in in_loop or self.dependence[node] is Dependence.INVARIANT:
             return False
         if self.dependence[node] is Dependence.XS and not self.options.batch_xs:

@@ -98,8 +98,7 @@ def lift_integers(
 
 
 def _check_that_nodes_hold_no_symbols(graph: fx.Graph) -> None:
-    """Check that no argument is a symbol: symbols belong to a trace, and nobody would give them
-    values."""
+    """Check that no argument is a symbol, which belongs to a trace: nobody would give its value."""
     for node in graph.nodes:
         leaves = pytree.tree_leaves((node.args, node.kwargs))
         if any(isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)) for leaf in leaves):

@@ -26,8 +26,10 @@ from torch_scan_hop.signature import Inputs, Signature
 
 @dataclasses.dataclass(frozen=True)
 class _Roles:
-    """The roles of carries: ``sums`` are only added to; ``composed`` composes the others or says
-    why not."""
+    """The roles of carries: ``sums`` are only added to, ``composed`` is how the others compose.
+
+    ``composed`` is a text, the reason, if they do not.
+    """
 
     sums: list[int]
     states: list[int]

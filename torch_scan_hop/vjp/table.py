@@ -179,8 +179,7 @@ class RuleTable(Mapping[Target, Rule]):
 
 
 def missing_rule(node: fx.Node) -> MissingRule:
-    """Return the error for a `node` that has no rule: which operation, where, and what to do about
-    it."""
+    """Return the error for a `node` without a rule: which operation, where, and what to do."""
     name = spelling(node)
     return MissingRule(
         f"no VJP rule for {name}, through which a gradient has to flow\n{where(node)}"

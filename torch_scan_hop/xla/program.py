@@ -130,8 +130,7 @@ def _refuse_fallbacks(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadat
 
 
 def _lowered(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> _xla.BodyHlo:
-    """Lower, and let no tensor that is made here outlive this function: a placeholder has no
-    data."""
+    """Lower, and let no tensor made here outlive this function: a placeholder has no data."""
     values = [_xla.placeholder(*m) if _is_tensor(m) else m for m in inputs]
     positions = [k for k, m in enumerate(inputs) if _is_tensor(m)]
     before = _xla.random_state()

@@ -32,7 +32,7 @@ from torch_scan_hop._torch.dynamo.contexts import (
 # for which there is the lock.
 _NESTED_TRACE = "using FX to symbolically trace"
 
-# captures in a row without a call that found its own among those there are
+# so many captures in a row, without a call that one of them fitted, are reported
 MANY_CAPTURES = 8
 
 

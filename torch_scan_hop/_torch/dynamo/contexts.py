@@ -1,5 +1,4 @@
-"""Set aside what is in the way of a capture: modes, limits, and what Dynamo's own checks trip
-over."""
+"""Set aside what stands in the way of a capture: modes, limits, some of Dynamo's own checks."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 @contextlib.contextmanager
 def not_fx_tracing() -> Iterator[None]:
-    """Let Dynamo start inside an FX trace, which it refuses; make_fx's own tracing is no
-    obstacle."""
+    """Let Dynamo start inside an FX trace. It refuses to, though make_fx's is no obstacle."""
     symbolic_trace: Any = torch.fx._symbolic_trace
     if hasattr(symbolic_trace, "_set_is_fx_tracing"):
         before = symbolic_trace._get_is_fx_tracing()
@@ -216,8 +214,7 @@ _utils = torch._higher_order_ops.utils
 
 @contextlib.contextmanager
 def hop_capture() -> Iterator[None]:
-    """Tell torch >= 2.13 that this compile belongs to a higher-order operator, as it wants to
-    know."""
+    """Tell torch >= 2.13, which wants to know it, that a higher-order operator is compiled."""
     tls = getattr(_utils, "_hop_compile_tls", None)
     if tls is None:
         yield
@@ -239,8 +236,10 @@ _MODE_FLAGS = (
 
 @contextlib.contextmanager
 def without_dispatch_modes() -> Iterator[None]:
-    """Set dispatch modes aside: Dynamo does not start under a user's, which torch 2.9 keeps in
-    flags too."""
+    """Set a user's dispatch modes aside, under which Dynamo does not start.
+
+    torch 2.9 remembers a mode in flags as well.
+    """
     flags = vars(_python_dispatch)
     before = {name: flags[name] for name in _MODE_FLAGS if name in flags}
     with _disable_current_modes():

@@ -101,16 +101,14 @@ def _as_users_error(kind: type[Exception]) -> type[UserError]:
 
 
 def users_error(kind: type[Exception], message: str) -> UserError:
-    """Return an error of ``kind`` that Dynamo passes on unchanged, with the user's lines in its
-    message."""
+    """Return an error of ``kind`` that Dynamo passes on, with the user's lines in its message."""
     made = _as_users_error(kind)  # type: ignore[arg-type]
     return made(UserErrorType.INVALID_INPUT, message)
 
 
 @contextlib.contextmanager
 def own_failures_are_unsupported() -> Iterator[None]:
-    """Turn failures of our own on an unexpected torch into Unsupported, so that the scan runs as a
-    loop."""
+    """Turn our own failures on an unexpected torch into Unsupported: the scan runs as a loop."""
     try:
         yield
     except Exception as error:

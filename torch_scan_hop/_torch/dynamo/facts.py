@@ -30,8 +30,7 @@ _GETATTR = "tp_getattro_impl" if "tp_getattro_impl" in vars(TensorVariable) else
 
 @dataclass(eq=False)
 class Facts:
-    """The questions that a body asked; torch's own code asks, too, but does the same in either
-    case."""
+    """The questions that a body asked. torch's own code asks, too, but acts the same either way."""
 
     grad: bool = False
     leaf: bool = False

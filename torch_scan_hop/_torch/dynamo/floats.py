@@ -1,5 +1,4 @@
-"""Choose the graph in which Dynamo reads floats that vary (checked on torch 2.9.1, 2.13.0,
-2.15.0)."""
+"""Choose where Dynamo reads floats that vary (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 

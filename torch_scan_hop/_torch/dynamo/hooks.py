@@ -29,8 +29,7 @@ Hooked = Callable[..., torch.Tensor]
 
 @contextlib.contextmanager
 def hooks_are_captured(hooked: Hooked, operator: Any) -> Iterator[None]:
-    """While ``operator``, a scan, is traced, a tensor that it makes gets its hook from a call of
-    ``hooked``."""
+    """Register hooks of tensors by calls of ``hooked`` while ``operator``, a scan, is traced."""
     tracker: Any = TensorVariable
     original = tracker._method_register_hook
 

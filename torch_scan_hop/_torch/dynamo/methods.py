@@ -45,8 +45,7 @@ def methods_are_guarded() -> Iterator[None]:
 
 
 def _guard_method(fn: Any, args: Any) -> None:
-    """Guard ``fn`` if it is a method of the first of ``args``; for a module, also the hooks around
-    it."""
+    """Guard ``fn`` if it is a method of the first argument; for a module, its hooks as well."""
     if not isinstance(fn, types.FunctionType) or not args:
         return
     owner = args[0].realize()
@@ -88,8 +87,7 @@ def _guard_hooks_of_all_modules() -> None:
 
 
 def _name_in(cls: type, fn: types.FunctionType) -> str | None:
-    """Return the name that ``cls`` has for ``fn``, which may have been defined under another
-    name."""
+    """Return the name under which ``cls`` has ``fn``, which may be defined under another one."""
     known = (n for c in cls.__mro__ for n, value in vars(c).items() if _function(value) is fn)
     names = itertools.chain([fn.__name__], known)
     return next((n for n in names if _function(inspect.getattr_static(cls, n, None)) is fn), None)

@@ -19,8 +19,7 @@ Check = Callable[[nn.Module, nn.Module], bool]
 
 
 class NotConstant:
-    """Stands for a value that is assigned while Dynamo traces, and known only when the program
-    runs."""
+    """Stands for a value that is assigned in the trace, and known when the program runs."""
 
 
 def module_of(tx: Any, variable: VariableTracker) -> nn.Module:

@@ -63,8 +63,7 @@ AN_OBJECT = "a Python object that it did not make"
 
 @dataclass(frozen=True)
 class Place:
-    """A place where a body leaves a value for the next step: an attribute, or an item of a
-    container."""
+    """A place where a body leaves a value for the next step: an attribute, or an item."""
 
     owner: VariableTracker
     name: Any
@@ -109,8 +108,7 @@ class Place:
         return _number(self.before) is not None
 
     def must_settle(self) -> bool:
-        """Return True if the first step leaves a value of another kind, shape or dtype than it
-        found."""
+        """Return True if the first step changes the kind, shape or dtype of the value."""
         before, after = self.before, self.after
         if before is None:  # nothing was there
             return True

@@ -280,8 +280,7 @@ def _contents_noted(watch: _Watch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _generators_refused() -> Iterator[None]:
-    """Refuse a body that reads from a generator: that changes the generator, and no attribute
-    tells."""
+    """Refuse a body that reads from a generator, which changes it though no attribute tells."""
     wrap_value = VariableBuilder._wrap
 
     @functools.wraps(wrap_value)

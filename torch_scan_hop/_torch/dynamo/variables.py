@@ -98,8 +98,7 @@ def _set_grad_enabled(tx: Any, enabled: bool) -> None:
 
 
 def graph_being_traced(tx: Any) -> fx.Graph:
-    """Return the graph at hand: the program's, or that of the body that is being captured within
-    it."""
+    """Return the graph at hand: the program's, or that of a body that is being captured."""
     return tx.output.current_tracer.graph
 
 
@@ -109,8 +108,7 @@ def create_proxy(tx: Any, kind: str, target: Any, args: tuple[Any, ...]) -> fx.P
 
 
 def install_body(tx: Any, name: str, module: fx.GraphModule) -> str:
-    """Return the name, like ``name``, that ``module`` has among the modules of the graph at
-    hand."""
+    """Put ``module`` among the modules of the graph at hand; return its name there."""
     return str(tx.output.install_subgraph(name, module))
 
 

@@ -55,8 +55,7 @@ def _replace_in_loops(gm: fx.GraphModule) -> None:
 
 
 def _is_kernel_of_rows(node: fx.Node, body: fx.GraphModule) -> bool:
-    """Return True if an inner scan will be a kernel of rows, as far as operators and weights
-    tell."""
+    """Return True if an inner scan will be a kernel of rows, by its operators and weights."""
     if not current_options().one_kernel or not RowsKernel.may_qualify(body):
         return False
     given: Inputs[Any] = Inputs(*map(list, node.args[1:]))  # type: ignore[arg-type]

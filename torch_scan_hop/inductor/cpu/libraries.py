@@ -155,8 +155,7 @@ def _known(path: Path) -> dict[str, float]:
 
 
 def _keep(path: Path, known: dict[str, float]) -> None:
-    """Write the file so that a reader at the same time finds all of the old one or all of the new
-    one."""
+    """Write the file, so that whoever reads it meanwhile finds the old one or the new one whole."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, written = tempfile.mkstemp(dir=path.parent)

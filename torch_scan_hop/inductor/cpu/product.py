@@ -83,8 +83,7 @@ def source_of_product(name: str) -> str:
 
 
 def likely_sizes(left: torch.Tensor, right: torch.Tensor) -> tuple[int, int, int]:
-    """Return likely rows, depth and columns of ``left @ right``, which are fakes, without a
-    guard."""
+    """Return likely rows, depth and columns of ``left @ right``, both fakes; no guard is made."""
     return likely_value(left.shape[0]), likely_value(left.shape[1]), likely_value(right.shape[1])
 
 

@@ -78,8 +78,7 @@ def share_span(function: KernelFunction, span: Span) -> None:
 
 
 def share(function: KernelFunction, work: str) -> None:
-    """Let threads share ``work``, an expression in results of operators, if that pays when it
-    runs."""
+    """Let threads share ``work``, counted in results of operators, if that pays when it runs."""
     expected = f"INT64_C({MARGIN_NANOSECONDS}) + {work} * {NANOSECONDS_PER_RESULT}"
     state = f"{function.name}_threads"
     function.declare(SOURCE, f"static ScanThreads {state};")

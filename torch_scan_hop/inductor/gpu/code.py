@@ -77,8 +77,7 @@ class StepCode:
         raise NotImplementedError
 
     def functions(self) -> list[str]:
-        """Return the functions that the kernel calls; asked for when the kernel's own lines are
-        there."""
+        """Return the functions that the kernel calls, once the kernel's own lines are there."""
         return []
 
     def source(self, size: Any) -> TritonSource:
@@ -140,8 +139,7 @@ class StepCode:
         return f"tl.store({address}, {value}, {self.stored})"
 
     def own(self, position: int, shift: int = 0) -> Any:
-        """Return the index at which a lane writes a result, moved ``shift`` elements along its
-        row."""
+        """Return the index at which a lane writes a result, ``shift`` elements further."""
         n = len(self.carry)
         lane = list(self.lane)
         if shift:

@@ -18,8 +18,7 @@ from torch_scan_hop.inductor.step import StepOps, variable
 def emit_lanes(
     body: PointwiseBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
 ) -> TritonSource:
-    """Emit the kernel of ``body`` from ``init``; ``layouts`` are those of final carries, then
-    ys."""
+    """Emit the kernel of ``body`` from ``init``; ``layouts``: of final carries, then ys."""
     code = LaneCode(body, init, layouts, trip_count)
     return code.source(code.size)
 

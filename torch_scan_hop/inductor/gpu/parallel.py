@@ -63,8 +63,7 @@ class ParallelKernel(KernelNode):
 
 
 def why_not_long_and_thin(examples: StepExamples) -> str:
-    """Return why a scan is not long and thin; the empty string if it is, and so leaves a GPU
-    idle."""
+    """Return why a scan is not long and thin; "" if it is, so that it leaves a GPU idle."""
     if not examples.inputs.carry:
         return "it has no carry"
     steps, lanes = likely_value(examples.inputs.trip_count), lanes_of(examples)

@@ -71,8 +71,7 @@ class _RowLowering(ProductLowering):
         )
 
     def pieces(self, value: Any) -> list[Any]:
-        """Return the pieces that ``value`` was concatenated from, row by row; itself if it was
-        not."""
+        """Return the pieces that ``value`` was put together from, row by row; else itself."""
         found = self.parts.get(id(value))
         if found is None or found[1] != 1:
             return [value]

@@ -31,8 +31,7 @@ MANY_BYTES = 2**16
 def emit_rows(
     body: RowBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
 ) -> tuple[TritonSource, int]:
-    """Emit the kernel of ``body``; return it and its warps. ``layouts`` are those of its
-    results."""
+    """Emit the kernel of ``body``, and return its warps, too; ``layouts``: of its results."""
     code = _RowCode(body, init, layouts, trip_count)
     source = code.source(body.rows)
     for warps, most in WARPS_FOR_BYTES:
@@ -115,15 +114,13 @@ class _RowCode(StepCode):
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """Return Triton's precision of products: float32 ones use tf32 if the user allowed torch's
-    to."""
+    """Return Triton's precision of products: tf32 for float32, if the user allowed torch's so."""
     exact = dtype is not torch.float32 or torch.get_float32_matmul_precision() == "highest"
     return "ieee" if exact else "tf32"
 
 
 class _RowOps(StepOps):
-    """Operators of a row: a carry is read from registers at its own element, a product is
-    multiplied."""
+    """Operators of a row: a carry is a register, at its own element; a product is multiplied."""
 
     def __init__(self, code: _RowCode, lines: TritonLines, carry: Sequence[Any]) -> None:
         super().__init__(handler_at_hand(), code.body.lowering, self._carry)

@@ -141,8 +141,7 @@ class Lanes:
         self.size = size
 
     def begin(self, size: Any) -> bool:
-        """Return True if ``size`` is the number of lanes, so that such a dimension is that of the
-        lanes."""
+        """Return True if ``size`` is the number of lanes, so that the dimension is theirs."""
         return self.size is not None and are_known_equal(size, self.size)
 
     def shape_of(self, entries: Entries) -> list[Any]:

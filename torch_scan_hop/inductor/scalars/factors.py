@@ -99,8 +99,7 @@ class LU:
                 rows[i][j] = rows[i][j] - factor * rows[k][j]
 
     def solved(self) -> Rows:
-        """Return the solution for the columns beside the matrix, which elimination changed as
-        well."""
+        """Return the solution for the columns beside the matrix, after their elimination."""
         upper, right = [r[: self.n] for r in self.rows], [r[self.n :] for r in self.rows]
         return substituted(upper, right, lower=False)
 

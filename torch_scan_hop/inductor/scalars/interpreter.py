@@ -76,8 +76,7 @@ def _work_of(node: fx.Node) -> int:
 
 @dataclass(frozen=True)
 class Check:
-    """The check that all of ``info`` is zero (``linalg_check``), for which a loop need not be
-    left."""
+    """A check that all of ``info`` is zero (``linalg_check``), which needs no exit from a loop."""
 
     info: Entries
     name: str

@@ -55,8 +55,7 @@ class _Grid:
         return Entries(self.shape, values, self.lane).of_rank(len(self.size))
 
     def parts(self, value: torch.Tensor, leading: int = 0) -> list[torch.Tensor]:
-        """Return the entries, behind so many leading dimensions; lanes are the dimension after
-        these."""
+        """Return the entries, behind so many leading dimensions; the next one is the lanes."""
         assert self.lane in (None, 0)
         first = leading if self.lane is None else leading + 1
         found = []
@@ -68,8 +67,7 @@ class _Grid:
         return found
 
     def joined(self, parts: Sequence[torch.Tensor], leading: int) -> torch.Tensor:
-        """Put the tensor together from parts that have lanes, whether they differ by lane or
-        not."""
+        """Put the tensor together from parts with lanes, though they may not differ by lane."""
         whole = torch.stack(list(parts), -1).to(self.dtype)
         before = list(whole.shape[:leading])
         if self.lane is None:
