@@ -1,8 +1,8 @@
 """``with torch_scan_hop.debug():`` runs scans as the Python loop, where everything can be watched.
 
 Nothing is captured: ``print``, ``pdb`` and ``torch.autograd.detect_anomaly`` see each step, and an
-error of the body says in which step it was raised. What ``torch.compile`` made runs as the Python
-that it was made of.
+error of the body says in which step it was raised. Functions that ``torch.compile`` compiled run as
+the Python code that they were written in.
 
 ``set_default(detect_nonfinite=True)`` lets scans run as they are, and looks at their results.
 """

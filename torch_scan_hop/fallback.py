@@ -1,4 +1,4 @@
-"""When a scan runs as a plain Python loop: what is allowed, and what is said of it.
+"""What is allowed and what is said when a scan runs as a plain Python loop.
 
 A body that cannot be traced (it prints, branches on data, changes Python objects) means the same
 as a loop, and costs what the loop costs. Whoever counts on one operator asks for an error::

@@ -1,6 +1,6 @@
-"""The package where torch has not got what the operator needs: every scan is the Python loop.
+"""Stands in for the package where torch lacks what the operator needs: every scan is a Python loop.
 
-Nothing here, nor in what this imports, uses a private name of torch.
+Neither this module nor its imports use a private name of torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How far a long scan is: a bar, moved by the loops of eager mode and of Inductor's Python wrapper.
+"""A progress bar, moved by the loops of eager mode and of Inductor's Python wrapper.
 
-A loop asks :func:`steps` what to go through. Where nobody wants a bar it gets back what it gave;
-otherwise the same in parts, and between two of them the clock is looked at: a step costs nothing.
-Captured graphs know nothing of it.
+A loop passes the range of its steps to :func:`steps`. If nobody wants a bar it gets the range back.
+Otherwise it gets the range in parts, and the clock is looked at between two of them, so that a step
+costs nothing. Captured graphs know nothing of bars.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pytrees of scan: tensors in order, and the carry matched against init by key.
 
-Written in plain recursion over containers so that Dynamo can trace it inside a compiled
+They are walked by plain recursion over containers, so that Dynamo can trace it inside a compiled
 region. ``None`` is an empty leaf everywhere.
 """
 

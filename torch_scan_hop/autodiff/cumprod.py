@@ -1,8 +1,8 @@
 """Cumulative products with derivatives of any order, also where a factor is zero.
 
 torch's own derivative divides by the factors. Where one is zero it takes another formula, which is
-right for the first derivative alone; for a second one it asks whether gradients are on, and a step
-is traced once for both.
+right for the first derivative alone. For a second derivative it asks if gradients are on, but a
+step is traced once for both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Determinants of small matrices, written with operators that have derivatives of any order.
 
-torch's own derivative of a determinant looks at the numbers, which a trace cannot. What it takes
-there for every matrix is made of singular vectors: they cost more than the step, and their own
-derivative is nan where two singular values are equal (the identity, a rotation).
+torch's own derivative of a determinant looks at the numbers, which a trace cannot do. A trace gets
+its formula for any matrix, which uses singular vectors. They cost more than the step, and their
+derivative is nan if two singular values are equal (the identity, a rotation).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Find the leaves that gradients flow through, by a fixpoint over the carries.
 
-A carry is differentiated if its init needs a gradient, or if anything that ever reaches it
-does (every RNN whose initial state is zeros). At most ``1 + n_carry`` rounds.
+A carry is differentiated if its init needs a gradient, or if anything that reaches it in some step
+does (as in every RNN whose initial state is zeros). That takes at most ``1 + n_carry`` rounds.
 """
 
 from __future__ import annotations

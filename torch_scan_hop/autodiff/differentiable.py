@@ -1,7 +1,7 @@
-"""Operators that torch has no derivative of, or a poor one, written as operators that have one.
+"""Operators with no derivative in torch, or a poor one, written as operators that have one.
 
-Those without one are in a body's graph because torch wrote them there: into a backward that nobody
-was to differentiate, or for a write in place.
+The former are in a body's graph because torch put them there: into a backward that it did not
+expect to be differentiated, or in place of a write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A joint graph in two: a forward and a backward body, along what crosses between them (``cut``).
+"""Split a joint graph in a forward and a backward body, along what crosses between them (``cut``).
 
 The forward body is the step with *residuals* as further ys. The backward scans in the other
 direction::

@@ -1,7 +1,7 @@
 """Additions to a part of a value, made by writing that part only.
 
-The derivative of reading a part, ``c[i]``, is a value of zeros but for that part, and is added to
-the cotangent of ``c``. Where ``c`` is large that writes and reads all of it twice::
+The derivative of reading a part, ``c[i]``, is a value of zeros except for that part. It is added to
+the cotangent of ``c``. If ``c`` is large, that writes and reads all of it twice::
 
     add(c, index_put(zeros, [i], v, accumulate=True))  =  index_put(c, [i], v, accumulate=True)
     add(c, select_backward(v, sizes, dim, k))  =  select_scatter(c, select(c, dim, k) + v, dim, k)

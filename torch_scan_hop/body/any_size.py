@@ -1,9 +1,10 @@
 """Derive things from a body once for all sizes and numbers that vary.
 
-Dynamo captures the second batch size, or the second value of a closed-over float, with a symbol in
-its place. What is derived from such a body (its derivative, its plan, and what is derived from
-those) is traced with a symbol there, too, and used again wherever the guards of that trace hold.
-Where it cannot be, or where nothing varies, it is derived for the very shapes of the call.
+When a batch size, or a closed-over float, has its second value, Dynamo captures the body with a
+symbol in its place. Then what is derived from the body (its derivative, its plan, and what is
+derived from those) is traced with a symbol, too, and is used again wherever the guards of that
+trace hold. If it cannot be traced so, or if nothing varies, it is derived for the shapes of the
+call.
 """
 
 from __future__ import annotations

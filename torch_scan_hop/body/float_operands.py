@@ -1,12 +1,12 @@
-"""Floats that vary enter the scans of a compiled program as 0-d tensors.
+"""Make floats that vary inputs of a compiled program's scans, as 0-d tensors.
 
-The second value of a closed-over float is a symbol in what Dynamo captures. Torch's own pass
-(``tensorify_python_scalars``) turns operators with such a symbol into operators with a tensor, and
-compiles anew for each value of every symbol that is left. It does not look into bodies: a symbol
+The second value of a closed-over float is a symbol in what Dynamo captures. torch's own pass
+(``tensorify_python_scalars``) replaces operators with such a symbol by operators with a tensor. For
+a symbol that is left it compiles each value anew, and it does not look into bodies, so a symbol
 that a body reads would be left.
 
-So where every operator that reads it has a form with a tensor, the body gets one. A number is
-float64 in Python, and is converted to what the operator computes in, as eager PyTorch does.
+So if every operator that reads it has a form with a tensor, the body gets a tensor. A number is
+float64 in Python, and is converted to the dtype that the operator computes in, as in eager PyTorch.
 """
 
 from __future__ import annotations

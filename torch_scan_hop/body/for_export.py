@@ -1,4 +1,4 @@
-"""An exported scan, as others read it: torch's contract for ``torch.ops.higher_order.scan``.
+"""Fit an exported scan for other readers: torch's contract for ``torch.ops.higher_order.scan``.
 
 Its node has four positional arguments and no keyword, and no result of its body shares memory with
 an input or with another result. A reader may then write the carry before it stacks y, and need not
@@ -7,10 +7,10 @@ know what ``reverse`` is. For ``lambda h, x: (h * 0.5 + x, h)``, reversed::
     scan(h * 0.5 + x, h)  over xs, reverse=True
     scan(h * 0.5 + x, clone(h))  over flip(xs); flip(ys)
 
-A carry, or what is closed over, is copied before it is viewed, too: ExecuTorch (1.5.1) gives a view
-of an input of the body memory of its own, which nothing is written to.
+A carry, or what is closed over, is also copied before it is viewed, because ExecuTorch (1.5.1)
+gives a view of a body's input memory of its own, to which nothing is written.
 
-Where this package runs a program, all that is taken out again: its operator needs none of it.
+When this package runs a program, all that is undone: its operator needs none of it.
 """
 
 from __future__ import annotations

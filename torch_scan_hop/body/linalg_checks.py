@@ -1,10 +1,10 @@
-"""Errors of singular matrices, as values that a functional graph hands on.
+"""Errors of singular matrices, as values in a functional graph.
 
 ``linalg.solve``, ``inv``, ``cholesky`` and their like end with ``_linalg_check_errors(info)``: an
-operator without a result, which raises. Nothing in a graph depends on it, so that whoever cuts a
-body in parts may lose it; and torch >= 2.13 calls it an effect, and wants it ordered by tokens
-that a loop's body has none of. Here the check is a value of its own, which is added to what the
-factorisation returned::
+operator without a result, which raises. Nothing in a graph depends on it, so it may be lost when a
+body is cut in parts. Also, torch >= 2.13 calls it an effect, and orders effects by tokens, which a
+loop's body has none of. Here the check is a value, which is added to the result of the
+factorisation::
 
     before: result, info = inv_ex(A); _linalg_check_errors(info); use(result)
     after:  result, info = inv_ex(A); use(result + linalg_check(info))      # zero, or raises

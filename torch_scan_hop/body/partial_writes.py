@@ -1,7 +1,8 @@
-"""Writes to a part of a large value, which can be made where it lies.
+"""Find writes to a part of a large value that can be made in place.
 
-A captured body is functional: ``cache[i] = x`` is a new cache. Where nothing reads the old one
-after the write, and its memory is the loop's own, the loop writes to that, as the program did.
+A captured body is functional, so ``cache[i] = x`` makes a new cache. If nothing reads the old one
+after the write, and its memory is the loop's own, the loop writes to that memory, as the program
+did.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Mark where gradients stop in a body, by an operator that traces keep.
 
-``detach`` and ``no_grad`` mean something to autograd only: a trace below autograd loses them
-(torch >= 2.15 writes ``alias`` for the one, and the other never was an operator). But a derived
-body (vmapped, with tangents, with residuals) is traced and then differentiated again. So
-derived bodies are traced from ``with_stops(body)``, which says the same with
-``torch_scan_hop.stop_gradient``. Graphs that are not differentiated again drop it.
+Only autograd knows ``detach`` and ``no_grad``, and a trace below autograd loses them: torch >= 2.15
+writes ``alias`` for the first, and the second never was an operator. But a derived body (vmapped,
+with tangents, with residuals) is traced and then differentiated again. So derived bodies are traced
+from ``with_stops(body)``, which has ``torch_scan_hop.stop_gradient`` in their place. Graphs that
+are not differentiated again drop it.
 """
 
 from __future__ import annotations

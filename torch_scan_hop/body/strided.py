@@ -1,12 +1,15 @@
-"""Operators of memory and of one layout, in graphs that are about values.
+"""Operators that read memory or want one layout, in graphs where only values count.
 
-A graph is traced with one layout and runs with others: in a loop an x is a slice of all of them,
-with their memory, an offset and their strides; and a cotangent has whatever strides autograd gives
-it. ``as_strided`` and its scatter read memory: a user writes them, and functionalization does
-(``fill_diagonal_``). Others take one layout alone, and raise at the next or read it as if it were
-theirs; torch's own callers make sure with ``contiguous()``, of which a trace of contiguous
-examples keeps nothing. So what such an operator reads gets a copy with the strides that were seen,
-and what is scattered is an ``index_put`` of a flat copy.
+A graph is traced with one layout and runs with others: in a loop an x is a slice of all xs, with
+their memory, an offset and their strides, and a cotangent has whatever strides autograd gives it.
+
+- ``as_strided`` and its scatter read memory. Users write them, and functionalization does
+  (``fill_diagonal_``).
+- Other operators take one layout only, and raise for another one, or read it wrongly. torch's own
+  callers call ``contiguous()`` first, but a trace of contiguous examples does not keep that.
+
+So what such an operator reads gets a copy with the strides that were seen, and a scatter becomes an
+``index_put`` of a flat copy.
 """
 
 from __future__ import annotations

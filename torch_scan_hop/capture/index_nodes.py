@@ -1,12 +1,11 @@
 """Nodes of a captured body that read or write at 0-d tensors, and the views that they stand for.
 
 Dynamo's graph of a body holds calls of :func:`~torch_scan_hop.capture.indexing.getitem` and
-``setitem``.
-Two things become of them, in this order:
+``setitem``. They are treated in two steps:
 
-1. What eager PyTorch gives for ``x[t]`` is a view, and a gather is a copy. :func:`keep_views`
-   writes the copy back where the body changes it, and reads it again where the body changes what
-   it was read from::
+1. In eager PyTorch ``x[t]`` is a view, but a gather is a copy. :func:`keep_views` writes the copy
+   back where the body changes it, and reads it again where the body changes what it was read
+   from::
 
        row = getitem(K, t)              row = getitem(K, t)
        row.add_(1)                      row.add_(1)

@@ -1,18 +1,18 @@
 """Index a tensor by 0-d integer tensors without asking for their values.
 
-``table[t]``, ``K[:, :, t] = k`` and ``x.narrow(0, t, 2)`` are views at an offset that Python has
-to know. What is here says the same as one gather or scatter::
+``table[t]``, ``K[:, :, t] = k`` and ``x.narrow(0, t, 2)`` are views at an offset that Python has to
+know. The functions here do the same by one gather or scatter::
 
     x[:, t]      = index(x, [None, t])
     x[:, t] = v  = index_put_(x, [None, t], v)
     x[t : t + k] = index(x, [t + arange(k)])
 
-A 0-d integer tensor in a key *selects*, as an int does: its dimension goes before the indices of
-one dimension and the masks of the same key are applied. So a key is carried out in two steps:
-what 0-d tensors say (:class:`Place`), then the rest of it, as PyTorch carries it out. uint8 and
-bool tensors are masks in a key, and never read here.
+A 0-d integer tensor in a key *selects*, as an int does: its dimension is removed before the key's
+index tensors and masks are applied. So a key is applied in two steps: first its 0-d tensors
+(:class:`Place`), then the rest, as PyTorch does it. uint8 and bool tensors are masks in a key, and
+are never read here.
 
-These functions ask tensors for their rank and dtype alone, not for their sizes: graphs are
+These functions ask tensors for their rank and dtype alone, not for their sizes, because graphs are
 written with them, too (:mod:`torch_scan_hop.capture.index_nodes`).
 """
 

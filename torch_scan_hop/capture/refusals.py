@@ -1,8 +1,8 @@
-"""Raising errors that a person reads, also from code that Dynamo traces.
+"""Raise errors that a person can read, also from code that Dynamo traces.
 
-An exception that traced code raises is, for Dynamo, a path that it cannot follow: what is shown is
-torch's text about that. So traced code says what is wrong to an operator whose tracker raises at
-once, an error that is of the same kind as in eager mode (see ``variables.RefusalVariable``).
+If traced code raises an exception, Dynamo cannot follow it, and shows its own text about that. So
+traced code calls an operator instead, whose tracker raises at once. The error is of the same kind
+as in eager mode (see ``variables.RefusalVariable``).
 """
 
 from __future__ import annotations

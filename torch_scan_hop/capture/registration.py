@@ -1,7 +1,7 @@
 """Tell Dynamo, when it is imported, which trackers follow our operators.
 
-The trackers themselves are imported when Dynamo meets an operator of ours: they need all of Dynamo,
-and this package needs Dynamo at the first capture only.
+The trackers themselves are imported when Dynamo meets an operator of ours, because they need all of
+Dynamo, and this package needs Dynamo at the first capture only.
 """
 
 from __future__ import annotations

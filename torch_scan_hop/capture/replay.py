@@ -1,8 +1,8 @@
-"""Eager execution: Dynamo captures a call of ``scan`` once, guarded, and replays it.
+"""Eager execution: Dynamo captures a call of ``scan`` once, guarded, and later calls replay it.
 
-Guards make the cache sound: a closure or a default argument that changes is another
-capture. Each function body gets an entry of its own, so that one program's scans do not
-use up each other's recompilations.
+Guards make that sound: if a closure or a default argument changes, there is another capture. Each
+function body has an entry of its own, so that one program's scans do not use up each other's
+recompilations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tensors that a body changes in place, and that are other tensors of the scan as well.
+"""Find tensors that a body changes in place while another tensor of the scan shares their memory.
 
-A changed tensor becomes a carry (``purify``): a copy, which other names for the same memory do not
-see. ``row = buf[0]`` beside a body that does ``buf.add_(x)``, two views of one buffer, ``w`` and
-``w.detach()``, the xs themselves: such a body runs as a loop, where one memory is one memory.
+A changed tensor becomes a carry (``purify``), which is a copy. Other names for the same memory do
+not see the changes of a copy: ``row = buf[0]`` beside ``buf.add_(x)``, two views of one buffer,
+``w`` and ``w.detach()``, the xs themselves. So such a body runs as a loop, where they do.
 """
 
 from __future__ import annotations

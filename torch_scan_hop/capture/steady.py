@@ -1,10 +1,11 @@
 """The steady state of a scan: what a step sees from the second one on.
 
-A scan is captured once, for all its steps. Where the first would be traced differently, it runs on
-its own, before the scan: a carry that is None, a number or smaller at first; what Python asks of it
-(``h.requires_grad``, ``h is h0``); an attribute that is there from the first step on.
+A scan is captured once, for all its steps. If the first step would be traced differently, it runs
+on its own, before the scan. That is so if a carry is None, a number or smaller at first; if the
+answer to a question about a carry changes (``h.requires_grad``, ``h is h0``); or if an attribute
+exists only from the first step on.
 
-What a step assigns to an attribute, and the next one reads, is a carry like those that it is given.
+If a step assigns to an attribute and the next one reads it, the attribute is a carry.
 """
 
 from __future__ import annotations

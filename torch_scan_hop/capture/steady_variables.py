@@ -1,7 +1,7 @@
-"""Dynamo: how a scan is captured whose first step differs, or whose steps keep state in objects.
+"""Dynamo's capture of a scan whose first step differs, or whose steps keep state in objects.
 
-An attempt at one scan of all steps is traced first. What it finds is raised, the attempt is taken
-back, and the next one is made with the first step on its own, or with more carries.
+One scan of all steps is tried first. If something is in the way, the trace raises it, the attempt
+is taken back, and the next one is made with the first step on its own, or with more carries.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Find the bodies that may be captured: those whose steps all tell the device the same.
 
-While a graph is captured nothing runs, and its replay runs what was launched: an operator that asks
-the device for a value, or launches according to one, has no place in it. Operators that nobody
-looked at are refused: at worst they would be replayed with the numbers of the captured step.
+While a graph is captured nothing runs, and a replay runs what was launched then. So an operator
+must not ask the device for a value, nor launch according to one. Operators that nobody looked at
+are refused: at worst they would be replayed with the numbers of the captured step.
 """
 
 from __future__ import annotations

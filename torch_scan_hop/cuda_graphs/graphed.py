@@ -1,8 +1,8 @@
 """A loop that is captured when it runs for the second time, and replayed from then on.
 
-The first call is plain: it compiles and tunes what it calls, which a capture must not, and a loop
-that runs once gains nothing. Whatever is wrong with a capture, the loop runs plainly, then and
-later.
+The first call is plain. It compiles and tunes what it calls, which must not happen in a capture;
+and a loop that runs once gains nothing by one. If anything is wrong with a capture, the loop runs
+plainly, then and later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One capture: the memory that it reads and writes, and a call that replays it.
 
-A graph works on the addresses that it was captured with. So it has memory of its own, *slots*,
-which what differs from block to block is copied into and out of::
+A graph works on the addresses that it was captured with. So it has memory of its own, *slots*, and
+what differs from block to block is copied into and out of these::
 
     carry slots <- init
     for each block of K steps:
@@ -10,8 +10,8 @@ which what differs from block to block is copied into and out of::
         ys[block] <- slots of ys
     plainly: the steps that are left, fewer than K
 
-Additional inputs are read where they are: parameters do not move. One that has moved since, as what
-a backward reads of its forward does, has a slot from then on.
+Additional inputs are read where they are, because parameters do not move. One that has moved since,
+as what a backward reads of its forward does, has a slot from then on.
 """
 
 from __future__ import annotations

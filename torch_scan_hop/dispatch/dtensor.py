@@ -1,8 +1,8 @@
 """DTensors: a scan of them is a scan of their shards, on every rank.
 
-Above this key a DTensor is the whole tensor: its derivative, its batching rule and its metadata are
-those of a plain one. Here each rank takes its shards out, and the body becomes one of shards (see
-``sharding``). What is called with those is the operator again: the loop, the rewrites and the
+Above this key a DTensor counts as the whole tensor: it is differentiated, batched and described
+like a plain one. Here each rank takes its shards out, and the body becomes one of shards (see
+``sharding``). The operator is then called again with those, so that the loop, the rewrites and the
 compilers see plain tensors.
 """
 

@@ -4,7 +4,7 @@
 
     body':  (carry, dcarry, x, dx, additional, dadditional) -> (carry', dcarry', y, dy)
 
-with a tangent for those leaves only that have one; the carries that have one are a fixpoint.
+Only leaves that have a tangent get one here. Which carries have one is found by a fixpoint.
 """
 
 from __future__ import annotations

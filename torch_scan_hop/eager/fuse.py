@@ -1,8 +1,8 @@
-"""Fewer operators, where each dispatch costs.
+"""Make fewer operators of a body, because each dispatch takes time.
 
-Pairs that torch has one kernel for are one: ``x + a * b`` is ``addcmul``, ``x + a @ b`` is
-``addmm``, ``x + a * 2`` is ``add`` with an alpha. Views that change nothing go. A check of a
-factorisation stands where it is, since steps run in order: nothing is added to the result.
+Pairs for which torch has one kernel become one operator: ``x + a * b`` is ``addcmul``, ``x + a @
+b`` is ``addmm``, ``x + a * 2`` is ``add`` with an alpha. Views that change nothing are dropped. A
+check of a factorisation just raises, since steps run in order, and is not added to the result.
 """
 
 from __future__ import annotations

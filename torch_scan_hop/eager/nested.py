@@ -1,7 +1,7 @@
-"""Short scans in a body, written out: what a call of a scan costs would be paid in every step.
+"""Write short scans in a body out, because each step would pay for a call of the operator.
 
-A scan over the four layers of an RNN, in the body of one over time, costs several times what its
-four steps do. Written out they are operators of the body like any others.
+A scan over the four layers of an RNN, in the body of a scan over time, costs several times what its
+four steps do. Written out, they are operators of the body like any others.
 """
 
 from __future__ import annotations

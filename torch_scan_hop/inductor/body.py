@@ -5,10 +5,10 @@
     before: (carry, x, additional) -> (carry', y)
     after:  (t, carry, xs, additional, next_carry, ys) -> ()    writes next_carry and ys[t]
 
-``x`` and ``ys[t]`` are views at offset ``t * stride`` of the whole tensors, so that nothing
-is copied or allocated for them. A scan in the body whose result is one of the step's writes
-``into`` its place. A carry that is only added to, as a weight's gradient is, is written in place,
-and so is one of which parts are written, as a cache is: they have no ``next_carry``.
+``x`` and ``ys[t]`` are views at offset ``t * stride`` of the whole tensors, so that nothing is
+copied or allocated for them. A scan in the body whose result is one of the step's writes ``into``
+its place. Two kinds of carries are written in place, and have no ``next_carry``: one that is only
+added to, as a weight's gradient is, and one of which parts are written, as a cache.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The cells of torch that are one operator on a GPU, written in parts.
+"""Take apart the cells that torch runs as one operator on a GPU.
 
-``nn.LSTMCell`` and ``nn.GRUCell`` are products and pointwise work on a CPU. On a GPU torch makes
+On a CPU ``nn.LSTMCell`` and ``nn.GRUCell`` are products and pointwise work. On a GPU torch does
 that work by an operator of its own, forward and backward, which a kernel of ours cannot contain.
-In parts, the whole scan is one kernel. In eager mode the operator stays: it is one launch instead
-of ten.
+Taken apart, the whole scan is one kernel. In eager mode the operator stays, since it is one launch
+instead of ten.
 
-What the backward reads of the forward is the operator's ``workspace``, rows of gates side by side,
-which the parts keep as it is.
+The backward reads the operator's ``workspace``, rows of gates side by side, which the parts keep as
+it is.
 """
 
 from __future__ import annotations

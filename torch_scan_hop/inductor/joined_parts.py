@@ -1,8 +1,8 @@
 """Complex ys that a kernel writes number by number, and not part by part.
 
-A complex scan is one of real and imaginary parts to Inductor (``pairs``), whose ys torch would join
-in a pass of its own over memory, shared by threads that wait for one another. A kernel that makes
-both parts of a number writes them side by side, where they belong.
+To Inductor a complex scan is one of real and imaginary parts (``pairs``). torch would join their ys
+in another pass over memory, shared by threads that wait for one another. A kernel that makes both
+parts of a number writes them side by side instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Choose the kernel of a scan: passes ask before it is lowered, and the lowering decides.
 
-Also how the products of a counted loop are made.
+This module also says how the products of a counted loop are made.
 
-A kernel for another device stands beside ``cpu`` and ``gpu``, and its classes in the tuple below.
+A kernel for another device has a folder beside ``cpu`` and ``gpu``, and its classes are in the
+tuple below.
 """
 
 from __future__ import annotations

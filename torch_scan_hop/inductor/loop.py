@@ -1,10 +1,11 @@
 """``ScanLoop``: the IR node of a scan, and its code: a counted loop.
 
-The carry lives in two buffers of its own, read and written in turn (*ping-pong*), or in one if
-parts of it are written, or it is only added to. Init is copied into the first one before the loop,
-so that it is never written, and so that a trip count of zero needs no case of its own. Nothing is
-allocated per step for carries, xs or ys. The loop has no host synchronisation. Copies are calls of
-``copy_``: a kernel for them would take longer to compile than it could ever save.
+The carry has two buffers of its own, which are read and written in turn (*ping-pong*). It has only
+one if parts of it are written, or if it is only added to. Init is copied into the first buffer
+before the loop, so that init is never written, and a trip count of zero needs no case of its own.
+Nothing is allocated per step for carries, xs or ys. The loop has no host synchronisation. Copies
+are calls of ``copy_``, since a kernel for them would take longer to compile than it could ever
+save.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Complex numbers as pairs of reals, before Inductor sees a scan.
 
-Inductor has no complex arithmetic: each operator on complex values is a call of torch's kernel,
-and views of complex buffers are such calls too, so that a loop which writes its results through
-views of one buffer has no order that Inductor knows of. A pair of real tensors has all that a real
-tensor has: fused loops, one-kernel paths, products with real matrices. So every complex carry, x,
-additional input and y becomes two::
+Inductor has no complex arithmetic: each operator on complex values is a call of torch's kernel.
+Views of complex buffers are such calls, too, so Inductor does not know in which order a loop writes
+its results through views of one buffer. A pair of real tensors has all that a real tensor has:
+fused loops, one-kernel paths, products with real matrices. So every complex carry, x, additional
+input and y becomes two::
 
     before: (h, x, lam) -> (lam * h + x, y)
     after:  (h_re, h_im, x_re, x_im, lam_re, lam_im)
                 -> (lam_re * h_re - lam_im * h_im + x_re, ..., y_re, y_im)
 
-An operator without a rule here is called on the complex value that its pair makes, within a step.
+An operator without a rule here is called, within a step, on the complex value of its pair.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A kernel of a whole loop runs some of its steps in each call: Python looks up in between.
+"""A kernel of a whole loop runs some of its steps in each call, and Python looks up in between.
 
-Otherwise nobody could interrupt a loop of minutes, or see how far it is. A call is a fraction of a
-second, and most loops are one. The carry is handed over where it ends, in the results. (A kernel of
-a GPU is no call that Python waits for.)
+Otherwise nobody could interrupt a loop of minutes, or see how far it is. A call takes a fraction of
+a second, and most loops need only one. One call leaves the carry in the results, where the next one
+finds it. (Python does not wait for a kernel of a GPU, so those need no calls.)
 """
 
 from __future__ import annotations

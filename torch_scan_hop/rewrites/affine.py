@@ -1,14 +1,15 @@
-"""Values of a step as functions of its carries: affine, or the greatest or least of one and more.
+"""Values of a step as functions of its carries: affine, or a maximum or minimum.
 
 ::
 
     affine:   h_i' = sum_j a_ij h_j + b_i        a and b read no carry
     extreme:  h_i' = max(h_i, b_i)               or min
 
-Such steps compose: what many in a row do to a carry is known without the carry, and is of the same
-form. A step is run once more, whose operators take forms beside values: it is asked for what it
-computes, not for what its graph looks like. What the coefficients are, and the operators on them,
-is up to who runs it: values of a kernel (``inductor/affine``), or tensors (``sharding/composed``).
+Such steps compose: the effect of many steps in a row on a carry has the same form, and is known
+without the carry. To find the forms, a step is run once more with operators that take forms besides
+values; its graph is not matched against patterns. Whoever runs it says what the coefficients are,
+and the operators on them: values of a kernel (``inductor/affine``), or tensors
+(``sharding/composed``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Run a plan block by block, so that its stacks are as long as a block, and not as the scan.
 
-The work of a plan before and after the loop reads and writes stacks. Made for all steps at
-once they may be larger than the results (four gates for each state of an LSTM), and each
-travels to memory and back. A block of them stays in a core's cache.
+The work of a plan before and after the loop reads and writes stacks. For all steps at once, stacks
+may be larger than the results (four gates for each state of an LSTM), and each of them goes to
+memory and back. The stacks of a block stay in a core's cache.
 """
 
 from __future__ import annotations

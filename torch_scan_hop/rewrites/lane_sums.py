@@ -5,8 +5,8 @@
     acc' = acc + sum_b g_t[b]     is     acc_b' = acc_b + g_t[b],     acc = acc_0 + sum_b acc_b
 
 A step that sums over dimensions, as the gradient of a parameter does, reads other lanes than it
-writes: its loop is no kernel in which each lane runs by itself, unless what is summed is stacked
-and summed after it. Of one sum for each lane nothing travels to memory.
+writes. Then its loop is no kernel in which each lane runs by itself, unless the terms are stacked
+and summed after the loop. One sum for each lane needs no stack in memory.
 """
 
 from __future__ import annotations

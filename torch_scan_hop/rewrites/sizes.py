@@ -1,7 +1,7 @@
-"""Sizes of carries and xs, read once outside the loop instead of inside.
+"""Read sizes of carries and xs once, outside the loop.
 
-With dynamic shapes a body holds ``sym_size`` nodes. They are loop-invariant whatever they
-are read from; as additional inputs they classify as such.
+With dynamic shapes a body holds ``sym_size`` nodes. Sizes are loop-invariant, even if they are read
+from a carry; as additional inputs they are classified so.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A policy of segments is a scan over segments whose own policy is ``"full"`` (it 
 *into* each segment and nothing else) around a scan over the steps of a segment. So one mechanism
 serves every backend, transforms and higher derivatives.
 
-An exported program serves every trip count that its range allows, and torch.export refuses what
-holds for some of them only, as the split into blocks or segments does. So where the trip count is a
-symbol there, a schedule comes to one scan: ``unroll`` says nothing, and a policy is ``"full"``.
+An exported program serves every trip count in its range, and torch.export refuses what holds for
+some of them only, such as a split into blocks or segments. So if the trip count is a symbol there,
+a call is one scan: ``unroll`` has no effect, and a policy means ``"full"``.
 """
 
 from __future__ import annotations

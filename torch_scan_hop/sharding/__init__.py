@@ -1,12 +1,13 @@
-"""Scans of DTensors: the body of shards, with the collectives in it that DTensor's rules ask for.
+"""Scans of DTensors: the body of shards, with the collectives that DTensor's rules ask for.
 
-A carry's layout must be the same before and after a step. Where a step returns another than it was
-given, the next one is tried with that: ``h @ w`` with a column-sharded ``w`` gives a sharded ``h``.
-Or it is moved back at the end of each step.
-What starts as a plain tensor is tried as a sum over the ranks, too: a gradient of weights that all
-ranks have is such a sum, and adding it up on each rank needs no collective at any step.
-Of what settles, the body with the fewest collectives is taken. Every rank comes to the same answer,
-since it is found from shapes and layouts of whole tensors.
+A carry's layout must be the same before and after a step. If a step returns a carry in another
+layout, that layout is tried for the next step: ``h @ w`` with a column-sharded ``w`` gives a
+sharded ``h``. Another try moves the carry back at the end of each step. A carry that starts as a
+plain tensor is also tried as a sum over the ranks, because the gradient of weights that all ranks
+have is such a sum, and adding it up on each rank needs no collective in any step.
+
+Of the layouts that steps keep, those with the fewest collectives are taken. Every rank finds the
+same ones, because they depend only on shapes and layouts of whole tensors.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A scan whose steps are split over ranks: each rank has a stretch of consecutive steps.
 
-Where steps compose (see ``composed``), all ranks run at once: each composes its steps, all of them
-are exchanged once, and each rank goes through its steps from the carry that those before it make.
-That is at most twice the work, on as many ranks. Where steps do not, the ranks take turns: the
-carry goes from one to the next. What is only added up is added up by each rank on its own.
+If steps compose (see ``composed``), all ranks run at once: each rank composes its steps, the
+composed maps are exchanged once, and each rank goes through its steps from the carry that the ranks
+before it lead to. That is at most twice the work, on as many ranks. If they do not, the ranks take
+turns, and the carry goes from one to the next. A carry that is only added to is summed by each rank
+on its own.
 """
 
 from __future__ import annotations

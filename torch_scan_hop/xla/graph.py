@@ -1,7 +1,7 @@
 """The body as a functional graph of ATen operators.
 
-The body is traced on fakes, so that whatever it raises is raised before any XLA tensor without
-data exists: placeholders that escape in a traceback are a segfault later on.
+The body is traced on fakes, so that its errors come before there is any XLA tensor without data:
+such a placeholder that escapes in a traceback causes a segfault later on.
 """
 
 from __future__ import annotations

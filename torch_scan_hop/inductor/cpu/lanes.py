@@ -1,7 +1,7 @@
 """The code of a pointwise body's kernel.
 
-Lanes are independent of one another, so they are the outer loop: split among threads, and
-vectorised. A tile of them takes all steps before the next one: its carries stay in the nearest
+Lanes are independent of one another, so they are the outer loop, which is split among threads and
+vectorised. A tile of lanes takes all steps before the next tile. So its carries stay in the nearest
 cache, and xs are read and ys written once, in long enough pieces.
 """
 

@@ -1,7 +1,8 @@
 """Large float32 products by oneDNN, where it is the faster library (``libraries``).
 
-Those that the plans of scans took out of their loops, and those that are left in counted loops.
-What a program has outside of its scans stays as it is. A kernel of rows has products of its own.
+These are the products that plans moved out of a loop, and those that are left in counted loops. The
+program's own products, outside of scans, stay as they are. A kernel of rows has products of its
+own.
 """
 
 from __future__ import annotations

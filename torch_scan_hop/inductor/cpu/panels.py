@@ -1,7 +1,7 @@
-"""Products with weights that stay the same, in a counted loop: the weight is packed before it.
+"""Products with loop-invariant weights, in a counted loop: the weight is packed before the loop.
 
-A library lays a weight out anew for each product, or reads it where it lies; a loop has time to do
-that once. *Panels* are some columns each, row by row, as the product reads them.
+A library lays a weight out anew for each product, or reads it as it lies. A loop can do that once.
+*Panels* are groups of columns, stored row by row, as the product reads them.
 """
 
 from __future__ import annotations

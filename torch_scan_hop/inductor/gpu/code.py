@@ -10,9 +10,9 @@
         ys[step, lane] = y
     final[lane] = carry
 
-What a step reads that is the same in all of them is read before the loop. An address is a pointer
-that moves with the step, of 64 bits and the same for all lanes, and an offset of the lane, which
-does not change: what a lane has to keep of it is 32 bits, where they are enough.
+Loop-invariant values are read before the loop. An address has two parts: a pointer of 64 bits,
+which moves with the step and is the same for all lanes, and an offset of the lane, which does not
+change. So a lane has to keep 32 bits of it, where they are enough.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The code that composes steps: what all rows of a tile up to one do, as a function of the carry.
 
-A row of a tile is a step. Before the scan over rows each has the matrix ``a`` and the vector ``b``
-of its own step; after it, those of all steps from the tile's first to its own:
+A row of a tile is a step. Before the scan over rows each row has the matrix ``a`` and the vector
+``b`` of its own step; after it, those of all steps from the tile's first to its own:
 
     (a, b), then (a', b')  =  (a' a, a' b + b')
 
-Entries of ``a`` that are zero, or one, whatever the steps are, are no values of the kernel.
+Entries of ``a`` that are zero or one for all steps are not stored as values of the kernel.
 """
 
 from __future__ import annotations

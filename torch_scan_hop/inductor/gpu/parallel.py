@@ -1,9 +1,9 @@
 """The kernel of long and thin scans whose steps compose: parallel in time.
 
-A lane goes through its steps one after the other, and waits for each: with a warp of lanes for
-each multiprocessor or less, most of a GPU is idle. If a step is affine in its carries, or takes an
-extreme, a program takes a tile of steps at once (``tiles``). The choice is by lanes and steps
-alone, so that a program that is compiled for some sizes has one kernel for them.
+A lane goes through its steps one after the other, and waits for each. With at most a warp of lanes
+for each multiprocessor, most of a GPU is idle. If a step is affine in its carries, or takes a
+maximum or minimum, a program takes a tile of steps at once (``tiles``). The choice depends on lanes
+and steps alone, so that a program compiled for some sizes has one kernel for them.
 """
 
 from __future__ import annotations
