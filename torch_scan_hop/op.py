@@ -56,7 +56,7 @@ def scan_options(reverse: bool, checkpoint: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """How a scan runs, besides what it runs over."""
+    """Options that say how a scan runs, but not over what."""
 
     reverse: bool = False
     checkpoint: Any = None

@@ -111,7 +111,7 @@ def as_output_tensor(leaf: Any, device: torch.device, y: Any) -> torch.Tensor:
 
 
 def outputs_of(y: Any, device: torch.device) -> Any:
-    """``y`` with all its leaves as tensors."""
+    """Return ``y`` with all its leaves as tensors."""
     return tree.map_leaves(lambda leaf: as_output_tensor(leaf, device, y), y)
 
 
@@ -145,7 +145,7 @@ class Settling:
         self._has_just_changed = False
 
     def accept(self, error: Exception, value: Any, device: torch.device) -> Any:
-        """``value`` as the carry of further steps; ``error`` says what has changed."""
+        """Return ``value`` as the carry of further steps; ``error`` says what has changed."""
         leaf = changed_leaf(error)
         self.error = self.error or error
         kinds = (torch.Tensor, *tree.NUMBERS)

@@ -44,7 +44,7 @@ def is_registered(value: Any) -> bool:
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
-    """``(path suffix, child)`` pairs of a container, or None for a leaf."""
+    """Return ``(path suffix, child)`` pairs of a container, or None for a leaf."""
     if value is None or isinstance(value, torch.Tensor):
         return None  # most leaves: spares them the slow instance checks below
     if is_registered(value):
@@ -105,7 +105,7 @@ def _rebuild_mapping(template: Mapping[Any, Any], rebuilt: dict[Any, Any]) -> An
 
 
 def unflatten(template: Any, values: list[Any]) -> Any:
-    """``template`` with its tensor leaves replaced by ``values``, in order."""
+    """Return ``template`` with its tensor leaves replaced by ``values``, in order."""
     rebuilt, rest = _unflatten(template, values)
     assert not rest, "more values than leaves"
     return rebuilt
@@ -130,7 +130,7 @@ def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
 
 
 def slice_at(xs: Any, t: int) -> Any:
-    """``xs[t]`` of every leaf, copied: a body may work in place on its x."""
+    """Return ``xs[t]`` of every leaf, copied, because a body may work in place on its x."""
     return map_leaves(lambda leaf: leaf[t].clone(), xs)
 
 
@@ -156,7 +156,10 @@ def _is_carry(value: Any) -> bool:
 
 
 def _grows(shape: Any, to: Any) -> bool:
-    """By broadcasting, or from an empty tensor, which some libraries begin with."""
+    """Return True if ``shape`` may grow ``to`` a shape: by broadcasting, or because it is empty.
+
+    Some libraries begin with an empty tensor.
+    """
     if any(size == 0 for size in shape):
         return True
     missing = len(to) - len(shape)

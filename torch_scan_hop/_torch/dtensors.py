@@ -44,7 +44,7 @@ Placements = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class MeshLayout:
-    """How one tensor lies on a mesh; ``shape`` and ``stride`` are the whole tensor's."""
+    """The layout of one tensor on a mesh; ``shape`` and ``stride`` are the whole tensor's."""
 
     mesh: Any
     placements: Placements

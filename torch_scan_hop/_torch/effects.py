@@ -14,7 +14,7 @@ Storage = int
 
 
 class Effects(fx.Interpreter):
-    """Runs a graph on fakes, and notes the storages that each node's values have, and it wrote."""
+    """Runs a graph on fakes; notes where each node's values are stored, and what it wrote."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)

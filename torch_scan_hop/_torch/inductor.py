@@ -121,7 +121,8 @@ def fresh_loop_index() -> torch.SymInt:
 
 
 def boxed(value: Any) -> Any:
-    """``value`` as lowerings take it; a box in a box would fail where one realizes its operand."""
+    """Return ``value`` as lowerings take it, boxed once: a box in a box fails when it is
+    realized."""
     is_boxed = isinstance(value, StorageBox | ir.BaseView)
     return TensorBox(value) if is_boxed else TensorBox.create(value)
 
@@ -134,7 +135,7 @@ def buffers_of(value: Any) -> list[Any]:
 
 
 def with_exact_strides(value: Any, stride: Sequence[Any]) -> Any:
-    """``value`` as a realized buffer of these strides."""
+    """Return ``value`` as a realized buffer of these strides."""
     realized = ExternKernel.realize_input(value)
     if not isinstance(realized, TensorBox):
         realized = boxed(realized)
@@ -145,7 +146,7 @@ def with_exact_strides(value: Any, stride: Sequence[Any]) -> Any:
 
 
 def lower_subgraph(name: str, gm: fx.GraphModule, examples: Sequence[Any]) -> Subgraph:
-    """``gm`` lowered as a subgraph of the graph at hand."""
+    """Lower ``gm`` as a subgraph of the graph at hand."""
     subgraph = Subgraph(name=name, graph_module=gm)
     subgraph.graph = V.graph.make_subgraph(gm=gm, example_inputs=list(examples), subgraph_name=name)
     with V.set_graph_handler(subgraph.graph):
@@ -287,5 +288,5 @@ def declared_output(
 
 
 def written_output(node: Any, place: Any) -> MutationOutput:
-    """Tells the scheduler that ``node`` writes to the buffer of ``place``, a view."""
+    """Tell the scheduler that ``node`` writes to the buffer of ``place``, a view."""
     return MutationOutput(NoneLayout(device=place.get_device()), place, node)

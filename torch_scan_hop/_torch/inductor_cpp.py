@@ -122,9 +122,9 @@ class LaneNest(CppKernelProxy):
         in_vectors: bool,
         masks_tail: bool,
     ) -> None:
-        """``emit`` is called once for each kind of code (scalar, vector) with the index.
+        """Call ``emit`` with the index, once for each kind of code (scalar, vector).
 
-        Lanes that fill no vector are one with a mask, if ``masks_tail``, or are done one by one.
+        Lanes that fill no vector are one vector with a mask, if ``masks_tail``, or done one by one.
         """
         group = self.kernel_group
         self.set_ranges(sizes, ())
@@ -214,7 +214,7 @@ FEWEST_MASKED = 5
 
 
 class KernelFunction:
-    """One C++ function, which ``node`` of the IR is the call of."""
+    """One C++ function, which the IR's ``node`` calls."""
 
     #: its name, wherever its code says so
     name = str(Placeholder.KERNEL_NAME)

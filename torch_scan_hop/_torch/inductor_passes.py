@@ -148,7 +148,7 @@ def _is_known_like(value: Any, placeholder: fx.Node) -> bool:
 
 
 def trace_decomposed(fn: Callable[..., Any], examples: Sequence[Any]) -> fx.GraphModule:
-    """``fn`` traced to the operators that Inductor's lowerings expect at this stage.
+    """Trace ``fn`` to the operators that Inductor's lowerings expect at this stage.
 
     ``examples`` are the fakes of the graph being compiled; symbols among them stay symbols.
     """

@@ -76,14 +76,14 @@ def index_text(expression: Any) -> str:
 
 
 class _Value(TritonCSEVariable):
-    """Its masks are those of the lines that load and store, and known there."""
+    """A value whose masks are known to the lines that load and store."""
 
     def update_on_args(self, name: str, args: Any, kwargs: Any) -> None:
         pass
 
 
 class _Operators(TritonKernelOverrides):
-    """Those that ask a kernel of Inductor's about its loops; the others are Inductor's."""
+    """Replaces operators that ask a kernel of Inductor's about its loops; others are Inductor's."""
 
     @classmethod
     def constant(cls, value: Any, dtype: torch.dtype) -> str:

@@ -135,7 +135,7 @@ def slice_at(step: Any, xs: Any) -> Any:
 
 
 def shifted_by_one(stack: Any, init: Any, reverse: bool) -> Any:
-    """``[init, *stack[:-1]]``, or ``[*stack[1:], init]``, computed where it is read."""
+    """Return ``[init, *stack[:-1]]``, or ``[*stack[1:], init]``, computed where it is read."""
     stack.realize()
     init.realize()
     load, load_init = stack.make_loader(), init.make_loader()
@@ -175,7 +175,7 @@ def no_interpreter() -> Iterator[None]:
 
 
 def masked(inner: Any, mask: Any, body: Callable[[], Any], other: Any) -> Any:
-    """``ops.masked`` where no node of a graph says what type the result is of."""
+    """Do as ``ops.masked``, where no node of a graph says which dtype the result has."""
 
     def typed() -> Any:
         result = body()

@@ -94,6 +94,6 @@ def helpers_of(source: str) -> list[str]:
 
 
 def multiply_add(x: Any, y: Any, z: Any) -> Any:
-    """``x * y + z`` of scalars of one floating dtype, rounded once."""
+    """Return ``x * y + z`` of scalars of one floating dtype, rounded once."""
     kernel: Any = V.kernel
     return kernel.cse.generate(kernel.compute, f"std::fma({x}, {y}, {z})", dtype=x.dtype)

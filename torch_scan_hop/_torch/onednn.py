@@ -27,10 +27,10 @@ def compilers_folder() -> str:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right``, of float32 matrices on the CPU.
+    """Return ``left @ right`` of float32 matrices on the CPU, by oneDNN.
 
-    A matrix whose rows or columns lie apart is copied: oneDNN takes a reference kernel for it,
-    which is hundreds of times slower.
+    A left matrix that is not contiguous is copied, and so is a right one unless its transpose is
+    contiguous. For others oneDNN takes a reference kernel, which is hundreds of times slower.
     """
     weight = right.t()
     if not (right.is_contiguous() or weight.is_contiguous()):

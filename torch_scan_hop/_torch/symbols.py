@@ -56,7 +56,7 @@ def has_unknown_size(value: torch.Tensor) -> bool:
 
 
 def tracked(number: Any) -> Any:
-    """``number`` as the trace at hand knows it, computed anew if it was computed elsewhere.
+    """Return ``number`` as the trace at hand knows it, computed anew if it was computed elsewhere.
 
     A body is traced apart, and so are the numbers that it computes. The trace around it knows
     symbols, and what it has computed itself; from torch 2.13 on most other expressions, too.
@@ -83,7 +83,7 @@ def _operations_of_numbers() -> Any:
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
     class Operations(PythonReferenceAnalysis):
-        """torch's makes an expression, and no number, of a quotient of sizes."""
+        """Divides sizes to a number; torch's own makes an expression of a quotient."""
 
         @staticmethod
         def int_truediv(a: Any, b: Any) -> Any:
@@ -172,7 +172,7 @@ class Symbols:
         return self._compiled(" and ".join(f"({c})" for c in dict.fromkeys(found)) or "True")
 
     def function(self, values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """``values`` (numbers, symbolic or not) as a function of the numbers symbols stand for."""
+        """Return ``values`` (numbers, symbolic or not) as a function of the symbols' numbers."""
         import sympy
 
         printed = [self._printed(sympy.sympify(_expression(v))) for v in values]

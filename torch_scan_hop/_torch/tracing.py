@@ -73,7 +73,7 @@ def unwrap_functional(value: Any) -> Any:
 
 
 def _functionalized(fn: Callable[..., Any], mutated: set[int] | None = None) -> Callable[..., Any]:
-    """``fn`` with in-place operations turned into functional ones, under autograd."""
+    """Return ``fn`` with in-place operations turned into functional ones, under autograd."""
     from torch._functorch._aot_autograd.functional_utils import has_data_mutation
 
     def wrapper(*args: Any) -> Any:

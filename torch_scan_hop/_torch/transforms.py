@@ -234,7 +234,7 @@ def gradients_enabled() -> Iterator[None]:
 def over_grads_batch(
     fn: Callable[[Sequence[Any]], list[Any]], cotangents: Sequence[Any]
 ) -> list[Any] | None:
-    """``fn`` vmapped where ``is_grads_batched=True`` calls it; None where nothing is batched.
+    """Return ``fn`` vmapped where ``is_grads_batched=True`` calls it; None if nothing is batched.
 
     ``autograd.grad`` batches cotangents by torch's first vmap, whose wrappers no operator in
     Python can take. Here they are unwrapped, and batched by functorch.

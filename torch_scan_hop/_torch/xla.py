@@ -248,10 +248,10 @@ def let_fakes_know_the_device() -> None:
 
 
 def let_composites_have_derivatives() -> None:
-    """In traces, operators that torch composes of others, and torch_xla has kernels for.
+    """Decompose, under autograd, operators of several others for which torch_xla has a kernel.
 
-    Autograd knows no derivative of those. Where torch_xla runs them, what their kernels call has
-    one; a fake runs no kernel, and what it gives would not depend on its inputs.
+    Autograd has no derivative of them. When torch_xla runs one, its kernel calls operators that
+    have one. But a fake runs no kernel, and in a trace the result would not depend on the inputs.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     for qualified in torch._C._dispatch_get_registrations_for_dispatch_key("XLA"):
@@ -266,8 +266,11 @@ def let_composites_have_derivatives() -> None:
 
 
 def let_gradients_through_mark_sharding() -> None:
-    """``torch.ops.xla.aot_mark_sharding`` has no derivative, and its autograd.Function takes a
-    mesh, which Dynamo cannot put into a graph. The gradient is sharded like the value."""
+    """Give ``torch.ops.xla.aot_mark_sharding`` a derivative: the gradient is sharded like the
+    value.
+
+    It has none, and its autograd.Function takes a mesh, which Dynamo cannot put into a graph.
+    """
     from torch_xla.distributed.spmd import xla_sharding  # noqa: F401  (registers the operator)
 
     mark = torch.ops.xla.aot_mark_sharding

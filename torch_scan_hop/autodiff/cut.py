@@ -101,7 +101,7 @@ def _needed(joint: JointGraph, rules: _Rules) -> tuple[set[fx.Node], set[fx.Node
 def _handover(
     node: fx.Node, rules: _Rules, values: AbstractSet[fx.Node], stacks: _Stacks
 ) -> Handover | None:
-    """How the backward gets ``node``; None if it computes it."""
+    """Return how the backward gets ``node``; None if it computes it."""
     if node in rules.source:
         return rules.source[node]
     if _is_size(node):

@@ -88,9 +88,10 @@ def _asking_for_flags_only() -> Iterator[None]:
 def gradient_flow(
     body: Body, examples: Inputs[Any], wanted: Inputs[bool], mode: FakeTensorMode
 ) -> GradientFlow:
-    """How gradients flow through ``body`` when they are ``wanted`` for these inputs.
+    """Return how gradients flow through ``body`` when they are ``wanted`` for these inputs.
 
-    Remembered: each run of a body that holds scans asks them, and so do the runs inside them.
+    The answer is kept, because each run of a body that holds scans asks for theirs, and so do the
+    runs inside them.
     """
     key = (
         "gradient flow",

@@ -117,7 +117,7 @@ def trace_joint(
     flow: GradientFlow,
     mode: FakeTensorMode,
 ) -> JointGraph:
-    """``output_examples``: fresh fakes like the step's outputs, for the cotangents."""
+    """Trace the joint graph; cotangents are like ``output_examples``, fresh fakes."""
     cotangents = [o for o, flag in zip(output_examples, flow.outputs(), strict=True) if flag]
     body = with_differentiable_operators(body)
     inputs = [*examples.flat(), *cotangents]

@@ -140,7 +140,7 @@ _library.impl("carries_in", _kernel, "FuncTorchBatched")
 
 
 def in_graph(carries: CarriesIn, after: Tensor | None = None) -> Tensor:
-    """``carries.whole()`` as one node of a graph, which its compiler may read in place.
+    """Return ``carries.whole()`` as one node of a graph, which its compiler may read in place.
 
     ``after``: a cotangent, where torch is yet to cut the graph into a forward and a backward.
     """

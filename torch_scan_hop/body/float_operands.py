@@ -61,7 +61,8 @@ _FACTOR: dict[Any, str] = {
 def floats_as_tensors(
     body: fx.GraphModule, inputs: Inputs[Any], as_tensor: Callable[[Any], torch.Tensor]
 ) -> Inputs[Any]:
-    """``inputs`` with ``as_tensor(number)`` for each float that ``body`` can take as a tensor.
+    """Return ``inputs`` with ``as_tensor(number)`` for each float that ``body`` can take as a
+    tensor.
 
     The body is changed to read it so.
     """

@@ -57,7 +57,7 @@ def is_stop(node: fx.Node) -> bool:
 
 
 def with_stops(body: Callable[..., Any]) -> Callable[..., Any]:
-    """``body`` with each use of a value that gradients do not pass through marked as such."""
+    """Return ``body`` with a mark on each use of a value that gradients do not pass through."""
 
     def marked(*args: Any) -> Any:
         with torch.enable_grad(), _MarkStops() as marks:

@@ -107,7 +107,7 @@ def _own(node: fx.Node, source: Any) -> None:
 
 
 def index_strided_scatters(graph: fx.Graph) -> None:
-    """``as_strided_scatter`` is an ``index_put`` where its sizes are known.
+    """Replace ``as_strided_scatter`` by ``index_put`` where its sizes are known.
 
     torch's own derivative of it keeps of the cotangent what was overwritten, and drops the rest
     (``as_strided_scatter_backward``, torch 2.9 to 2.15).

@@ -15,7 +15,7 @@ from torch_scan_hop.signature import output_node
 def hooked(
     tensor: torch.Tensor, hook: Callable[..., torch.Tensor], *captured: torch.Tensor
 ) -> torch.Tensor:
-    """``tensor``, whose gradient goes through ``hook(gradient, *captured)``.
+    """Return ``tensor``, whose gradient goes through ``hook(gradient, *captured)``.
 
     Where a step is differentiated this registers the hook, which autograd calls there; elsewhere
     nothing is to be done.

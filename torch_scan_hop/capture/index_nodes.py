@@ -61,7 +61,7 @@ Form = dict[Any, int]  # a node's example -> coefficient; None -> the constant
 
 
 def length_between(start: Any, stop: Any, is_fresh: Callable[[fx.Node], bool]) -> int | None:
-    """``stop - start`` of the bounds of a slice if it is a number whatever the step is.
+    """Return ``stop - start`` of a slice's bounds, if it is a number in every step.
 
     Bounds are ints, None or nodes; ``is_fresh`` says whether a node's result and arguments are
     what they were when it ran. ``x[t : t + 4]`` and ``x[4 * b : 4 * (b + 1)]`` are 4 long.

@@ -178,7 +178,7 @@ def setitem(x: Any, key: Any, value: Any, lengths: Sequence[int] = ()) -> None:
 
 
 def index_select(x: Any, dim: int, index: Any) -> Any:
-    """``x.index_select(dim, index)`` by an index of no dimension, as one of length 1.
+    """Do ``x.index_select(dim, index)`` by an index of length 1, if ``index`` is 0-d.
 
     Inductor cannot differentiate the former (torch 2.9 and 2.13).
     """

@@ -58,7 +58,7 @@ def example_arguments(tx: Any, inputs: Inputs[VariableTracker]) -> list[Variable
 def with_dtypes_of_step(
     tx: Any, combine_fn: VariableTracker, inputs: Inputs[VariableTracker], positions: list[int]
 ) -> Inputs[VariableTracker]:
-    """``inputs`` with the carries at ``positions`` in the dtypes that a step gives them.
+    """Return ``inputs`` with the carries at ``positions`` in the dtypes that a step gives them.
 
     Those were Python numbers, and are scalars with all their digits here. A number has a kind and
     no dtype of its own: a step is told so by a number, where its operators take one, and by a

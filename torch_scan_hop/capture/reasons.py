@@ -1,4 +1,4 @@
-"""Why a body was not traced: said in a line, with what helps, and remembered for its function."""
+"""Say in a line why a body was not traced, and what helps; remember that for its function."""
 
 from __future__ import annotations
 

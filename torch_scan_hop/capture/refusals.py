@@ -20,7 +20,7 @@ Kind = TypeVar("Kind", bound=Exception)
 
 
 def refused(kind: type[Kind], message: str, leaf: str = "", grows: bool = False) -> Kind:
-    """``kind(message)``, to be raised; under Dynamo it is raised at once.
+    """Return ``kind(message)``, to be raised; under Dynamo it is raised at once.
 
     ``leaf`` names the leaf of a carry that is not what it was before the step; it may be so in the
     first step if it ``grows``.

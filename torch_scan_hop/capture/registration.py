@@ -54,7 +54,7 @@ def _of_written(operator: Any, torchs_tracker: Any) -> Any:
 
 
 def register() -> None:
-    """Called once, when all of this package that is imported with it is there."""
+    """Register everything. Called once, when all that is imported with this package is there."""
     register_trackers(
         {
             "scan": _of_scan,

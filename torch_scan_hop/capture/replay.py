@@ -126,7 +126,7 @@ class _RanUntraced(Exception):
 
 
 def check_captured() -> None:
-    """Called in what :func:`call_captured` captures, where it must never run as Python."""
+    """Raise in code that :func:`call_captured` captures, if it runs as Python."""
     if not torch.compiler.is_dynamo_compiling():
         raise _RanUntraced
 
@@ -138,7 +138,7 @@ def _load_dynamo() -> None:
 
 
 def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = False) -> Any:
-    """``entry(combine_fn, *args)``, captured by Dynamo; raises NotCaptured where it cannot be.
+    """Run ``entry(combine_fn, *args)`` as Dynamo captured it; raise NotCaptured where it cannot be.
 
     With ``compiled``, Inductor compiles what is captured, wherever plain tensors run in plain eager
     mode: a transform, a mode or a tracer around the call is there to see the scan itself.

@@ -28,11 +28,12 @@ STEADY = "torch_scan_hop.steady"
 
 
 class SteadyScanOperator(FlatOperator):
-    """Is in no graph: its tracker (``variables``) finds how a scan is captured.
+    """The operator that traced code calls for a scan; its tracker finds how the scan is captured.
 
-    Called with ``(run, combine_fn, template, carry, init, xs, trip_count, schedule)``: it traces
-    ``run(combine_fn, template, carry, xs, trip_count, schedule)``, and where that is no scan of
-    steps that are all alike, takes it back and traces :func:`first_step` from ``init`` before it.
+    It is called with ``(run, combine_fn, template, carry, init, xs, trip_count, schedule)``, and is
+    in no graph. The tracker (``steady_variables``) traces ``run(combine_fn, template, carry, xs,
+    trip_count, schedule)``. If that is no scan of steps that are all alike, it takes the trace
+    back, and traces :func:`first_step` from ``init`` before the scan.
     """
 
     def __call__(  # type: ignore[override]
@@ -47,7 +48,7 @@ class SteadyScanOperator(FlatOperator):
         schedule: Any,
         _settled: Any,
     ) -> Any:
-        """Python comes here if Dynamo breaks its graph, since the capture turns out to be off."""
+        """Refuse or warn: Python comes here only if Dynamo breaks its graph, or capture is off."""
         reason = "torch.compile broke its graph here; TORCH_LOGS=graph_breaks says why"
         refuse_if_not_allowed(combine_fn, reason)
         announce(combine_fn, reason)

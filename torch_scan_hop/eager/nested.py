@@ -24,15 +24,16 @@ _KEPT = "torch_scan_hop.scans_kept"
 
 
 def keep_scans(body: fx.GraphModule) -> None:
-    """Those in ``body`` are segments of a checkpoint: steps written out would move before the loop.
+    """Keep the scans in ``body``, which are segments of a checkpoint.
 
-    There they would be done for all segments at once, and their results kept.
+    Written out, their steps would move before the loop. There they would be done for all segments
+    at once, and their results kept.
     """
     body.meta[_KEPT] = True
 
 
 def with_short_scans_written_out(body: fx.GraphModule) -> Any:
-    """``body``, or a function that does the same and calls no short scan; to be traced."""
+    """Return ``body``, or a function that does the same and calls no short scan, to be traced."""
     holds_scans = body.graph.find_nodes(op="call_function", target=scan_op)
     if _KEPT in body.meta or not holds_scans:
         return body

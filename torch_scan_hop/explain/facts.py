@@ -143,7 +143,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class Captures:
-    """How often a body was captured, and which guard called for each time but the first."""
+    """The number of a body's captures, and the guard that called for each but the first."""
 
     count: int
     guards: tuple[str, ...]

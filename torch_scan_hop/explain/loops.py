@@ -113,7 +113,7 @@ class _Describer:
         )
 
     def _returned(self) -> int:
-        """How many bytes the loop returns."""
+        """Return how many bytes the loop returns."""
         ys = sum(nbytes_of(recorded(y)) for y in self.plan.outputs.ys)
         return sum(map(nbytes_of, self.site.operands.carry)) + self.site.n_steps * ys
 
@@ -137,7 +137,7 @@ def _producer(node: fx.Node) -> str:
 
 
 def value_name(node: fx.Node) -> str:
-    """``split[1]`` for an element of what ``split`` gives, else the name of the node."""
+    """Return the name of a node; ``split[1]`` for an element of the result of ``split``."""
     if node.target is operator.getitem:
         return f"{_producer(node)}[{node.args[1]}]"
     return node.name

@@ -22,7 +22,7 @@ NameOf = Callable[[fx.Node], str]
 
 @dataclass(frozen=True)
 class Site:
-    """One scan: its body, fakes of what it is given, and names of all that."""
+    """One scan: its body, fakes of its inputs, and names of all of them."""
 
     name: str
     body: fx.GraphModule
@@ -76,7 +76,7 @@ def recorded(node: Any) -> Any:
 
 
 def graphs_in(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """``gm`` and the graphs in it (of cond, of checkpoint), but not the bodies of its scans."""
+    """Return ``gm`` and the graphs in it (of cond, of checkpoint), but no bodies of scans."""
     yield gm
     bodies = {node.args[0] for node in scan_nodes(gm)}
     for node in gm.graph.find_nodes(op="get_attr"):
@@ -190,8 +190,10 @@ def _with_cells_named(source: str, fn: Any) -> str:
 
 
 def renamed(site: Site, carry: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> Site:
-    """``site`` with the pytree paths of its leaves. Carries beyond those are closed-over tensors
-    that the body writes to."""
+    """Return ``site`` with the pytree paths of its leaves.
+
+    Carries beyond those are closed-over tensors that the body writes to.
+    """
     written = [f"{name} (written)" for name in site.init[len(carry) :]]
     names = Inputs([*carry, *written], [*xs], site.names.additional)
     return replace(site, names=names, ys=tuple(ys))

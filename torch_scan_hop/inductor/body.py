@@ -75,7 +75,7 @@ class _Writer:
         return value if isinstance(value, int) else self.call(target, (whole, dim), value)
 
     def at(self, whole: fx.Node, index: fx.Node) -> fx.Node:
-        """``whole[index]`` as a strided view."""
+        """Return ``whole[index]`` as a strided view."""
         full = whole.meta["val"]
         stride = self.size(whole, full.stride(0), aten.sym_stride.int, 0)
         offset = self.call(operator.mul, (index, stride), index.meta["val"] * full.stride(0))
@@ -250,7 +250,7 @@ def _copy_step(
     writes: Collection[fx.Node],
     copies: Sequence[tuple[fx.Node, fx.Node]],
 ) -> Sequence[Any]:
-    """``copies``: values that may change later in the step, and the places that they belong to."""
+    """Copy the step. ``copies``: values that may change later in it, and where they belong."""
     for node in body.graph.nodes:
         if node in writes:
             env[node] = writer.write(node, env)

@@ -35,7 +35,7 @@ def _lstm(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> Any:
-    """``(h', c', workspace)``; the workspace is the gates i, f, g, o."""
+    """Return ``(h', c', workspace)``; the workspace is the gates i, f, g, o."""
     parts = zip(_parts(of_input, input_bias, 4), _parts(of_hidden, hidden_bias, 4), strict=True)
     i, f, g, o = (x + h for x, h in parts)
     i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
@@ -51,7 +51,7 @@ def _lstm_backward(
     workspace: Tensor,
     has_bias: bool,
 ) -> Any:
-    """``(gradient of the gates, of c, of each bias)``."""
+    """Return ``(gradient of the gates, of c, of each bias)``."""
     if h_grad is None and c_grad is None:
         return None, None, None
     i, f, g, o = workspace.chunk(4, -1)
@@ -75,7 +75,7 @@ def _gru(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> Any:
-    """``(h', workspace)``; the workspace is the gates r, z, n, then h, and the hidden part of n."""
+    """Return ``(h', workspace)``: the gates r, z, n, then h, and the hidden part of n."""
     x_r, x_z, x_n = _parts(of_input, input_bias, 3)
     h_r, h_z, h_n = _parts(of_hidden, hidden_bias, 3)
     r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
@@ -84,7 +84,7 @@ def _gru(
 
 
 def _gru_backward(h_grad: Tensor, workspace: Tensor, has_bias: bool) -> Any:
-    """``(gradients of the input's gates, of the hidden ones, of h, of either bias)``."""
+    """Return ``(gradients of the input's gates, of the hidden ones, of h, of either bias)``."""
     r, z, n, h, h_n = workspace.chunk(5, -1)
     of_z = h_grad * (h - n) * (1 - z) * z
     of_n = h_grad * (1 - z) * (1 - n * n)

@@ -70,7 +70,7 @@ class PointwiseBody:
 def merged_dimensions(
     body: PointwiseBody, sizes: Sequence[Any], layouts: Sequence[Any]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """``sizes`` with dimensions merged where every access allows it, and indices for them."""
+    """Merge dimensions of ``sizes`` where every access allows it; return indices for them, too."""
     index = lane_symbols(len(sizes))
     accesses = body.reads(index).indices
     accesses += [

@@ -109,7 +109,7 @@ def _sub(left: Any, right: Any, *, alpha: Any = 1) -> Any:
 
 
 def _product(multiply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``(a + bi)(c + di)`` for any bilinear operator."""
+    """Return ``(a + bi)(c + di)`` for any bilinear operator."""
 
     def rule(left: Any, right: Any) -> Any:
         (a, b), (c, d) = _parts(left), _parts(right)
@@ -218,7 +218,7 @@ def _convert(value: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
 
 
 def _made(target: Any) -> Callable[..., Any]:
-    """``zeros_like`` and its like: the imaginary part is zero."""
+    """Return a rule for ``zeros_like`` and its like, whose imaginary part is zero."""
 
     def rule(value: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
         if dtype is not None:

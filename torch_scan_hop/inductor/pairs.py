@@ -48,9 +48,9 @@ def _split_results(value: Any) -> Any:
 
 
 def _is_copy_for_inductor(node: fx.Node) -> bool:
-    """``x + 0``, by which Inductor adds complex tensors as rows of reals: a copy with no lazy bits.
+    """Return True for ``x + 0``, by which Inductor adds complex tensors as rows of reals.
 
-    As an addition of pairs it would be arithmetic, which hides that a carry is only added to.
+    It is a copy with no lazy bits. An addition of pairs would hide that a carry is only added to.
     """
     return (
         node.target is torch.ops.aten.add.Tensor
@@ -114,7 +114,7 @@ def expanded_xs(xs: Sequence[Any]) -> list[Any]:
 
 
 def expanded_step(body: fx.GraphModule, is_complex_input: Sequence[bool]) -> Callable[..., Any]:
-    """``body`` on inputs of which each complex one is two, with results likewise."""
+    """Return ``body`` with two inputs for each complex one, and two results likewise."""
 
     def step(*flat: Any) -> tuple[Any, ...]:
         rest = iter(flat)

@@ -48,6 +48,6 @@ def why_not_replayed(call: ScanCall) -> str:
 
 
 def _is_captured_as_it_is(value: Any) -> bool:
-    """But for the number of steps, which is a stack's first size."""
+    """Return True if the device is served and all sizes but a stack's number of steps are known."""
     sizes = (*value.shape[1:], *value.stride())
     return is_served(value.device) and not any(isinstance(n, torch.SymInt) for n in sizes)

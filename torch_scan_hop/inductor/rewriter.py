@@ -57,7 +57,7 @@ def _value(argument: Any) -> Any:
 
 
 def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
-    """None for what is no tensor."""
+    """Return True if ``value`` has these strides; they are None for what is no tensor."""
     return stride is None or are_all_known_equal(value.stride(), stride)
 
 

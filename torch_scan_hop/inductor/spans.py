@@ -91,7 +91,7 @@ class Span:
 
     @contextlib.contextmanager
     def calls(self, wrapper: Any) -> Iterator[None]:
-        """Around the block that calls the kernel: once for each span."""
+        """Call the kernel once for each span, in the block that this opens."""
         first, end = str(self.first), str(self.end)
         for name in (first, end):
             declare_loop_index(wrapper, name)

@@ -90,7 +90,7 @@ class _Layers(nn.RNNBase):
             )
 
     def _checked(self, input: Tensor, x: Tensor, hx: Any, batch_sizes: Tensor | None) -> Any:
-        """``hx``, or zeros; ``input`` as it was given, ``x`` time first."""
+        """Return ``hx``, or zeros; ``input`` is as it was given, ``x`` time first."""
         if hx is None:
             count = self.num_layers * (2 if self.bidirectional else 1)
             zeros = [x.new_zeros(count, x.shape[1], size) for size in self._state_sizes()]

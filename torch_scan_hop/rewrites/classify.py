@@ -99,7 +99,7 @@ def classify(
 
 
 def ancestors(nodes: list[fx.Node], stop: set[fx.Node] | None = None) -> set[fx.Node]:
-    """``nodes`` and all they are computed from, not looking through ``stop``."""
+    """Return ``nodes`` and all that they are computed from, without looking through ``stop``."""
     seen: set[fx.Node] = set()
     pending = list(nodes)
     while pending:

@@ -44,7 +44,7 @@ def _copy(body: fx.GraphModule) -> fx.GraphModule:
 def lift_sizes(
     body: fx.GraphModule, signature: Signature
 ) -> tuple[fx.GraphModule, Signature, list[SizeOf]]:
-    """``body`` with sizes of carries and xs as further additional inputs, in this order."""
+    """Return ``body`` with sizes of carries and xs as further additional inputs, in this order."""
     lifted = _copy(body)
     placeholders = lifted.graph.find_nodes(op="placeholder")
     roles = signature.split_inputs(placeholders)
@@ -70,10 +70,10 @@ def lift_sizes(
 def lift_integers(
     body: fx.GraphModule, signature: Signature
 ) -> tuple[fx.GraphModule, Signature, list[Any]]:
-    """``body`` with every integer that it computes as a further additional input, in this order.
+    """Return ``body`` with every integer that it computes as an additional input, in this order.
 
-    Sizes, and what is computed from them, are the same at every step whatever they are read
-    from; and one who takes them computes nothing.
+    Sizes, and integers computed from them, are the same at every step; a body that is given them
+    computes none.
     """
     lifted = _copy(body)
     last = lifted.graph.find_nodes(op="placeholder")[-1]

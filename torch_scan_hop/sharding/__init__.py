@@ -55,7 +55,7 @@ class ShardedBody:
 def sharded_body(
     body: Body, inputs: Inputs[Any], layouts: Inputs[Any], over_steps: int | None = None
 ) -> ShardedBody:
-    """Made once for each way ``body`` is called.
+    """Return the body of shards, which is made once for each way ``body`` is called.
 
     ``layouts``: of the inputs, None for numbers. ``over_steps``: the dimension of the mesh along
     which ranks are at different steps; nothing is split along it in a step.

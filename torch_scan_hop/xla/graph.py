@@ -84,7 +84,7 @@ def _value(node: fx.Node) -> torch.Tensor | None:
 
 
 def _spell_out_dropout(graph: fx.Graph) -> None:
-    """``native_dropout`` as a comparison and a product.
+    """Write ``native_dropout`` as a comparison and a product.
 
     torch_xla 2.9.0 calls the mask it returns bool, but its HLO is a float, already scaled: a
     gradient computed from it would be scaled twice.

@@ -36,7 +36,7 @@ class ClosedScan:
 
 
 def close_over_bodies(module: fx.GraphModule) -> None:
-    """``scan(get_attr body, ...)`` becomes ``scan'(...)``.
+    """Replace ``scan(get_attr body, ...)`` by ``scan'(...)``.
 
     The openxla backend compiles the graph in parts and leaves ``get_attr`` nodes out of them,
     so a body would become an argument of a part, which takes only tensors.

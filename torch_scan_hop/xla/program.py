@@ -114,9 +114,9 @@ def _hlo(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> _xla.B
 
 
 def _refuse_fallbacks(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> None:
-    """Runs ``fn`` lazily on zeros: an operator without a lowering would read its inputs.
+    """Run ``fn`` lazily on zeros, so that an operator without a lowering reads those.
 
-    On placeholders that would be a segfault.
+    It would read its inputs, and on placeholders that is a segfault.
     """
     before = _xla.executed_fallbacks()
     fn(*(torch.zeros(m[0], dtype=m[1], device="xla") if _is_tensor(m) else m for m in inputs))

@@ -48,7 +48,7 @@ DYNAMO_ERRORS: tuple[type[BaseException], ...] = (
 
 
 def causes_of(error: BaseException | None) -> list[BaseException]:
-    """``error`` and what it came of; Dynamo raises some anew without naming the cause."""
+    """Return ``error`` and its causes; Dynamo raises some errors anew without naming the cause."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)

@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def function_modes_set_aside(tx: Any) -> Iterator[None]:
-    """No mode is asked about what is traced here, but within :func:`function_modes_in_force`.
+    """Hide what is traced here from all modes, except within :func:`function_modes_in_force`.
 
     Dynamo keeps the modes that are active as a stack of its own, which all its frames share
     (checked on torch 2.9.1, 2.13.0, 2.15.0). It hands an operator to the innermost of them, and

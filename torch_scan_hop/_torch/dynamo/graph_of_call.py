@@ -88,7 +88,7 @@ def _objects_stay_as_they_are() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fresh_code(fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """``fn`` with nothing of it in Dynamo's cache, so that the backend is called."""
+    """Return ``fn`` with nothing of it in Dynamo's cache, so that the backend is called."""
     if isinstance(fn, types.FunctionType):
         copy = types.FunctionType(
             fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__

@@ -33,7 +33,10 @@ def is_same(before: Any, after: Any) -> bool:
 
 
 def _tensor_of(variable: VariableTracker) -> Any:
-    """``module.steps += 1`` assigns what ``iadd`` returns: the tensor that was there, changed."""
+    """Return the example of a tensor variable as it is now; None for any other variable.
+
+    ``module.steps += 1`` assigns what ``iadd`` returns: the tensor that was there, changed.
+    """
     variable = variable.realize()
     return example_value(variable) if isinstance(variable, TensorVariable) else None
 
@@ -42,7 +45,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def users_line() -> str:
-    """``file:line (code)`` of the user's line that is being traced."""
+    """Return ``file:line (code)`` of the user's line that is being traced."""
     stack = list(TracingContext.extract_stack())
     if not stack:
         return "an unknown line"

@@ -117,11 +117,11 @@ class _Watch:
         self.assigning = False
 
     def may_change(self, item: VariableTracker) -> None:
-        """Some of Dynamo's trackers say that they have changed after they have."""
+        """Remember what ``item`` holds: some of Dynamo's trackers report a change after it."""
         self.unchanged.setdefault(id(item), _contents(item))
 
     def changes(self, item: VariableTracker) -> None:
-        """``item``, which the body did not make, is about to change."""
+        """Note that ``item``, which the body did not make, is about to change."""
         contents = self.unchanged.get(id(item), _contents(item))
         if self.assigning:
             return  # noted by ``assigns``

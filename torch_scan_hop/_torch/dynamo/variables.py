@@ -78,7 +78,8 @@ def create_node(
 
 
 def write_back(tx: Any, destination: fx.Proxy, source: fx.Proxy) -> None:
-    """``destination.copy_(source)``; a leaf that requires grad is written to under ``no_grad``.
+    """Emit ``destination.copy_(source)``, under ``no_grad`` if a leaf that requires grad is written
+    to.
 
     Autograd refuses all else: a program that changed it has done so under ``no_grad``, too.
     """

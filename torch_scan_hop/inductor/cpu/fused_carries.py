@@ -77,7 +77,7 @@ class FusedCarries(VectorOps):
         return self._noted(result, x, y)
 
     def _is_apart(self, value: Any, *values: Any) -> bool:
-        """``value`` depends on no carry, and all are floats of one dtype."""
+        """Return True if ``value`` depends on no carry, and all are floats of one dtype."""
         return str(value) not in self._dependent and _are_floats(value, *values)
 
 

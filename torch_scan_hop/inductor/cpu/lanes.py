@@ -91,7 +91,7 @@ class TimeLoop:
 
 
 def _one_of_each_name(buffers: Sequence[Any]) -> list[Any]:
-    """Both parts of a complex stack have its name, and lie in one line of the cache."""
+    """Return one buffer of each name: the parts of a complex stack share one, and cache lines."""
     first: dict[str, Any] = {}
     for buffer in buffers:
         first.setdefault(buffer.name, buffer)

@@ -138,9 +138,10 @@ class Composition:
         return added([*terms, *([f"b{i}"] if i in self.shifted else [])])
 
     def agreement(self) -> list[str]:
-        """``agrees``: whether ``after`` is what a step makes of ``before``, which is ``next``.
+        """Emit ``agrees``: whether ``after`` is near ``next``, which a step makes of ``before``.
 
-        If it is in all rows up to one, it is the loop's in that row, infinities and nans included.
+        If it is so in all rows up to one, that row's carry is the loop's, infinities and nans
+        included.
         """
         lines = []
         for k in self.checked:

@@ -79,7 +79,7 @@ class Entries:
         return self.lane - sum(dim < self.lane for dim in dims)
 
     def dim(self, dim: int) -> int:
-        """``dim``, counted from the front, of a dimension that the lanes are no part of."""
+        """Return ``dim``, counted from the front, for a dimension without lanes."""
         dim = self.any_dim(dim)
         if dim == self.lane:
             raise NotScalars("work across lanes")
@@ -115,10 +115,10 @@ def common_lane(operands: Iterable[Entries]) -> int | None:
 
 
 def expanded(entries: Entries, shape: Index, lane: int | None) -> Entries:
-    """``entries`` repeated along dimensions of size 1, to a shape and a place for the lanes.
+    """Repeat ``entries`` along dimensions of size 1, to a shape and a place for the lanes.
 
     A tensor may have as many elements where the lanes are to be as there are lanes, and yet have
-    its own lanes elsewhere, or none: where rows are as many as lanes, its shape does not tell.
+    its lanes elsewhere, or none: if there are as many rows as lanes, its shape does not tell.
     """
     own = entries.shape
     repeats = len(own) == len(shape) and all(n in (1, k) for n, k in zip(own, shape, strict=True))
@@ -135,7 +135,7 @@ def expanded(entries: Entries, shape: Index, lane: int | None) -> Entries:
 
 
 class Lanes:
-    """How many lanes there are: ``size``, or None for a body without a batch."""
+    """The number of lanes, ``size``, or None for a body without a batch."""
 
     def __init__(self, size: Any) -> None:
         self.size = size
@@ -156,7 +156,7 @@ class Lanes:
         return tuple(grid)
 
     def reshaped(self, entries: Entries, shape: Sequence[Any]) -> Entries:
-        """In another shape, in which the lanes are the outer part of a dimension, too."""
+        """Reshape to a shape in which the lanes are the outer part of a dimension, too."""
         if entries.lane is None:
             return Entries(self.grid_of(shape, None), entries.flat, None)
         before = math.prod(entries.shape[: entries.lane])

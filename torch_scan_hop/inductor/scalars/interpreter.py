@@ -1,4 +1,4 @@
-"""Runs a body on entries; under a trace, it writes the body anew."""
+"""Run a body on entries; under a trace, that writes the body anew."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _is_known(node: fx.Node) -> bool:
 
 
 def _work_of(node: fx.Node) -> int:
-    """Operators on entries, of all lanes."""
+    """Return the number of operators on entries, for all lanes."""
     if node.target in MOVES:
         return 0
     values = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]

@@ -24,7 +24,10 @@ from torch_scan_hop.signature import Inputs, Signature
 
 
 def lanes_of(body: fx.GraphModule, signature: Signature) -> list[Lanes]:
-    """How many lanes a body may have: the first dimension of all carries but scalars, or none."""
+    """Return the lanes that a body may have: the first dimension of all its carries, or none.
+
+    Scalars among the carries do not count.
+    """
     carry = [n.meta["val"] for n in signature.inputs_of(body).carry]
     sizes = [c.shape[0] for c in carry if c.ndim]
     found = [Lanes(None)]
@@ -36,9 +39,9 @@ def lanes_of(body: fx.GraphModule, signature: Signature) -> list[Lanes]:
 
 @dataclass(frozen=True)
 class _Grid:
-    """How a tensor of ``size``, or each slice of a stack of them, is taken apart.
+    """Takes a tensor of ``size``, or each slice of a stack of them, apart.
 
-    Kernels of the CPU store no bools: carries and ys are integers then.
+    Kernels of the CPU store no bools, so carries and ys are integers then.
     """
 
     shape: Index
