@@ -45,7 +45,7 @@ def scan(
 ) -> tuple[Any, Any]:
     """Carry a state along a dimension: ``jax.lax.scan`` for PyTorch.
 
-    Means the same as this loop, and runs as one operator in eager mode, under
+    It means the same as this loop, and runs as one operator in eager mode, under
     ``torch.compile``, in exported programs and on XLA::
 
         carry, ys = init, []
@@ -74,14 +74,14 @@ def scan(
             :class:`Binomial`: at most that many snapshots. A function: a policy for each
             operator, as for ``torch.utils.checkpoint.create_selective_checkpoint_contexts``.
         compile: True lets Inductor compile the loop and its backward, in an eager program; what is
-            around the scan stays as it is. The first call takes seconds, a second trip count or
-            batch size once more; results may differ in the last digits, and random numbers from
-            those in eager mode. Without effect under transforms of ``torch.func``, modes and
-            tracers, on XLA, and inside ``torch.compile``. None: what
-            :func:`torch_scan_hop.set_default` says (at first False).
-        progress: True, or a label, shows a bar (of tqdm) while this call runs, and while its
-            backward does, in eager mode; see :func:`torch_scan_hop.progress`, which also shows what
-            is compiled. Without effect inside ``torch.compile`` and on XLA.
+            around the scan stays as it is. The first call takes seconds, and so does the first one
+            with a second trip count or batch size. Results may differ in the last digits, and
+            random numbers differ from those in eager mode. It has no effect under transforms of
+            ``torch.func``, modes and tracers, on XLA, and inside ``torch.compile``. None takes the
+            default, which :func:`torch_scan_hop.set_default` sets (at first False).
+        progress: True, or a label, shows a bar (of tqdm) while this call and its backward run, in
+            eager mode. It has no effect inside ``torch.compile`` and on XLA; see
+            :func:`torch_scan_hop.progress`, which also shows compiled scans.
 
     Returns:
         ``(carry, ys)``: the last carry, in the structure of ``init``, and the stacked ``y``:

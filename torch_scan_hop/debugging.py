@@ -43,8 +43,8 @@ _settings: contextvars.ContextVar[_Settings | None] = contextvars.ContextVar(
 def debug(detect_nonfinite: bool = False) -> Iterator[None]:
     """Run scans as plain Python loops, in this thread, for as long as the context lasts.
 
-    So are the scans of functions and modules that ``torch.compile`` compiles: they run as they were
-    written. Exported programs and what AOTInductor made are not affected.
+    Functions and modules that were compiled by ``torch.compile`` run as they were written, and
+    so do their scans. Exported programs and those of AOTInductor are not affected.
 
     Args:
         detect_nonfinite: raise :class:`NonFiniteError` at the first step whose carry or y holds a

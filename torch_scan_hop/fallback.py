@@ -49,8 +49,9 @@ class fallback(Setting):
             each function; ``"allow"`` says nothing; ``"error"`` raises
             :class:`NotTraceableError` with the same text.
 
-    On XLA it also says what happens to a body with operators that torch_xla runs on the CPU: it
-    runs step by step, with a warning, without one, or not (a ``NotImplementedError``).
+    On XLA it also decides about a body with operators that torch_xla runs on the CPU. ``"warn"``
+    runs it step by step with a warning, ``"allow"`` without one, and ``"error"`` raises
+    ``NotImplementedError``.
 
     Example:
         >>> with fallback("allow"):

@@ -34,7 +34,7 @@ def scan_layers(
 ) -> Any:
     """``nn.Sequential(*layers)(input_data)``, traced and compiled as one layer in a loop.
 
-    Takes the call of ``torch_xla.experimental.scan_layers.scan_layers``, on any device.
+    It is called as ``torch_xla.experimental.scan_layers.scan_layers`` is, and runs on any device.
     Gradients flow to the parameters of every layer. Buffers that a layer changes in its forward
     (batch norm statistics) are changed in that layer; others are not written to. Layers with equal
     parametrizations (``weight_norm``) are equal.

@@ -142,10 +142,10 @@ def _parts(order: range, length: int, most: int) -> Iterator[range]:
 def progress(label: str = "scan") -> Iterator[None]:
     """Show a bar for the scans that run while the context lasts, in this thread.
 
-    One bar for all of them, which counts the steps of the outermost loops, of backwards, too. It is
-    moved by the loops of eager mode and by those that Inductor compiles, in its Python wrapper.
-    XLA and the C++ wrapper run a loop in one go, and do not move it. It is drawn once 0.2 seconds
-    have passed.
+    All of them share one bar, which counts the steps of the outermost loops, those of backwards
+    included. The loops of eager mode move it, and so do those that Inductor compiles, in its Python
+    wrapper. XLA and the C++ wrapper run a loop in one go, and do not move it. It is drawn once 0.2
+    seconds have passed.
 
     Args:
         label: what stands before the bar.

@@ -45,8 +45,8 @@ def explain(
 ) -> Explanation:
     """Say what became of a cell: what leaves the loop, what is saved, what it costs, and why.
 
-    Nothing is run: the body is captured on fake tensors, nothing of that is kept, and later calls
-    of :func:`torch_scan_hop.scan` are as they would have been.
+    Nothing is run: the body is captured on fake tensors, and nothing of that is kept, so that later
+    calls of :func:`torch_scan_hop.scan` are not affected.
 
     Args:
         combine_fn: the body of a scan, as for :func:`torch_scan_hop.scan`. Or a program that
@@ -60,13 +60,13 @@ def explain(
         kernels: ask Inductor which kernels it would choose, which takes a few seconds.
 
     Returns:
-        An :class:`Explanation`. Where the body cannot be captured it says that it runs as a
+        An :class:`Explanation`. If the body cannot be captured it says that the body runs as a
         loop, why, at which line, and what to write instead.
 
     Raises:
         TypeError, ValueError: arguments that :func:`torch_scan_hop.scan` refuses; ``init``
             missing for a body or given for a program; ``limits`` that are no two positive numbers.
-        RuntimeError: fakes of a GPU, and a torch without CUDA, or older than 2.15.
+        RuntimeError: fakes of a GPU with a torch that is built without CUDA, or older than 2.15.
 
     Example:
         >>> def cell(h, x):

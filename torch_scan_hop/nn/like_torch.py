@@ -150,8 +150,8 @@ class LSTM(_Layers):
     """``nn.LSTM`` as scans, with its arguments, parameters and results.
 
     ``load_state_dict`` takes what ``nn.LSTM`` saved. ``lengths=`` in the call says how long each
-    sequence of a padded batch is; ``options``, which is a dict, is told to
-    :func:`torch_scan_hop.scan`, as ``{"compile": True}``.
+    sequence of a padded batch is. The attribute ``options`` is a dict of keyword arguments for
+    :func:`torch_scan_hop.scan`, for example ``{"compile": True}``.
 
     Example:
         >>> torchs = nn.LSTM(3, 4, num_layers=2, bidirectional=True)
@@ -260,10 +260,10 @@ _OURS: dict[type[nn.Module], type[_Layers]] = {
 
 
 def convert(model: Module) -> Module:
-    """``model`` with ``LSTM``, ``GRU`` and ``RNN`` of this package in the place of torch.nn's.
+    """Replace torch.nn's ``LSTM``, ``GRU`` and ``RNN`` in ``model`` by this package's; return it.
 
-    The model is changed in place; a layer that is the model itself is returned anew. Parameters,
-    hooks and modes are the same objects. Layers of classes that derive from torch.nn's stay.
+    The model is changed in place, but if the model itself is such a layer a new one is returned.
+    Parameters, hooks and modes are the same objects. Layers of derived classes are left alone.
 
     Example:
         >>> model = nn.ModuleDict({"encoder": nn.GRU(3, 4), "head": nn.Linear(4, 2)})

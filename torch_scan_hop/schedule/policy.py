@@ -16,7 +16,7 @@ from torch_scan_hop.errors import ScanTypeError, ScanValueError
 
 @dataclass(frozen=True)
 class Binomial:
-    """At most ``snapshots`` carries saved at any time; a step runs at most ``1 + sweeps`` times.
+    """Save at most ``snapshots`` carries at any time; run each step at most ``1 + sweeps`` times.
 
     >>> Binomial(snapshots=3, sweeps=2).leaves()
     10
