@@ -1,4 +1,4 @@
-"""What is allowed and what is said when a scan runs as a plain Python loop.
+"""Rules for scans that run as a plain Python loop: if they may, and what is said of it.
 
 A body that cannot be traced (it prints, branches on data, changes Python objects) means the same
 as a loop, and costs what the loop costs. Whoever counts on one operator asks for an error::

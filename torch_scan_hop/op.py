@@ -248,9 +248,10 @@ if is_there("own_scan", imports=False):
 
 
 def call_scan(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tuple[Any, ...]:
-    """The operator, called with its inputs whole.
+    """Call the operator with its inputs whole.
 
-    A function, and no method: compiled autograd has Dynamo trace the backward, which calls this.
+    This is a function, and no method, because compiled autograd has Dynamo trace the backward,
+    which calls it.
     """
     additional = tuple(inputs.additional)
     return scan_op(body, inputs.carry, inputs.xs, additional, **options.non_defaults())

@@ -30,8 +30,9 @@ DELAY = 0.2
 class _Bar:
     """One bar, which the outermost loops move while it is in force.
 
-    ``total``: the steps there will be. None if that is not known: then those of the loops so far.
-    ``backward``: outside of which it is not in force; one that fails leaves its bar behind.
+    ``total``: the number of steps, or None if it is not known; then the steps of the loops so far
+    count. ``backward``: the bar is in force only within this backward. A backward that fails leaves
+    its bar behind.
     """
 
     def __init__(self, label: str, total: int | None, backward: int | None) -> None:
@@ -106,7 +107,7 @@ def steps(order: range) -> Iterable[int]:
 
 
 def calls(trip_count: int, most: int) -> Iterable[tuple[int, int]]:
-    """The first step and the end of each call of a kernel that runs ``most`` steps at most.
+    """Yield the first step and the end of each call of a kernel that runs ``most`` steps at most.
 
     Between two calls Python sees signals. While there is a bar, calls are short. There is always
     one call: it copies init.

@@ -73,7 +73,7 @@ def _after_step(before: Any, after: Any, device: torch.device, settling: Settlin
 def scan_loop(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: int, reverse: bool
 ) -> tuple[Any, Any]:
-    """``scan`` over the leading dimension of ``xs`` as a Python loop.
+    """Run ``scan`` over the leading dimension of ``xs`` as a Python loop.
 
     ``init`` holds tensors, numbers or None; ``xs`` tensors with a leading dimension
     ``trip_count``.

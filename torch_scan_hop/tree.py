@@ -142,11 +142,11 @@ def _changed(
     fix: str = CARRY_FIX,
     grows: bool = False,
 ) -> Exception:
-    """An error about the carry at ``path``.
+    """Return an error about the carry at ``path``.
 
-    It may say that the carry ``grows``: that is what programs do on purpose, in their first step,
-    and a scan may begin after it. None becomes a tensor, a number or a smaller tensor a larger one,
-    a list a tuple.
+    It may say that the carry ``grows``: None becomes a tensor, a number or a smaller tensor a
+    larger one, a list a tuple. Programs do that on purpose in their first step, and a scan may
+    begin after it.
     """
     return refused(kind, carry_mismatch(path, expected, got, fix), path, grows)
 
@@ -174,7 +174,7 @@ def match_carry(
     path: str = "carry",
     keep_numbers: bool = False,
 ) -> list[Any]:
-    """The tensor leaves of ``value`` in the order of ``template``; dicts match by key.
+    """Return the tensor leaves of ``value`` in the order of ``template``; dicts match by key.
 
     A number where ``template`` has one becomes a tensor, unless ``keep_numbers``.
 

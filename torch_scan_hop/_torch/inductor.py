@@ -121,8 +121,7 @@ def fresh_loop_index() -> torch.SymInt:
 
 
 def boxed(value: Any) -> Any:
-    """Return ``value`` as lowerings take it, boxed once: a box in a box fails when it is
-    realized."""
+    """Return ``value`` as lowerings take it. A box in a box would fail when it is realized."""
     is_boxed = isinstance(value, StorageBox | ir.BaseView)
     return TensorBox(value) if is_boxed else TensorBox.create(value)
 

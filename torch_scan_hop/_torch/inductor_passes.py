@@ -35,9 +35,9 @@ __all__ = [
 def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> None:
     """Run ``transform`` where Inductor would turn scans into while loops.
 
-    Inductor looks that pass up as a module global, and asserts that no scan node remains.
-    The scans of torch's own ``scan()`` are while loops as ever, and graphs without a scan are
-    nobody's business.
+    Inductor looks that pass up as a module global, and asserts that no scan node remains. torch's
+    pass still turns the scans of torch's own ``scan()`` into while loops, and graphs without a scan
+    are left alone.
     """
     into_while_loops = post_grad.decompose_scan_to_while_loop
 

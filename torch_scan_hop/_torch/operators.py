@@ -215,9 +215,9 @@ def trace_symbolically(
 def take_operator_name(op: HigherOrderOperator) -> None:
     """Make ``torch.ops.higher_order.<name>`` resolve to ``op``.
 
-    The registry entry is overwritten by ``HigherOrderOperator.__init__`` already; the
-    namespace object caches what it resolved once, so that cache is set too. What of torch's own
-    ``scan()`` comes by that name is handed back, see :mod:`torch_scan_hop._torch.own_scan`.
+    ``HigherOrderOperator.__init__`` overwrites the registry entry. The namespace object also caches
+    what it resolved once, so that cache is set, too. Calls that torch's own ``scan()`` makes by
+    that name are handed back, see :mod:`torch_scan_hop._torch.own_scan`.
     """
     setattr(torch.ops.higher_order, op.__name__, op)
     resolved: Any = getattr(torch.ops.higher_order, op.__name__)

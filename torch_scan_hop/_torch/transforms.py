@@ -117,9 +117,9 @@ def put_back_on_error() -> Iterator[None]:
 def collect_failed_trace() -> None:
     """Free what a failed trace left, with the dispatcher's state kept.
 
-    Under functorch transforms, what Dynamo of torch 2.13 leaves behind changes the keys that the
-    dispatcher leaves out when it is freed: whenever the garbage collector comes by, for whatever
-    runs then.
+    Under functorch transforms, Dynamo of torch 2.13 leaves something behind that changes the keys
+    which the dispatcher leaves out, when it is freed. Without this call that would happen whenever
+    the garbage collector runs, to whatever runs then.
     """
     if not under_transform():
         return
@@ -158,9 +158,10 @@ def wrap_for_level(value: Any, level: int) -> Any:
 
 
 def unpack_dual(value: Any) -> tuple[Any, Any]:
-    """(primal, tangent or None) at torch's only forward-AD level.
+    """Return (primal, tangent or None) at torch's only forward-AD level.
 
-    Not ``forward_ad.unpack_dual``: Dynamo's graphs enter that level without telling it.
+    ``forward_ad.unpack_dual`` does not do, because Dynamo's graphs enter that level without telling
+    it.
     """
     if not isinstance(value, torch.Tensor):
         return value, None
@@ -181,7 +182,8 @@ def over_first_dimension(
     """Return ``torch.vmap`` of a flat ``fn``, along the first dimension of the arguments
     ``batched``.
 
-    torch's own flattens trees and makes a wrapper at each call, which small operators wait for.
+    torch's own vmap flattens trees and makes a wrapper at each call, which takes longer than a
+    small operator.
     """
     lazy_load_decompositions()
     levels: Any = functorch

@@ -66,10 +66,10 @@ def placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def derived(value: Any) -> Any:
-    """The value of a placeholder as the result of an operator.
+    """Return the value of a placeholder as the result of an operator.
 
-    ``mark_sharding`` gives a tensor that holds data, or its clone, new data: a placeholder would
-    be lost, and what follows a segfault. XLA removes the product.
+    ``mark_sharding`` gives new data to a tensor that holds data, or to its clone. A placeholder
+    would be lost then, and a segfault would follow. XLA removes the product.
     """
     if not isinstance(value, torch.Tensor):
         return value
@@ -159,10 +159,10 @@ def hlo_of(
 
 
 def _seed_parameter(context: Any) -> int | None:
-    """The parameter that every random operator reads.
+    """Return the parameter that every random operator reads.
 
-    Found by what one more random operator reads: the node's own mark (``_get_seed_info_id``) is
-    gone once anything has wrapped it in a tensor.
+    It is found by what one more random operator reads, because the node's own mark
+    (``_get_seed_info_id``) is gone once anything has wrapped it in a tensor.
     """
     probe = torch.empty((), device="xla").uniform_()
     _, nodes = _c._get_tensors_xla_device_data_node([probe])

@@ -271,10 +271,11 @@ def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
 
 
 class ScanFunction(torch.autograd.Function):
-    """Plain autograd; functorch's grad levels have their own in ``dispatch/grad.py``.
+    """The autograd.Function for plain autograd; functorch's grad levels have theirs in
+    ``dispatch/grad.py``.
 
-    Forward over reverse: on dual tensors that require grad, ``jvp`` gives the results tangents,
-    and what is saved keeps its own, so that the backward is a scan of duals.
+    Forward over reverse works, too. On dual tensors that require grad, ``jvp`` gives the results
+    tangents, and what is saved keeps its own, so that the backward is a scan of duals.
     """
 
     @staticmethod

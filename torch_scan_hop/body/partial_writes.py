@@ -48,11 +48,11 @@ def writes_in_place(
     pays: Callable[[fx.Node], bool],
     copied: Collection[fx.Node] = (),
 ) -> list[fx.Node]:
-    """The writes that can be made where their value lies, and for which that ``pays``.
+    """Return the writes that can be made where their value lies, and for which that ``pays``.
 
-    The memory of ``own`` inputs is the loop's; that of ``lent`` results is not; ``copied`` ones
-    are copied where they are made. Writes are moved to where they are wanted first, behind what
-    still reads the value before.
+    The memory of ``own`` inputs is the loop's; that of ``lent`` results is not; ``copied`` values
+    are copied where they are made. First, writes are moved to where they are needed, behind
+    everything that still reads the old value.
     """
     for node in list(graph.nodes):
         if is_partial_write(node) and pays(node):

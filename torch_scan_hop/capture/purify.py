@@ -61,8 +61,8 @@ class CapturedBody:
     def _copy_for_scans(self) -> None:
         """Give a scan in the body a copy of what the body writes to after it.
 
-        Its backward may read more of what it was given than the loop's would, and autograd
-        counts writes.
+        The scan's backward may read more of its inputs than the loop's would, and autograd counts
+        writes to them.
         """
         scans = [n for n in self.graph.nodes if isinstance(n.target, ScanOperator)]
         if not scans:

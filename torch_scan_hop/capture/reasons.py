@@ -53,10 +53,12 @@ def _kind_of(leaf: Any) -> Any:
 
 
 def _setting(fn: Any, inputs: Any) -> Any:
-    """Return the plain values that ``fn`` reads: a flag that turns printing off makes another body.
+    """Return what may make another call traceable: plain values that ``fn`` reads, and its
+    surroundings.
 
-    And the kinds of its ``inputs`` and the modes around it: what cannot be traced of one call
-    says nothing about a call without it.
+    A flag that turns printing off makes it another body. The kinds of ``inputs`` and the modes
+    around the call belong to it, too, since what cannot be traced of one call says nothing about a
+    call without them.
     """
     found: list[Any] = [
         *function_modes(),

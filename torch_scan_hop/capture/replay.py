@@ -88,8 +88,8 @@ def own_copy(
     """Return ``fn`` with a code object of its own, because Dynamo keeps its cache on the code
     object.
 
-    And with a name of its own: by name and line Dynamo remembers which sizes have varied, and those
-    of one body say nothing about another.
+    It has a name of its own, too. Dynamo remembers by name and line which sizes have varied, and
+    those of one body say nothing about another.
     """
     where = f"{body.co_name}_{body.co_firstlineno}_{zlib.crc32(body.co_filename.encode()):x}"
     name = re.sub(r"\W", "_", f"{name or fn.__name__}_of_{where}")
@@ -105,9 +105,10 @@ def own_copy(
 
 
 class NotCaptured(Exception):
-    """The call must run as a plain Python loop; ``reason`` says why.
+    """Raised if the call must run as a plain Python loop; ``reason`` says why.
 
-    ``is_lasting``: the same call would end the same way. ``is_told``: it was said, of all calls.
+    ``is_lasting``: the same call would end the same way. ``is_told``: a warning about all calls was
+    given.
     """
 
     def __init__(self, reason: str, is_lasting: bool = True, is_told: bool = False) -> None:
@@ -118,10 +119,11 @@ class NotCaptured(Exception):
 
 
 class _RanUntraced(Exception):
-    """An entry began to run as Python: no capture fits these arguments, or Dynamo is switched off.
+    """Raised if an entry begins to run as Python: no capture fits these arguments, or Dynamo is
+    off.
 
-    Dynamo has no call that replays a capture where one fits and says so where none does; but what
-    has no capture runs as it is, and raises this before it has done anything.
+    No call of Dynamo's replays a capture if one fits and says so if none does. Instead, an entry
+    without a capture runs as it is, and raises this before it has done anything.
     """
 
 
@@ -141,10 +143,10 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
     """Run ``entry(combine_fn, *args)`` as Dynamo captured it; raise NotCaptured where it cannot be.
 
     With ``compiled``, Inductor compiles what is captured, wherever plain tensors run in plain eager
-    mode: a transform, a mode or a tracer around the call is there to see the scan itself.
+    mode. A transform, a mode or a tracer around the call must see the scan itself.
 
-    Whatever goes wrong on the way, in Dynamo, in torch or here, is no reason for the caller's
-    program to fail: the loop will run it, or raise what is the program's own error.
+    Whatever goes wrong on the way, in Dynamo, in torch or here, the caller's program must not fail
+    for it: the loop runs it, or raises the program's own error.
     """
     _load_dynamo()
     from torch_scan_hop._torch.dynamo.errors import compilers_error, is_data_dependent, is_limit_hit

@@ -72,9 +72,9 @@ def _first(xs: Any, reverse: bool) -> Any:
 def other_steps(
     run: Any, combine_fn: Any, first: Any, xs: Any, trip_count: Any, schedule: Any, settled: Any
 ) -> tuple[Any, Any]:
-    """The scan from the second step on, after ``first``, which :func:`first_step` returned.
+    """Run the scan from the second step on, after ``first``, which :func:`first_step` returned.
 
-    ``settled`` names what has changed in a first step: it may not change again.
+    ``settled`` names what has changed in the first step, and may not change again.
     """
     carry, y = first
     if trip_count == 1:

@@ -47,7 +47,7 @@ class _Seen:
 
 
 class GraphedLoop:
-    """Calls a loop, or replays what it was captured as. One of them is for one loop.
+    """Calls one loop, or replays what it was captured as.
 
     Slots serve one call at a time: a second thread runs the loop plainly meanwhile.
     """

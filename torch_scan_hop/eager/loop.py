@@ -37,8 +37,8 @@ class StackLike:
 class EagerLoop:
     """A compiled loop: ``loop(inputs, reverse, into)`` -> (carry..., ys...).
 
-    ``into`` has a place for each of the ys, or None where one is to be made, and ``like`` says of
-    what shape, if the body is for any size. What stands at ``own_xs`` is written over.
+    ``into`` has a place for each of the ys, or None if one is to be made; ``like`` gives its shape,
+    if the body is for any size. The loop writes over the xs at ``own_xs``.
     """
 
     def __init__(

@@ -101,10 +101,11 @@ def explain(
 
 @contextlib.contextmanager
 def _aside(given: Any) -> Iterator[None]:
-    """The caller's modes see nothing of it: a mode of fakes would mix with those made here.
+    """Hide the work from the caller's modes: a mode of fakes would mix with those made here.
 
-    Random numbers go on as before: modules of torch draw when they are imported, some compilers'
-    passes do, too. Where ``given`` has fakes of a GPU that is not there, something stands in.
+    Random numbers go on as before, though modules of torch draw some when they are imported, and so
+    do some compilers' passes. If ``given`` has fakes of a GPU that is not there, something stands
+    in for it.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     there = as_if_there(pytree.tree_leaves(given))

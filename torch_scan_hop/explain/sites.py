@@ -131,7 +131,8 @@ def _name(value: Any, name_of: NameOf) -> str:
 
 
 def namer(names: dict[str, str]) -> NameOf:
-    """Names of the values of a graph: of what they are a copy or another shape of, if that has one.
+    """Return names of a graph's values: a value is named after what it is a copy or another shape
+    of.
 
     ``names``: by the names of placeholders.
     """

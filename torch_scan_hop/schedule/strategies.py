@@ -36,7 +36,7 @@ def is_one_scan(schedule: Schedule) -> bool:
 
 
 def scheduled(one_scan: Callable[[Any], Run], template: Any, schedule: Schedule) -> Run:
-    """The run that ``schedule`` asks for; ``one_scan(policy)`` is a scan of one policy.
+    """Return the run that ``schedule`` asks for; ``one_scan(policy)`` is a scan of one policy.
 
     Blocks of unrolled steps match their carry with ``template``.
     """

@@ -52,10 +52,11 @@ def _roles(body: fx.GraphModule, signature: Signature) -> _Roles:
 def scan_over_ranks(
     body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions, stretches: Stretches
 ) -> tuple[list[Any], list[int]]:
-    """The results of this rank's steps, with the last carries of all; and which of those carries
-    are summands, one on each rank.
+    """Return the results of this rank's steps, with the last carries, and the positions of
+    summands.
 
-    ``inputs``: this rank's xs, and what all ranks have.
+    A carry that is a summand has one part on each rank. ``inputs``: this rank's xs, and what all
+    ranks have.
     """
     signature = inputs.signature
     key = ("over ranks", inputs_metadata(inputs))

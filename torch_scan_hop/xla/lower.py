@@ -28,10 +28,10 @@ LEAST_WEIGHT_ON_A_CPU = 1 << 20
 
 
 def lower_scan(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[torch.Tensor, ...]:
-    """The scan as one pending node that calls a computation with one ``While``.
+    """Return the scan as one pending node that calls a computation with one ``While``.
 
-    Below autograd and functionalization: takes and returns plain XLA tensors. A checkpoint
-    matters to autograd only, which has done its work already.
+    It runs below autograd and functionalization, on plain XLA tensors. A checkpoint matters to
+    autograd only, which has done its work already.
     """
     length = int(inputs.trip_count)
     if length == 0:

@@ -134,7 +134,7 @@ def _holding_the_lock() -> Iterator[bool]:
 
 
 def _last_guard_that_failed(fn: types.FunctionType) -> str:
-    """The condition alone: comments and the user's stack come behind it, captures' numbers before.
+    """Return the condition of that guard, without comments, the user's stack and captures' numbers.
 
     torch 2.9 has the conditions that failed on lines of their own, of which the last counts.
     """

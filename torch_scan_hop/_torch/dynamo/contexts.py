@@ -70,7 +70,7 @@ def no_code_is_kept() -> Iterator[None]:
 def no_logs_of_mistakes() -> Iterator[None]:
     """Silence the twenty lines that fakes log before they raise for shapes that do not fit.
 
-    It is the caller's mistake, which the loop raises at its line, or a warning says it.
+    Such shapes are the caller's mistake. The loop raises it at its line, or a warning says it.
     """
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
@@ -130,9 +130,9 @@ def functorch_views() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_tracer_modes() -> Iterator[list[Any]]:
-    """make_fx's own torch-function modes count calls, which no guard can hold.
+    """Set make_fx's own torch-function modes aside: they count calls, which no guard can hold.
 
-    There are those of several when one traces in another, as ``torch.func.linearize`` does.
+    If one trace runs in another, as in ``torch.func.linearize``, there are modes of both.
     """
     stack = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
     tracers = [m for m in stack if isinstance(m, _TRACER_MODES)]
@@ -150,10 +150,11 @@ def without_tracer_modes() -> Iterator[list[Any]]:
 
 @contextlib.contextmanager
 def without_export_hooks() -> Iterator[None]:
-    """torch.export watches which buffers a program assigns to, by a hook of all modules.
+    """Set the hook aside by which torch.export watches the buffers that a program assigns to.
 
-    Dynamo cannot trace it, and a body has no need of it: what it writes to a buffer leaves the
-    scan as a result, and is written after it. torch 2.9 leaves the hook there when an export fails.
+    Dynamo cannot trace that hook of all modules, and a body does not need it: what it writes to a
+    buffer leaves the scan as a result, and is written after the scan. torch 2.9 leaves the hook
+    there when an export fails.
     """
     hooks = module_hooks._global_buffer_registration_hooks
     before = list(hooks.items())

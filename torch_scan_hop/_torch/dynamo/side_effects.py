@@ -60,7 +60,7 @@ def _is_swap(effects: SideEffects) -> bool:
 def _contents(variable: VariableTracker) -> Any:
     """Return the items of a list, dict, set or deque, as Dynamo knows them; None for other objects.
 
-    An iterator holds items, too, and what changes is where it stands: that cannot be undone.
+    An iterator holds items as well, but what changes is its position, which cannot be undone.
     """
     if not isinstance(variable, (BaseListVariable, ConstDictVariable, SetVariable)):
         return None
