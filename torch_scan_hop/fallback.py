@@ -83,7 +83,7 @@ def forget_reasons() -> None:
 
 # --- what is said ---
 
-# What was said of each function: one that serves a program may have a few reasons.
+# The warnings given about each function, which may have a few reasons in one program.
 _warned: MutableMapping[types.CodeType, set[str]] = weakref.WeakKeyDictionary()
 MAX_WARNINGS = 4
 

@@ -24,7 +24,7 @@ from torch_scan_hop._torch.fakes import FakeTensor
 
 __all__ = ["OLDEST", "are_absent", "standing_in", "why_not_here"]
 
-#: of an H100, as far as Inductor asks for them
+#: the properties of an H100 that Inductor asks for
 PROPERTIES = types.SimpleNamespace(
     name="absent", major=9, minor=0, multi_processor_count=132, warp_size=32, total_memory=2**36,
     regs_per_multiprocessor=2**16, max_threads_per_multi_processor=2048, L2_cache_size=50 * 2**20,

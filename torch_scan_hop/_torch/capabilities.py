@@ -39,7 +39,7 @@ class Capability:
     instead: str
     shims: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    #: whether to ask is to import what the names are in
+    #: True if asking for it imports the modules that hold its names
     imports: bool = True
 
 
@@ -179,7 +179,7 @@ def attempt(name: str) -> Iterator[None]:
 
 
 _PACKAGE = str(Path(__file__).parents[1])
-#: what is raised by a line that reads what is not there any more, or calls it as it was called
+#: errors of a line that uses a name which is gone, or calls it in a form that has changed
 _OF_ANOTHER_TORCH = (AttributeError, TypeError, LookupError, ImportError, NameError, AssertionError)
 
 
@@ -270,7 +270,7 @@ def without(*names: str) -> Iterator[None]:
 
 _by_hand.update(_expanded(tuple(os.environ.get(VARIABLE, "").replace(",", " ").split())))
 
-#: whether scans are captured: what Dynamo, which traces code that asks this, must read as a value
+#: True if scans are captured. It is a value, because Dynamo traces code that reads it.
 captures = not _by_hand & {"operator", "capture"}
 
 

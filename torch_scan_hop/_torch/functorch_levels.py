@@ -29,7 +29,7 @@ _OPENERS = {
     "_vmap_increment_nesting",
 }
 _CLOSERS = {"_grad_decrement_nesting", "_jvp_decrement_nesting", "_vmap_decrement_nesting"}
-#: by name: the position of the level among the arguments
+#: for each function, by name, the position of the level among its arguments
 _LEVEL_ARGUMENT = {
     "_wrap_for_grad": 1,
     "_unwrap_for_grad": 1,

@@ -64,11 +64,11 @@ def _set_aside(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("torch_scan_hop: a graph runs while torch's pass rewrites it")
 
 
-# What Inductor does last to a graph, and to the graphs in it: from then on values are written
-# in place. Operators that mutate (custom ones, Triton kernels) get their copies in the last two.
+# Inductor's last passes on a graph, and on the graphs in it: after them values are written in
+# place. The last two make the copies for operators that mutate (custom ones, Triton kernels).
 _REINPLACE = "reinplace_inplaceable_ops"
 _DECOMPOSE = ("decompose_triton_kernel_wrapper_functional", "decompose_auto_functionalized")
-# Where the first of them tells the last which tensors an operator may not write into.
+# The key under which the first pass tells the last which tensors an operator may not write into.
 _COPIED = "only_clone_these_tensors"
 _mutating_passes = {name: getattr(post_grad, name) for name in (_REINPLACE, *_DECOMPOSE)}
 

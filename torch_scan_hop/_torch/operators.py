@@ -133,7 +133,7 @@ def _owners_of_memory(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
-#: of a tensor that nothing shares memory with; how many the counting adds depends on torch
+#: the owners counted for memory of one tensor; the count itself adds some, depending on torch
 _ONE_OWNER = _owners_of_memory(torch.empty(1))
 
 

@@ -41,7 +41,7 @@ def is_torchs(body: Any) -> bool:
     return isinstance(body, fx.GraphModule) and _MARK in body.meta
 
 
-#: what a node of torch's operator names while torch looks for one of its own
+#: the operator that a node of torch's names, while torch looks for a node of its own operator
 _recorded_as: ContextVar[Any] = ContextVar("recorded_as", default=None)
 
 
@@ -84,7 +84,7 @@ def _find_what_is_functionalized() -> None:
     setattr(auto_functionalize, _MATERIALIZE, find)
 
 
-# by identity: code objects that say the same are equal, and each has a cache of its own
+# Keys are compared by identity: equal code objects have caches of their own.
 _code_with_torchs_scan: MutableMapping[types.CodeType, bool] = WeakIdKeyDictionary()
 
 

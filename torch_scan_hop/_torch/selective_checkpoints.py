@@ -30,7 +30,7 @@ _TAG = "recompute"
 _MUST_SAVE_RESULTS = "torch_scan_hop.must_save_results"
 _POLICY = "torch_scan_hop.policy"
 
-# What torch asks where the user gave no policy.
+# The policy that torch uses if the user gave none.
 _RECOMPUTES_ALL = getattr(wrap, "_always_prefer_recompute", None)
 
 

@@ -39,7 +39,7 @@ from torch_scan_hop._torch.dtensors import shards_of
 from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop._torch.operators import past_module_hooks
 
-# what fakes raise where a value is read, or decides a shape
+# the errors of fakes if a value is read, or decides a shape
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 
 

@@ -35,10 +35,10 @@ class DifferentiatedCall:
     derivative: Derivative
     additional: tuple[Any, ...]  # with None where a tensor stands
     reverse: bool
-    #: whether a trace, or a functionalization, watches it
+    #: True if a trace or a functionalization watches the call
     is_traced: bool
     run_forward: RunScan
-    #: what the sizes that are handed over are in this call, where the derivative is for any size
+    #: the values in this call of the sizes handed over, if the derivative is for any size
     sizes: Mapping[Handover, Any]
     #: a scan of (primal, tangent) pairs, where inputs have tangents
     tangents_of: RunScan | None = None

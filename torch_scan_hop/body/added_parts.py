@@ -28,7 +28,7 @@ _ZEROS = {
     aten.zeros_like.default,
     aten.new_zeros.default,
 }
-# of (into, where..., what is added): where it is into zeros, they add to whatever it is into
+# operators of (into, where..., added values) that add to ``into``, be it zeros or anything else
 _ADDING = {aten.index_add.default, aten.scatter_add.default, aten.index_put.default}
 
 

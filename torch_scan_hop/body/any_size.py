@@ -28,8 +28,8 @@ from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs
 
 Result = TypeVar("Result")
-#: for each flat input of a step the name of the number that it is, or of each dimension's; None
-#: where that does not vary
+#: for each flat input of a step the name of its number, or the names of its dimensions; None for
+#: one that does not vary
 Varying = tuple[Any, ...]
 #: makes a thing from (fake mode, examples, the symbols among them or None)
 Make = Callable[[FakeTensorMode, Inputs[Any], "Symbols | None"], Result]

@@ -31,7 +31,7 @@ from torch_scan_hop.signature import Signature, output_node, results_of
 
 aten = torch.ops.aten
 
-#: what torch keeps of a node of a program that is saved; the policy is no matter of other readers
+#: torch saves this key of a node's meta with a program; other readers ignore the policy
 _KEPT, _POLICY = "custom", "torch_scan_hop.checkpoint"
 
 

@@ -19,7 +19,7 @@ from torch_scan_hop.body.node_kinds import is_tensor_node, is_view, viewed
 aten = torch.ops.aten
 
 
-#: of an operator that returns a value with a part of it written: what reads that part
+#: for operators that return a value with a part of it written: the operator that reads that part
 PART_OF: dict[Any, Any] = {
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.select_scatter.default: aten.select.int,

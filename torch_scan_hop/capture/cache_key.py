@@ -33,7 +33,7 @@ _KEY = "torch_scan_hop"
 
 
 def add_cache_key(body: fx.GraphModule) -> None:
-    # of the default dtype, which a body's torch.ones(2) has, torch 2.9 says nothing in its keys
+    # torch 2.9 has no default dtype in its keys, though a body's torch.ones(2) has that
     body.meta[_KEY] = f"{_source()} {current_options()} {torch.get_default_dtype()}"
 
 

@@ -23,7 +23,8 @@ MAX_SETTINGS = 4
 # so much of a list or a dict is looked at
 MAX_ITEMS = 16
 
-# Of functions with one code, so many that call something else: some wrappers serve a program.
+# So many functions with one code, which call different things, are told apart: a wrapper may be
+# used all over a program.
 MAX_CALLEES = 64
 
 # Why a function was not traced: by the code that it calls, and by what it is called with and reads.
@@ -198,7 +199,7 @@ def reason_of(error: BaseException, stack: str = "") -> str:
     return " ".join([reason.rstrip(". ") + "." if any(advice) else reason, *advice]).strip()
 
 
-#: where nothing better is known
+#: the advice if nothing better is known
 GENERAL_FIX = "Move what cannot be traced out of the body, or write it with tensor operators."
 
 

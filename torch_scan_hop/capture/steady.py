@@ -22,8 +22,8 @@ from torch_scan_hop.fallback import announce, refuse_if_not_allowed
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.step import device_of, outputs_of, split_result, start_of
 
-#: in the meta of a body: the leaves that differ after the first step, which is on its own then, and
-#: what its steps leave for one another in objects
+#: the key in a body's meta for the leaves that differ after the first step, which then runs on its
+#: own, and for what steps leave for one another in objects
 STEADY = "torch_scan_hop.steady"
 
 

@@ -27,7 +27,7 @@ from torch_scan_hop.cuda_graphs.recording import (
 
 log = logging.getLogger(__name__)
 
-# of one loop: for calls of other shapes, on other streams, there is no graph
+# recordings of one loop; calls of further shapes, or on further streams, get no graph
 MOST_RECORDINGS = 4
 
 PLAIN_CALLS = 1

@@ -32,11 +32,11 @@ Loop = Callable[
     [range, Sequence[Tensor], Sequence[Tensor], Sequence[Any], Sequence[Tensor]], Sequence[Tensor]
 ]
 
-# Of a block. Launching a graph takes the host as long as some kernels do. Not measured on a GPU.
+# Steps of a block. The host takes as long to launch a graph as some kernels. Not measured on a GPU.
 MOST_STEPS = 32
 LEAST_STEPS = 4
 
-# of slots: loops with larger steps wait for memory, not for launches
+# bytes of all slots: loops with larger steps wait for memory, not for launches
 MOST_BYTES = 2**26
 
 

@@ -30,7 +30,7 @@ Limits = tuple[float, float]
 class Cost:
     flops: int
     nbytes: int
-    #: of them, those of values that there is one of, not one for each step
+    #: those of the bytes that belong to values of which there is one for all steps
     nbytes_single: int = 0
 
 

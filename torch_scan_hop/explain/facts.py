@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# where an operator of a body runs
+# the places where an operator of a body may run
 ONCE = "before the loop, once"
 ALL_STEPS = "before the loop, for all steps at once"
 LOOP = "in the loop"
@@ -13,7 +13,7 @@ CONTRACTED = "after the loop, as one sum over all steps"
 DROPPED = "dropped"
 PLACES = (ONCE, ALL_STEPS, LOOP, AFTER, CONTRACTED, DROPPED)
 
-# what a value depends on
+# the kinds of values that a value may depend on
 INVARIANT, XS, CARRY = "invariant", "xs", "carry"
 
 

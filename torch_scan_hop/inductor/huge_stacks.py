@@ -10,7 +10,7 @@ import sympy
 from torch_scan_hop import huge_pages
 from torch_scan_hop._torch.inductor import import_into, splice_into_header, uses_cpp_wrapper
 
-# As huge_pages.advise, which says why.
+# The same as huge_pages.advise, which says why.
 SOURCE = """
 #ifndef SCAN_HUGE_PAGES
 #define SCAN_HUGE_PAGES

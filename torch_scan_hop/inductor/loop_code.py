@@ -52,7 +52,7 @@ class LoopEmitter:
         self.carry = take(operands.carry)
         self.xs = take(operands.xs)
         self.additional = take(operands.additional)
-        # of the carries with two buffers, by position
+        # by position, for the carries with two buffers
         self.next_carry = dict(zip(self._in_turn(), take(self._in_turn()), strict=True))
         n = len(operands.carry)
         self.carry_outputs, self.y_outputs = loop.outputs[:n], loop.outputs[n:]

@@ -30,11 +30,11 @@ from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 from torch_scan_hop.inductor.qualify import PRODUCTS, is_transcendental
 
-# What a call does at most, in results of operators, of which a core makes some in a nanosecond. A
-# call packs the weights anew.
+# The most work of a call, in results of operators; a core makes some of those in a nanosecond. It
+# should be large, because each call packs the weights anew.
 WORK_PER_CALL = 3 * 10**8
-# What threads share: some 20 us of one core. To wake them takes as long, and where other processes
-# keep the cores busy, a thread that has gone to sleep is waited for for milliseconds.
+# The least work that threads share, some 20 us of one core. Waking them takes as long. Where other
+# processes keep the cores busy, the others wait milliseconds for a thread that went to sleep.
 WORK_FOR_THREADS = 10**5
 # multiplications in the time of another operator on one element
 PRODUCTS_AT_ONCE = 8

@@ -29,7 +29,7 @@ class _Layers(nn.RNNBase):
     """One layer after another. A state is a tensor ``[layers * directions, B, H]``, or a tuple."""
 
     step: Callable[..., Any]
-    #: what ``scan`` is told
+    #: keyword arguments for ``scan``
     options: dict[str, Any] | None = None
 
     def _state_sizes(self) -> list[int]:

@@ -83,8 +83,8 @@ def over_time(
     return ys, state
 
 
-# Of each layer: the code of its steps, by name. Captures are kept by code, as many as one body
-# needs, and this module's functions are the bodies of all layers.
+# The code of each layer's steps, by name. Captures are kept by code, as many as one body needs.
+# This module's functions are the bodies of all layers, so each layer has a copy of their code.
 _codes: MutableMapping[nn.Module, dict[str, types.CodeType]] = WeakIdKeyDictionary()
 
 

@@ -38,9 +38,9 @@ class Decisions:
     stacked: list[fx.Node]  # returned by the loop, stacked
     sunk: list[fx.Node]  # computed for all steps after the loop
     used_outputs: list[bool]
-    #: of every node of the body
+    #: the dependence of every node of the body
     dependence: dict[fx.Node, Dependence] = field(default_factory=dict, repr=False)
-    #: why what might have left the loop did not, where it was asked
+    #: for nodes that might have left the loop: why they stay
     stays: dict[fx.Node, Stays] = field(default_factory=dict, repr=False)
 
 

@@ -28,8 +28,8 @@ from torch_scan_hop._torch.dynamo.contexts import (
     without_tracer_modes,
 )
 
-# What Dynamo says where the calling thread traces with FX; until torch 2.14 also if another does,
-# for which there is the lock.
+# Dynamo's error if the calling thread traces with FX. Until torch 2.14 it also comes if another
+# thread does, and the lock is for that.
 _NESTED_TRACE = "using FX to symbolically trace"
 
 # so many captures in a row, without a call that one of them fitted, are reported

@@ -86,7 +86,7 @@ def uncaptured(error: BaseException, words: str) -> UncapturedHigherOrderOpError
 
 def compilers_error(error: BaseException) -> BaseException | None:
     """Return the error of the backend or of its toolchain that caused ``error``, if one did."""
-    # what Inductor raises is not loaded where it did not run
+    # Inductor's errors are not loaded if it did not run
     inductors = getattr(sys.modules.get("torch._inductor.exc"), "InductorError", ())
     if isinstance(error, BackendCompilerFailed) or isinstance(error, inductors):
         return getattr(error, "inner_exception", error)

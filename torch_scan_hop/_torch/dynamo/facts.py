@@ -23,7 +23,7 @@ from torch_scan_hop._torch.dynamo.variables import example_value
 
 #: code that is not the user's: torch's, and this package's
 _OTHERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
-# of a tensor that requires grad: what differs between a leaf and an operator's result
+# attributes that tell a leaf that requires grad from the result of an operator
 _OF_LEAVES = frozenset({"grad", "grad_fn", "is_leaf", "retains_grad"})
 _GETATTR = "tp_getattro_impl" if "tp_getattro_impl" in vars(TensorVariable) else "var_getattr"
 
@@ -79,7 +79,7 @@ def _has(tx: Any, variable: VariableTracker, name: str) -> bool:
     return True
 
 
-# of the bodies that are being traced, the outermost first
+# the facts of the bodies that are being traced, the outermost first
 _noting: list[Facts] = []
 
 

@@ -59,8 +59,8 @@ def _guard_method(fn: Any, args: Any) -> None:
         install_guard(method.make_guard(GuardBuilder.CLOSURE_MATCH))
 
 
-# Which hooks all modules have, by number: a new hook has a new one. What export registers watches
-# assignments, and is set aside while a body is captured.
+# The hooks of all modules, by number: a new hook has a new number. The one that export registers
+# watches assignments, and is set aside while a body is captured.
 _HOOKS = [
     hooks
     for name, hooks in vars(module_hooks).items()

@@ -21,7 +21,7 @@ from torch._dynamo.variables.tensor import NumpyNdarrayVariable
 
 # more entries are data, not sizes and positions
 MAX_ENTRIES = 1024
-# of other dtypes a NumPy scalar is no Python number: float32 makes a float64 array of no float
+# NumPy scalars of other dtypes are no Python numbers: operators promote them in another way.
 _AS_PYTHONS = {"int64", "float64", "bool"}
 _SIZES = range(1, MAX_ENTRIES + 1)
 _OPERATORS = {

@@ -118,8 +118,8 @@ def _prefetch_to_write(buffer: Any, index: Sequence[Any]) -> None:
         after_stores(f"SCAN_PREFETCH_TO_WRITE({address});")
 
 
-# What the carries of a tile may take of the nearest cache: the longer the pieces of the rows
-# of xs and ys that a tile touches, the more of them the prefetcher has ready.
+# The part of the nearest cache that the carries of a tile may take. It should be large: the longer
+# the pieces of xs and ys that a tile touches, the more of them the prefetcher has ready.
 TILE_BYTES = 2**14
 VECTOR_LANES = 32  # a tile is a whole number of vectors
 

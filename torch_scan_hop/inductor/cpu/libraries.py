@@ -27,14 +27,14 @@ from torch_scan_hop._torch.isolation import isolated, torch_functions_disabled
 from torch_scan_hop._torch.onednn import compilers_folder, has_both_libraries, product
 from torch_scan_hop._torch.sizes import likely_value
 
-#: of MKL's time, what oneDNN may take: below, it is no chance that it was faster
+#: the part of MKL's time below which oneDNN is not faster by chance
 FASTER = 0.95
-#: of a product that is measured; a larger one is as its half
+#: operations of the largest product that is measured; a larger one is judged as its half is
 MOST_FLOPS = 2.0**28
-#: that the calls of one measurement take together: short ones are often disturbed, and repeated
+#: time of all calls of one measurement: short calls are often disturbed, so they are repeated
 SECONDS = 0.008
 FEWEST_ROUNDS = 5
-#: what slower calls are is told by the rest of the machine: a thread waits for one that has no core
+#: slower calls tell of a busy machine, where a thread waits for one that has no core
 LEAST_FLOPS_PER_SECOND = 4e9
 
 #: A matrix of so many rows and columns, for each way in which it may lie in memory.

@@ -24,11 +24,11 @@ from torch_scan_hop.rewrites.plan import ScanPlan
 
 aten = torch.ops.aten
 
-#: what fewer steps gain does not pay for the packing
+#: the gain of fewer steps does not pay for the packing
 FEWEST_STEPS = 16
-#: of a product; what smaller ones gain does not pay for a kernel to compile
+#: operations of a product; the gain of smaller ones does not pay for compiling a kernel
 LEAST_FLOPS = 1e6
-#: of what is multiplied: with more, packing is little beside a product that MKL makes at full rate
+#: rows of the left operand: with more, packing costs little beside MKL's product at full rate
 MOST_ROWS = 64
 DTYPES = {torch.float32}
 #: AVX2's. A library may know more of a processor with narrow vectors than how to fill those.

@@ -14,8 +14,8 @@ from torch_scan_hop._torch.inductor_cpp import KernelFunction, parallel_num_thre
 from torch_scan_hop.inductor import spans
 from torch_scan_hop.inductor.spans import Span
 
-# What a core makes in results of operators, at least, and what it is given besides: a kernel that
-# takes longer in threads has waited for them.
+# The most time that a core takes for a result of an operator, and a margin: a kernel that takes
+# longer in threads has waited for them.
 NANOSECONDS_PER_RESULT = 1
 MARGIN_NANOSECONDS = 10**6
 

@@ -31,7 +31,7 @@ MANY_BUFFERS = 10  # from here on a tile has half of them, since a thread has so
 MOST_LANES = 8  # of a program: as many floats as memory is read in at once, if they are neighbours
 WARPS = 8
 
-# Of a GPU that is not there, where nothing runs but the code is looked at: that of an H100.
+# The number for a GPU that is not there, whose code is only looked at: that of an H100.
 MULTIPROCESSORS = 132
 
 

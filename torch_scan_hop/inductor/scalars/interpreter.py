@@ -20,8 +20,8 @@ from torch_scan_hop.inductor.scalars.moves import MOVES
 
 RULES = MOVES | COMPUTED | LINALG
 
-# Of one tensor, for each lane: a matrix of eight rows. And of operators in all: compiling takes a
-# second for some hundreds of them.
+# Entries of one tensor for each lane, as in a matrix of eight rows; and operators in all, of which
+# some hundreds take a second to compile.
 MOST_ENTRIES = 64
 MOST_OPERATORS = 2000
 # Not half precision, of which torch keeps sums in float32.
