@@ -1,10 +1,10 @@
 """``explain``: what became of a cell.
 
-``collect``      from a call or a program to facts; ``sites`` finds the scans
-``loops``        what a loop does: ``places`` asks the plan, ``costs`` counts
+``collect``      finds the facts about a call or a program; ``sites`` finds the scans
+``loops``        the facts about a loop: ``places`` asks the plan, ``costs`` counts
 ``training``     the loops of reverse mode, and what is kept between them
-``kernels``      what Inductor chooses
-``facts``        what is known, as plain data
+``kernels``      the kernels that Inductor would choose
+``facts``        the facts, as plain data
 ``text``, ``html``  the facts, for people
 """
 
