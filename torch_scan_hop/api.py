@@ -45,7 +45,7 @@ def scan(
 ) -> tuple[Any, Any]:
     """Carry a state along a dimension: ``jax.lax.scan`` for PyTorch.
 
-    Means the same as this loop, and runs as one operator in eager mode, under
+    It means the same as this loop, and runs as one operator in eager mode, under
     ``torch.compile``, in exported programs and on XLA::
 
         carry, ys = init, []
@@ -74,14 +74,14 @@ def scan(
             :class:`Binomial`: at most that many snapshots. A function: a policy for each
             operator, as for ``torch.utils.checkpoint.create_selective_checkpoint_contexts``.
         compile: True lets Inductor compile the loop and its backward, in an eager program; what is
-            around the scan stays as it is. The first call takes seconds, a second trip count or
-            batch size once more; results may differ in the last digits, and random numbers from
-            those in eager mode. Without effect under transforms of ``torch.func``, modes and
-            tracers, on XLA, and inside ``torch.compile``. None: what
-            :func:`torch_scan_hop.set_default` says (at first False).
-        progress: True, or a label, shows a bar (of tqdm) while this call runs, and while its
-            backward does, in eager mode; see :func:`torch_scan_hop.progress`, which also shows what
-            is compiled. Without effect inside ``torch.compile`` and on XLA.
+            around the scan stays as it is. The first call takes seconds, and so does the first one
+            with a second trip count or batch size. Results may differ in the last digits, and
+            random numbers differ from those in eager mode. It has no effect under transforms of
+            ``torch.func``, modes and tracers, on XLA, and inside ``torch.compile``. None takes the
+            default, which :func:`torch_scan_hop.set_default` sets (at first False).
+        progress: True, or a label, shows a bar (of tqdm) while this call and its backward run, in
+            eager mode. It has no effect inside ``torch.compile`` and on XLA; see
+            :func:`torch_scan_hop.progress`, which also shows compiled scans.
 
     Returns:
         ``(carry, ys)``: the last carry, in the structure of ``init``, and the stacked ``y``:
@@ -163,7 +163,7 @@ _JIT_TRACE = "torch.jit.trace records the operators of every step; use torch.exp
 def _run_in_python(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, reverse: bool
 ) -> tuple[Any, Any]:
-    """The loop, whose errors are the caller's to read: their lines, and not ours above them."""
+    """Run the loop, and let its errors show the caller's lines and not ours above them."""
     try:
         return run_loop(combine_fn, init, xs, trip_count, reverse)
     except (ScanTypeError, ScanValueError) as error:
@@ -236,7 +236,7 @@ def run_scheduled(
 def scan_flat(
     combine_fn: CombineFn, template: Any, init: Any, xs: Any, trip_count: Any, how: Schedule
 ) -> tuple[Any, Any]:
-    """Pytrees to the flat operator and back.
+    """Turn pytrees into the flat operator's arguments, and its results back.
 
     Dynamo gives the operator's results back in the structure that ``body`` returns.
     """

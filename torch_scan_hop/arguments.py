@@ -1,4 +1,4 @@
-"""What a caller of ``scan`` may get wrong, said before anything runs."""
+"""Check the arguments of ``scan`` before anything runs, and say what is wrong with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CheckedCall(NamedTuple):
 def checked_call(
     combine_fn: Any, init: Any, xs: Any, length: Any, dim: Any, schedule: Schedule
 ) -> CheckedCall:
-    """Raises for arguments that do not fit."""
+    """Check the arguments, and raise for those that do not fit."""
     _check_options(combine_fn, length, dim, schedule.reverse, schedule.unroll)
     check_policy(schedule.checkpoint)
     _check_leaves(init, xs)
@@ -39,7 +39,7 @@ def checked_call(
 
 
 def stacked_along(dim: int, xs: Any, ys: Any) -> Any:
-    """``ys``, stacked along dimension 0, along ``dim`` of what the caller gave as ``xs``."""
+    """Move ``ys`` from dimension 0 to the dimension ``dim`` that the caller scanned in ``xs``."""
     if dim == 0:
         return ys
     place = _leading_position(xs, dim)
@@ -47,7 +47,7 @@ def stacked_along(dim: int, xs: Any, ys: Any) -> Any:
 
 
 def _leading_position(xs: Any, dim: int) -> int:
-    """``dim`` counted from the front, in the first leaf of xs."""
+    """Return ``dim`` counted from the front, in the first leaf of xs."""
     if dim >= 0:
         return dim
     leaves = tree.tensors(xs)
@@ -107,7 +107,7 @@ def _check_leaves(init: Any, xs: Any) -> None:
 
 
 def _instead_of(leaf: Any, otherwise: str) -> str:
-    """What to pass in place of a leaf that is no tensor."""
+    """Return advice on what to pass in place of a leaf that is no tensor."""
     kind = type(leaf).__name__
     if kind == "ndarray":
         return "Convert it with torch.from_numpy(...)."

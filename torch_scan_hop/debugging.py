@@ -1,8 +1,8 @@
 """``with torch_scan_hop.debug():`` runs scans as the Python loop, where everything can be watched.
 
 Nothing is captured: ``print``, ``pdb`` and ``torch.autograd.detect_anomaly`` see each step, and an
-error of the body says in which step it was raised. What ``torch.compile`` made runs as the Python
-that it was made of.
+error of the body says in which step it was raised. Functions that ``torch.compile`` compiled run as
+the Python code that they were written in.
 
 ``set_default(detect_nonfinite=True)`` lets scans run as they are, and looks at their results.
 """
@@ -43,8 +43,8 @@ _settings: contextvars.ContextVar[_Settings | None] = contextvars.ContextVar(
 def debug(detect_nonfinite: bool = False) -> Iterator[None]:
     """Run scans as plain Python loops, in this thread, for as long as the context lasts.
 
-    So are the scans of functions and modules that ``torch.compile`` compiles: they run as they were
-    written. Exported programs and what AOTInductor made are not affected.
+    Functions and modules that were compiled by ``torch.compile`` run as they were written, and
+    so do their scans. Exported programs and those of AOTInductor are not affected.
 
     Args:
         detect_nonfinite: raise :class:`NonFiniteError` at the first step whose carry or y holds a
@@ -76,7 +76,7 @@ def is_debugging() -> bool:
 def debugged_loop(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: int, reverse: bool
 ) -> tuple[Any, Any]:
-    """:func:`reference.scan_loop`, watched."""
+    """Run :func:`reference.scan_loop`, watched."""
     settings = _settings.get()
     assert settings is not None
     if trip_count == 0:
@@ -172,7 +172,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _non_finite(values: Any) -> str:
-    """The first nan or inf among them, as it is written; nothing if there is none."""
+    """Return the first nan or inf among them, as it is written; "" if there is none."""
     for value in pytree.tree_leaves(values):
         if isinstance(value, torch.Tensor) and value.is_complex():
             value = torch.view_as_real(value.detach().resolve_conj())

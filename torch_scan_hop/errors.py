@@ -50,7 +50,7 @@ def describe(value: Any) -> str:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """What ``error``, somebody else's, has to do with a scan."""
+    """Add a note to another library's ``error``: what it has to do with a scan."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     elif error.args and isinstance(error.args[0], str):  # Python 3.10
@@ -73,7 +73,7 @@ def device_mismatch(path: str, expected: torch.device, got: torch.device) -> str
 
 
 def hint_about(error: BaseException) -> str:
-    """What to write instead of what Dynamo could not trace, if that is known."""
+    """Return what to write instead of what Dynamo could not trace, or "" if that is not known."""
     text = str(error)
     if "torch_xla" in text and "checkpoint" in text:
         return (

@@ -1,4 +1,4 @@
-"""When a scan runs as a plain Python loop: what is allowed, and what is said of it.
+"""Rules for scans that run as a plain Python loop: if they may, and what is said of it.
 
 A body that cannot be traced (it prints, branches on data, changes Python objects) means the same
 as a loop, and costs what the loop costs. Whoever counts on one operator asks for an error::
@@ -49,8 +49,9 @@ class fallback(Setting):
             each function; ``"allow"`` says nothing; ``"error"`` raises
             :class:`NotTraceableError` with the same text.
 
-    On XLA it also says what happens to a body with operators that torch_xla runs on the CPU: it
-    runs step by step, with a warning, without one, or not (a ``NotImplementedError``).
+    On XLA it also decides about a body with operators that torch_xla runs on the CPU. ``"warn"``
+    runs it step by step with a warning, ``"allow"`` without one, and ``"error"`` raises
+    ``NotImplementedError``.
 
     Example:
         >>> with fallback("allow"):
@@ -82,7 +83,7 @@ def forget_reasons() -> None:
 
 # --- what is said ---
 
-# What was said of each function: one that serves a program may have a few reasons.
+# The warnings given about each function, which may have a few reasons in one program.
 _warned: MutableMapping[types.CodeType, set[str]] = weakref.WeakKeyDictionary()
 MAX_WARNINGS = 4
 
@@ -113,7 +114,7 @@ _not_compiled: MutableMapping[types.CodeType, set[Any]] = WeakIdKeyDictionary()
 
 
 def may_compile(combine_fn: Any) -> bool:
-    """Whether no compiler has refused ``combine_fn`` so far."""
+    """Return True if no compiler has refused ``combine_fn`` so far."""
     refused = _not_compiled.get(code_of(combine_fn))
     return not refused or callees_of(combine_fn) not in refused
 
@@ -130,7 +131,10 @@ _said_of_ranks: set[str] = set()
 
 
 def announce_stepwise(reason: str) -> None:
-    """Say that a scan is no loop of XLA's, once for each reason: it does not know its function."""
+    """Warn that a scan on XLA runs step by step; once for each reason.
+
+    What lowers a scan does not know the user's function, so a warning cannot be once for each.
+    """
     if _mode == "error":
         raise NotLoweredError(reason)
     if _mode == "warn" and reason not in _said_of_xla:

@@ -131,7 +131,7 @@ def _capture(fn: Callable[..., Any], args: Sequence[Any]) -> _Captured:
 def _with_stable_inputs(
     captured: _Captured, arguments: list[tuple[str, Any]]
 ) -> tuple[list[tuple[str, Any]], Callable[..., Any], Any]:
-    """All inputs, arguments first, and the captured graph as a function of them."""
+    """Return all inputs, arguments first, and the captured graph as a function of them."""
     position = {id(value): k for k, (_, value) in enumerate(arguments)}
     free = [
         (name, k)
@@ -157,7 +157,7 @@ def _with_stable_inputs(
 def _partition(
     run: Callable[..., Any], values: Sequence[Any]
 ) -> tuple[Partition, tuple[bool, ...]]:
-    """Cut as a scan body is cut: every input is an x, so gradients come back as ys."""
+    """Cut the graph as a scan's body is cut: every input is an x, so gradients come back as ys."""
     mode: FakeTensorMode = fake_mode_of(values)
     examples: Inputs[Any] = Inputs([], [like(mode, v) for v in values], [])
     wanted: Inputs[bool] = Inputs([], [needs_grad(v) for v in values], [])
@@ -171,7 +171,7 @@ def _partition(
 
 
 def _identifier(path: str) -> str:
-    """A name for a placeholder: ``args_0['carry']`` -> ``args_0_carry``.
+    """Return a name for a placeholder: ``args_0['carry']`` -> ``args_0_carry``.
 
     >>> _identifier("args_1['weights']")
     'args_1_weights'
@@ -191,7 +191,7 @@ def _unique(names: Sequence[str]) -> list[str]:
 def _copy_with_names(
     source: fx.GraphModule, order: Sequence[fx.Node], names: Sequence[str]
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node], Any]:
-    """``source``'s graph with its placeholders in ``order``, renamed; and its results."""
+    """Copy ``source``'s graph with placeholders in ``order``, renamed; return results, too."""
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node, name in zip(order, names, strict=True):
@@ -207,7 +207,7 @@ def _copy_with_names(
 
 
 def _forward_graph(partition: Partition, names: Sequence[str]) -> tuple[fx.GraphModule, list[str]]:
-    """The forward that returns all that the backward is handed, and what each of it is."""
+    """Return the forward with all that the backward is handed, and what each of that is."""
     placeholders = partition.forward.graph.find_nodes(op="placeholder")
     graph, env, results = _copy_with_names(partition.forward, placeholders, names)
     n_outputs = len(results) - partition.n_residuals

@@ -1,12 +1,11 @@
-"""Huge pages for large stacks that are new, on Linux.
+"""Huge pages for large new stacks, on Linux.
 
-glibc gives large memory that a program frees back to the system: a mapping of 32 MiB and more at
-once, and smaller ones when enough lies free on top of the heap (M_TRIM_THRESHOLD), as after a
-backward. The system clears what comes next as it is written first, one page at a time, and to stop
-for each of 4 KiB takes several times as long as to write it. Linux uses pages of 2 MiB where a
-program asks for them, for which it is mostly set up
-(/sys/kernel/mm/transparent_hugepage/enabled: madvise). All of a stack is written, so that none of
-such a page is wasted. To ask takes about a microsecond.
+glibc returns large freed memory to the system: a mapping of 32 MiB and more at once, and smaller
+ones when enough lies free on top of the heap (M_TRIM_THRESHOLD), as after a backward. The next
+stack then gets fresh pages, which the system clears when they are first written. It stops for each
+page of 4 KiB, and that takes several times as long as writing it. Linux uses pages of 2 MiB for
+programs that ask for them (/sys/kernel/mm/transparent_hugepage/enabled is mostly "madvise"). A
+stack is written as a whole, so no part of such a page is wasted. Asking takes about a microsecond.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LEAST_BYTES = 2**22
 
 @functools.cache
 def _madvise() -> tuple[Callable[..., int], int, int] | None:
-    """The function of the system, its advice and the bytes of a small page."""
+    """Return the system's function, its advice, and the bytes of a small page."""
     import ctypes
     import mmap
 
@@ -56,7 +55,7 @@ def advise(stack: torch.Tensor) -> None:
 
 
 def empty_stack(y: Any, trip_count: int) -> torch.Tensor:
-    """:func:`torch_scan_hop.step.empty_stack` of real memory, that is to be written whole."""
+    """Do as :func:`torch_scan_hop.step.empty_stack`, for memory that is to be written whole."""
     stack = step.empty_stack(y, trip_count)
     advise(stack)
     return stack

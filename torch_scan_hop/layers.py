@@ -34,7 +34,7 @@ def scan_layers(
 ) -> Any:
     """``nn.Sequential(*layers)(input_data)``, traced and compiled as one layer in a loop.
 
-    Takes the call of ``torch_xla.experimental.scan_layers.scan_layers``, on any device.
+    It is called as ``torch_xla.experimental.scan_layers.scan_layers`` is, and runs on any device.
     Gradients flow to the parameters of every layer. Buffers that a layer changes in its forward
     (batch norm statistics) are changed in that layer; others are not written to. Layers with equal
     parametrizations (``weight_norm``) are equal.
@@ -90,7 +90,7 @@ def scan_layers(
 def _run(
     layer: nn.Module, tensors: tuple[Tensors, Tensors], arguments: tuple[Any, ...]
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """What ``layer`` returns with these for its parameters and buffers; the buffers it changed."""
+    """Run ``layer`` with these tensors; return its output, and the buffers that it changed."""
     parameters, buffers = tensors
     given = {**parameters, **buffers}
     with holding(layer, given):
@@ -110,7 +110,7 @@ def _run(
 
 
 def _check_output(taken: Any, returned: Any) -> None:
-    """The next layer takes what this one returns; a scan would speak of its carry."""
+    """Raise if an output cannot be the next layer's input; a scan would speak of its carry."""
     if not isinstance(taken, torch.Tensor) or not isinstance(returned, torch.Tensor):
         return
     if taken.shape != returned.shape:
@@ -131,14 +131,20 @@ def _takes(layer: nn.Module, arguments: tuple[Any, ...]) -> bool:
 
 
 def _stacked(tensors: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """But for what is one tensor in all layers: that is closed over, and changes step by step."""
+    """Stack the layers' tensors by name, except a tensor that all layers share.
+
+    A shared one is closed over, and changes step by step.
+    """
     first = tensors[0]
     own = [name for name in first if not all(t[name] is first[name] for t in tensors)]
     return {name: torch.stack([t[name] for t in tensors]) for name in own}
 
 
 def _write_back(modules: list[nn.Module], stacks: Tensors) -> None:
-    """The buffers that a layer's forward has changed: others may be such that nobody can write."""
+    """Write back the buffers that the layers' forward has changed.
+
+    Others are left alone, because they may be tensors that nobody can write to.
+    """
     buffers = [dict(module.named_buffers()) for module in modules]
     for name in stacks:
         _check_not_shared(name, [of[name] for of in buffers])
@@ -150,7 +156,11 @@ def _write_back(modules: list[nn.Module], stacks: Tensors) -> None:
 
 
 def _check_not_shared(name: str, buffers: list[torch.Tensor]) -> None:
-    """What all layers share is no stack; of what two of them share, each had a copy."""
+    """Raise if some layers share a buffer and others do not.
+
+    A buffer of all layers needs no stack. A stack of one that two layers share would give each of
+    them a copy.
+    """
     for k, buffer in enumerate(buffers):
         for i in range(k):
             if buffers[i] is buffer:

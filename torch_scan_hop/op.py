@@ -45,7 +45,7 @@ Body = Callable[..., Any]
 
 
 def scan_options(reverse: bool, checkpoint: Any) -> dict[str, Any]:
-    """Keywords of the operator: what differs from the defaults, so that graphs stay readable."""
+    """Return the keywords that differ from their defaults, so that graphs stay readable."""
     options: dict[str, Any] = {}
     if reverse:
         options["reverse"] = True
@@ -56,7 +56,7 @@ def scan_options(reverse: bool, checkpoint: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """How a scan runs, besides what it runs over."""
+    """Options that say how a scan runs, but not over what."""
 
     reverse: bool = False
     checkpoint: Any = None
@@ -76,7 +76,7 @@ KernelFn = TypeVar("KernelFn", bound=Callable[..., Any])
 
 
 def _with_roles(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` as the dispatcher calls it, the only place that knows the order of arguments."""
+    """Return ``run`` as the dispatcher calls it: here alone the order of arguments is known."""
 
     def entry(*arguments: Any, **options: Any) -> Any:
         *context, body, init, xs, additional = arguments
@@ -95,7 +95,7 @@ class ScanOperator(FlatOperator):
         self.on_shards: Callable[..., Any]
 
     def kernel(self, key: Any) -> Callable[[KernelFn], KernelFn]:
-        """Registers ``run(body, inputs, options)``; a mode, or an interpreter, comes first."""
+        """Register ``run(body, inputs, options)``; a mode, or an interpreter, comes first."""
 
         def register(run: KernelFn) -> KernelFn:
             self.py_impl(key)(_with_roles(run))
@@ -108,19 +108,19 @@ class ScanOperator(FlatOperator):
         return run
 
     def users_modes_kernel(self, run: KernelFn) -> KernelFn:
-        """What runs where a dispatch mode of the user's wants to see operators."""
+        """Register ``run`` for calls under a user's dispatch mode, which wants operators."""
         self.under_users_modes = _with_roles(run)
         return run
 
     def sharded_kernel(self, run: KernelFn) -> KernelFn:
-        """What runs for DTensors; a mode sees their shards."""
+        """Register ``run`` for DTensors. Dispatch modes see the operators on their shards."""
         self.on_shards = _with_roles(run)
         return run
 
     def run_at(
         self, key: DispatchKey, body: Body, inputs: Inputs[Any], options: ScanOptions
     ) -> Any:
-        """Its kernel at ``key``, whatever the inputs are."""
+        """Run the kernel at ``key``, whatever the inputs are."""
         arguments = (body, inputs.carry, inputs.xs, tuple(inputs.additional))
         return self.dispatch(key, *arguments, **options.non_defaults())
 
@@ -161,7 +161,7 @@ class ScanOperator(FlatOperator):
         return self.call_flat(flat, *arguments, **options)
 
     def gen_schema(self, *arguments: Any, **options: Any) -> Any:
-        """What graphs of torch's ``scan()`` ask for; ours writes to none of its arguments."""
+        """Return a schema that torch asks for in graphs of its ``scan()``: nothing is mutated."""
         for own in ("reverse", "checkpoint"):
             options.pop(own, None)
         return torchs_operator().gen_schema(*arguments, **options)
@@ -191,7 +191,7 @@ class ScanOperator(FlatOperator):
 
 
 def _call_torchs(*arguments: Any, **options: Any) -> Any:
-    """A call that a graph of torch's own ``scan()`` makes, by the name that is ours."""
+    """Pass on a call made by a graph of torch's own ``scan()``, under the name that is ours."""
     tracer = symbolic_tracer_of(tuple(pytree.tree_leaves(arguments)))
     if tracer is not None:
         return trace_symbolically(tracer, scan_op, arguments, options)
@@ -199,7 +199,7 @@ def _call_torchs(*arguments: Any, **options: Any) -> Any:
 
 
 def _check_arguments(combine_fn: Any, **groups: Any) -> None:
-    """What a person who calls the operator may get wrong."""
+    """Check what a person who calls the operator directly may get wrong."""
     name = "torch.ops.higher_order.scan"
     if not callable(combine_fn):
         raise ScanTypeError(f"{name}: combine_fn must be callable, but got {describe(combine_fn)}.")
@@ -219,7 +219,7 @@ def _check_arguments(combine_fn: Any, **groups: Any) -> None:
 
 
 def _results_kept(body: Any) -> tuple[fx.GraphModule, list[bool]] | None:
-    """A body without the Nones that it returns, and which results those are not."""
+    """Return a body without the Nones that it returns, and which results those are not."""
     if not isinstance(body, fx.GraphModule):
         return None
     return remember(body, ("results kept",), lambda: _without_nones(body))
@@ -248,9 +248,10 @@ if is_there("own_scan", imports=False):
 
 
 def call_scan(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tuple[Any, ...]:
-    """The operator, called with its inputs whole.
+    """Call the operator with its inputs whole.
 
-    A function, and no method: compiled autograd has Dynamo trace the backward, which calls this.
+    This is a function, and no method, because compiled autograd has Dynamo trace the backward,
+    which calls it.
     """
     additional = tuple(inputs.additional)
     return scan_op(body, inputs.carry, inputs.xs, additional, **options.non_defaults())

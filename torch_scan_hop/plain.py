@@ -1,6 +1,6 @@
-"""The package where torch has not got what the operator needs: every scan is the Python loop.
+"""Stands in for the package where torch lacks what the operator needs: every scan is a Python loop.
 
-Nothing here, nor in what this imports, uses a private name of torch.
+Neither this module nor its imports use a private name of torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def scan(
     compile: bool | None = None,
     progress: bool | str | None = None,
 ) -> tuple[Any, Any]:
-    """As :func:`torch_scan_hop.api.scan`; ``unroll`` and what follows it change nothing."""
+    """Run :func:`torch_scan_hop.api.scan` as a loop; ``unroll`` and what follows do nothing."""
     call = checked_call(combine_fn, init, xs, length, dim, Schedule(reverse, unroll, checkpoint))
     refuse_if_not_allowed(combine_fn, _REASON)
     carry, ys = scan_loop(combine_fn, init, call.xs, call.trip_count, reverse)
@@ -52,7 +52,7 @@ def scan_layers(
     *,
     checkpoint: Any = None,
 ) -> Any:
-    """As :func:`torch_scan_hop.layers.scan_layers`: each layer runs itself."""
+    """Run :func:`torch_scan_hop.layers.scan_layers` as a loop: each layer runs itself."""
     for layer in layers:
         is_tuple = isinstance(input_data, tuple)
         input_data = layer(*input_data) if is_tuple else layer(input_data)
@@ -61,24 +61,24 @@ def scan_layers(
 
 @contextlib.contextmanager
 def debug(detect_nonfinite: bool = False) -> Iterator[None]:
-    """Every scan is the loop that ``debug()`` asks for; its watch for nan needs the operator."""
+    """Do nothing: every scan is a loop already. A watch for nan is refused."""
     if detect_nonfinite:
         require("operator")
     yield
 
 
 class Explanation:
-    """What ``explain`` would give."""
+    """A stand-in for the class of what ``explain`` returns."""
 
 
 def explain(*args: Any, **options: Any) -> Explanation:
-    """Refused: there is nothing to explain."""
+    """Refuse: there is nothing to explain."""
     require("operator")
     raise CapabilityMissing("torch_scan_hop: every scan is a Python loop.")
 
 
 class accelerate_torch:
-    """Refused: there is no operator to run torch's ``scan()`` on."""
+    """Refuse: there is no operator to run torch's ``scan()`` on."""
 
     def __init__(self, on: bool = True) -> None:
         if on:

@@ -1,8 +1,8 @@
-"""How far a long scan is: a bar, moved by the loops of eager mode and of Inductor's Python wrapper.
+"""A progress bar, moved by the loops of eager mode and of Inductor's Python wrapper.
 
-A loop asks :func:`steps` what to go through. Where nobody wants a bar it gets back what it gave;
-otherwise the same in parts, and between two of them the clock is looked at: a step costs nothing.
-Captured graphs know nothing of it.
+A loop passes the range of its steps to :func:`steps`. If nobody wants a bar it gets the range back.
+Otherwise it gets the range in parts, and the clock is looked at between two of them, so that a step
+costs nothing. Captured graphs know nothing of bars.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ DELAY = 0.2
 class _Bar:
     """One bar, which the outermost loops move while it is in force.
 
-    ``total``: the steps there will be. None if that is not known: then those of the loops so far.
-    ``backward``: outside of which it is not in force; one that fails leaves its bar behind.
+    ``total``: the number of steps, or None if it is not known; then the steps of the loops so far
+    count. ``backward``: the bar is in force only within this backward. A backward that fails leaves
+    its bar behind.
     """
 
     def __init__(self, label: str, total: int | None, backward: int | None) -> None:
@@ -43,7 +44,7 @@ class _Bar:
         self.backward = backward
 
     def follow(self, total: int, parts: Iterable[range]) -> Iterator[range]:
-        """The parts of a loop of so many steps, which ran when the next one is asked for."""
+        """Return the parts of a loop of so many steps; one has run when the next is asked for."""
         self.is_moved = True
         if self.grows:
             self.total += total
@@ -76,7 +77,7 @@ _bar: contextvars.ContextVar[_Bar | None] = contextvars.ContextVar(
 
 
 def _bar_at_hand() -> _Bar | None:
-    """The bar in force, unless the loop that asks is within one that moves it."""
+    """Return the bar in force, unless the loop that asks is within one that moves it."""
     bar = _bar_in_force()
     return None if bar is None or bar.is_moved else bar
 
@@ -92,7 +93,7 @@ def _bar_in_force() -> _Bar | None:
 
 
 def steps(order: range) -> Iterable[int]:
-    """``order``, which moves the bar that is in force.
+    """Return ``order``, in parts that move the bar if one is in force.
 
     >>> steps(range(3))
     range(0, 3)
@@ -106,7 +107,7 @@ def steps(order: range) -> Iterable[int]:
 
 
 def calls(trip_count: int, most: int) -> Iterable[tuple[int, int]]:
-    """The first step and the end of each call of a kernel that runs ``most`` steps at most.
+    """Yield the first step and the end of each call of a kernel that runs ``most`` steps at most.
 
     Between two calls Python sees signals. While there is a bar, calls are short. There is always
     one call: it copies init.
@@ -124,7 +125,7 @@ def calls(trip_count: int, most: int) -> Iterable[tuple[int, int]]:
 
 
 def _parts(order: range, length: int, most: int) -> Iterator[range]:
-    """``order`` in parts, of ``length`` at first, and then such that each takes about ``LOOK``."""
+    """Split ``order`` in parts: of ``length`` at first, then of about ``LOOK`` seconds each."""
     first = 0
     while first < len(order):
         at = perf_counter()
@@ -142,10 +143,10 @@ def _parts(order: range, length: int, most: int) -> Iterator[range]:
 def progress(label: str = "scan") -> Iterator[None]:
     """Show a bar for the scans that run while the context lasts, in this thread.
 
-    One bar for all of them, which counts the steps of the outermost loops, of backwards, too. It is
-    moved by the loops of eager mode and by those that Inductor compiles, in its Python wrapper.
-    XLA and the C++ wrapper run a loop in one go, and do not move it. It is drawn once 0.2 seconds
-    have passed.
+    All of them share one bar, which counts the steps of the outermost loops, those of backwards
+    included. The loops of eager mode move it, and so do those that Inductor compiles, in its Python
+    wrapper. XLA and the C++ wrapper run a loop in one go, and do not move it. It is drawn once 0.2
+    seconds have passed.
 
     Args:
         label: what stands before the bar.
@@ -180,7 +181,7 @@ def check_progress(wanted: Any) -> None:
 def run_with_bar(
     wanted: bool | str, total: int | None, run: Callable[[], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
-    """``run()``, a call of a scan, with a bar for it, and one for its backward."""
+    """Run ``run()``, a call of a scan, with a bar for it and one for its backward."""
     label = wanted if isinstance(wanted, str) else "scan"
     with _showing(label, total):
         results = run()

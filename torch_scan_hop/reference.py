@@ -28,7 +28,7 @@ from torch_scan_hop.step import (
 def _results_of_no_step(
     combine_fn: CombineFn, init: Any, xs: Any, device: torch.device
 ) -> tuple[Any, Any]:
-    """A trip count of zero runs no body; one step on zeros tells the shapes and dtypes."""
+    """Return the results for a trip count of zero; a step on zeros tells the shapes and dtypes."""
     carry = tree.map_leaves(lambda leaf: as_carry(leaf, device).clone(), init)
     with torch.no_grad():
         probe = tree.map_leaves(lambda leaf: leaf.detach().clone(), carry)
@@ -48,7 +48,7 @@ def _results_of_no_step(
 def _call(
     combine_fn: CombineFn, carry: Any, x: Any, device: torch.device, settling: Settling
 ) -> tuple[Any, Any]:
-    """A step, of a carry that may hold Python numbers, as the plain loop has it."""
+    """Run a step on a carry that may hold Python numbers, as in a plain loop."""
     if _has_numbers(carry):
         try:
             return split_result(combine_fn(carry, x))
@@ -62,7 +62,7 @@ def _has_numbers(carry: Any) -> bool:
 
 
 def _after_step(before: Any, after: Any, device: torch.device, settling: Settling) -> Any:
-    """The carry after a step, checked; what is made of numbers alone is a number."""
+    """Check the carry after a step; what is made of numbers alone stays a number."""
     try:
         leaves = tree.match_carry(before, after, device, keep_numbers=True)
     except (ScanTypeError, ScanValueError) as error:
@@ -73,7 +73,7 @@ def _after_step(before: Any, after: Any, device: torch.device, settling: Settlin
 def scan_loop(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: int, reverse: bool
 ) -> tuple[Any, Any]:
-    """``scan`` over the leading dimension of ``xs`` as a Python loop.
+    """Run ``scan`` over the leading dimension of ``xs`` as a Python loop.
 
     ``init`` holds tensors, numbers or None; ``xs`` tensors with a leading dimension
     ``trip_count``.

@@ -1,4 +1,4 @@
-"""What a call of ``scan`` does where its arguments do not say."""
+"""Defaults for what the arguments of a call of ``scan`` leave open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_scan_hop.errors import ScanTypeError, describe
 
 
 class Setting:
-    """In force from its making on; as a context, until that ends."""
+    """Puts a value in force when it is made, until the context ends if it is used as one."""
 
     def __init__(self, put_back: Callable[[], None]) -> None:
         self._put_back = put_back
@@ -36,7 +36,7 @@ _current = Defaults()
 
 
 def defaults() -> Defaults:
-    """The defaults in force."""
+    """Return the defaults in force."""
     return _current
 
 
@@ -55,7 +55,8 @@ class set_default(Setting):
             was not in its inputs is a :class:`torch_scan_hop.NonFiniteError` (False at first). In
             eager mode the scan is run once more, as :func:`torch_scan_hop.debug` runs it, to name
             the step and the operator. In a compiled or exported program it is an assertion, which
-            names the leaf. What comes and goes between two steps, and in no y, is not seen.
+            names the leaf. A nan that a later step removes from the carry, and that is in no y, is
+            not seen.
 
     Raises:
         TypeError: a default that does not exist, or a value of another type.
@@ -87,7 +88,7 @@ on_change_of_owner: list[Callable[[], None]] = []
 
 
 def accelerates_torch() -> bool:
-    """Whether torch's own ``scan()`` runs on this package's operator."""
+    """Return True if torch's own ``scan()`` runs on this package's operator."""
     return _accelerates_torch
 
 
@@ -95,15 +96,15 @@ class accelerate_torch(Setting):
     """Let torch's own prototype ``scan()`` run on this package's operator: a setting, or a context.
 
     Programs that call the ``scan`` of torch's prototypes, as TorchRL's recurrent modules
-    do, get our gradients, rewrites and Inductor loops unchanged, in eager mode, under
-    ``torch.compile`` and ``torch.export``. What was captured before is captured anew.
+    do, get this package's gradients, rewrites and Inductor loops without a change, in eager mode,
+    under ``torch.compile`` and ``torch.export``. What was captured before is captured anew.
 
     Args:
         on: True, or False to leave torch's ``scan()`` as torch has it (so it is at first).
 
     Raises:
         TypeError: ``on`` is not a bool.
-        CapabilityMissing: this torch has not got what that needs.
+        CapabilityMissing: this torch lacks what that needs.
 
     Example:
         >>> import torch

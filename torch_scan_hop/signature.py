@@ -38,7 +38,7 @@ class Inputs(Generic[Item]):
 
     @property
     def trip_count(self) -> Any:
-        """Of a whole scan over tensors."""
+        """The number of steps, if these are the inputs of a whole scan over tensors."""
         x: Any = self.xs[0]
         return x.shape[0]
 
@@ -80,11 +80,11 @@ class Signature:
         return Outputs(list(flat[: self.n_carry]), list(flat[self.n_carry :]))
 
     def inputs_of(self, body: fx.GraphModule) -> Inputs[fx.Node]:
-        """The placeholders of ``body``, by role."""
+        """Return the placeholders of ``body`` by role."""
         return self.split_inputs(body.graph.find_nodes(op="placeholder"))
 
     def outputs_of(self, body: fx.GraphModule) -> Outputs[Any]:
-        """What ``body`` returns, by role."""
+        """Return the results of ``body`` by role."""
         return self.split_outputs(results_of(body.graph))
 
 
@@ -94,5 +94,5 @@ def output_node(graph: fx.Graph) -> fx.Node:
 
 
 def results_of(graph: fx.Graph) -> Any:
-    """What ``graph`` returns; of a step, a flat sequence."""
+    """Return the results of ``graph``; a step's are a flat sequence."""
     return output_node(graph).args[0]

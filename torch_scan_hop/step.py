@@ -15,7 +15,7 @@ CombineFn = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def device_of(init: Any, xs: Any) -> torch.device:
-    """Where numbers that a step returns become tensors."""
+    """Return the device on which numbers that a step returns become tensors."""
     for leaf in (*tree.tensors(init), *tree.tensors(xs)):
         if isinstance(leaf, torch.Tensor):
             return leaf.device
@@ -24,12 +24,12 @@ def device_of(init: Any, xs: Any) -> torch.device:
 
 
 def as_carry(leaf: Any, device: torch.device) -> torch.Tensor:
-    """A number as a scalar with all its digits; the step will say what dtype it has."""
+    """Return a number as a scalar with all its digits; the step decides its dtype."""
     return leaf if isinstance(leaf, torch.Tensor) else tree.exact_tensor(leaf, device)
 
 
 def start_of(init: Any, xs: Any) -> tuple[Any, Any]:
-    """What a step's carry is matched with (see ``api.run_scheduled``), and the first carry."""
+    """Return what a step's carry is compared with (``api.run_scheduled``), and the first carry."""
     if not any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init)):
         return None, init
     device = device_of(init, xs)
@@ -40,7 +40,8 @@ def start_of(init: Any, xs: Any) -> tuple[Any, Any]:
 
 
 def check_device(path: str, before: torch.Tensor, after: torch.Tensor) -> None:
-    """Of the carry at ``path``, given to the operator itself, where it is after a step.
+    """Raise if a step moves the carry at ``path`` to another device, in a direct call of the
+    operator.
 
     A scalar on the CPU may be a Python number of init's, which is on no device of its own.
     """
@@ -50,7 +51,7 @@ def check_device(path: str, before: torch.Tensor, after: torch.Tensor) -> None:
 
 
 def empty_stack(y: Any, trip_count: Any) -> torch.Tensor:
-    """Where the ys of all steps go, of which ``y`` is one."""
+    """Return an empty tensor for the ys of all steps, of which ``y`` is one."""
     return torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device)
 
 
@@ -110,7 +111,7 @@ def as_output_tensor(leaf: Any, device: torch.device, y: Any) -> torch.Tensor:
 
 
 def outputs_of(y: Any, device: torch.device) -> Any:
-    """``y`` with all its leaves as tensors."""
+    """Return ``y`` with all its leaves as tensors."""
     return tree.map_leaves(lambda leaf: as_output_tensor(leaf, device, y), y)
 
 
@@ -144,7 +145,7 @@ class Settling:
         self._has_just_changed = False
 
     def accept(self, error: Exception, value: Any, device: torch.device) -> Any:
-        """``value`` as the carry of further steps; ``error`` says what has changed."""
+        """Return ``value`` as the carry of further steps; ``error`` says what has changed."""
         leaf = changed_leaf(error)
         self.error = self.error or error
         kinds = (torch.Tensor, *tree.NUMBERS)

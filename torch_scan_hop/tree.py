@@ -1,6 +1,6 @@
 """Pytrees of scan: tensors in order, and the carry matched against init by key.
 
-Written in plain recursion over containers so that Dynamo can trace it inside a compiled
+They are walked by plain recursion over containers, so that Dynamo can trace it inside a compiled
 region. ``None`` is an empty leaf everywhere.
 """
 
@@ -35,7 +35,7 @@ _OWN = (dict, list, tuple, OrderedDict, defaultdict)
 
 
 def is_registered(value: Any) -> bool:
-    """Whether torch's pytree knows this type, and says better than we what its parts are.
+    """Return True if this type is registered with torch's pytree, which then knows its parts best.
 
     A TensorDict is a Mapping and a sequence of its batch; its leaves are what it registers.
     """
@@ -44,7 +44,7 @@ def is_registered(value: Any) -> bool:
 
 
 def children(value: Any) -> list[tuple[str, Any]] | None:
-    """``(path suffix, child)`` pairs of a container, or None for a leaf."""
+    """Return ``(path suffix, child)`` pairs of a container, or None for a leaf."""
     if value is None or isinstance(value, torch.Tensor):
         return None  # most leaves: spares them the slow instance checks below
     if is_registered(value):
@@ -105,7 +105,7 @@ def _rebuild_mapping(template: Mapping[Any, Any], rebuilt: dict[Any, Any]) -> An
 
 
 def unflatten(template: Any, values: list[Any]) -> Any:
-    """``template`` with its tensor leaves replaced by ``values``, in order."""
+    """Return ``template`` with its tensor leaves replaced by ``values``, in order."""
     rebuilt, rest = _unflatten(template, values)
     assert not rest, "more values than leaves"
     return rebuilt
@@ -130,7 +130,7 @@ def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
 
 
 def slice_at(xs: Any, t: int) -> Any:
-    """``xs[t]`` of every leaf, copied: a body may work in place on its x."""
+    """Return ``xs[t]`` of every leaf, copied, because a body may work in place on its x."""
     return map_leaves(lambda leaf: leaf[t].clone(), xs)
 
 
@@ -142,11 +142,11 @@ def _changed(
     fix: str = CARRY_FIX,
     grows: bool = False,
 ) -> Exception:
-    """An error about the carry at ``path``.
+    """Return an error about the carry at ``path``.
 
-    It may say that the carry ``grows``: that is what programs do on purpose, in their first step,
-    and a scan may begin after it. None becomes a tensor, a number or a smaller tensor a larger one,
-    a list a tuple.
+    It may say that the carry ``grows``: None becomes a tensor, a number or a smaller tensor a
+    larger one, a list a tuple. Programs do that on purpose in their first step, and a scan may
+    begin after it.
     """
     return refused(kind, carry_mismatch(path, expected, got, fix), path, grows)
 
@@ -156,7 +156,10 @@ def _is_carry(value: Any) -> bool:
 
 
 def _grows(shape: Any, to: Any) -> bool:
-    """By broadcasting, or from an empty tensor, which some libraries begin with."""
+    """Return True if ``shape`` may grow ``to`` a shape: by broadcasting, or because it is empty.
+
+    Some libraries begin with an empty tensor.
+    """
     if any(size == 0 for size in shape):
         return True
     missing = len(to) - len(shape)
@@ -171,7 +174,7 @@ def match_carry(
     path: str = "carry",
     keep_numbers: bool = False,
 ) -> list[Any]:
-    """The tensor leaves of ``value`` in the order of ``template``; dicts match by key.
+    """Return the tensor leaves of ``value`` in the order of ``template``; dicts match by key.
 
     A number where ``template`` has one becomes a tensor, unless ``keep_numbers``.
 

@@ -1,4 +1,4 @@
-"""Which versions are here, and which this package was checked on."""
+"""The installed versions, and those that this package was checked on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def warn_of_unknown_torch() -> None:
 
 
 def versions() -> dict[str, str]:
-    """What a bug report should say, by name.
+    """Return by name what a bug report should say.
 
     >>> versions()["torch"] == torch.__version__
     True

@@ -24,7 +24,7 @@ from torch_scan_hop._torch.fakes import FakeTensor
 
 __all__ = ["OLDEST", "are_absent", "standing_in", "why_not_here"]
 
-#: of an H100, as far as Inductor asks for them
+#: the properties of an H100 that Inductor asks for
 PROPERTIES = types.SimpleNamespace(
     name="absent", major=9, minor=0, multi_processor_count=132, warp_size=32, total_memory=2**36,
     regs_per_multiprocessor=2**16, max_threads_per_multi_processor=2048, L2_cache_size=50 * 2**20,
@@ -52,21 +52,21 @@ OLDEST = "2.15"
 
 
 def why_not_here() -> str:
-    """Why nothing can stand in for a GPU on this torch."""
+    """Return why nothing can stand in for a GPU on this torch."""
     if torch.version.cuda is None:
         return "is built without"
     return "" if torch.__version__ >= OLDEST else f"is older than {OLDEST}"
 
 
 def are_absent(values: Iterable[Any]) -> bool:
-    """Whether fakes of a GPU are among them, and this machine has none."""
+    """Return True if some of ``values`` are fakes on a GPU, and this machine has none."""
     on_cuda = (v for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda")
     return any(isinstance(v, FakeTensor) for v in on_cuda) and not torch.cuda.is_available()
 
 
 @contextlib.contextmanager
 def standing_in() -> Iterator[None]:
-    """Within, fakes of a GPU are differentiated and lowered as on a machine that has it."""
+    """Let fakes of a GPU be differentiated and lowered as on a machine that has it."""
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
 
     with _lock, contextlib.ExitStack() as stack:
@@ -82,7 +82,10 @@ def standing_in() -> Iterator[None]:
 
 
 def _engine() -> Callable[..., Any]:
-    """Autograd's, but that fakes of a GPU do not reach what asks for their stream."""
+    """Return autograd's engine, replaced for outputs on a GPU by the walk of ``engine_in_python``.
+
+    The engine asks for the stream of their tensors.
+    """
     original = autograd._engine_run_backward
 
     @functools.wraps(original)
@@ -100,7 +103,7 @@ def _engine() -> Callable[..., Any]:
 
 
 def _folds_on_the_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Inductor's pass that folds tensors of one value makes them, of one element, to look at."""
+    """Let Inductor's pass that folds tensors of one value make its samples on the CPU."""
 
     @functools.wraps(original)
     def deduce(self: Any, node: fx.Node) -> Any:
@@ -117,7 +120,7 @@ def _folds_on_the_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _place_of(name: str) -> tuple[Any, str]:
-    """The module or class that a dotted name is an attribute of, and the name in it."""
+    """Return the module or class that holds the last name of a dotted path, and that name."""
     path, _, attribute = name.rpartition(".")
     try:
         return importlib.import_module(path), attribute

@@ -1,9 +1,9 @@
-"""What this package can do with the torch that is here, found out when it is first asked.
+"""Capabilities of this package with the torch that is here, found out when first asked.
 
-A capability needs private names of torch, those that its shims use (``private_names``, which is
-read from their source). With one of them gone, or of another form, the capability is switched off:
-one warning says so, and what is next runs: a kernel's scan is a counted loop, a compiled program
-holds a scan's steps, what cannot be captured is a Python loop.
+A capability needs private names of torch: those that its shims use (``private_names``, which is
+read from their source). If one of them is gone, or has another form, the capability is switched
+off. One warning says so, and the next best thing runs: a kernel's scan is a counted loop, a
+compiled program holds a scan's steps, what cannot be captured is a Python loop.
 
 By hand, to find out where a problem comes from::
 
@@ -39,7 +39,7 @@ class Capability:
     instead: str
     shims: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    #: whether to ask is to import what the names are in
+    #: True if asking for it imports the modules that hold its names
     imports: bool = True
 
 
@@ -116,7 +116,7 @@ GROUPS = {"kernels": ("cpu_kernels", "gpu_kernels"), "inductor": ("counted_loop"
 
 
 class CapabilityMissing(RuntimeError):
-    """What was asked for needs a capability that is switched off."""
+    """Raised if a call needs a capability that is switched off."""
 
 
 _by_hand: set[str] = set()
@@ -125,9 +125,9 @@ _told: set[str] = set()
 
 
 def why_off(name: str, imports: bool = True) -> str | None:
-    """What switched the capability off; None if it is there.
+    """Return what switched the capability off; None if it is there.
 
-    Without ``imports``, as far as what is loaded tells.
+    Without ``imports``, only what is loaded already is looked at.
     """
     capability = CAPABILITIES[name]
     if name in _by_hand:
@@ -142,7 +142,7 @@ def why_off(name: str, imports: bool = True) -> str | None:
 
 
 def is_there(name: str, imports: bool = True) -> bool:
-    """Whether the capability is there; what torch's names switched off is told of once."""
+    """Return True if the capability is there; what torch's names switched off is told of once."""
     reason = why_off(name, imports)
     if reason is None:
         return True
@@ -162,9 +162,10 @@ def is_there(name: str, imports: bool = True) -> bool:
 
 @contextlib.contextmanager
 def attempt(name: str) -> Iterator[None]:
-    """What fails within switches the capability off, and nobody else's import or compile fails.
+    """Switch the capability off if something within fails, so that nobody's import or compile
+    fails.
 
-    Around what is told to torch: its registries and passes may have another form than they had.
+    It is for telling things to torch: its registries and passes may have changed their form.
     """
     global captures
     try:
@@ -178,12 +179,12 @@ def attempt(name: str) -> Iterator[None]:
 
 
 _PACKAGE = str(Path(__file__).parents[1])
-#: what is raised by a line that reads what is not there any more, or calls it as it was called
+#: errors of a line that uses a name which is gone, or calls it in a form that has changed
 _OF_ANOTHER_TORCH = (AttributeError, TypeError, LookupError, ImportError, NameError, AssertionError)
 
 
 def is_own_failure(error: BaseException) -> bool:
-    """Whether a line of this package failed, and did not refuse something."""
+    """Return True if ``error`` came from a line of this package that failed, and did not refuse."""
     if not isinstance(error, _OF_ANOTHER_TORCH) or isinstance(error, ScanTypeError):
         return False
     trace = error.__traceback__
@@ -194,7 +195,7 @@ def is_own_failure(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def own_failures_said(what: str, name: str) -> Iterator[None]:
-    """One line about ``what`` failed within, and how to do without it, by hand."""
+    """Say in one line that ``what`` failed within, and how to do without it, by hand."""
     try:
         yield
     except Exception as error:
@@ -212,7 +213,7 @@ def _said(error: BaseException) -> str:
 
 
 def require(name: str) -> None:
-    """Raise CapabilityMissing if it is not there, or what it needs is not."""
+    """Raise CapabilityMissing if the capability, or one that it needs, is not there."""
     for other in CAPABILITIES[name].needs:
         require(other)
     reason = why_off(name)
@@ -269,12 +270,12 @@ def without(*names: str) -> Iterator[None]:
 
 _by_hand.update(_expanded(tuple(os.environ.get(VARIABLE, "").replace(",", " ").split())))
 
-#: whether scans are captured: what Dynamo, which traces code that asks this, must read as a value
+#: True if scans are captured. It is a value, because Dynamo traces code that reads it.
 captures = not _by_hand & {"operator", "capture"}
 
 
 def find_out_whether_captures(imports: bool = True) -> bool:
-    """Whether scans are captured, asked when Dynamo is loaded."""
+    """Return True if scans can be captured; asked when Dynamo is loaded."""
     global captures
     if captures and why_off("capture", imports) is not None:
         captures = False
@@ -283,7 +284,7 @@ def find_out_whether_captures(imports: bool = True) -> bool:
 
 
 def report() -> dict[str, str]:
-    """Each capability, and what switched it off; imports Dynamo and Inductor to know."""
+    """Return for each capability what switched it off; imports Dynamo and Inductor to know."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of what it imports
         return {name: why_off(name) or "there" for name in CAPABILITIES}

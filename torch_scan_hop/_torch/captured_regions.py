@@ -18,7 +18,7 @@ _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 
 
 def running_regions(body: Callable[..., Any]) -> Callable[..., Any]:
-    """``body``, whose regions run as the code that they were captured of.
+    """Return ``body``, whose regions run as the code that they were captured from.
 
     A trace for export writes down that a graph enters autocast, and does not enter it: operators
     there would be taken to compute in the dtypes of their arguments. And torch 2.9 leaves what is

@@ -27,7 +27,7 @@ def is_custom_function(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class _Saved:
-    """Where a saved value is to be found: among the inputs, the outputs, or only in itself."""
+    """The place of a saved value: among the inputs, among the outputs, or only in itself."""
 
     is_input: bool
     is_output: bool
@@ -56,14 +56,14 @@ def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _switches(graph: fx.Graph) -> list[fx.Node]:
-    """Where gradients are turned off before what a person wrote, and on again after it."""
+    """Return the nodes that turn gradients off before the user's code, and on again after it."""
     return [n for n in graph.nodes if getattr(n.target, "__name__", "") == "_set_grad_enabled"]
 
 
 def _each_its_own(
     forward: fx.GraphModule, backward: fx.GraphModule
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The two, with what the backward computes of saved values in the backward.
+    """Return both graphs, with all that the backward computes of saved values in the backward.
 
     Until torch 2.13, Dynamo puts attributes of them (``z.T``) behind the forward, and saves those.
     """
@@ -95,7 +95,7 @@ def _each_its_own(
 
 
 def _with_gradients(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph without the switches that turn gradients off around it."""
+    """Return the graph without the switches that turn gradients off around it."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     for node in _switches(graph):
@@ -137,7 +137,7 @@ class _Connected(torch.autograd.Function):
 def connected(
     forward: fx.GraphModule, backward: fx.GraphModule, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """The user's function of the node's tensor arguments, differentiable any number of times."""
+    """Return the user's function of the node's tensors, differentiable any number of times."""
     forward, backward = _each_its_own(forward, backward)
     parts = (
         forward,
@@ -149,7 +149,7 @@ def connected(
 
 
 def with_connected_functions(body: fx.GraphModule) -> fx.GraphModule:
-    """``body`` with such functions for its ``autograd_function_apply`` nodes."""
+    """Return ``body`` with such functions for its ``autograd_function_apply`` nodes."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(body.graph, {}))
     for node in list(graph.nodes):

@@ -44,7 +44,7 @@ Placements = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class MeshLayout:
-    """How one tensor lies on a mesh; ``shape`` and ``stride`` are the whole tensor's."""
+    """The layout of one tensor on a mesh; ``shape`` and ``stride`` are the whole tensor's."""
 
     mesh: Any
     placements: Placements
@@ -59,14 +59,14 @@ class MeshLayout:
         return DTensorSpec(self.mesh, self.placements, tensor_meta=meta)
 
     def join(self, shard: torch.Tensor) -> Any:
-        """The DTensor of which ``shard`` is this rank's part."""
+        """Return the DTensor of which ``shard`` is this rank's part."""
         return _dtensor_class()(shard, self.spec(), requires_grad=False)
 
     def placed(self, placements: Placements) -> MeshLayout:
         return dataclasses.replace(self, placements=placements)
 
     def of_slice(self) -> MeshLayout:
-        """Of what a step gets of xs that lie like this."""
+        """Return the layout of what a step gets of xs that have this layout."""
         placements = _shifted(self.placements, -1)
         return MeshLayout(self.mesh, placements, self.shape[1:], self.stride[1:], self.dtype)
 
@@ -74,13 +74,13 @@ class MeshLayout:
         return self.placed(_shifted(_shifted(self.placements, -1), 1))
 
     def over_steps(self, stretches: Stretches | None) -> MeshLayout:
-        """Of a stack, split as the steps are."""
+        """Return the layout of a stack that is split as the steps are."""
         from torch.distributed.tensor import Shard
 
         return self if stretches is None else self.at(stretches.mesh_dim, Shard(0))
 
     def at(self, mesh_dim: int | None, placement: Any) -> MeshLayout:
-        """With another placement along one dimension of the mesh; None: as it is."""
+        """Return the layout with another placement along one dimension of the mesh; None: none."""
         if mesh_dim is None:
             return self
         placements = [*self.placements]
@@ -88,7 +88,7 @@ class MeshLayout:
         return self.placed(tuple(placements))
 
     def of_stack(self, trip_count: Any) -> MeshLayout:
-        """Of the stack of what steps return, each laid out like this; it is contiguous."""
+        """Return the layout of a contiguous stack of what steps return, each laid out like this."""
         size: Any = 1
         stride: list[Any] = []
         for n in reversed(self.shape):
@@ -101,7 +101,7 @@ class MeshLayout:
 
 
 def _shifted(placements: Placements, by: int) -> Placements:
-    """With ``by`` more dimensions in front; one that is gone is replicated."""
+    """Shift placements by ``by`` dimensions in front; along a dimension that is gone, replicate."""
     from torch.distributed.tensor import Replicate, Shard
 
     found: list[Any] = []
@@ -120,7 +120,7 @@ def replicated(mesh: Any) -> Placements:
 
 
 def summed(mesh: Any, but: int | None = None) -> Placements:
-    """Each rank has a summand; along dimension ``but`` of the mesh, the same."""
+    """Return placements with a summand on each rank, but replicated along dimension ``but``."""
     from torch.distributed.tensor import Partial, Replicate
 
     return tuple(Replicate() if k == but else Partial() for k in range(mesh.ndim))
@@ -144,21 +144,21 @@ class Stretches:
 
     @property
     def rank(self) -> int:
-        """Which stretch this process has."""
+        """The number of the stretch that this process has."""
         return int(self.mesh.get_local_rank(self.mesh_dim))
 
     def in_order(self, reverse: bool) -> list[int]:
-        """The ranks, as their steps run."""
+        """Return the ranks in the order in which their steps run."""
         ranks = range(self.count)
         return [*reversed(ranks)] if reverse else [*ranks]
 
     def steps_of(self, rank: int) -> Any:
-        """How many it has: DTensor gives none to the last ones where there are few."""
+        """Return the number of a rank's steps: if there are few, the last ranks have none."""
         most = -(-self.trip_count // self.count)
         return max(0, min(most, self.trip_count - rank * most))
 
     def gathered(self, value: torch.Tensor) -> torch.Tensor:
-        """``value`` of every rank, stacked."""
+        """Gather ``value`` of every rank, stacked."""
         from torch.distributed.tensor import Shard
 
         shape = (self.count, *value.shape)
@@ -168,7 +168,7 @@ class Stretches:
 
 
 def stretches_of(layouts: Iterable[MeshLayout | None], trip_count: Any) -> Stretches | None:
-    """How the steps of stacks are split, where that is along one dimension of their mesh."""
+    """Return how the steps of stacks are split, if that is along one dimension of their mesh."""
     known = [layout for layout in layouts if layout is not None]
     dims = {
         k
@@ -182,7 +182,7 @@ def stretches_of(layouts: Iterable[MeshLayout | None], trip_count: Any) -> Stret
 
 
 def layout_of(value: Any, mesh: Any = None) -> MeshLayout:
-    """Of a DTensor, or of a plain tensor that every rank of ``mesh`` has."""
+    """Return the layout of a DTensor, or of a plain tensor that every rank of ``mesh`` has."""
     if is_dtensor(value):
         mesh, placements = value.device_mesh, tuple(value.placements)
     else:
@@ -198,7 +198,7 @@ def mesh_of(values: Iterable[Any]) -> Any:
 
 
 def moved(shard: torch.Tensor, before: MeshLayout, after: MeshLayout) -> torch.Tensor:
-    """``shard`` of a tensor laid out as ``before``, laid out as ``after``: collectives, if any."""
+    """Move ``shard`` from one layout to another, by collectives if need be."""
     from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
     if before.placements == after.placements:
@@ -213,7 +213,7 @@ def moved(shard: torch.Tensor, before: MeshLayout, after: MeshLayout) -> torch.T
 
 
 def laid_out(value: Any, layout: MeshLayout) -> Any:
-    """A DTensor, or a plain tensor that every rank has, with the placements of ``layout``."""
+    """Return a DTensor, or a plain tensor of every rank, with the placements of ``layout``."""
     before = layout_of(value, layout.mesh)
     after = before.placed(layout.placements)
     return after.join(moved(shard_of(value), before, after))
@@ -221,7 +221,7 @@ def laid_out(value: Any, layout: MeshLayout) -> Any:
 
 @contextlib.contextmanager
 def others_are_replicated() -> Iterator[None]:
-    """Plain tensors among operands of DTensors count as the same on every rank."""
+    """Take plain tensors among operands of DTensors as the same on every rank."""
     from torch.distributed.tensor.experimental import implicit_replication
 
     with implicit_replication():
@@ -229,7 +229,7 @@ def others_are_replicated() -> Iterator[None]:
 
 
 def without_repetitions(module: fx.GraphModule) -> None:
-    """DTensor moves an operand for each operator that wants it moved: once is enough."""
+    """Move an operand once; DTensor moves it again for each operator that wants it moved."""
     from torch._functorch.compile_utils import fx_graph_cse
 
     module.graph = fx_graph_cse(module.graph)
@@ -237,8 +237,11 @@ def without_repetitions(module: fx.GraphModule) -> None:
 
 
 def cost_of_collectives(module: fx.GraphModule) -> tuple[int, int]:
-    """How often ranks wait for one another in a run of ``module``; and how often for a whole sum,
-    which moves twice what a gather moves."""
+    """Return how often ranks wait for one another in a run of ``module``, and how often for an
+    all-reduce.
+
+    An all-reduce moves twice what a gather moves.
+    """
     ops = torch.ops._c10d_functional
     graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
     targets = [node.target for graph in graphs for node in graph.nodes]

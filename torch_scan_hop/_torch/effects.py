@@ -1,4 +1,4 @@
-"""Which storages the nodes of a graph hold and change (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+"""Find the storages that nodes hold and change (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Storage = int
 
 
 class Effects(fx.Interpreter):
-    """Runs a graph on fakes; of each node, in which storages its values are and which it wrote."""
+    """Runs a graph on fakes; notes where each node's values are stored, and what it wrote."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)

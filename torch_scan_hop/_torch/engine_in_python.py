@@ -23,8 +23,10 @@ _TAKES_NONE = "takes_none_for_zeros"
 
 @contextlib.contextmanager
 def noting_who_takes_none() -> Iterator[None]:
-    """Within, functions of Python are asked whether they ``set_materialize_grads``: the walk needs
-    to know, and torch keeps it where Python cannot read it."""
+    """Note which functions of Python call ``set_materialize_grads``.
+
+    The walk needs to know, and torch keeps it where Python cannot read it.
+    """
     original = FunctionCtx.set_materialize_grads
 
     @functools.wraps(original)
@@ -45,7 +47,7 @@ def gradients(
     inputs: Sequence[Any],
     create_graph: bool,
 ) -> tuple[torch.Tensor | None, ...]:
-    """What ``torch.autograd.grad`` gives with ``allow_unused``; hooks of tensors are not run."""
+    """Return what ``torch.autograd.grad`` does with ``allow_unused``; run no hooks of tensors."""
     wanted = [_edge_of(value) for value in inputs]
     walk = _Walk({node for node, _ in wanted})
     with torch.set_grad_enabled(create_graph):
@@ -61,7 +63,7 @@ def _edge_of(value: Any) -> tuple[Any, int]:
 
 
 class _Walk:
-    """Nodes in the order that the engine calls them in: those that were made last come first.
+    """A walk over nodes in the engine's order: those that were made last come first.
 
     Attributes:
         received: for each node that anything has reached, the cotangent of each of its outputs.
@@ -90,8 +92,10 @@ class _Walk:
                     self.receive(edge, value)
 
     def _needed(self, roots: list[Any]) -> set[Any]:
-        """The nodes that lead from ``roots`` to what is wanted, which is not called itself unless
-        it leads on."""
+        """Return the nodes that lead from ``roots`` to a wanted node.
+
+        A wanted node is not called itself unless it leads on to another one.
+        """
         order, seen = [], set()
         pending = [(root, False) for root in roots]
         while pending:
@@ -110,7 +114,7 @@ class _Walk:
 
 
 def _call(node: Any, cotangents: list[Any]) -> list[tuple[tuple[Any, int], Any]]:
-    """Where the gradients of a node go, and what they are."""
+    """Run a node; return its gradients, each with the edge to which it goes."""
     edges = node.next_functions
     likes = node._input_metadata
     if not isinstance(node, BackwardCFunction):
@@ -132,7 +136,7 @@ def _zeros(like: Any) -> torch.Tensor:
 
 
 def _fitted(cotangent: torch.Tensor, like: Any) -> torch.Tensor:
-    """Of the shape and type of the value that it is the cotangent of, as the engine makes it."""
+    """Give a cotangent the shape and dtype of its value, as the engine does."""
     if tuple(cotangent.shape) != tuple(like.shape):
         cotangent = cotangent.sum_to_size(tuple(like.shape))
     if cotangent.is_complex() and not like.dtype.is_complex:

@@ -1,5 +1,4 @@
-"""torch.export while it makes a program, and what makes one run (checked on torch 2.9.1, 2.13.0,
-2.15.0)."""
+"""torch.export makes a program, and runs one (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ log = logging.getLogger(__name__)
 
 
 def is_making_a_program() -> bool:
-    """Whether the trace under way is one for readers that this package does not know.
+    """Return True if an export is under way whose readers this package does not know.
 
-    ONNX's exporter is none of those, nor is Inductor, which compiles ahead of time.
+    ONNX's exporter is known, and so is Inductor, which compiles ahead of time: both give False.
     """
     return is_exporting() and not is_exporting_to_onnx() and not _is_compiling_ahead_of_time()
 

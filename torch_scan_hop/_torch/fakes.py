@@ -48,7 +48,7 @@ def _underlying_fake(tensor: Any) -> FakeTensor | None:
 
 
 def under_compiler() -> bool:
-    """Whether fakes are a compiler's (Dynamo's, AOTAutograd's), and not those of a user's mode."""
+    """Return True if the fakes are a compiler's (Dynamo's, AOTAutograd's), not a user's mode's."""
     return TracingContext.try_get() is not None
 
 
@@ -90,7 +90,7 @@ def fake_tensor(
 
 
 def is_lazy(fake: FakeTensor) -> bool:
-    """Whether it is to be read conjugated, negated, or as zeros that are nowhere in memory."""
+    """Return True if ``fake`` is lazily conjugated or negated, or zeros that use no memory."""
     return fake.is_conj() or fake.is_neg() or fake._is_zerotensor()
 
 

@@ -1,4 +1,4 @@
-"""Whether torch has what a shim uses, in the form in which it uses it.
+"""Check that torch has what a shim uses, in the form in which it uses it.
 
 A function that takes its arguments in another order, or a method that torch no longer calls where
 this package overrides it, has its old name and is not what it was. ``private_names`` has the names,
@@ -37,9 +37,9 @@ _P = inspect.Parameter
 
 
 def why_not(name: str, imports: bool = True) -> str | None:
-    """What is wrong with ``name``, or with a method of it that is used; None if nothing is.
+    """Return what is wrong with ``name``, or with a method of it that is used; None if nothing is.
 
-    Without ``imports``, as far as what is loaded tells.
+    Without ``imports``, only what is loaded already is looked at.
     """
     for path in (name, *_members().get(name, ())):
         reason = _why_not(path, imports) if _is_expected(path) else None
@@ -51,7 +51,7 @@ def why_not(name: str, imports: bool = True) -> str | None:
 
 @functools.cache
 def _members() -> dict[str, list[str]]:
-    """Of each name that a shim uses: the methods of it that are called or replaced."""
+    """Return for each name that a shim uses the methods of it that are called or replaced."""
     names = {path for paths in NAMES.values() for path in paths.split()}
     found: dict[str, list[str]] = {}
     for path in {*CALLED, *REPLACED} - names:
@@ -62,7 +62,10 @@ def _members() -> dict[str, list[str]]:
 
 
 def _is_expected(path: str) -> bool:
-    """Whether a torch like this one has it: like the versions next to it, of those checked."""
+    """Return True if the torch that is here should have ``path``.
+
+    It should if the checked versions next to it, the one before and the one after, have it.
+    """
     versions = ONLY_IN.get(path)
     if versions is None:
         return True
@@ -115,7 +118,8 @@ def _is_module(where: str, above: Any) -> bool:
 
 
 def why_not_of_form(found: Any, calls: str, replaces: str) -> str:
-    """What ``found`` is instead; empty if each call fits, and what replaces it would.
+    """Return the form that ``found`` has instead; empty if each call fits, and its replacement
+    would.
 
     >>> why_not_of_form(lambda a, b=1: 0, "a; a b=", "a b; a")
     ''
@@ -135,7 +139,7 @@ def why_not_of_form(found: Any, calls: str, replaces: str) -> str:
 
 
 def _takes(parameters: Sequence[_P], site: Sequence[str]) -> bool:
-    """Whether a call binds, and no argument goes where another one went."""
+    """Return True if the call at ``site`` binds, each argument to the parameter that it is for."""
     given = [word.split("|") for word in site if word != "..." and not word.endswith("=")]
     keywords = {word[:-1] for word in site if word.endswith("=")}
     in_order = [p for p in parameters if p.kind in (_P.POSITIONAL_ONLY, _P.POSITIONAL_OR_KEYWORD)]
@@ -154,7 +158,7 @@ def _takes(parameters: Sequence[_P], site: Sequence[str]) -> bool:
 
 
 def _begins_with(parameters: Sequence[_P], form: Sequence[str]) -> bool:
-    """What follows may be left out by who calls it."""
+    """Return True if the parameters begin with ``form``, and a caller may leave out all others."""
     more = parameters[len(form) :]
     variable = (_P.VAR_POSITIONAL, _P.VAR_KEYWORD)
     are_optional = all(p.default is not p.empty or p.kind in variable for p in more)

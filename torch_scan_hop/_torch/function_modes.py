@@ -8,7 +8,7 @@ import torch
 
 
 def function_modes() -> tuple[Any, ...]:
-    """What each active TorchFunctionMode is: a default device, or a kind of mode.
+    """Return for each active TorchFunctionMode its default device, or else its kind.
 
     Torch keeps a default device as such a mode, of a kind that it imports when there is one.
     """
@@ -22,10 +22,10 @@ def function_modes() -> tuple[Any, ...]:
 
 
 def floats_are_on_default_device() -> bool:
-    """Whether a float that Dynamo takes for a variable is on a default device other than the CPU.
+    """Return True if Dynamo puts a float that varies on a default device other than the CPU.
 
-    Torch 2.9.1 makes it there, and cannot read it on "meta", nor without a wait elsewhere; 2.13.0
-    and 2.15.0 make it on the CPU.
+    Torch 2.9.1 does, and then cannot read it on "meta", nor elsewhere without waiting for the
+    device. 2.13.0 and 2.15.0 put it on the CPU.
     """
     devices = [mode for mode in function_modes() if isinstance(mode, torch.device)]
     if all(device.type == "cpu" for device in devices):

@@ -29,7 +29,7 @@ _OPENERS = {
     "_vmap_increment_nesting",
 }
 _CLOSERS = {"_grad_decrement_nesting", "_jvp_decrement_nesting", "_vmap_decrement_nesting"}
-#: by name: the position of the level among the arguments
+#: for each function, by name, the position of the level among its arguments
 _LEVEL_ARGUMENT = {
     "_wrap_for_grad": 1,
     "_unwrap_for_grad": 1,
@@ -39,17 +39,17 @@ _LEVEL_ARGUMENT = {
 
 
 def open_levels() -> int:
-    """How many functorch levels are open."""
+    """Return how many functorch levels are open."""
     return len(get_interpreter_stack() or ())
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Whether a functorch transform (``vmap``, ``grad``) has ``tensor`` in a wrapper of its own."""
+    """Return True if a functorch transform (``vmap``, ``grad``) has wrapped ``tensor``."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def ask_tensors_for_sizes(body: Any) -> None:
-    """Let ``body`` read sizes as methods: torch has no batching rule for the operator.
+    """Let ``body`` read sizes by methods, since torch has no batching rule for the operator.
 
     Dynamo puts that operator into bodies whose sizes are symbols.
     """
@@ -63,7 +63,7 @@ def ask_tensors_for_sizes(body: Any) -> None:
 
 
 def opens_levels(body: Any) -> bool:
-    """Whether ``body`` is a graph with transforms of functions in it, as Dynamo writes them."""
+    """Return True if ``body`` is a graph in which Dynamo wrote down transforms of functions."""
     if not isinstance(body, fx.GraphModule):
         return False
     names = (getattr(node.target, "__name__", "") for node in body.graph.nodes)
@@ -71,7 +71,7 @@ def opens_levels(body: Any) -> bool:
 
 
 def enter_dual_level() -> bool:
-    """Open torch's only forward-mode level; False if it is open already, and shared."""
+    """Open torch's only forward-mode level; return False if it is open already, and shared."""
     try:
         torch._C._enter_dual_level()
     except RuntimeError:
@@ -85,7 +85,7 @@ def exit_dual_level(entered: bool) -> None:
 
 
 def enable_grad() -> bool:
-    """Switch gradients on; whether they were on before."""
+    """Switch gradients on; return whether they were on before."""
     before = torch.is_grad_enabled()
     torch._C._set_grad_enabled(True)
     return before

@@ -84,12 +84,12 @@ def fake_mode() -> Any:
 
 
 def uses_cpp_wrapper() -> bool:
-    """Whether the wrapper at hand is C++, and not Python."""
+    """Return True if the wrapper at hand is C++, and not Python."""
     return bool(V.graph.cpp_wrapper)
 
 
 def is_cudagraphed() -> bool:
-    """Whether what is compiled is to run as a CUDA graph, as with mode="reduce-overhead"."""
+    """Return True if what is compiled is to run as a CUDA graph, as with mode="reduce-overhead"."""
     return bool(config.triton.cudagraphs)
 
 
@@ -121,7 +121,7 @@ def fresh_loop_index() -> torch.SymInt:
 
 
 def boxed(value: Any) -> Any:
-    """``value`` as lowerings take it; a box in a box would fail where one realizes its operand."""
+    """Return ``value`` as lowerings take it. A box in a box would fail when it is realized."""
     is_boxed = isinstance(value, StorageBox | ir.BaseView)
     return TensorBox(value) if is_boxed else TensorBox.create(value)
 
@@ -134,7 +134,7 @@ def buffers_of(value: Any) -> list[Any]:
 
 
 def with_exact_strides(value: Any, stride: Sequence[Any]) -> Any:
-    """``value`` as a realized buffer of these strides."""
+    """Return ``value`` as a realized buffer of these strides."""
     realized = ExternKernel.realize_input(value)
     if not isinstance(realized, TensorBox):
         realized = boxed(realized)
@@ -145,7 +145,7 @@ def with_exact_strides(value: Any, stride: Sequence[Any]) -> Any:
 
 
 def lower_subgraph(name: str, gm: fx.GraphModule, examples: Sequence[Any]) -> Subgraph:
-    """``gm`` lowered as a subgraph of the graph at hand."""
+    """Lower ``gm`` as a subgraph of the graph at hand."""
     subgraph = Subgraph(name=name, graph_module=gm)
     subgraph.graph = V.graph.make_subgraph(gm=gm, example_inputs=list(examples), subgraph_name=name)
     with V.set_graph_handler(subgraph.graph):
@@ -155,7 +155,10 @@ def lower_subgraph(name: str, gm: fx.GraphModule, examples: Sequence[Any]) -> Su
 
 @contextlib.contextmanager
 def indented(wrapper: Any, graph: Any = None) -> Iterator[None]:
-    """What is written within is a block of the wrapper's code; ``graph``: whose, if another's."""
+    """Put what is written within in a block of the wrapper's code.
+
+    ``graph``: whose block it is, if another's.
+    """
     graph = V.graph if graph is None else graph
     wrapper.writeline(EnterSubgraphLine(wrapper, graph))
     yield
@@ -187,7 +190,10 @@ def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Seque
 
 @contextlib.contextmanager
 def _declarations_end_here(wrapper: Any) -> Iterator[None]:
-    """The C++ wrapper declares what calls Python's operators once, at the first: maybe in here."""
+    """Let the C++ wrapper declare again later what calls Python's operators.
+
+    It declares that once, at the first call, which may be in this block.
+    """
     name = "custom_op_wrapper_loaded"
     before = getattr(wrapper, name, None)
     yield
@@ -281,5 +287,5 @@ def declared_output(
 
 
 def written_output(node: Any, place: Any) -> MutationOutput:
-    """Tells the scheduler that ``node`` writes to the buffer of ``place``, a view."""
+    """Tell the scheduler that ``node`` writes to the buffer of ``place``, a view."""
     return MutationOutput(NoneLayout(device=place.get_device()), place, node)

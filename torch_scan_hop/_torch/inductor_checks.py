@@ -30,7 +30,7 @@ def mark_as_checked(module: fx.GraphModule) -> None:
 
 @functools.cache
 def report_outside_of_threads() -> None:
-    """Do so in the kernels of marked graphs."""
+    """Report what threads found outside of them, in the kernels of marked graphs."""
     original = KernelGroup.codegen_group
 
     @functools.wraps(original)
@@ -50,7 +50,7 @@ def _is_checked(lowering: Any) -> bool:
 
 
 def checked_outside(source: str) -> str:
-    """The function in ``source``, raising for what its threads found.
+    """Return the function in ``source``, changed to raise for what its threads found.
 
     >>> print(checked_outside('''void kernel()
     ... {
@@ -101,7 +101,11 @@ def checked_outside(source: str) -> str:
 
 
 def _in_threads(blocks: list[tuple[str, int]]) -> bool:
-    """Whether a block is in a loop of threads, and ``continue`` belongs to a loop of theirs."""
+    """Return True if the block is in a loop within a parallel region of OpenMP, and in no lambda of
+    it.
+
+    Then ``continue`` goes on with the next iteration of that loop.
+    """
     headers = [header for header, _ in blocks]
     parallel = [k for k, header in enumerate(headers) if header.startswith("#pragma omp parallel")]
     if not parallel:

@@ -47,7 +47,7 @@ __all__ = [
 
 
 def vector_lanes() -> int:
-    """float32 lanes of a vector; 0 where there are none."""
+    """Return the float32 lanes of a vector; 0 if there are no vectors."""
     isa = pick_vec_isa()
     return isa.nelements(dtype=torch.float32) if isa else 0
 
@@ -56,7 +56,7 @@ def vector_lanes() -> int:
 
 
 def keep_stores_to(name: str) -> None:
-    """Even if nothing reads the buffer later."""
+    """Keep stores to the buffer, even if nothing reads it later."""
     V.kernel.must_keep_buffers.add(name)
 
 
@@ -66,7 +66,7 @@ def written_pointer(name: str) -> str:
 
 
 def is_removed(name: str) -> bool:
-    """Whether nothing reads the buffer, so that it is not written."""
+    """Return True if nothing reads the buffer, so that it is not written."""
     return name in V.graph.removed_buffers
 
 
@@ -98,7 +98,7 @@ class _UnrolledLoop(LoopLevel):
 
 
 class _OuterLoopsForThreads(LoopNest):
-    """Steps run in order: only lanes are for threads."""
+    """Lets threads share lanes only, because steps run in order."""
 
     n_parallel_loops = 0
 
@@ -122,9 +122,9 @@ class LaneNest(CppKernelProxy):
         in_vectors: bool,
         masks_tail: bool,
     ) -> None:
-        """``emit`` is called once for each kind of code (scalar, vector) with the index.
+        """Call ``emit`` with the index, once for each kind of code (scalar, vector).
 
-        Lanes that fill no vector are one with a mask, if ``masks_tail``, or are done one by one.
+        Lanes that fill no vector are one vector with a mask, if ``masks_tail``, or done one by one.
         """
         group = self.kernel_group
         self.set_ranges(sizes, ())
@@ -156,7 +156,7 @@ class LaneNest(CppKernelProxy):
         nest.set_kernel(self)
 
     def for_threads(self) -> None:
-        """Threads may share the lanes."""
+        """Let threads share the lanes."""
         nest: Any = self.loop_nest
         nest.n_parallel_loops = len(nest.loops)
 
@@ -183,18 +183,18 @@ class LaneNest(CppKernelProxy):
         nest.loops = [self._loop_over(step, steps), *outer, _UnrolledLoop.of(lanes)]
 
     def _loop_over(self, step: Any, steps: tuple[Any, Any]) -> LoopLevel:
-        """Neither parallel nor vectorised."""
+        """Loop over steps, neither in parallel nor vectorised."""
         begin, end = map(self.kernels[-1].rename_indexing, steps)
         return LoopLevel(step, end, offset=begin, is_reduction=True)
 
     def between(self, first: Any, end: Any) -> None:
-        """Of the outermost loop, these turns only."""
+        """Run only these turns of the outermost loop."""
         nest: Any = self.loop_nest
         nest.loops[0].offset, nest.loops[0].size = first, end
 
 
 class _SharingIf(WorkSharing):
-    """Threads that the code asks for where ``condition`` holds when it runs; else it is one."""
+    """A parallel region whose threads are asked for if ``condition`` holds when it runs."""
 
     def __init__(self, code: Any, condition: str) -> None:
         super().__init__(code)
@@ -214,7 +214,7 @@ FEWEST_MASKED = 5
 
 
 class KernelFunction:
-    """One C++ function, which ``node`` of the IR is the call of."""
+    """One C++ function, which the IR's ``node`` calls."""
 
     #: its name, wherever its code says so
     name = str(Placeholder.KERNEL_NAME)
@@ -231,11 +231,11 @@ class KernelFunction:
         self._sizes = CppKernel(self._group.args, 1)
 
     def share_if(self, condition: str) -> None:
-        """Have threads only where this is true when the code runs."""
+        """Have threads only if this is true when the code runs."""
         self._group.ws = self._group.stack.enter_context(_SharingIf(self.code, condition))
 
     def text(self, size: Any) -> str:
-        """A size or an index as code; what it depends on becomes an argument."""
+        """Return a size or an index as code; what it depends on becomes an argument."""
         return cexpr_index(self._sizes.rename_indexing(size))
 
     def read_pointer(self, name: str) -> str:
@@ -246,21 +246,21 @@ class KernelFunction:
 
     @contextlib.contextmanager
     def local_buffers(self, buffers: Sequence[Any]) -> Iterator[None]:
-        """Within, these are variables of the function, which allocates them by itself."""
+        """Make these variables of the function, which allocates them itself."""
         with LocalBufferContext(self._group.args) as local:
             for buffer in buffers:
                 local.add_local_buffer(buffer)
             yield
 
     def masks_tail_of(self, lanes: Any) -> bool:
-        """Whether the last of so many lanes are a vector with a mask."""
+        """Return True if those last lanes that fill no vector are one vector with a mask."""
         if not (self._masks_tails and vector_lanes()):
             return False
         tail = lanes % vector_lanes()
         return bool(tail >= FEWEST_MASKED) if tail.is_Integer else True
 
     def declare_array(self, buffer: Any) -> None:
-        """One of the local buffers, of a known size, as an array on the stack."""
+        """Declare one of the local buffers, of a known size, as an array on the stack."""
         kind, layout = DTYPE_TO_CPP[buffer.get_dtype()], buffer.layout
         extents = zip(layout.size, layout.stride, strict=True)
         elements = 1 + sum((size - 1) * stride for size, stride in extents)
@@ -269,7 +269,7 @@ class KernelFunction:
     def nest(
         self, emit: Callable[[list[Any]], None], sizes: Sequence[Any], in_vectors: bool = True
     ) -> LaneNest:
-        """Loops over ``sizes``, which :meth:`add` puts into the function."""
+        """Return loops over ``sizes``, which :meth:`add` puts into the function."""
         nest = LaneNest(self._group)
         nest.generate(emit, tuple(sizes), in_vectors, self.masks_tail_of(sizes[-1]))
         return nest
@@ -283,7 +283,7 @@ class KernelFunction:
         self.code.writeline("#pragma omp for")
 
     def declare(self, *lines: str) -> None:
-        """Have these before the function."""
+        """Put these declarations before the function."""
         self._declarations += lines
 
     def define_and_call(self, wrapper: Any) -> None:

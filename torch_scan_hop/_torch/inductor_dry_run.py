@@ -89,12 +89,12 @@ def lower(gm: fx.GraphModule, is_backward: bool, is_inference: bool) -> None:
 
 
 class _Lowered(Exception):
-    """All that was to be known is known."""
+    """Raised to stop Inductor, when all that was to be known is known."""
 
 
 @contextlib.contextmanager
 def _without_code() -> Iterator[list[bool]]:
-    """Stops this thread's Inductor where it would write code; says so in the list that it gives."""
+    """Stop this thread's Inductor where it would write code; note that in the list it yields."""
     codegen = GraphLowering.codegen
     thread, reached = threading.get_ident(), []
 

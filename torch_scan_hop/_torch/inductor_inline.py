@@ -82,14 +82,14 @@ class InlineLowering(PointwiseSubgraphLowering):
         return fn
 
     def compute_in_order(self, index: Sequence[Any], size: Sequence[Any]) -> None:
-        """All values of ``size``, operands first: read from the last one, a thousand nest."""
+        """Compute all values of ``size``, operands first, so that not a thousand calls nest."""
         for data in self._in_order:
             if list(data.get_size()) == list(size):
                 data.inner_fn(index)
 
     @contextlib.contextmanager
     def fresh_values(self) -> Iterator[None]:
-        """What was computed outside is not there inside, nor the other way round."""
+        """Compute values anew within, and forget them afterwards."""
         outside, self._computed = self._computed, {}
         try:
             yield
@@ -98,7 +98,7 @@ class InlineLowering(PointwiseSubgraphLowering):
 
     @contextlib.contextmanager
     def scope_of_values(self) -> Iterator[None]:
-        """What was computed outside is there inside, but not the other way round."""
+        """Use values that were computed outside, and forget those that are computed within."""
         outside = self._computed
         self._computed = None if outside is None else dict(outside)
         try:
@@ -109,7 +109,7 @@ class InlineLowering(PointwiseSubgraphLowering):
 
 @contextlib.contextmanager
 def _deep_recursion(n_nodes: int) -> Iterator[None]:
-    """Python's limit, raised for values that read others: some lowerings ask for all of one."""
+    """Raise Python's recursion limit, since some lowerings ask for all values that one reads."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, min(1000 + 4 * n_nodes, 20_000)))
     try:

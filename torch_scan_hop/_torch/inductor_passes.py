@@ -35,9 +35,9 @@ __all__ = [
 def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> None:
     """Run ``transform`` where Inductor would turn scans into while loops.
 
-    Inductor looks that pass up as a module global, and asserts that no scan node remains.
-    The scans of torch's own ``scan()`` are while loops as ever, and graphs without a scan are
-    nobody's business.
+    Inductor looks that pass up as a module global, and asserts that no scan node remains. torch's
+    pass still turns the scans of torch's own ``scan()`` into while loops, and graphs without a scan
+    are left alone.
     """
     into_while_loops = post_grad.decompose_scan_to_while_loop
 
@@ -60,21 +60,21 @@ def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> N
 
 
 def _set_aside(*args: Any, **kwargs: Any) -> Any:
-    """Stands for this package's operator while torch's pass looks for that."""
+    """Stands for this package's operator while torch's pass looks for its own."""
     raise AssertionError("torch_scan_hop: a graph runs while torch's pass rewrites it")
 
 
-# What Inductor does last to a graph, and to the graphs in it: from then on values are written
-# in place. Operators that mutate (custom ones, Triton kernels) get their copies in the last two.
+# Inductor's last passes on a graph, and on the graphs in it: after them values are written in
+# place. The last two make the copies for operators that mutate (custom ones, Triton kernels).
 _REINPLACE = "reinplace_inplaceable_ops"
 _DECOMPOSE = ("decompose_triton_kernel_wrapper_functional", "decompose_auto_functionalized")
-# Where the first of them tells the last which tensors an operator may not write into.
+# The key under which the first pass tells the last which tensors an operator may not write into.
 _COPIED = "only_clone_these_tensors"
 _mutating_passes = {name: getattr(post_grad, name) for name in (_REINPLACE, *_DECOMPOSE)}
 
 
 def keep_functional(is_kept: Callable[[fx.GraphModule], bool]) -> None:
-    """Leave those graphs out of the passes that make operators write in place.
+    """Keep those graphs out of the passes that make operators write in place.
 
     A buffer that a step makes and writes (``z = zeros(3); z[i] = h``) may be the same value at
     every step, and so leave the loop. Written in place, it would keep what earlier steps wrote.
@@ -96,7 +96,7 @@ def _unless_kept(
 
 
 def decompose_mutating_operators(gm: fx.GraphModule) -> None:
-    """What :func:`keep_functional` put off, for a graph that no rewrite will see."""
+    """Do what :func:`keep_functional` put off, for a graph that no rewrite will see."""
     for node in gm.graph.nodes:
         # Torch 2.9 takes a node that the re-inplacing pass has not seen for one that may write
         # into all its arguments; here none was proven to be its own.
@@ -111,10 +111,12 @@ def decompose_mutating_operators(gm: fx.GraphModule) -> None:
 
 
 def let_scans_be_empty(op: Any) -> None:
-    """Torch 2.13 takes ``xs[0]`` for an example of a slice, which an empty scan has not got.
+    """Give torch 2.13 examples of a step's inputs that suit its body.
 
-    And ``init`` for an example of a carry, which is contiguous in a step, whatever ``init`` is; and
-    takes a number, or a size, that was another symbol when the body was traced for another value.
+    Its own do not. It takes ``xs[0]`` for an example of a slice, which an empty scan has not got.
+    It takes ``init`` for an example of a carry, though a carry is contiguous in a step and ``init``
+    need not be. And it takes the call's numbers and sizes, though the body may have been traced
+    with other symbols for them.
     """
     extract = getattr(fx_utils, "_extract_subgraphs_and_args", None)
     if extract is None:
@@ -139,14 +141,14 @@ def let_scans_be_empty(op: Any) -> None:
 
 
 def _is_known_like(value: Any, placeholder: fx.Node) -> bool:
-    """Whether it is a tensor of the size that the body was traced for, as far as symbols tell."""
+    """Return True if ``value`` is known to be a tensor of the size that the body was traced for."""
     traced = placeholder.meta["val"]
     are_tensors = isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor)
     return are_tensors and are_all_known_equal(value.shape, traced.shape)
 
 
 def trace_decomposed(fn: Callable[..., Any], examples: Sequence[Any]) -> fx.GraphModule:
-    """``fn`` traced to the operators that Inductor's lowerings expect at this stage.
+    """Trace ``fn`` to the operators that Inductor's lowerings expect at this stage.
 
     ``examples`` are the fakes of the graph being compiled; symbols among them stay symbols.
     """

@@ -49,7 +49,7 @@ from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
 
 
 def compute_type(dtype: torch.dtype) -> str:
-    """What values of it are in registers: float32 for bfloat16 and float16.
+    """Return the type of values in registers: float32 for bfloat16 and float16.
 
     >>> compute_type(torch.bfloat16), compute_type(torch.bool)
     ('tl.float32', 'tl.int1')
@@ -62,7 +62,7 @@ def _computed(dtype: torch.dtype) -> torch.dtype:
 
 
 def storage_type(dtype: torch.dtype) -> str:
-    """What values of it are in memory.
+    """Return the type of values in memory.
 
     >>> storage_type(torch.bfloat16)
     'tl.bfloat16'
@@ -76,14 +76,14 @@ def index_text(expression: Any) -> str:
 
 
 class _Value(TritonCSEVariable):
-    """Its masks are those of the lines that load and store, and known there."""
+    """A value whose masks are known to the lines that load and store."""
 
     def update_on_args(self, name: str, args: Any, kwargs: Any) -> None:
         pass
 
 
 class _Operators(TritonKernelOverrides):
-    """Those that ask a kernel of Inductor's about its loops; the others are Inductor's."""
+    """Replaces operators that ask a kernel of Inductor's about its loops; others are Inductor's."""
 
     @classmethod
     def constant(cls, value: Any, dtype: torch.dtype) -> str:
@@ -140,7 +140,7 @@ class TritonLines(Kernel[TritonCSEVariable]):
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Within, operators become lines, and Inductor takes the device for a GPU."""
+        """Let operators become lines, and let Inductor take the device for a GPU."""
         gpu = V.graph.set_current_device(torch.device("cuda", 0))
         with no_interpreter(), gpu, config.patch({"triton.codegen_upcast_to_fp32": True}), self:
             yield
@@ -149,7 +149,7 @@ class TritonLines(Kernel[TritonCSEVariable]):
         self.compute = IndentedBuffer()
 
     def write(self, lines: Sequence[str]) -> None:
-        """Lines of the step, after those that are there."""
+        """Add lines of the step after those that are there."""
         self.compute.writelines(lines)
 
     def before_steps(self) -> list[str]:
@@ -159,14 +159,14 @@ class TritonLines(Kernel[TritonCSEVariable]):
         return str(self.compute.getvalue()).splitlines()
 
     def variable(self, name: str, dtype: torch.dtype) -> Any:
-        """A value that the kernel has under that name."""
+        """Return the value that the kernel has under that name."""
         computed = _computed(dtype)
         value = _Value(name, ValueRanges.unknown(), computed, self.shape)
         self.cse.varname_map[name] = value
         return value
 
     def line(self, code: str, dtype: torch.dtype, before_steps: bool = False) -> Any:
-        """The value of ``code``, which is computed once."""
+        """Return the value of ``code``, which is computed once."""
         buffer = self._before if before_steps else self.compute
         return self.cse.generate(buffer, code, dtype=dtype, shape=self.shape)
 
@@ -179,7 +179,7 @@ class TritonLines(Kernel[TritonCSEVariable]):
         return len(self.shape)
 
     def remove_kernel_local_buffers(self) -> None:
-        """The lines store nothing: what is stored is the caller's."""
+        """Remove nothing: the lines store nothing, and what is stored is the caller's."""
 
     def load(self, name: str, index: Any) -> Any:
         mask = None if self._load_mask is None else str(self._load_mask)
@@ -199,7 +199,7 @@ class TritonLines(Kernel[TritonCSEVariable]):
 
     @contextlib.contextmanager
     def masked_by(self, mask: Any) -> Iterator[Any]:
-        """Within, loads read only where ``mask`` and those around it are true."""
+        """Let loads read only where ``mask`` and those around it are true."""
         before: Any = self._load_mask
         if before is not None:
             mask = V.ops.logical_and(mask, before)
@@ -230,7 +230,7 @@ def call_kernel(wrapper: Any, definition: str, arguments: Sequence[Any]) -> None
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Of a buffer of the graph at hand."""
+    """Return the dtype of a buffer of the graph at hand."""
     dtype: torch.dtype = V.graph.get_dtype(name)
     return dtype
 
@@ -240,5 +240,5 @@ def simplified(expression: Any) -> Any:
 
 
 def is_graph_symbol(symbol: Any) -> bool:
-    """Whether it is an integer that the wrapper has a variable for."""
+    """Return True if ``symbol`` is an integer for which the wrapper has a variable."""
     return isinstance(symbol, sympy.Symbol) and bool(symbol.is_integer)

@@ -52,12 +52,12 @@ def is_tensor(value: Any) -> bool:
 
 
 def is_unrealized(value: Any) -> bool:
-    """Whether ``value`` is computed where it is read."""
+    """Return True if ``value`` has no buffer: it is computed where it is read."""
     return is_tensor(value) and isinstance(getattr(value.data, "data", None), ir.Pointwise)
 
 
 def storage_of(value: Any) -> tuple[str, Any] | None:
-    """The buffer that ``value`` is in, and the layout it has there; None for what is in none."""
+    """Return the buffer that holds ``value``, and its layout there; None if no buffer does."""
     try:
         storage, layout = ir.as_storage_and_layout(value, freeze=False)
         return storage.get_name(), layout
@@ -84,7 +84,7 @@ def merged_sizes(
 
 
 def bounds_of(expression: Any, sizes: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """The least and the greatest value of an index, if its symbols are below ``sizes``."""
+    """Return the least and the greatest value of an index, if its symbols are below ``sizes``."""
     ranges = {symbol: ValueRanges(0, size - 1) for symbol, size in sizes.items()}
     bounds = bound_sympy(expression, ranges)
     return bounds.lower, bounds.upper
@@ -96,7 +96,7 @@ def bounds_of(expression: Any, sizes: Mapping[Any, Any]) -> tuple[Any, Any]:
 def named_buffer(
     name: str, device: Any, dtype: torch.dtype, sizes: Sequence[Any], strides: Sequence[Any]
 ) -> Any:
-    """What stands for values of that name, whatever they are."""
+    """Return a buffer that stands for values of that name, whatever they are."""
     layout = ir.FixedLayout(device, dtype, list(sizes), list(strides))
     return ir.InputBuffer(name=name, layout=layout)
 
@@ -113,14 +113,14 @@ def named_input(name: str, like: Any) -> Any:
 
 
 def pointwise_like(like: Any, fn: Callable[[Sequence[Any]], Any], sizes: Sequence[Any]) -> Any:
-    """What ``fn`` computes at an index, of the type and device of ``like``."""
+    """Return the value that ``fn`` computes at an index, of the dtype and device of ``like``."""
     return ir.Pointwise.create(
         device=like.get_device(), dtype=like.get_dtype(), inner_fn=fn, ranges=list(sizes)
     )
 
 
 def slice_at(step: Any, xs: Any) -> Any:
-    """``xs[step]``, without a copy."""
+    """Return ``xs[step]``, without a copy."""
     if is_unrealized(xs):
         load = xs.make_loader()
         return pointwise_like(xs, lambda index: load([step, *index]), xs.get_size()[1:])
@@ -135,7 +135,7 @@ def slice_at(step: Any, xs: Any) -> Any:
 
 
 def shifted_by_one(stack: Any, init: Any, reverse: bool) -> Any:
-    """``[init, *stack[:-1]]``, or ``[*stack[1:], init]``, computed where it is read."""
+    """Return ``[init, *stack[:-1]]``, or ``[*stack[1:], init]``, computed where it is read."""
     stack.realize()
     init.realize()
     load, load_init = stack.make_loader(), init.make_loader()
@@ -156,7 +156,7 @@ def shifted_by_one(stack: Any, init: Any, reverse: bool) -> Any:
 
 
 def handler_at_hand() -> Any:
-    """It returns bare values: ``ops`` wraps them, which hides that they are vectors."""
+    """Return the handler itself, which gives bare values; ``ops`` hides that they are vectors."""
     return V.ops
 
 
@@ -166,7 +166,7 @@ def handled_by(handler: Any) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def no_interpreter() -> Iterator[None]:
-    """Kernels ask the interpreter that lowers nodes about the node at hand: it is no node."""
+    """Let kernels find no interpreter: they ask it about the node at hand, and here is none."""
     meta = {OptimizationContext.key: OptimizationContext()}
     node = types.SimpleNamespace(target=None, meta=meta, args=(), kwargs={})
     interpreter: Any = types.SimpleNamespace(current_node=node)
@@ -175,7 +175,7 @@ def no_interpreter() -> Iterator[None]:
 
 
 def masked(inner: Any, mask: Any, body: Callable[[], Any], other: Any) -> Any:
-    """``ops.masked`` where no node of a graph says what type the result is of."""
+    """Do as ``ops.masked``, where no node of a graph says which dtype the result has."""
 
     def typed() -> Any:
         result = body()
@@ -199,7 +199,7 @@ class Reads(OpsHandler):
         self._named = 0
 
     def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What is computed is a text here, which grows with every operator: a long one is named."""
+        """Name a long value: it is text here, which grows with every operator."""
         result = super()._default(name, args, kwargs)
         if isinstance(result, str) and len(result) > 200:
             self._named += 1

@@ -88,12 +88,12 @@ class VectorKernel(CppVecKernel):
 
 
 def helpers_of(source: str) -> list[str]:
-    """What the source of a kernel calls, to be declared before it."""
+    """Return the helpers that the source of a kernel calls, to be declared before it."""
     helpers = {"scan_every_second(": _EVERY_SECOND, "scan_side_by_side(": _SIDE_BY_SIDE}
     return [helper for call, helper in helpers.items() if call in source]
 
 
 def multiply_add(x: Any, y: Any, z: Any) -> Any:
-    """``x * y + z`` of scalars of one floating dtype, rounded once."""
+    """Return ``x * y + z`` of scalars of one floating dtype, rounded once."""
     kernel: Any = V.kernel
     return kernel.cse.generate(kernel.compute, f"std::fma({x}, {y}, {z})", dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""Other people's modes, levels and hooks set aside (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+"""Set aside other people's modes, levels and hooks (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def isolated() -> Iterator[None]:
 
 
 def torch_functions_disabled() -> contextlib.AbstractContextManager[Any]:
-    """No mode and no subclass of the caller's sees what is called within."""
+    """Hide what is called within from the caller's modes and subclasses."""
     disabled: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunction()
     return disabled
 

@@ -1,4 +1,4 @@
-"""What ``nn.Module`` keeps of a module, and its tensors swapped (torch 2.9.1, 2.13.0, 2.15.0)."""
+"""The attributes of ``nn.Module`` itself, and tensors swapped (torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HOOKS = {
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
-    """What the user, or the module's class, has set on it: no parameters, buffers, submodules."""
+    """Return what the user or the module's class has set: no parameters, buffers, submodules."""
     left_out = _KEPT
     if isinstance(module, nn.RNNBase):
         left_out = _KEPT | _OF_AN_RNN
@@ -40,14 +40,14 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def hooks_of(module: nn.Module) -> list[tuple[str, Any]]:
-    """``("a forward hook", hook)`` for each that runs with the module's forward or backward."""
+    """Return ``("a forward hook", hook)`` for each hook of the module's forward or backward."""
     return [
         (text, hook) for name, text in _HOOKS.items() for hook in getattr(module, name).values()
     ]
 
 
 def class_of(module: nn.Module) -> type:
-    """Its class; of a parametrized module, which has a class of its own, the one before."""
+    """Return the module's class; for a parametrized module, the class that it had before."""
     if parametrize.is_parametrized(module):
         return parametrize.type_before_parametrizations(module)
     return type(module)
@@ -56,7 +56,7 @@ def class_of(module: nn.Module) -> type:
 def holding(
     module: nn.Module, tensors: Mapping[str, torch.Tensor]
 ) -> contextlib.AbstractContextManager[None]:
-    """While it lasts, ``module`` has ``tensors`` for its own of these names.
+    """Let ``module`` have ``tensors`` for its own of these names.
 
     ``torch.func.functional_call`` is this around one call; what a forward has assigned to its
     buffers can only be seen before it ends.
@@ -66,13 +66,13 @@ def holding(
 
 @contextlib.contextmanager
 def values_at_hand() -> Iterator[None]:
-    """Real tensors can be compared, in the middle of a trace, too."""
+    """Let real tensors be compared, also in the middle of a trace."""
     with isolated(), torch.no_grad():
         yield
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Whether there are numbers to compare: no fake, and nothing that a trace has wrapped."""
+    """Return True if ``tensor`` has numbers to compare: no fake, and not wrapped by a trace."""
     return not (
         isinstance(tensor, FakeTensor)
         or torch._is_functional_tensor(tensor)

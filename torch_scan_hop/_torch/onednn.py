@@ -15,22 +15,22 @@ __all__ = ["compilers_folder", "has_both_libraries", "lower_product", "product"]
 
 
 def has_both_libraries() -> bool:
-    """Whether this torch has oneDNN, and MKL beside it."""
+    """Return True if this torch has oneDNN, and MKL beside it."""
     return torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
 
 
 def compilers_folder() -> str:
-    """Where Inductor keeps what it compiled."""
+    """Return the folder in which Inductor keeps what it compiled."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return str(cache_dir())
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right``, of float32 matrices on the CPU.
+    """Return ``left @ right`` of float32 matrices on the CPU, by oneDNN.
 
-    A matrix whose rows or columns lie apart is copied: oneDNN takes a reference kernel for it,
-    which is hundreds of times slower.
+    A left matrix that is not contiguous is copied, and so is a right one unless its transpose is
+    contiguous. For others oneDNN takes a reference kernel, which is hundreds of times slower.
     """
     weight = right.t()
     if not (right.is_contiguous() or weight.is_contiguous()):
@@ -39,7 +39,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def lower_product(left: Any, right: Any) -> Any:
-    """The same of Inductor's values, as one call."""
+    """Lower the same for Inductor's values, as one call."""
     from torch._inductor.ir import ExternKernel, FixedLayout, TensorBox
     from torch._inductor.lowering import permute
     from torch._inductor.mkldnn_ir import LinearUnary

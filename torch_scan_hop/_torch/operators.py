@@ -80,8 +80,12 @@ class FlatOperator(HigherOrderOperator):
         return self.dispatch(keys.highestPriorityTypeId(), *args, **kwargs)
 
     def goes_to_kernel(self, flat: tuple[Any, ...]) -> bool:
-        """Whether nothing but autograd stands between a call with these leaves and the kernel
-        on real tensors: no mode, transform, subclass or device with a kernel of its own."""
+        """Return True if a call with these leaves reaches the kernel on real tensors through
+        autograd only.
+
+        It does not if there is a mode, a transform, a subclass, or a device with a kernel of its
+        own.
+        """
         if torch.overrides.has_torch_function(flat):
             return False
         tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
@@ -91,10 +95,10 @@ class FlatOperator(HigherOrderOperator):
 
 
 def past_module_hooks(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn``, and of a graph its ``forward``.
+    """Return ``fn``, or the ``forward`` of a graph.
 
-    A graph is a module to torch, and hooks of all modules (``register_module_forward_hook``) are
-    for those of the user.
+    A graph is a module to torch, but hooks of all modules (``register_module_forward_hook``) are
+    meant for the user's.
     """
     return fn.forward if isinstance(fn, fx.GraphModule) else fn
 
@@ -114,7 +118,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def storages_of(values: Iterable[Any]) -> list[int]:
-    """Of the tensors among ``values``: equal where they share memory, under functorch, too."""
+    """Return the tensors' storages, equal where memory is shared, under functorch as well."""
     found = []
     for value in values:
         if not isinstance(value, torch.Tensor):
@@ -129,26 +133,26 @@ def _owners_of_memory(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
-#: of a tensor that nothing shares memory with; how many the counting adds depends on torch
+#: the owners counted for memory of one tensor; the count itself adds some, depending on torch
 _ONE_OWNER = _owners_of_memory(torch.empty(1))
 
 
 def has_memory_alone(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor (``.data``, what autograd saves) and no array is in its memory."""
+    """Return True if no other tensor (``.data``, what autograd saves) or array has the memory."""
     is_torchs = tensor.untyped_storage().resizable()  # not so where numpy, for one, allocated it
     return is_torchs and _owners_of_memory(tensor) == _ONE_OWNER
 
 
 def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of its own that has the memory of ``tensor`` until one of them is written to.
+    """Return a new tensor that shares the memory of ``tensor`` until one of them is written to.
 
-    Torch cannot differentiate that for complex tensors, which stay what they are.
+    Torch cannot differentiate that for complex tensors; those are returned as they are.
     """
     return tensor if tensor.is_complex() else torch._lazy_clone(tensor)
 
 
 def is_plain_tensor(tensor: torch.Tensor) -> bool:
-    """A tensor with memory of its own, none that a trace or a transform wraps."""
+    """Return True for a tensor with memory of its own that no trace or transform wraps."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not (
         torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or torch._is_functional_tensor(tensor)
@@ -157,17 +161,17 @@ def is_plain_tensor(tensor: torch.Tensor) -> bool:
 
 
 def under_users_mode() -> bool:
-    """Whether a dispatch mode is active that is none of torch's own (fakes, proxies, ...)."""
+    """Return True if a dispatch mode is active that is not torch's own (fakes, proxies, ...)."""
     return is_in_torch_dispatch_mode(include_infra_modes=False)
 
 
 def under_tracer() -> bool:
-    """Whether make_fx, or what is built on it (export, AOT autograd), records what runs."""
+    """Return True if make_fx, or what is built on it (export, AOTAutograd), records what runs."""
     return get_proxy_mode() is not None
 
 
 def decompositions(ops: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
-    """torch's own, of operators into others that have derivatives."""
+    """Return torch's decompositions of operators into others that have derivatives."""
     return dict(get_decompositions(list(ops)))
 
 
@@ -176,7 +180,10 @@ def dispatch_key(name: str) -> DispatchKey:
 
 
 def from_functional(value: Any) -> Any:
-    """What C++ functionalization wraps. (``unwrap_tensors`` goes through pytree: 0.1 ms a call.)"""
+    """Return the tensor that C++ functionalization wraps.
+
+    (``unwrap_tensors`` goes through pytree, which takes 0.1 ms a call.)
+    """
     if isinstance(value, torch.Tensor) and torch._is_functional_tensor(value):
         torch._functionalize_sync(value)
         return torch._from_functional_tensor(value)
@@ -188,7 +195,7 @@ def to_functional(value: Any) -> Any:
 
 
 def symbolic_tracer_of(flat: tuple[Any, ...]) -> Any:
-    """The FX tracer whose proxies are among ``flat``: a pickled graph is loaded by one."""
+    """Return the FX tracer whose proxies are among ``flat``; loading a pickled graph uses one."""
     for leaf in flat:
         if isinstance(leaf, fx.Proxy):
             return leaf.tracer
@@ -198,7 +205,7 @@ def symbolic_tracer_of(flat: tuple[Any, ...]) -> Any:
 def trace_symbolically(
     tracer: Any, op: HigherOrderOperator, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> fx.Proxy:
-    """A node of ``op`` in the graph of ``tracer``, the body a submodule of its root."""
+    """Add a node of ``op`` to the graph of ``tracer``; the body is a submodule of its root."""
     body, *rest = arguments
     if isinstance(body, torch.nn.Module):
         body = tracer.create_proxy("get_attr", tracer.path_of_module(body), (), {})
@@ -208,9 +215,9 @@ def trace_symbolically(
 def take_operator_name(op: HigherOrderOperator) -> None:
     """Make ``torch.ops.higher_order.<name>`` resolve to ``op``.
 
-    The registry entry is overwritten by ``HigherOrderOperator.__init__`` already; the
-    namespace object caches what it resolved once, so that cache is set too. What of torch's own
-    ``scan()`` comes by that name is handed back, see :mod:`torch_scan_hop._torch.own_scan`.
+    ``HigherOrderOperator.__init__`` overwrites the registry entry. The namespace object also caches
+    what it resolved once, so that cache is set, too. Calls that torch's own ``scan()`` makes by
+    that name are handed back, see :mod:`torch_scan_hop._torch.own_scan`.
     """
     setattr(torch.ops.higher_order, op.__name__, op)
     resolved: Any = getattr(torch.ops.higher_order, op.__name__)

@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 def torchs_operator() -> Any:
-    """The operator that torch's Python ``scan()`` calls."""
+    """Return the operator that torch's Python ``scan()`` calls."""
     # torch._higher_order_ops.scan, as an attribute, is the function of that name
     return importlib.import_module("torch._higher_order_ops.scan").scan_op
 
@@ -37,11 +37,11 @@ def mark_as_torchs(body: fx.GraphModule) -> None:
 
 
 def is_torchs(body: Any) -> bool:
-    """Whether ``body`` was captured of a call of torch's own ``scan()``."""
+    """Return True if ``body`` was captured of a call of torch's own ``scan()``."""
     return isinstance(body, fx.GraphModule) and _MARK in body.meta
 
 
-#: what a node of torch's operator names while torch looks for one of its own
+#: the operator that a node of torch's names, while torch looks for a node of its own operator
 _recorded_as: ContextVar[Any] = ContextVar("recorded_as", default=None)
 
 
@@ -66,7 +66,7 @@ _MATERIALIZE = "materialize_callable_in_args"
 
 
 def _find_what_is_functionalized() -> None:
-    """Torch 2.15 traces a call whose body writes, and looks for its node by the operator it has."""
+    """Let torch 2.15 find the node of a call whose body writes, by the operator that it has."""
     from torch._higher_order_ops import auto_functionalize
 
     materialize = getattr(auto_functionalize, _MATERIALIZE, None)
@@ -84,7 +84,7 @@ def _find_what_is_functionalized() -> None:
     setattr(auto_functionalize, _MATERIALIZE, find)
 
 
-# by identity: code objects that say the same are equal, and each has a cache of its own
+# Keys are compared by identity: equal code objects have caches of their own.
 _code_with_torchs_scan: MutableMapping[types.CodeType, bool] = WeakIdKeyDictionary()
 
 

@@ -30,7 +30,7 @@ _TAG = "recompute"
 _MUST_SAVE_RESULTS = "torch_scan_hop.must_save_results"
 _POLICY = "torch_scan_hop.policy"
 
-# What torch asks where the user gave no policy.
+# The policy that torch uses if the user gave none.
 _RECOMPUTES_ALL = getattr(wrap, "_always_prefer_recompute", None)
 
 
@@ -39,13 +39,13 @@ def is_mode_of_checkpoint(mode: Any) -> bool:
 
 
 def is_in_region() -> bool:
-    """Whether what is traced is in a checkpoint."""
+    """Return True if the trace under way is in a region of ``torch.utils.checkpoint``."""
     tagged = get_current_meta().get(_TAG) is not None
     return tagged or any(map(is_mode_of_checkpoint, _get_current_dispatch_mode_stack()))
 
 
 def users_policy_in_force() -> Callable[..., Any] | None:
-    """What the user wants saved in the innermost region, if the region has a policy."""
+    """Return the user's policy of the innermost region, if the region has one."""
     for mode in reversed(_get_current_dispatch_mode_stack()):
         if isinstance(mode, _CachingTorchDispatchMode):
             return _users_policy(mode)
@@ -59,7 +59,7 @@ def _users_policy(mode: Any) -> Callable[..., Any] | None:
 
 
 def save_results(node: fx.Node) -> None:
-    """Have the partitioner keep what ``node``, of a region, returns."""
+    """Have the partitioner keep the results of ``node``, which is in a region."""
     node.meta[_MUST_SAVE_RESULTS] = True
     for tagged in (node, *node.users):
         if _TAG in tagged.meta:
@@ -67,10 +67,10 @@ def save_results(node: fx.Node) -> None:
 
 
 def call_as_one_operator(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``op`` below the mode, a checkpoint's, which sees no operator within it.
+    """Call ``op`` below the mode of a checkpoint, which then sees no operator within it.
 
-    Where the user has a policy, what the operator returns is what that says of the operators
-    within, and all of it is saved. Otherwise it is recomputed as a whole.
+    If the user has a policy, ``op`` has asked it about the operators within and returns what it
+    wants saved, so all results of ``op`` are saved. Otherwise ``op`` is recomputed as a whole.
     """
     with _pop_mode_temporarily() as mode:
         is_forward = isinstance(mode, _CachingTorchDispatchMode)
@@ -99,7 +99,10 @@ def _n_nodes() -> int:
 
 
 def _restore_tags(n_before: int) -> None:
-    """The mode has given its policy's answer to all new nodes, whatever was said of them."""
+    """Tag again the nodes whose results must be saved.
+
+    The mode has given its policy's answer to all new nodes, whatever their tags were.
+    """
     proxy_mode = get_proxy_mode()
     if proxy_mode is None:
         return

@@ -1,4 +1,4 @@
-"""What is known of sizes that may be symbols, asked without a guard."""
+"""Ask what is known of sizes that may be symbols, without a guard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 
 def statically_known_true(condition: Any) -> bool:
-    """Whether ``condition`` holds as far as that is known; Dynamo traces this."""
+    """Return True if ``condition`` holds as far as that is known; Dynamo traces this."""
     # imported here: it imports sympy, which takes longer than all of this package
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -18,19 +18,22 @@ def statically_known_true(condition: Any) -> bool:
 
 
 def is_fixed(size: Any) -> bool:
-    """Whether ``size`` is one number, not a symbol for many; Dynamo traces this."""
+    """Return True if ``size`` is one number, not a symbol for many; Dynamo traces this."""
     from torch.fx.experimental.symbolic_shapes import has_static_value
 
     return bool(has_static_value(size))
 
 
 def is_exporting() -> bool:
-    """As ``torch.compiler.is_exporting``, which is true in all that Dynamo of torch 2.9 traces."""
+    """Return True in an export.
+
+    ``torch.compiler.is_exporting`` is true in all that Dynamo of torch 2.9 traces.
+    """
     return bool(torch.compiler._is_exporting_flag)
 
 
 def are_known_equal(size: Any, other: Any) -> bool:
-    """Whether two sizes are equal as far as that is known: no guard is made, nothing is traced."""
+    """Return True if two sizes are known to be equal; no guard is made, nothing is traced."""
     if isinstance(size, int) and isinstance(other, int):
         return size == other
     # to a trace under way a comparison of symbols is an operator
@@ -39,12 +42,12 @@ def are_known_equal(size: Any, other: Any) -> bool:
 
 
 def are_all_known_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
-    """The same of two shapes, or of the strides of two tensors."""
+    """Return True if two shapes, or the strides of two tensors, are known to be equal."""
     return len(sizes) == len(others) and all(map(are_known_equal, sizes, others))
 
 
 def likely_value(size: Any) -> int:
-    """What a size was when it was traced, without a guard on it; 1 where that is not known."""
+    """Return the value that a size had in its trace, without a guard; 1 if that is not known."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     hint = size.node.hint

@@ -33,12 +33,15 @@ def _printer() -> Any:
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether ``value`` is a number that its trace left open."""
+    """Return True if ``value`` is a number that its trace left open."""
     return open_number(value) is not None
 
 
 def open_number(value: Any) -> str | None:
-    """The number that a trace left open, by its name there: what has one name is one number."""
+    """Return the name of a number that its trace left open, None for any other.
+
+    Numbers of one name are one number.
+    """
     if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return None
     expression = value.node.expr
@@ -46,14 +49,14 @@ def open_number(value: Any) -> str | None:
 
 
 def has_unknown_size(value: torch.Tensor) -> bool:
-    """Whether a fake tensor's size depends on the values of another tensor."""
+    """Return True if a fake tensor's size depends on the values of another tensor."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     return bool(free_unbacked_symbols(value.shape))
 
 
 def tracked(number: Any) -> Any:
-    """``number`` as the trace at hand knows it, computed anew if it was computed elsewhere.
+    """Return ``number`` as the trace at hand knows it, computed anew if it was computed elsewhere.
 
     A body is traced apart, and so are the numbers that it computes. The trace around it knows
     symbols, and what it has computed itself; from torch 2.13 on most other expressions, too.
@@ -80,7 +83,7 @@ def _operations_of_numbers() -> Any:
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
     class Operations(PythonReferenceAnalysis):
-        """torch's makes an expression, and no number, of a quotient of sizes."""
+        """Divides sizes to a number; torch's own makes an expression of a quotient."""
 
         @staticmethod
         def int_truediv(a: Any, b: Any) -> Any:
@@ -90,7 +93,7 @@ def _operations_of_numbers() -> Any:
 
 
 def _number_of(entry: Any) -> Any:
-    """What a trace knows of a symbol; before torch 2.13 its proxy alone."""
+    """Return what a trace knows of a symbol; before torch 2.13 that is its proxy alone."""
     return entry.value if hasattr(entry, "value") else entry.force().node.meta["val"]
 
 
@@ -116,7 +119,7 @@ class Symbols:
         self.known: dict[str, tuple[Any, str]] = {}
 
     def size(self, open_number: str, value: int) -> Any:
-        """A symbol for a tensor's size; 0 and 1 are left as they are."""
+        """Return a symbol for a tensor's size; 0 and 1 are left as they are."""
         if open_number in self.known:
             return self._again(open_number)
         if value < SMALLEST_SIZE:
@@ -128,7 +131,7 @@ class Symbols:
         return self._known(open_number, made, str(symbol), f">= {SMALLEST_SIZE}")
 
     def number(self, open_number: str, value: Number) -> Any:
-        """A symbol for a number that may be any of its type."""
+        """Return a symbol for a number that may be any of its type."""
         if open_number in self.known:
             return self._again(open_number)
         source = self._source()
@@ -158,18 +161,18 @@ class Symbols:
         return made
 
     def are_near(self) -> Callable[..., bool]:
-        """Whether what pays for these sizes is about what pays for those that were traced."""
+        """A test whether the same work pays for these sizes as for those that were traced."""
         return self._compiled(" and ".join(self.near) or "True")
 
     def guards(self) -> Callable[..., bool]:
-        """Whether what was traced holds for these numbers, as a function of them."""
+        """A test whether what was traced holds for these numbers."""
         if self.env.deferred_runtime_asserts:
             raise ValueError("a trace that must be checked as it runs")
         found = [*self.conditions, *(self._printed(g.expr) for g in self.env.guards)]
         return self._compiled(" and ".join(f"({c})" for c in dict.fromkeys(found)) or "True")
 
     def function(self, values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """``values`` (numbers, symbolic or not) as a function of the numbers symbols stand for."""
+        """Return ``values`` (numbers, symbolic or not) as a function of the symbols' numbers."""
         import sympy
 
         printed = [self._printed(sympy.sympify(_expression(v))) for v in values]

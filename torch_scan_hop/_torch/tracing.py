@@ -39,12 +39,12 @@ from torch_scan_hop._torch.dtensors import shards_of
 from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop._torch.operators import past_module_hooks
 
-# what fakes raise where a value is read, or decides a shape
+# the errors of fakes if a value is read, or decides a shape
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 def is_traced(tensors: Sequence[Any]) -> bool:
-    """Whether a proxy trace or a functionalization pass is watching these tensors."""
+    """Return True if a proxy trace or a functionalization pass is watching these tensors."""
     return get_proxy_mode() is not None or is_functionalized(tensors)
 
 
@@ -54,7 +54,7 @@ def is_exporting_to_onnx() -> bool:
 
 
 def is_functionalized(tensors: Sequence[Any]) -> bool:
-    """Whether AOTAutograd traces these tensors."""
+    """Return True if AOTAutograd traces these tensors."""
     for shard in shards_of(tensors):
         if isinstance(shard, FunctionalTensor):
             return True
@@ -73,7 +73,7 @@ def unwrap_functional(value: Any) -> Any:
 
 
 def _functionalized(fn: Callable[..., Any], mutated: set[int] | None = None) -> Callable[..., Any]:
-    """``fn`` with in-place operations turned into functional ones, under autograd."""
+    """Return ``fn`` with in-place operations turned into functional ones, under autograd."""
     from torch._functorch._aot_autograd.functional_utils import has_data_mutation
 
     def wrapper(*args: Any) -> Any:
@@ -105,7 +105,7 @@ def _tracing_a_body() -> Iterator[None]:
 
 
 def is_tracing_a_body() -> bool:
-    """Whether the trace under way is :func:`trace`, not a caller's (AOTAutograd, make_fx)."""
+    """Return True if the trace under way is :func:`trace`, not one by AOTAutograd or make_fx."""
     return getattr(_state, "tracing_a_body", False)
 
 
@@ -114,7 +114,7 @@ _UNORDERED = {torch.ops.aten._linalg_check_errors.default}
 
 
 def _let_bodies_have_no_tokens() -> None:
-    """Functionalization gives such operators tokens; within :func:`without_tokens`, it does not."""
+    """Let functionalization give such operators no tokens within :func:`without_tokens`."""
     if not hasattr(effects, "has_effects"):
         return
     has_effects = effects.has_effects
@@ -132,7 +132,7 @@ _let_bodies_have_no_tokens()
 
 
 def without_tokens(body: Callable[..., Any]) -> Callable[..., Any]:
-    """``body`` run as part of a trace that is functionalized: it takes and returns no tokens."""
+    """Return ``body`` made to take and return no tokens in a functionalized trace."""
 
     def run(*args: Any) -> Any:
         before = getattr(_state, "without_tokens", False)
@@ -164,7 +164,7 @@ _lock = threading.RLock()
 
 
 def _one_thread_at_a_time() -> Any:
-    """make_fx patches modules for all threads. Dynamo's lock, since Dynamo may call a trace."""
+    """Take Dynamo's lock: make_fx patches modules for all threads, and Dynamo may call a trace."""
     convert_frame: Any = sys.modules.get("torch._dynamo.convert_frame")
     return _lock if convert_frame is None else convert_frame.compile_lock
 
@@ -173,15 +173,15 @@ _TRACED = "torch_scan_hop.traced"
 
 
 def as_traced(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Marks what :func:`trace` made, or what was made from that alone."""
+    """Mark a graph as made by :func:`trace`, or from such graphs alone."""
     graph_module.meta[_TRACED] = True
     return graph_module
 
 
 def needs_no_trace(body: Any) -> bool:
-    """Whether ``body`` is what a trace of it would give: all that is traced here stays as it is.
+    """Return True if tracing ``body`` again would give ``body``, because it was traced here before.
 
-    Otherwise every level of nested scans would trace again all that is inside it.
+    Without this, every level of nested scans would trace again all that is inside it.
     """
     return is_tracing_a_body() and isinstance(body, fx.GraphModule) and _TRACED in body.meta
 
@@ -189,7 +189,7 @@ def needs_no_trace(body: Any) -> bool:
 def mutated_inputs(
     fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode
 ) -> set[int]:
-    """Positions of the tensors among ``examples`` whose data ``fn`` changes in place."""
+    """Return the positions of the tensors among ``examples`` whose data ``fn`` changes in place."""
     mutated: set[int] = set()
     with isolated(), mode, enable_python_dispatcher(), torch.no_grad():
         _functionalized(fn, mutated)(*examples)
@@ -197,14 +197,14 @@ def mutated_inputs(
 
 
 def run_fake(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode) -> Any:
-    """``fn`` evaluated for its output metadata only."""
+    """Evaluate ``fn`` for its output metadata only."""
     with isolated(), mode, enable_python_dispatcher():
         return past_module_hooks(fn)(*examples)
 
 
 @contextlib.contextmanager
 def replaying(mode: FakeTensorMode) -> Iterator[None]:
-    """Operators on fakes of ``mode``, for what they give: nothing is traced, no guard is made."""
+    """Run operators on fakes of ``mode`` for their results: nothing is traced, no guard is made."""
     env = mode.shape_env
     quiet = contextlib.nullcontext() if env is None else env.suppress_guards()
     with isolated(), mode, enable_python_dispatcher(), torch.no_grad(), quiet:

@@ -79,7 +79,7 @@ def _close_level() -> None:
 
 
 def _layers(depth: int) -> list[Any]:
-    """functorch's stack, outermost level first."""
+    """Return functorch's stack, outermost level first."""
     layers = [pop_dynamic_layer_stack() for _ in range(depth)][::-1]
     for layer in layers:
         push_dynamic_layer_stack(layer)
@@ -88,7 +88,7 @@ def _layers(depth: int) -> list[Any]:
 
 @contextlib.contextmanager
 def put_back_on_error() -> Iterator[None]:
-    """Whatever a failed trace left open is closed: functorch levels, forward mode, hooks."""
+    """Close whatever a failed trace left open: functorch levels, forward mode, hooks."""
     depth = get_dynamic_layer_stack_depth()
     layers = _layers(depth) if depth else []
     was_forward_mode = in_forward_mode()
@@ -117,9 +117,9 @@ def put_back_on_error() -> Iterator[None]:
 def collect_failed_trace() -> None:
     """Free what a failed trace left, with the dispatcher's state kept.
 
-    Under functorch transforms, what Dynamo of torch 2.13 leaves behind changes the keys that the
-    dispatcher leaves out when it is freed: whenever the garbage collector comes by, for whatever
-    runs then.
+    Under functorch transforms, Dynamo of torch 2.13 leaves something behind that changes the keys
+    which the dispatcher leaves out, when it is freed. Without this call that would happen whenever
+    the garbage collector runs, to whatever runs then.
     """
     if not under_transform():
         return
@@ -130,14 +130,14 @@ def collect_failed_trace() -> None:
 
 
 def under_transform() -> bool:
-    """Whether a functorch transform (grad, vmap, jvp, ...) is active."""
+    """Return True if a functorch transform (grad, vmap, jvp, ...) is active."""
     return peek_interpreter_stack() is not None
 
 
 def in_plain_eager() -> bool:
-    """Whether nothing of torch's is around: no transform, no dual level, no mode, no tracer.
+    """Return True if no transform, dual level, mode or tracer of torch's is active.
 
-    But for a default device, which is a mode to torch, and which Inductor's programs know.
+    A default device does not count. It is a mode to torch, but Inductor's programs know it.
     """
     return (
         peek_interpreter_stack() is None
@@ -158,9 +158,10 @@ def wrap_for_level(value: Any, level: int) -> Any:
 
 
 def unpack_dual(value: Any) -> tuple[Any, Any]:
-    """(primal, tangent or None) at torch's only forward-AD level.
+    """Return (primal, tangent or None) at torch's only forward-AD level.
 
-    Not ``forward_ad.unpack_dual``: Dynamo's graphs enter that level without telling it.
+    ``forward_ad.unpack_dual`` does not do, because Dynamo's graphs enter that level without telling
+    it.
     """
     if not isinstance(value, torch.Tensor):
         return value, None
@@ -178,9 +179,11 @@ def over_first_dimension(
     batched: Sequence[bool],
     batch_size: Any,
 ) -> list[torch.Tensor]:
-    """``torch.vmap`` of a flat ``fn``, along the first dimension of the arguments ``batched``.
+    """Return ``torch.vmap`` of a flat ``fn``, along the first dimension of the arguments
+    ``batched``.
 
-    torch's own flattens trees and makes a wrapper at each call, which small operators wait for.
+    torch's own vmap flattens trees and makes a wrapper at each call, which takes longer than a
+    small operator.
     """
     lazy_load_decompositions()
     levels: Any = functorch
@@ -194,7 +197,7 @@ def over_first_dimension(
 
 
 def in_forward_mode() -> bool:
-    """Whether torch's only forward-AD level is active: then it cannot be entered again.
+    """Return True if torch's only forward-AD level is active, so that it cannot be entered again.
 
     Asking each tensor instead makes a view of it, which costs 10 us on XLA.
     """
@@ -209,7 +212,7 @@ def has_tangents(values: Iterable[Any]) -> bool:
 
 @contextlib.contextmanager
 def dual_level() -> Iterator[None]:
-    """A forward-AD level; torch has only one, so one that is active already is shared."""
+    """Open a forward-AD level; torch has only one, so one that is active already is shared."""
     with gradients_enabled():
         entered = enter_dual_level()
         try:
@@ -219,13 +222,13 @@ def dual_level() -> Iterator[None]:
 
 
 def unwrap_if_dead(value: Any) -> Any:
-    """The value below a wrapper whose functorch level has ended."""
+    """Return the value below a wrapper whose functorch level has ended."""
     return _unwrap_if_dead(value) if isinstance(value, torch.Tensor) else value
 
 
 @contextlib.contextmanager
 def gradients_enabled() -> Iterator[None]:
-    """Both gradient modes on: single-level functions turn them off for their forward."""
+    """Switch both gradient modes on; single-level functions turn them off for their forward."""
     with torch.enable_grad(), _set_fwd_grad_enabled(True):
         yield
 
@@ -233,7 +236,7 @@ def gradients_enabled() -> Iterator[None]:
 def over_grads_batch(
     fn: Callable[[Sequence[Any]], list[Any]], cotangents: Sequence[Any]
 ) -> list[Any] | None:
-    """``fn`` vmapped where ``is_grads_batched=True`` calls it; None where nothing is batched.
+    """Return ``fn`` vmapped where ``is_grads_batched=True`` calls it; None if nothing is batched.
 
     ``autograd.grad`` batches cotangents by torch's first vmap, whose wrappers no operator in
     Python can take. Here they are unwrapped, and batched by functorch.
@@ -265,7 +268,7 @@ def over_grads_batch(
 
 @contextlib.contextmanager
 def _outside_first_vmap(level: int) -> Iterator[None]:
-    """Its dispatch key, which no operator in Python has a kernel for, is set aside."""
+    """Set the dispatch key of the first vmap aside: no operator in Python has a kernel for it."""
     state: Any = torch._C
     for _ in range(level):
         state._vmapmode_decrement_nesting()

@@ -53,7 +53,7 @@ __all__ = [
 
 
 def is_on_cpu() -> bool:
-    """Whether what PJRT calls a device is this machine's processor."""
+    """Return True if the device of PJRT is this machine's processor."""
     return torch_xla.runtime.device_type() == "CPU"
 
 
@@ -61,15 +61,15 @@ def is_on_cpu() -> bool:
 
 
 def placeholder(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor with a shape and no data. Materializing one, or reading it, is a segfault."""
+    """Return a tensor with a shape and no data. Materializing one, or reading it, is a segfault."""
     return builder.create_placeholder_tensor(tuple(shape), dtype)
 
 
 def derived(value: Any) -> Any:
-    """The value of a placeholder as the result of an operator.
+    """Return the value of a placeholder as the result of an operator.
 
-    ``mark_sharding`` gives a tensor that holds data, or its clone, new data: a placeholder would
-    be lost, and what follows a segfault. XLA removes the product.
+    ``mark_sharding`` gives new data to a tensor that holds data, or to its clone. A placeholder
+    would be lost then, and a segfault would follow. XLA removes the product.
     """
     if not isinstance(value, torch.Tensor):
         return value
@@ -79,7 +79,7 @@ def derived(value: Any) -> Any:
 
 
 def wrapped(value: Any) -> Any:
-    """What users hold: an XLA tensor wrapped for C++ functionalization."""
+    """Return ``value`` as users hold it: an XLA tensor wrapped for C++ functionalization."""
     if isinstance(value, torch.Tensor) and not torch._is_functional_tensor(value):
         return torch._to_functional_tensor(value)
     return value
@@ -97,7 +97,7 @@ def unwrapped(value: Any) -> Any:
 
 @contextlib.contextmanager
 def above_the_kernel() -> Iterator[None]:
-    """Without gradients or autocast, functionalized.
+    """Call with functionalization, and without gradients or autocast.
 
     The operator's XLA kernel runs below functionalization, so that key has to be let in again.
     """
@@ -113,7 +113,7 @@ def above_the_kernel() -> Iterator[None]:
 
 @contextlib.contextmanager
 def lowering_mode() -> Iterator[None]:
-    """Lazy; numbers are constants of the HLO."""
+    """Be lazy, and make numbers constants of the HLO."""
     constants = _c._get_xla_all_numbers_special_scalars()
     # otherwise each number in the body is uploaded, and becomes a parameter of its HLO
     _c._set_xla_all_numbers_special_scalars(True)
@@ -125,7 +125,7 @@ def lowering_mode() -> Iterator[None]:
 
 
 def executed_fallbacks() -> dict[str, int]:
-    """How often each operator that XLA cannot lower has run on the CPU."""
+    """Return how often each operator that XLA cannot lower has run on the CPU."""
     return {name: _c._xla_counter_value(name) for name in _c._get_executed_fallback_ops()}
 
 
@@ -145,7 +145,7 @@ class BodyHlo:
 def hlo_of(
     outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor], is_random: bool
 ) -> BodyHlo:
-    """The HLO of the pending graph between ``placeholders`` and ``outputs``."""
+    """Return the HLO of the pending graph between ``placeholders`` and ``outputs``."""
     context = _c.lowering.LoweringContext("ScanBody")
     context.set_name_string("scan_step")
     context.build(list(outputs))
@@ -159,10 +159,10 @@ def hlo_of(
 
 
 def _seed_parameter(context: Any) -> int | None:
-    """The parameter that every random operator reads.
+    """Return the parameter that every random operator reads.
 
-    Found by what one more random operator reads: the node's own mark (``_get_seed_info_id``) is
-    gone once anything has wrapped it in a tensor.
+    It is found by what one more random operator reads, because the node's own mark
+    (``_get_seed_info_id``) is gone once anything has wrapped it in a tensor.
     """
     probe = torch.empty((), device="xla").uniform_()
     _, nodes = _c._get_tensors_xla_device_data_node([probe])
@@ -178,7 +178,7 @@ def computation_from_hlo(name: str, module: bytes) -> Any:
 def call_computation(
     name: str, computation: Any, arguments: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """A pending node that calls ``computation``; its results are not functional wrappers."""
+    """Return a pending node that calls ``computation``; its results are not functional wrappers."""
     return list(_c._xla_user_computation(name, arguments, computation))
 
 
@@ -186,12 +186,12 @@ def call_computation(
 
 
 def random_state() -> int:
-    """A number that each random operator changes; reading it touches no device."""
+    """Return a number that each random operator changes; reading it touches no device."""
     return int(_c._xla_get_rng_seed())
 
 
 def next_random_state(state: int) -> int:
-    """The constants of torch_xla/csrc/xla_graph_executor.cpp."""
+    """Return the next state, by the constants of torch_xla/csrc/xla_graph_executor.cpp."""
     return (2531011 + 214013 * state) % 2**64
 
 
@@ -234,7 +234,7 @@ def let_fakes_describe_wrapped_tensors() -> None:
 
 
 def let_fakes_know_the_device() -> None:
-    """What is made on "xla" is on "xla:0", as on "cuda"; torch's fakes would not let them meet."""
+    """Put fakes on "xla" on "xla:0", as on "cuda", because torch would not let the two meet."""
     new: Any = FakeTensor.__new__
 
     @functools.wraps(new)
@@ -248,10 +248,10 @@ def let_fakes_know_the_device() -> None:
 
 
 def let_composites_have_derivatives() -> None:
-    """In traces, operators that torch composes of others, and torch_xla has kernels for.
+    """Decompose, under autograd, operators of several others for which torch_xla has a kernel.
 
-    Autograd knows no derivative of those. Where torch_xla runs them, what their kernels call has
-    one; a fake runs no kernel, and what it gives would not depend on its inputs.
+    Autograd has no derivative of them. When torch_xla runs one, its kernel calls operators that
+    have one. But a fake runs no kernel, and in a trace the result would not depend on the inputs.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     for qualified in torch._C._dispatch_get_registrations_for_dispatch_key("XLA"):
@@ -266,8 +266,11 @@ def let_composites_have_derivatives() -> None:
 
 
 def let_gradients_through_mark_sharding() -> None:
-    """``torch.ops.xla.aot_mark_sharding`` has no derivative, and its autograd.Function takes a
-    mesh, which Dynamo cannot put into a graph. The gradient is sharded like the value."""
+    """Give ``torch.ops.xla.aot_mark_sharding`` a derivative: the gradient is sharded like the
+    value.
+
+    It has none, and its autograd.Function takes a mesh, which Dynamo cannot put into a graph.
+    """
     from torch_xla.distributed.spmd import xla_sharding  # noqa: F401  (registers the operator)
 
     mark = torch.ops.xla.aot_mark_sharding

@@ -1,8 +1,8 @@
-"""Cumulative products, as what has derivatives of any order, also where a factor is zero.
+"""Cumulative products with derivatives of any order, also where a factor is zero.
 
 torch's own derivative divides by the factors. Where one is zero it takes another formula, which is
-right for the first derivative alone; for a second one it asks whether gradients are on, and a step
-is traced once for both.
+right for the first derivative alone. For a second derivative it asks if gradients are on, but a
+step is traced once for both.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ aten = torch.ops.aten
 def cumulative_product(
     input: torch.Tensor, dim: Any = None, *, dtype: Any = None, axis: Any = None
 ) -> torch.Tensor:
-    """Each round multiplies twice as many neighbours: as many rounds as the size has binary digits.
+    """Return the cumulative product of ``input`` along ``dim``, made by doubling.
 
-    The names are those that a call of ``torch.cumprod`` may use.
+    Each round multiplies twice as many neighbours, so there are as many rounds as the size has
+    binary digits. The arguments have the names that a call of ``torch.cumprod`` may use.
 
     >>> cumulative_product(torch.tensor([2.0, 0.0, 3.0], requires_grad=True), 0).tolist()
     [2.0, 0.0, 0.0]

@@ -1,8 +1,8 @@
-"""Bodies that hold a custom ``autograd.Function``: its backward is known to one derivative only.
+"""Bodies with a custom ``autograd.Function``, whose backward serves one derivative only.
 
-A trace below autograd inlines its forward, and with it torch's own derivative of that. So the
-first derivative of such a body is a scan like any other; a second one goes through a loop of
-the body, and functorch transforms run the user's function step by step.
+A trace below autograd inlines the function's forward, and differentiates that by torch's own rules.
+So the first derivative of such a body is a scan like any other, but a second one goes through a
+loop of the body, and functorch transforms run the user's function step by step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def refuse_custom_function(body: Body) -> None:
 def gradients_of_loop(
     body: Body, inputs: Inputs[Any], reverse: bool, cotangents: Sequence[Any]
 ) -> list[Any]:
-    """One for each flat input (None where there is none), themselves differentiable."""
+    """Return for each flat input a differentiable gradient, or None where there is none."""
     # other objects than the inputs: one input may have been computed from another
     inputs = inputs.map(_alias)
     n_carry = inputs.signature.n_carry

@@ -1,4 +1,4 @@
-"""What crosses from a forward step to its backward: all of it is decided before a graph is built.
+"""Decide what crosses from a forward step to its backward, before any graph is built.
 
 A value that the backward needs is, in this order of preference
 
@@ -32,7 +32,7 @@ from torch_scan_hop.body.node_kinds import is_random, is_tensor_node, is_view, s
 
 @dataclass(frozen=True)
 class Cut:
-    """What is handed over, and what is saved for it.
+    """The values that the forward hands to the backward, and those that it saves for that.
 
     Attributes:
         needed: nodes that the backward computes or receives.
@@ -56,8 +56,11 @@ class Cut:
 
 
 def decide(joint: JointGraph, policy: Policy, saved: frozenset[int] | None = None) -> Cut:
-    """With ``saved``, only those of the forward's ys are read; everything else that is not random
-    is recomputed from them and from the inputs."""
+    """Decide what the backward of ``joint`` gets from the forward.
+
+    With ``saved``, the backward reads only those of the forward's ys. It recomputes everything else
+    that is not random from them and from the inputs.
+    """
     rules = _Rules(joint, policy, saved)
     needed, values = _needed(joint, rules)
     stacks = _Stacks(joint)
@@ -73,7 +76,10 @@ def decide(joint: JointGraph, policy: Policy, saved: frozenset[int] | None = Non
 
 
 def _needed(joint: JointGraph, rules: _Rules) -> tuple[set[fx.Node], set[fx.Node]]:
-    """What the backward computes or receives, from the gradients down; and what is saved."""
+    """Return the nodes that the backward computes or receives, and those of them that are saved.
+
+    The search starts from the gradients and follows the inputs of nodes.
+    """
     needed: set[fx.Node] = set()
     values: set[fx.Node] = set()
     pending = [g for g in joint.gradients() if isinstance(g, fx.Node)]
@@ -95,7 +101,7 @@ def _needed(joint: JointGraph, rules: _Rules) -> tuple[set[fx.Node], set[fx.Node
 def _handover(
     node: fx.Node, rules: _Rules, values: AbstractSet[fx.Node], stacks: _Stacks
 ) -> Handover | None:
-    """How the backward gets ``node``; None if it computes it."""
+    """Return how the backward gets ``node``; None if it computes it."""
     if node in rules.source:
         return rules.source[node]
     if _is_size(node):
@@ -106,7 +112,7 @@ def _handover(
 
 
 class _Rules:
-    """Which values of the forward are saved, if ``values`` are."""
+    """The rules for which values of the forward are given to the backward, saved or recomputed."""
 
     def __init__(self, joint: JointGraph, policy: Policy, saved: frozenset[int] | None) -> None:
         self.policy = policy
@@ -125,7 +131,7 @@ class _Rules:
             self.readable = {same_value(y) for y in held if isinstance(y, fx.Node)}
 
     def is_given(self, node: fx.Node) -> bool:
-        """Whether it is there without being saved."""
+        """Return True if the backward has ``node`` without saving it."""
         return node in self.source or node.op == "get_attr" or _is_size(node)
 
     def must_save(self, node: fx.Node, values: AbstractSet[fx.Node]) -> bool:
@@ -170,7 +176,7 @@ class _Stacks:
         return [same_value(v) for v in (*self.ys, *self.residuals) if isinstance(v, fx.Node)]
 
     def hold(self, node: fx.Node) -> int:
-        """Its position among the stacks; it becomes a residual unless there is one of it."""
+        """Return the position of ``node`` among the stacks, adding a residual if it is in none."""
         value = same_value(node)
         for k, held in enumerate([*self.ys, *self.residuals]):
             if isinstance(held, fx.Node) and same_value(held) is value:

@@ -1,4 +1,4 @@
-"""A differentiated body, in three shapes: by what is to happen when it is differentiated again."""
+"""Derivatives of a body, of several kinds: they differ in how the backward is differentiated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from torch_scan_hop.signature import Signature
 
 @dataclass(frozen=True)
 class Derivative:
-    """Of a call that is being traced: who traces its backward differentiates that, if anybody."""
+    """A forward and a backward for a call that is being traced.
+
+    If the backward is differentiated again, whoever traces it does that, so there is no second
+    derivative here.
+    """
 
     signature: Signature
     flow: GradientFlow
@@ -24,7 +28,7 @@ class Derivative:
 
     @functools.cached_property
     def saved(self) -> tuple[Handover, ...]:
-        """What a backward reads, once each."""
+        """The values that a backward reads, each of them once."""
         return tuple(dict.fromkeys(self._slots()))
 
     @functools.cached_property
@@ -38,12 +42,18 @@ class Derivative:
         return tuple(dict.fromkeys(found))
 
     def differentiable(self, n_outputs: int) -> list[bool]:
-        """Which outputs of the forward scan are; residuals come last, and are not."""
+        """Return for each output of the forward scan whether it is differentiable.
+
+        Residuals come last, and are not.
+        """
         flags = list(self.flow.outputs())
         return flags + [False] * (n_outputs - len(flags))
 
     def backward_of(self, residuals_too: bool) -> tuple[Partition, GradientFlow]:
-        """What gives the gradients; ``residuals_too``, if there are cotangents of them."""
+        """Return the partition whose backward computes the gradients, and how gradients flow in it.
+
+        ``residuals_too``: the residuals have cotangents as well.
+        """
         assert not residuals_too
         return self.first, self.flow
 
@@ -51,7 +61,7 @@ class Derivative:
         return [self.first]
 
     def bodies(self) -> list[fx.GraphModule]:
-        """The forward's and the backward's."""
+        """The forward and the backward body of each partition."""
         return [body for p in self._partitions() for body in (p.forward, p.backward)]
 
     def _slots(self) -> list[Handover]:
@@ -60,9 +70,9 @@ class Derivative:
 
 @dataclass(frozen=True)
 class ClosedDerivative(Derivative):
-    """Its forward has a derivative with the same forward: ``second``.
+    """A derivative whose forward has a derivative, ``second``, with the same forward.
 
-    That takes cotangents of the residuals, which are where a double backward enters.
+    The second one also takes cotangents of the residuals, which is where a double backward enters.
     """
 
     second: Partition
@@ -81,7 +91,10 @@ class ClosedDerivative(Derivative):
 
 @dataclass(frozen=True)
 class DerivativeThroughLoop(Derivative):
-    """Of a body with a custom function: its second derivative goes through a loop of ``body``."""
+    """The derivative of a body with a custom function.
+
+    Its second derivative goes through a loop of ``body``.
+    """
 
     body: Body
 
@@ -93,7 +106,7 @@ _BACKWARD = "torch_scan_hop.backward"
 
 
 def as_backward(body: fx.GraphModule) -> fx.GraphModule:
-    """Marks the backward's body of a derivative."""
+    """Mark ``body`` as the backward of a derivative."""
     body.meta[_BACKWARD] = True
     return body
 
@@ -104,7 +117,7 @@ def is_backward(body: Body) -> bool:
 
 @dataclass(frozen=True)
 class NoDerivative(Derivative):
-    """Of a backward that has an operator without a derivative (attention's has).
+    """A derivative whose backward has an operator without a derivative, as attention's has.
 
     ``torch.func.grad`` and ``create_graph=True`` ask for the graph of every backward, and seldom
     for its gradients. As in a loop, only who asks for those gets the error.

@@ -48,7 +48,7 @@ def differentiated_call(
     run_forward: RunScan,
     tangents_of: RunScan | None = None,
 ) -> DifferentiatedCall:
-    """What an autograd function of the tensors among ``inputs`` is applied to."""
+    """Return the call that an autograd function of the tensors among ``inputs`` is applied to."""
     traced = is_traced(inputs.flat())
     derivative, sizes = derivative_of(body, inputs, wanted, options.checkpoint, traced)
     numbers = tuple([None if isinstance(a, torch.Tensor) else a for a in inputs.additional])
@@ -60,7 +60,7 @@ def differentiated_call(
 def derivative_of(
     body: Body, inputs: Inputs[Any], wanted: Inputs[bool], checkpoint: Any, traced: bool
 ) -> tuple[Derivative, dict[Handover, Any]]:
-    """The derivative, and the sizes that it hands over where it is for any size."""
+    """Return the derivative, and the sizes that it hands over if it is for any size."""
     checkpoint = policy_of(body, checkpoint)
     if traced and checkpoint is None and is_in_region():
         checkpoint = users_policy_in_force() or RECOMPUTED_WHOLE
@@ -134,7 +134,7 @@ def _partition(
 
 
 def _stacks_read(partition: Partition) -> frozenset[int]:
-    """Which of the forward's ys the backward reads."""
+    """Return the positions of the forward's ys that the backward reads."""
     read = {h.index for h in partition.per_step if h.source is Source.Y}
     return frozenset(read | {index for index, _ in partition.carry_stack.values()})
 

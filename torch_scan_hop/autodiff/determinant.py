@@ -1,8 +1,8 @@
-"""Determinants of small matrices, as what has derivatives of any order.
+"""Determinants of small matrices, written with operators that have derivatives of any order.
 
-torch's own derivative of a determinant looks at the numbers, which a trace cannot. What it takes
-there for every matrix is made of singular vectors: they cost more than the step, and their own
-derivative is nan where two singular values are equal (the identity, a rotation).
+torch's own derivative of a determinant looks at the numbers, which a trace cannot do. A trace gets
+its formula for any matrix, which uses singular vectors. They cost more than the step, and their
+derivative is nan if two singular values are equal (the identity, a rotation).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _is_small(matrix: torch.Tensor) -> bool:
 
 
 def determinant(matrix: torch.Tensor) -> torch.Tensor:
-    """Expanded along the first row, for up to three rows.
+    """Return the determinant of up to three rows, expanded along the first row.
 
     >>> determinant(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor(-2.)
@@ -42,7 +42,10 @@ def determinant(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def determinant_of_factors(matrix: torch.Tensor) -> Any:
-    """As ``aten._linalg_det``, whose factors only its own derivative reads."""
+    """Return the results of ``aten._linalg_det``, but None for the factors of a small matrix.
+
+    The factors are for the operator's own derivative, which a small matrix does not use.
+    """
     if not _is_small(matrix):
         return aten._linalg_det.default(matrix)
     return determinant(matrix), None, None

@@ -1,7 +1,7 @@
-"""Which leaves gradients flow through: a fixpoint over the carries.
+"""Find the leaves that gradients flow through, by a fixpoint over the carries.
 
-A carry is differentiated if its init needs a gradient, or if anything that ever reaches it
-does (every RNN whose initial state is zeros). At most ``1 + n_carry`` rounds.
+A carry is differentiated if its init needs a gradient, or if anything that reaches it in some step
+does (as in every RNN whose initial state is zeros). That takes at most ``1 + n_carry`` rounds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def needs_grad(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class GradientFlow:
-    """Which leaves of each role are differentiated."""
+    """For each leaf of each role, whether it is differentiated."""
 
     carry: tuple[bool, ...]
     xs: tuple[bool, ...]
@@ -71,7 +71,7 @@ _state = threading.local()
 
 
 def asks_for_flags_only() -> bool:
-    """Whether what runs is asked which of its results require gradients, and nothing else."""
+    """Return True if the caller wants to know only which results require gradients."""
     return getattr(_state, "asks_for_flags_only", False)
 
 
@@ -88,9 +88,10 @@ def _asking_for_flags_only() -> Iterator[None]:
 def gradient_flow(
     body: Body, examples: Inputs[Any], wanted: Inputs[bool], mode: FakeTensorMode
 ) -> GradientFlow:
-    """How gradients flow through ``body`` when they are ``wanted`` for these inputs.
+    """Return how gradients flow through ``body`` when they are ``wanted`` for these inputs.
 
-    Remembered: each run of a body that holds scans asks them, and so do the runs inside them.
+    The answer is kept, because each run of a body that holds scans asks for theirs, and so do the
+    runs inside them.
     """
     key = (
         "gradient flow",

@@ -1,7 +1,7 @@
-"""Operators that torch has no derivative of, or a poor one, written as operators that have one.
+"""Operators with no derivative in torch, or a poor one, written as operators that have one.
 
-Those without one are in a body's graph because torch wrote them there: into a backward that nobody
-was to differentiate, or for a write in place.
+The former are in a body's graph because torch put them there: into a backward that it did not
+expect to be differentiated, or in place of a write.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WITHOUT_DERIVATIVE = (
 
 
 def _by_parts(operator: Any) -> Any:
-    """``operator(into, src, ...)`` on the real and on the imaginary part of what is complex."""
+    """Apply ``operator(into, src, ...)`` to the real and the imaginary part of complex values."""
 
     def run(into: Any, src: Any, *where: Any, **keywords: Any) -> Any:
         if not into.is_complex():
@@ -49,9 +49,10 @@ _OF_COMPLEX = {
 
 
 def _index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
-    """``index_fill``, whose derivative by a tensor ``value`` torch sums over ``index.unique()``.
+    """Do ``index_fill`` by a mask.
 
-    How many those are, a trace cannot know; what a mask takes, it can.
+    Its derivative by a tensor ``value`` sums over ``index.unique()`` in torch. A trace cannot know
+    how many entries that has, but it knows the size of a mask.
     """
     if not isinstance(value, torch.Tensor):
         return torch.index_fill(input, dim, index, value)
@@ -85,7 +86,7 @@ _METHODS = {
 
 
 def with_differentiable_operators(body: Body) -> Body:
-    """``body`` with such operators as what they are made of; the same body if it has none."""
+    """Return ``body`` with such operators written out; the same body if it has none."""
     if not isinstance(body, fx.GraphModule):
         return body
     if not any(_is_rewritten(node) for node in body.graph.nodes):

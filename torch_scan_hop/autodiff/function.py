@@ -30,22 +30,22 @@ from torch_scan_hop.signature import Inputs
 
 @dataclass(frozen=True)
 class DifferentiatedCall:
-    """One call of the operator: what is not a tensor, and how to run a scan below autograd."""
+    """One call of the operator: arguments that are no tensors, and how it runs below autograd."""
 
     derivative: Derivative
     additional: tuple[Any, ...]  # with None where a tensor stands
     reverse: bool
-    #: whether a trace, or a functionalization, watches it
+    #: True if a trace or a functionalization watches the call
     is_traced: bool
     run_forward: RunScan
-    #: what the sizes that are handed over are in this call, where the derivative is for any size
+    #: the values in this call of the sizes handed over, if the derivative is for any size
     sizes: Mapping[Handover, Any]
     #: a scan of (primal, tangent) pairs, where inputs have tangents
     tangents_of: RunScan | None = None
 
     @property
     def options(self) -> ScanOptions:
-        """Of the forward: what is saved is decided already."""
+        """Options of the forward scan, without a policy: what is saved is decided already."""
         return REVERSE if self.reverse else FORWARD
 
     @property
@@ -54,7 +54,7 @@ class DifferentiatedCall:
         return len(self.derivative.flow.outputs())
 
     def inputs(self, tensors: Sequence[Any], numbers: Sequence[Any] | None = None) -> Inputs[Any]:
-        """All inputs, from the tensors among them; ``numbers`` stand for the others."""
+        """Return all inputs: ``tensors``, and ``numbers`` in the places of the others."""
         numbers = self.additional if numbers is None else numbers
         n = self.derivative.signature.n_carry + self.derivative.signature.n_xs
         rest = iter(tensors[n:])
@@ -73,7 +73,7 @@ def run(call: DifferentiatedCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class _Record:
-    """What a backward knows of the forward, besides the tensors that autograd saved for it."""
+    """The data besides saved tensors that a backward needs to know of its forward."""
 
     call: DifferentiatedCall
     slots: dict[tuple[Source, int], int]  # positions among the saved tensors
@@ -90,7 +90,7 @@ def _metadata(values: Sequence[Any]) -> list[Any]:
 def save(
     ctx: Any, call: DifferentiatedCall, tensors: Sequence[Any], outputs: Sequence[Any]
 ) -> None:
-    """What backward reads, and nothing else."""
+    """Save for the backward the values that it reads, and nothing else."""
     derivative = call.derivative
     inputs = call.inputs(tensors)
     ctx.set_materialize_grads(False)
@@ -120,16 +120,16 @@ def save(
 
 
 class _Zeros:
-    """Zeros like something of which ``(shape, dtype, device)`` is known.
+    """Zeros by ``(shape, dtype, device)``, each kind made once.
 
-    On XLA they take no memory, but each takes the host some time: one of a kind is enough.
+    On XLA zeros take no memory, but making them takes time on the host.
     """
 
     def __init__(self) -> None:
         self.on_xla: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def __call__(self, like: tuple[Any, ...], only_read: bool) -> torch.Tensor:
-        """``only_read`` zeros take no memory anywhere."""
+        """Return zeros; those that are ``only_read`` take no memory anywhere."""
         shape, dtype, device = like
         if device.type == "xla":
             if like not in self.on_xla:
@@ -193,13 +193,13 @@ class _BackwardPass:
         return self._gather(results, carry)
 
     def _with_sums(self, inputs: Inputs[Any], only_read: bool) -> Inputs[Any]:
-        """With the carries that accumulate gradients of what is the same at every step."""
+        """Add the carries that accumulate gradients of inputs that are the same at every step."""
         like = self.record.additional_like
         sums = [self.zeros(like[k], only_read) for k in self.partition.accumulated]
         return Inputs([*inputs.carry, *sums], inputs.xs, inputs.additional)
 
     def _scan(self, body: Body, inputs: Inputs[Any]) -> Sequence[Any]:
-        """The backward's scan; where no derivative of it is taken, carries stay in place."""
+        """Run the backward's scan; carries stay in place where no derivative of it is taken."""
         options = FORWARD if self.call.reverse else REVERSE
         flat = tuple(with_stacks(inputs).flat())
         join: Callable[[CarriesIn], torch.Tensor] = CarriesIn.whole
@@ -231,7 +231,7 @@ class _BackwardPass:
         return body
 
     def _gather(self, results: Sequence[Any], carry: list[int]) -> list[Any]:
-        """One gradient for each flat input, None where there is none."""
+        """Return one gradient for each flat input, None where there is none."""
         sig, partition = self.derivative.signature, self.partition
         places = [
             *carry,
@@ -255,7 +255,7 @@ def _gradients_of_loop(ctx: Any, body: Body, cotangents: Sequence[Any]) -> list[
 
 
 def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
-    """One gradient for each tensor among the flat inputs."""
+    """Return one gradient for each tensor among the flat inputs."""
     batched = over_grads_batch(functools.partial(gradients, ctx), cotangents)
     if batched is not None:
         return batched
@@ -271,10 +271,11 @@ def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
 
 
 class ScanFunction(torch.autograd.Function):
-    """Plain autograd; functorch's grad levels have their own in ``dispatch/grad.py``.
+    """The autograd.Function for plain autograd; functorch's grad levels have theirs in
+    ``dispatch/grad.py``.
 
-    Forward over reverse: on dual tensors that require grad, ``jvp`` gives the results tangents,
-    and what is saved keeps its own, so that the backward is a scan of duals.
+    Forward over reverse works, too. On dual tensors that require grad, ``jvp`` gives the results
+    tangents, and what is saved keeps its own, so that the backward is a scan of duals.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What is handed from a forward step to its backward, and the two bodies that it leaves."""
+"""The values that a forward step hands to its backward, and the two bodies that result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx
 
 
 class Source(Enum):
-    """Where the backward finds a value of a forward step."""
+    """The place where the backward finds a value of a forward step."""
 
     CARRY_IN = "carry into the step"
     X = "x"
@@ -32,7 +32,7 @@ class Handover:
 
     @property
     def is_invariant(self) -> bool:
-        """Whether it is one value for all steps."""
+        """Return True if the value is the same in all steps."""
         return self.source in (Source.ADDITIONAL, Source.SIZE)
 
 

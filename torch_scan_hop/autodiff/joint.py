@@ -49,7 +49,7 @@ class JointGraph:
         return list(self._output_args()[0])
 
     def gradients(self) -> list[Any]:
-        """One per input, None where it is not differentiated or not reached."""
+        """Return one gradient per input, None where it is not differentiated or not reached."""
         values = iter(self._output_args()[1])
         return [next(values) if flag else None for flag in self.flow.inputs()]
 
@@ -117,7 +117,7 @@ def trace_joint(
     flow: GradientFlow,
     mode: FakeTensorMode,
 ) -> JointGraph:
-    """``output_examples``: fresh fakes like the step's outputs, for the cotangents."""
+    """Trace the joint graph; cotangents are like ``output_examples``, fresh fakes."""
     cotangents = [o for o, flag in zip(output_examples, flow.outputs(), strict=True) if flag]
     body = with_differentiable_operators(body)
     inputs = [*examples.flat(), *cotangents]

@@ -1,4 +1,4 @@
-"""A joint graph in two: a forward and a backward body, along what crosses between them (``cut``).
+"""Split a joint graph in a forward and a backward body, along what crosses between them (``cut``).
 
 The forward body is the step with *residuals* as further ys. The backward scans in the other
 direction::
@@ -34,7 +34,7 @@ aten = torch.ops.aten
 def partition_of(
     joint: JointGraph, policy: Policy, saved: frozenset[int] | None = None
 ) -> Partition:
-    """With ``saved``, the backward reads only those of the forward's ys."""
+    """Cut ``joint``; with ``saved``, the backward reads only those of the forward's ys."""
     cut = decide(joint, policy, saved)
     builder = _BackwardBuilder(joint, cut)
     backward = builder.build()
@@ -122,7 +122,7 @@ class _BackwardBuilder:
         return self.handed[handover]
 
     def _order_placeholders(self) -> None:
-        """Cotangents first, then per-step values, then invariant ones, all before the code."""
+        """Put placeholders before the code: cotangents, per-step values, invariant ones."""
         graph = self.graph
         received = [self.handed[h] for h in [*self.cut.per_step, *self.cut.invariant]]
         fixed = [n for n in graph.find_nodes(op="placeholder") if n not in set(received)]

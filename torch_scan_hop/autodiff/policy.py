@@ -1,4 +1,5 @@
-"""What the forward may save: ``checkpoint=`` of the scan, and tags left by checkpoints inside.
+"""Policies that say what the forward may save: ``checkpoint=``, and tags of checkpoints in the
+body.
 
 ``None``      what backward needs, as the Python loop would
 ``"full"``    only what cannot be recomputed from carries, xs and closures
@@ -42,15 +43,18 @@ def _decision(policy: Callable[..., Any], node: fx.Node) -> Any:
 
 
 def must_save(policy: Policy, producer: Any) -> bool:
-    """Whether a policy function keeps ``producer``'s value, even if the derivative alone computes
-    it: of ``sin x``, the loop saves ``x``, and a policy may have ``cos x`` saved."""
+    """Return True if a policy function keeps ``producer``'s value, though the derivative alone
+    computes it.
+
+    For ``sin x`` the loop saves ``x``; a policy may have ``cos x`` saved instead.
+    """
     if not callable(policy) or producer.op != "call_function":
         return False
     return _decision(policy, producer) is CheckpointPolicy.MUST_SAVE
 
 
 def wants_recompute(policy: Policy, node: fx.Node, producer: Any) -> bool:
-    """Whether backward recomputes ``node``, an output of the operator ``producer``."""
+    """Return True if backward recomputes ``node``, an output of the operator ``producer``."""
     tag = node.meta.get("recompute", producer.meta.get("recompute"))
     if tag in _RECOMPUTE:
         return True

@@ -1,7 +1,7 @@
-"""What is added to a part of a value, added there.
+"""Additions to a part of a value, made by writing that part only.
 
-The derivative of reading a part, ``c[i]``, is a value of zeros but for that part, and is added to
-the cotangent of ``c``. Where ``c`` is large that writes and reads all of it twice::
+The derivative of reading a part, ``c[i]``, is a value of zeros except for that part. It is added to
+the cotangent of ``c``. If ``c`` is large, that writes and reads all of it twice::
 
     add(c, index_put(zeros, [i], v, accumulate=True))  =  index_put(c, [i], v, accumulate=True)
     add(c, select_backward(v, sizes, dim, k))  =  select_scatter(c, select(c, dim, k) + v, dim, k)
@@ -28,17 +28,17 @@ _ZEROS = {
     aten.zeros_like.default,
     aten.new_zeros.default,
 }
-# of (into, where..., what is added): where it is into zeros, they add to whatever it is into
+# operators of (into, where..., added values) that add to ``into``, be it zeros or anything else
 _ADDING = {aten.index_add.default, aten.scatter_add.default, aten.index_put.default}
 
 
 def add_at_indices(graph: fx.Graph) -> None:
-    """The first form; and what is zero everywhere is not added."""
+    """Rewrite the first form above; drop an addition of a value that is zero everywhere."""
     _rewrite_additions(graph, _added_at_indices)
 
 
 def add_to_slices(graph: fx.Graph) -> None:
-    """The second form."""
+    """Rewrite the second form above."""
     _rewrite_additions(graph, _added_to_slice)
 
 
@@ -59,7 +59,7 @@ def _rewrite_additions(graph: fx.Graph, total_of: Callable[[Any, Any], fx.Node |
 
 
 def is_large(value: torch.Tensor) -> bool:
-    """Whether a copy of it takes longer than a call or two instead."""
+    """Return True if copying ``value`` takes longer than one or two calls that avoid the copy."""
     return likely_value(value.numel()) * value.element_size() >= LARGE_BYTES
 
 
@@ -72,7 +72,7 @@ def _is_like(node: fx.Node, operand: Any) -> bool:
 
 
 def _is_zero(node: Any) -> bool:
-    """Whether each entry is zero, however it is looked at or wherever zeros were written to it."""
+    """Return True if all entries are zero, also through views and through writes of zeros."""
     if not isinstance(node, fx.Node):
         return False
     if node.target in _ZEROS:

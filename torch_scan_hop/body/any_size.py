@@ -1,9 +1,10 @@
-"""What is derived from a body, once for all sizes and numbers that vary.
+"""Derive things from a body once for all sizes and numbers that vary.
 
-Dynamo captures the second batch size, or the second value of a closed-over float, with a symbol in
-its place. What is derived from such a body (its derivative, its plan, and what is derived from
-those) is traced with a symbol there, too, and used again wherever the guards of that trace hold.
-Where it cannot be, or where nothing varies, it is derived for the very shapes of the call.
+When a batch size, or a closed-over float, has its second value, Dynamo captures the body with a
+symbol in its place. Then what is derived from the body (its derivative, its plan, and what is
+derived from those) is traced with a symbol, too, and is used again wherever the guards of that
+trace hold. If it cannot be traced so, or if nothing varies, it is derived for the shapes of the
+call.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs
 
 Result = TypeVar("Result")
-#: for each flat input of a step the name of the number that it is, or of each dimension's; None
-#: where that does not vary
+#: for each flat input of a step the name of its number, or the names of its dimensions; None for
+#: one that does not vary
 Varying = tuple[Any, ...]
 #: makes a thing from (fake mode, examples, the symbols among them or None)
 Make = Callable[[FakeTensorMode, Inputs[Any], "Symbols | None"], Result]
@@ -48,7 +49,7 @@ class _Member(Generic[Result]):
 
 @dataclass
 class _Family(Generic[Result]):
-    """What was derived for inputs that differ in varying numbers only."""
+    """The results that were derived for inputs which differ only in the numbers that vary."""
 
     members: list[_Member[Result]] = field(default_factory=list)
     n_traces: int = 0
@@ -67,7 +68,7 @@ def derived(
     inputs: Inputs[Any],
     make: Make[Result],
 ) -> tuple[Result, tuple[Number, ...]]:
-    """What ``make`` gives for inputs like these, and the numbers that its symbols stand for."""
+    """Return ``make``'s result for inputs like these, and the numbers behind its symbols."""
     key = (*key, autocast_state())
     varying = _varying_of(body)
     if varying is not None and _are_plain(inputs.flat()):
@@ -99,7 +100,7 @@ def _trace_member(
     inputs: Inputs[Any],
     make: Make[Result],
 ) -> _Member[Result] | None:
-    """None where it cannot be traced: what is wrong with the body, a static trace will say."""
+    """Trace with symbols; None if that fails, since a static trace will then say why."""
     try:
         symbols = Symbols()
         examples = symbolic_step_examples(symbols, varying, inputs)
@@ -114,7 +115,10 @@ def _trace_member(
 
 
 def _varying_of(body: Body) -> Varying | None:
-    """What the trace that made ``body`` left open; None if nothing, or if it is no graph."""
+    """Return the sizes and numbers that the trace of ``body`` left open.
+
+    None if there are none, or if ``body`` is no graph.
+    """
     if not isinstance(body, fx.GraphModule):
         return None
     return remember(body, ("varying",), lambda: _find_varying(body))
@@ -133,7 +137,7 @@ def _find_varying(body: fx.GraphModule) -> Varying | None:
 
 
 def _are_plain(values: Sequence[Any]) -> bool:
-    """Real tensors and numbers, which nobody traces or transforms."""
+    """Return True if all are real tensors and numbers, which nobody traces or transforms."""
     for value in values:
         if type(value) not in _PLAIN:
             return False
@@ -160,7 +164,7 @@ def _numbers(varying: Varying, inputs: Inputs[Any]) -> tuple[Number, ...]:
 
 
 def _skeleton(varying: Varying, inputs: Inputs[Any]) -> tuple[Any, ...]:
-    """The metadata of these inputs but for what varies."""
+    """Return the metadata of these inputs without what varies."""
     found: list[Any] = []
     for names, shape, value in zip(varying, _shapes(inputs), inputs.flat(), strict=True):
         if isinstance(value, torch.Tensor):

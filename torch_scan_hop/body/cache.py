@@ -24,7 +24,7 @@ class _Symbol:
 
 
 def metadata(value: Any, drop_leading: bool = False) -> Any:
-    """What a trace depends on: of an xs, not its trip count."""
+    """Return what a trace depends on in ``value``: for xs, that is not the trip count."""
     if not isinstance(value, torch.Tensor):
         return _Symbol() if isinstance(value, SYMBOLS) else (type(value), value)  # 1 == True
     shape = tuple(value.shape)[1 if drop_leading else 0 :]
@@ -40,7 +40,7 @@ def inputs_metadata(inputs: Inputs[Any]) -> tuple[Any, ...]:
 
 
 def _all_metadata(values: Sequence[Any], drop_leading: bool = False) -> tuple[Any, ...]:
-    """:func:`metadata` of each, in one call: every call of a scan asks for all of them."""
+    """Return :func:`metadata` of each value, in one call: every call of a scan asks for all."""
     first = 1 if drop_leading else 0
     return tuple(
         [
@@ -56,7 +56,7 @@ _AUTOCAST_DEVICES = ("cpu", "cuda", "xla", "xpu", "mps", "hpu", "mtia")
 
 
 def autocast_state() -> tuple[Any, ...]:
-    """What a trace depends on besides its inputs: autocast of every device, defaults, switches."""
+    """Return the global state that a trace depends on: every device's autocast, defaults, flags."""
     return (
         *[
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
@@ -68,7 +68,7 @@ def autocast_state() -> tuple[Any, ...]:
 
 
 def remember(body: Any, key: tuple[Any, ...], make: Callable[[], Result]) -> Result:
-    """``make()``, or what it gave for this body and key before.
+    """Return ``make()``, or what it gave before for this body and key.
 
     A body that is not a module, or a key that holds symbols (they belong to one trace), is
     not remembered.

@@ -1,9 +1,11 @@
-"""The carries into the steps, read off the stack of those out of them.
+"""The carries into the steps, read from the stack of the carries out of them.
 
-A backward needs them, and the forward returned the others: moved by one step, they are a
-stack of their own, which this module puts off. :class:`CarriesIn` stands for it where one
-function calls another, the operator ``torch_scan_hop::carries_in`` in the graph of a backward.
-Eager reads spans of the stack as views; Inductor's kernels of whole loops read it in place.
+A backward needs the carries into the steps, and the forward has returned the carries out of them.
+The first are the second, moved by one step, with ``init`` in front. Making that a stack of its own
+would copy everything, so this module puts it off. :class:`CarriesIn` stands for the moved stack
+where one function calls another, and the operator ``torch_scan_hop::carries_in`` does in the graph
+of a backward. Eager mode reads spans of the stack as views; Inductor's kernels of whole loops read
+it in place.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from torch_scan_hop.signature import Inputs
 
 @dataclass(frozen=True)
 class CarriesIn:
-    """``init`` and all but the last row of ``stack``; backwards, ``init`` comes last.
+    """``init``, then all but the last row of ``stack``; for a backward scan ``init`` comes last.
 
     A span that does not reach ``init`` is a view.
 
@@ -59,26 +61,26 @@ class CarriesIn:
         return self.stack[span.start - back : span.stop - back]
 
     def whole(self) -> Tensor:
-        """All of them; right for a trip count of zero, too, and under any transform."""
+        """Return all carries as one stack; for any trip count, zero too, and any transform."""
         rows = _joined(self.stack, self.init, self.reverse)
         return rows[1:] if self.reverse else rows[: self.stack.shape[0]]
 
     def edges(self, length: int) -> Tensor:
-        """For each block of ``length`` steps the carry into it, from outside the block."""
+        """Return for each block of ``length`` steps the carry into it."""
         if self.reverse:
             return _joined(self.stack[length::length], self.init, True)
         return _joined(self.stack[length - 1 : -1 : length], self.init, False)
 
 
 def stacks_of(xs: Sequence[Tensor | CarriesIn]) -> list[Tensor]:
-    """What is there already, of the shape and dtype of each."""
+    """Return for each x a tensor that exists already, with the shape and dtype of the x."""
     return [x.stack if isinstance(x, CarriesIn) else x for x in xs]
 
 
 def joined(
     xs: Sequence[Tensor | CarriesIn], join: Callable[[CarriesIn], Tensor] = CarriesIn.whole
 ) -> list[Tensor]:
-    """``xs`` as tensors."""
+    """Return ``xs`` with each :class:`CarriesIn` joined to a tensor."""
     return [join(x) if isinstance(x, CarriesIn) else x for x in xs]
 
 
@@ -90,7 +92,7 @@ def _are_any_shifted(xs: Sequence[Any]) -> bool:
 
 
 def with_stacks(inputs: Inputs[Any]) -> Inputs[Any]:
-    """As :func:`stacks_of`, for the inputs of a scan."""
+    """Apply :func:`stacks_of` to the xs of a scan's inputs."""
     if not _are_any_shifted(inputs.xs):
         return inputs
     return Inputs(inputs.carry, list(stacks_of(inputs.xs)), inputs.additional)
@@ -99,7 +101,7 @@ def with_stacks(inputs: Inputs[Any]) -> Inputs[Any]:
 def with_joined(
     inputs: Inputs[Any], join: Callable[[CarriesIn], Tensor] = CarriesIn.whole
 ) -> Inputs[Any]:
-    """As :func:`joined`, for the inputs of a scan."""
+    """Apply :func:`joined` to the xs of a scan's inputs."""
     if not _are_any_shifted(inputs.xs):
         return inputs
     return Inputs(inputs.carry, list(joined(inputs.xs, join)), inputs.additional)
@@ -138,7 +140,7 @@ _library.impl("carries_in", _kernel, "FuncTorchBatched")
 
 
 def in_graph(carries: CarriesIn, after: Tensor | None = None) -> Tensor:
-    """``carries.whole()`` as one node of a graph, which its compiler may read in place.
+    """Return ``carries.whole()`` as one node of a graph, which its compiler may read in place.
 
     ``after``: a cotangent, where torch is yet to cut the graph into a forward and a backward.
     """
@@ -172,7 +174,7 @@ def is_in_graph(node: Any) -> bool:
 
 
 def arguments_of(node: Any) -> tuple[fx.Node, fx.Node, bool] | None:
-    """(stack, init, reverse) of such a node."""
+    """Return (stack, init, reverse) of a ``carries_in`` node."""
     if not is_in_graph(node):
         return None
     stack, init, _, reverse = node.args

@@ -32,14 +32,14 @@ _VIEWS_OF_ANY_STRIDE = {
 
 
 def allow_any_stride(graph: fx.Graph) -> None:
-    """A body is traced for one layout and run with others: ``view`` becomes ``reshape``."""
+    """Make each ``view`` a ``reshape``: a body is traced for one layout and run with others."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _VIEWS_OF_ANY_STRIDE:
             node.target = _VIEWS_OF_ANY_STRIDE[node.target]
 
 
 def drop_copies(graph: fx.Graph) -> None:
-    """``copy(old, new)`` is ``new`` in the shape and dtype of ``old``; it has no derivative."""
+    """Replace ``copy(old, new)`` by ``new`` in ``old``'s shape and dtype: it has no derivative."""
     for node in graph.find_nodes(op="call_function", target=aten.copy.default):
         old: Any
         new: Any
@@ -61,7 +61,7 @@ def drop_copies(graph: fx.Graph) -> None:
 
 
 def _have_same_shape(old: Any, new: Any) -> bool:
-    """Whether they do, whatever their symbolic sizes are."""
+    """Return True if both are tensors of one shape, for any values of their symbolic sizes."""
     if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
         return False
     return are_all_known_equal(old.shape, new.shape)
@@ -72,7 +72,7 @@ def _has_static_shape(value: Any) -> bool:
 
 
 def drop_detaches(graph: fx.Graph) -> None:
-    """Autograd's own: a body says where gradients stop with an operator, see ``stop_gradient``."""
+    """Drop autograd's own ``detach`` nodes; a body marks stops with ``stop_gradient`` instead."""
     for node in graph.find_nodes(op="call_function", target=aten.detach.default):
         source = node.args[0]
         if not (isinstance(source, fx.Node) and source.op == "get_attr"):
@@ -103,7 +103,7 @@ def drop_lazy_values(graph: fx.Graph) -> None:
 
 
 def _fold_number(graph: fx.Graph, node: fx.Node) -> None:
-    """A number that autograd conjugates (of ``c * (1 + 2j)``) is a number."""
+    """Replace the conjugate of a number, as autograd makes it for ``c * (1 + 2j)``, by a number."""
     value: Any = node.args[0]
     folded = value.conjugate() if node.target is aten._conj.default else -value
     for user in list(node.users):
@@ -133,7 +133,7 @@ def clean_up(module: fx.GraphModule) -> None:
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:
-    """The graph and those of its bodies, anew; what else it holds is shared."""
+    """Copy the graph and the graphs of its bodies; what else the module holds is shared."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     copy = fx.GraphModule(module, graph)

@@ -1,12 +1,12 @@
-"""Floats that vary enter the scans of a compiled program as 0-d tensors.
+"""Make floats that vary inputs of a compiled program's scans, as 0-d tensors.
 
-The second value of a closed-over float is a symbol in what Dynamo captures. Torch's own pass
-(``tensorify_python_scalars``) turns operators with such a symbol into operators with a tensor, and
-compiles anew for each value of every symbol that is left. It does not look into bodies: a symbol
+The second value of a closed-over float is a symbol in what Dynamo captures. torch's own pass
+(``tensorify_python_scalars``) replaces operators with such a symbol by operators with a tensor. For
+a symbol that is left it compiles each value anew, and it does not look into bodies, so a symbol
 that a body reads would be left.
 
-So where every operator that reads it has a form with a tensor, the body gets one. A number is
-float64 in Python, and is converted to what the operator computes in, as eager PyTorch does.
+So if every operator that reads it has a form with a tensor, the body gets a tensor. A number is
+float64 in Python, and is converted to the dtype that the operator computes in, as in eager PyTorch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ _FACTOR: dict[Any, str] = {
 def floats_as_tensors(
     body: fx.GraphModule, inputs: Inputs[Any], as_tensor: Callable[[Any], torch.Tensor]
 ) -> Inputs[Any]:
-    """``inputs`` with ``as_tensor(number)`` for each float that ``body`` can take as a tensor.
+    """Return ``inputs`` with ``as_tensor(number)`` for each float that ``body`` can take as a
+    tensor.
 
     The body is changed to read it so.
     """
@@ -85,7 +86,7 @@ def floats_as_tensors(
 
 
 def _origins(graph: fx.Graph, placeholders: Any) -> dict[fx.Node, set[fx.Node]]:
-    """The floats made of these placeholders by known arithmetic, in order, each with its own."""
+    """Return the floats that known arithmetic makes of placeholders, each with those it is of."""
     origins: dict[fx.Node, set[fx.Node]] = {node: {node} for node in placeholders}
     for node in graph.nodes:
         floats = [n for n in node.all_input_nodes if n in origins]
@@ -100,7 +101,10 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def _stuck(origins: dict[fx.Node, set[fx.Node]]) -> set[fx.Node]:
-    """Placeholders that an operator wants as numbers, and those that meet one of them."""
+    """Return placeholders that must stay numbers.
+
+    Those are the ones that an operator wants as numbers, and those that are combined with such.
+    """
     stuck: set[fx.Node] = set()
     for node, known in origins.items():
         if not all(user in origins or _has_form(user, node) for user in node.users):
@@ -111,7 +115,7 @@ def _stuck(origins: dict[fx.Node, set[fx.Node]]) -> set[fx.Node]:
 
 
 def _has_form(user: fx.Node, number: fx.Node) -> bool:
-    """Whether ``user`` can read a tensor where it reads ``number``."""
+    """Return True if ``user`` can read a tensor where it reads ``number``."""
     if user.target in (aten.scalar_tensor.default, aten.full.default, aten.masked_fill.Scalar):
         return True
     if number in user.kwargs.values():
@@ -121,7 +125,7 @@ def _has_form(user: fx.Node, number: fx.Node) -> bool:
 
 
 def _read_as_tensor(number: fx.Node, origins: dict[fx.Node, set[fx.Node]]) -> None:
-    """Change ``number``, if it is computed, and who reads it, so that it is a tensor."""
+    """Change ``number``'s computation and its readers, so that it is a tensor."""
     if number.op != "placeholder":
         for size in filter(_is_number, number.all_input_nodes):
             number.replace_input_with(size, _tensor_of(size, number))
@@ -171,7 +175,7 @@ def _use_form_for_tensors(user: fx.Node, number: fx.Node) -> None:
 
 
 def _multiply_before(user: fx.Node, number: fx.Node) -> None:
-    """``add(a, b, alpha=number)`` as ``add(a, b * number)``."""
+    """Replace ``add(a, b, alpha=number)`` by ``add(a, b * number)``."""
     factor: Any = user.args[1]
     with user.graph.inserting_before(user):
         product = user.graph.call_function(aten.mul.Tensor, (factor, number))
@@ -182,7 +186,7 @@ def _multiply_before(user: fx.Node, number: fx.Node) -> None:
 
 
 def _multiply_after(full: fx.Node, number: fx.Node) -> None:
-    """``full(size, number)`` as ``full(size, 1) * number``."""
+    """Replace ``full(size, number)`` by ``full(size, 1) * number``."""
     graph, expected = full.graph, full.meta["val"]
     full.args = (full.args[0], 1.0)
     with graph.inserting_after(full):
@@ -202,7 +206,7 @@ def _convert_after(node: fx.Node, expected: torch.Tensor) -> None:
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
-    """What an operator with results of ``dtype`` converts a Python float to."""
+    """Return the dtype to which an operator with results of ``dtype`` converts a Python float."""
     real = dtype.to_real() if dtype.is_complex else dtype
     return torch.float32 if real in (torch.float16, torch.bfloat16) else real
 

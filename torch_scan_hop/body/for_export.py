@@ -1,4 +1,4 @@
-"""An exported scan, as others read it: torch's contract for ``torch.ops.higher_order.scan``.
+"""Fit an exported scan for other readers: torch's contract for ``torch.ops.higher_order.scan``.
 
 Its node has four positional arguments and no keyword, and no result of its body shares memory with
 an input or with another result. A reader may then write the carry before it stacks y, and need not
@@ -7,10 +7,10 @@ know what ``reverse`` is. For ``lambda h, x: (h * 0.5 + x, h)``, reversed::
     scan(h * 0.5 + x, h)  over xs, reverse=True
     scan(h * 0.5 + x, clone(h))  over flip(xs); flip(ys)
 
-A carry, or what is closed over, is copied before it is viewed, too: ExecuTorch (1.5.1) gives a view
-of an input of the body memory of its own, which nothing is written to.
+A carry, or what is closed over, is also copied before it is viewed, because ExecuTorch (1.5.1)
+gives a view of a body's input memory of its own, to which nothing is written.
 
-Where this package runs a program, all that is taken out again: its operator needs none of it.
+When this package runs a program, all that is undone: its operator needs none of it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch_scan_hop.signature import Signature, output_node, results_of
 
 aten = torch.ops.aten
 
-#: what torch keeps of a node of a program that is saved; the policy is no matter of other readers
+#: torch saves this key of a node's meta with a program; other readers ignore the policy
 _KEPT, _POLICY = "custom", "torch_scan_hop.checkpoint"
 
 
@@ -77,13 +77,13 @@ def _inputs_of(graph: fx.Graph) -> list[fx.Node]:
 
 
 def remember_policy(node: fx.Node, checkpoint: Any) -> None:
-    """Of an exported scan that may be trained where this package is."""
+    """Keep the checkpoint policy with an exported scan, which this package may train."""
     if isinstance(checkpoint, str):
         node.meta[_KEPT] = {**node.meta.get(_KEPT, {}), _POLICY: checkpoint}
 
 
 def as_it_was(module: fx.GraphModule) -> None:
-    """Take out of ``module`` and of its bodies, which are copied, what an export added."""
+    """Undo in ``module`` and in copies of its bodies what an export added."""
     scans = module.graph.find_nodes(op="call_function", target=scan_op)
     if not scans:
         return
@@ -103,7 +103,7 @@ def as_it_was(module: fx.GraphModule) -> None:
 
 
 def _drop_copies(body: fx.GraphModule) -> None:
-    """Of results, and of inputs: where nothing is written, they are the same values."""
+    """Drop copies of results and inputs, which are the same values if the body writes nothing."""
     if any(map(_writes, body.graph.nodes)):
         return
     results = results_of(body.graph)
@@ -120,7 +120,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _reverse_instead_of_flips(node: fx.Node) -> None:
-    """Of a scan whose xs and ys are flipped, all of them, one that goes the other way."""
+    """If all xs and ys of the scan are flipped, drop the flips and run it the other way."""
     n_carry = len(node.args[1])  # type: ignore[arg-type]
     xs: Any = node.args[2]
     if any(user.target is not operator.getitem for user in node.users):

@@ -1,6 +1,6 @@
-"""What ONNX's ``Scan`` cannot take: a policy, and a step that returns what it closes over.
+"""Remove what ONNX's ``Scan`` cannot take: a policy, and a step that returns what it closes over.
 
-torch's exporter translates the node of a scan and its body; this is done to both before it.
+torch's exporter translates a scan's node and its body; this runs before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch_scan_hop.signature import Inputs, output_node
 
 
 def fit_for_onnx(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions) -> ScanOptions:
-    """Change ``body`` in place; an ONNX program has no backward, which a policy would be about."""
+    """Change ``body`` in place, and drop the policy, since an ONNX program has no backward."""
     closed_over = inputs.signature.inputs_of(body).additional
     output = output_node(body.graph)
     results: Any = output.args[0]

@@ -1,10 +1,10 @@
-"""Errors of singular matrices, as values that a functional graph hands on.
+"""Errors of singular matrices, as values in a functional graph.
 
 ``linalg.solve``, ``inv``, ``cholesky`` and their like end with ``_linalg_check_errors(info)``: an
-operator without a result, which raises. Nothing in a graph depends on it, so that whoever cuts a
-body in parts may lose it; and torch >= 2.13 calls it an effect, and wants it ordered by tokens
-that a loop's body has none of. Here the check is a value of its own, which is added to what the
-factorisation returned::
+operator without a result, which raises. Nothing in a graph depends on it, so it may be lost when a
+body is cut in parts. Also, torch >= 2.13 calls it an effect, and orders effects by tokens, which a
+loop's body has none of. Here the check is a value, which is added to the result of the
+factorisation::
 
     before: result, info = inv_ex(A); _linalg_check_errors(info); use(result)
     after:  result, info = inv_ex(A); use(result + linalg_check(info))      # zero, or raises
@@ -41,12 +41,15 @@ def _checked(info: Tensor, name: str, is_matrix: bool) -> Tensor:
 
 
 def _unchecked(info: Tensor, name: str, is_matrix: bool) -> Tensor:
-    """Where no value can be read: fakes, and XLA, whose ``inf`` and ``nan`` then tell."""
+    """Return zero in place of a check, where no value can be read: for fakes, and on XLA.
+
+    On XLA ``inf`` and ``nan`` in the results tell of a singular matrix.
+    """
     return torch.zeros((), dtype=info.dtype, device=info.device)
 
 
 def _checked_of_steps(info: Tensor, name: str, is_matrix: bool, reverse: bool) -> Tensor:
-    """``info`` of all steps; what is raised is the error of the step that ran first."""
+    """Check ``info`` of all steps, and raise the error of the step that ran first."""
     failed = torch.nonzero(info.reshape(len(info), -1).any(1)) if info.numel() else info
     if failed.numel():
         _checked(info[failed[-1 if reverse else 0, 0]], name, is_matrix)
@@ -71,7 +74,7 @@ def _vmapped(info: Any, in_dims: Any, value: Tensor, name: str, is_matrix: bool)
 
 
 def thread_linalg_checks(graph: fx.Graph) -> None:
-    """Each check in ``graph`` as a value that the results it is about depend on."""
+    """Make each check in ``graph`` a value on which the checked results depend."""
     for node in graph.find_nodes(op="call_function", target=raise_if_failed):
         _thread(graph, node)
 
@@ -96,7 +99,7 @@ def _thread(graph: fx.Graph, check: fx.Node) -> None:
 
 
 def _results_beside(info: fx.Node) -> list[fx.Node]:
-    """The floating-point results of the operator whose ``info`` this is."""
+    """Return the floating-point results of the operator that gave this ``info``."""
     if info.target is not operator.getitem:
         return []
     producer: Any = info.args[0]

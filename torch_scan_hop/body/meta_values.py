@@ -1,7 +1,8 @@
-"""What is recorded of a graph's values (``meta["val"]``), found again where a rewrite changed it.
+"""The records of a graph's values (``meta["val"]``), made anew where a rewrite changed a value.
 
-Rewrites decide by these records, and compilers lower by them. A copy that is dropped leaves its
-source in its place, which has the same values, but maybe other strides; then so have its readers.
+Rewrites decide by these records, and compilers lower by them. When a copy is dropped, its source
+takes its place. The source has the same values, but its strides may differ, and then those of its
+readers differ too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch_scan_hop.signature import results_of
 
 
 def replace_by_source(node: fx.Node, source: fx.Node) -> None:
-    """Let all that reads ``node``, a copy of ``source``, read that."""
+    """Let all readers of ``node``, a copy of ``source``, read ``source``."""
     readers = list(node.users)
     node.replace_all_uses_with(source)
     if not same_strides(node.meta.get("val"), source.meta.get("val")):
@@ -30,14 +31,14 @@ def replace_by_source(node: fx.Node, source: fx.Node) -> None:
 
 
 def same_strides(value: Any, other: Any) -> bool:
-    """As far as that is known without a guard; what is no tensor has none."""
+    """Return True if strides are known to be equal without a guard; a non-tensor has none."""
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
         return True
     return are_all_known_equal(value.stride(), other.stride())
 
 
 def record_again(nodes: Sequence[fx.Node]) -> None:
-    """Of ``nodes`` and of what reads them, as far as strides change."""
+    """Record anew the values of ``nodes`` and of their readers, as far as strides change."""
     if not nodes:
         return
     pending = set(nodes)
@@ -60,7 +61,7 @@ def record_again(nodes: Sequence[fx.Node]) -> None:
 
 
 def run_node(node: fx.Node) -> Any:
-    """What the operator of ``node`` gives for the records of its arguments."""
+    """Return the result of the operator of ``node`` for the records of its arguments."""
     args, kwargs = recorded_arguments(node)
     args, kwargs, mode = _in_one_mode(args, kwargs, node.meta.get("val"))
     with replaying(mode):
@@ -68,7 +69,7 @@ def run_node(node: fx.Node) -> Any:
 
 
 def call_recorded(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A node at the point of insertion of the graph of the first argument, with its record."""
+    """Insert a node at the graph's point of insertion, with a record of its value."""
     node: fx.Node = args[0].graph.call_function(target, args, kwargs)
     values = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
     node.meta["val"] = target(*values[0], **values[1])
@@ -87,7 +88,7 @@ def _record(node: fx.Node) -> Any:
 
 
 def _in_one_mode(args: Any, kwargs: Any, recorded: Any) -> tuple[Any, Any, FakeTensorMode]:
-    """The arguments as fakes of one mode: a trace on real tensors has one for each record."""
+    """Return the arguments as fakes of one mode: a trace on real tensors has one per record."""
     leaves = pytree.tree_leaves((args, kwargs, recorded))
     modes = {v.fake_mode for v in leaves if isinstance(v, FakeTensor)}
     mode = modes.pop() if len(modes) == 1 else FakeTensorMode(allow_non_fake_inputs=True)

@@ -1,4 +1,4 @@
-"""What a node of a functional ATen graph is: a copy, a view, a draw of random numbers."""
+"""Ask what kind of node it is: a copy, a view, a draw of random numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_identity(node: fx.Node) -> bool:
 
 
 def same_value(node: fx.Node) -> fx.Node:
-    """The earliest node with this node's value: copies of any layout are looked through."""
+    """Return the earliest node with this node's value, looking through copies of any layout."""
     while node.op == "call_function" and (
         node.target is aten.clone.default or node.target in _IDENTITIES
     ):
@@ -45,7 +45,7 @@ def same_value(node: fx.Node) -> fx.Node:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Draws random numbers, itself or in a body it is handed."""
+    """Return True if the node draws random numbers, itself or in a body that it is given."""
     if node.op == "get_attr":
         value = _attribute(node)
         return isinstance(value, fx.GraphModule) and any(map(is_random, value.graph.nodes))
@@ -63,7 +63,10 @@ def _attribute(node: fx.Node) -> object:
 
 
 def is_view(node: fx.Node) -> bool:
-    """As free as a view: one, an element of one (``split``), or a stopped gradient."""
+    """Return True if ``node`` is as free as a view.
+
+    It is if it is a view, an element of one (``split``), or a stopped gradient.
+    """
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -73,7 +76,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def viewed(node: fx.Node) -> fx.Node:
-    """The value whose memory ``node`` may share: what it is a view of, however many times."""
+    """Return the value whose memory ``node`` may share, looking through any number of views."""
     while is_view(node):
         source = node.args[0]
         assert isinstance(source, fx.Node)

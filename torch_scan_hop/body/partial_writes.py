@@ -1,7 +1,8 @@
-"""Writes to a part of a large value, which can be made where it lies.
+"""Find writes to a part of a large value that can be made in place.
 
-A captured body is functional: ``cache[i] = x`` is a new cache. Where nothing reads the old one
-after the write, and its memory is the loop's own, the loop writes to that, as the program did.
+A captured body is functional, so ``cache[i] = x`` makes a new cache. If nothing reads the old one
+after the write, and its memory is the loop's own, the loop writes to that memory, as the program
+did.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch_scan_hop.body.node_kinds import is_tensor_node, is_view, viewed
 aten = torch.ops.aten
 
 
-#: of an operator that returns a value with a part of it written: what reads that part
+#: for operators that return a value with a part of it written: the operator that reads that part
 PART_OF: dict[Any, Any] = {
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.select_scatter.default: aten.select.int,
@@ -47,11 +48,11 @@ def writes_in_place(
     pays: Callable[[fx.Node], bool],
     copied: Collection[fx.Node] = (),
 ) -> list[fx.Node]:
-    """The writes that can be made where their value lies, and for which that ``pays``.
+    """Return the writes that can be made where their value lies, and for which that ``pays``.
 
-    The memory of ``own`` inputs is the loop's; that of ``lent`` results is not; ``copied`` ones
-    are copied where they are made. Writes are moved to where they are wanted first, behind what
-    still reads the value before.
+    The memory of ``own`` inputs is the loop's; that of ``lent`` results is not; ``copied`` values
+    are copied where they are made. First, writes are moved to where they are needed, behind
+    everything that still reads the old value.
     """
     for node in list(graph.nodes):
         if is_partial_write(node) and pays(node):
@@ -79,7 +80,7 @@ def _delay(node: fx.Node) -> None:
 
 
 def _last_reads(graph: fx.Graph, copied: Collection[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """For each value, the last node that reads it or a view of it."""
+    """Return for each value the last node that reads it or a view of it."""
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         for value in node.all_input_nodes:
@@ -89,7 +90,7 @@ def _last_reads(graph: fx.Graph, copied: Collection[fx.Node]) -> dict[fx.Node, f
 
 
 def is_fresh(node: fx.Node) -> bool:
-    """Whether ``node`` makes a new dense tensor at each step."""
+    """Return True if ``node`` makes a new dense tensor at each step."""
     if not isinstance(node.target, OpOverload) or is_view(node):
         return False
     returns: Sequence[Any] = node.target._schema.returns

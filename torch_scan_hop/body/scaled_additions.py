@@ -1,4 +1,4 @@
-"""``add(a, b, alpha=k)`` as ``add(a, b * k)``.
+"""Write ``add(a, b, alpha=k)`` as ``add(a, b * k)``.
 
 Inductor's own passes, which run on bodies before ours, make ``addmm`` of an addition and a product,
 and forget its ``alpha`` (torch 2.9 to 2.13; 2.15 does not).

@@ -58,9 +58,9 @@ def step_examples(inputs: Inputs[Any]) -> tuple[FakeTensorMode, Inputs[Any]]:
 def symbolic_step_examples(
     symbols: Symbols, varying: Sequence[Any], inputs: Inputs[Any]
 ) -> Inputs[Any]:
-    """As :func:`step_examples`, with a symbol for each number that varies, in their order.
+    """Return fakes like :func:`step_examples`, with a symbol for each number that varies, in order.
 
-    ``varying``: by input what varies, under the name it has in the trace that says so, or None.
+    ``varying``: for each input, the names of what varies in it (as its trace has them), or None.
     """
     names = iter(varying)
 
@@ -86,7 +86,7 @@ def symbolic_step_examples(
 def _stride_for(
     sizes: Sequence[Any], shape: Sequence[int], stride: tuple[int, ...] | None
 ) -> tuple[Any, ...] | None:
-    """The stride of a dense layout for other sizes; where it is not dense, as it is.
+    """Return the stride of a dense layout for other sizes, and any other stride as it is.
 
     >>> _stride_for([2, 30, 4], [2, 3, 4], (12, 1, 3))
     (120, 1, 30)

@@ -1,10 +1,10 @@
-"""Where gradients stop in a body, said by an operator that traces keep.
+"""Mark where gradients stop in a body, by an operator that traces keep.
 
-``detach`` and ``no_grad`` mean something to autograd only: a trace below autograd loses them
-(torch >= 2.15 writes ``alias`` for the one, and the other never was an operator). But a derived
-body (vmapped, with tangents, with residuals) is traced and then differentiated again. So
-derived bodies are traced from ``with_stops(body)``, which says the same with
-``torch_scan_hop.stop_gradient``. Graphs that are not differentiated again drop it.
+Only autograd knows ``detach`` and ``no_grad``, and a trace below autograd loses them: torch >= 2.15
+writes ``alias`` for the first, and the second never was an operator. But a derived body (vmapped,
+with tangents, with residuals) is traced and then differentiated again. So derived bodies are traced
+from ``with_stops(body)``, which has ``torch_scan_hop.stop_gradient`` in their place. Graphs that
+are not differentiated again drop it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_stop(node: fx.Node) -> bool:
 
 
 def with_stops(body: Callable[..., Any]) -> Callable[..., Any]:
-    """``body`` with each use of a value that gradients do not pass through marked as such."""
+    """Return ``body`` with a mark on each use of a value that gradients do not pass through."""
 
     def marked(*args: Any) -> Any:
         with torch.enable_grad(), _MarkStops() as marks:
@@ -86,7 +86,7 @@ _VIEWS = {
 
 
 class _MarkStops(TorchFunctionMode):
-    """Values that are stopped stay what they are, aliases included; their *uses* are marked."""
+    """Leave stopped values as they are, aliases included, and mark their *uses*."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class _MarkStops(TorchFunctionMode):
                 self.stopped[id(value)] = (value, reverse_only)
 
     def _write_to(self, target: Any) -> None:
-        """Gradients pass to what is written to a stopped value, and still not to what it was."""
+        """Let gradients reach what is written into a stopped value, but not its old contents."""
         root = _root(target)
         aliases = [known for known in self.stopped.values() if _root(known[0]) is root]
         for value, reverse_only in aliases:
@@ -163,7 +163,7 @@ def _name_of(func: Any) -> str:
 
 
 def drop_stops(module: fx.GraphModule) -> None:
-    """For a graph that is not differentiated again, and its bodies."""
+    """Drop the marks in a graph that is not differentiated again, and in its bodies."""
     for part in module.modules():
         if isinstance(part, fx.GraphModule):
             found = part.graph.find_nodes(op="call_function", target=stop_gradient)

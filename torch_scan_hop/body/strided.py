@@ -1,12 +1,15 @@
-"""Operators of memory and of one layout, in graphs that are about values.
+"""Operators that read memory or want one layout, in graphs where only values count.
 
-A graph is traced with one layout and runs with others: in a loop an x is a slice of all of them,
-with their memory, an offset and their strides; and a cotangent has whatever strides autograd gives
-it. ``as_strided`` and its scatter read memory: a user writes them, and functionalization does
-(``fill_diagonal_``). Others take one layout alone, and raise at the next or read it as if it were
-theirs; torch's own callers make sure with ``contiguous()``, of which a trace of contiguous
-examples keeps nothing. So what such an operator reads gets a copy with the strides that were seen,
-and what is scattered is an ``index_put`` of a flat copy.
+A graph is traced with one layout and runs with others: in a loop an x is a slice of all xs, with
+their memory, an offset and their strides, and a cotangent has whatever strides autograd gives it.
+
+- ``as_strided`` and its scatter read memory. Users write them, and functionalization does
+  (``fill_diagonal_``).
+- Other operators take one layout only, and raise for another one, or read it wrongly. torch's own
+  callers call ``contiguous()`` first, but a trace of contiguous examples does not keep that.
+
+So what such an operator reads gets a copy with the strides that were seen, and a scatter becomes an
+``index_put`` of a flat copy.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ aten = torch.ops.aten
 
 
 def dense_order(value: torch.Tensor) -> list[int] | None:
-    """The permutation that makes ``value`` contiguous; None if it has gaps, or shares elements.
+    """Return the permutation that makes ``value`` contiguous; None if it has gaps or shares
+    elements.
 
     >>> dense_order(torch.ones(2, 3).t()), dense_order(torch.ones(2, 1).expand(2, 3))
     ([1, 0], None)
@@ -39,7 +43,7 @@ def dense_order(value: torch.Tensor) -> list[int] | None:
 
 
 def _is_known_contiguous(value: torch.Tensor, order: list[int]) -> bool:
-    """Whether ``value`` permuted to ``order`` is contiguous, without a guard on symbolic sizes."""
+    """Return True if ``value``, permuted to ``order``, is contiguous; no size gets a guard."""
     stride: Any = 1
     for dim in reversed(order):
         if are_known_equal(value.shape[dim], 1):
@@ -51,7 +55,7 @@ def _is_known_contiguous(value: torch.Tensor, order: list[int]) -> bool:
 
 
 def is_dense_copy(node: Any) -> bool:
-    """Whether ``node`` is a copy whose strides are known, or a permutation of one."""
+    """Return True if ``node`` is a copy whose strides are known, or a permutation of one."""
     while node.target is aten.permute.default:
         node = node.args[0]
     is_copy = node.target is aten.clone.default
@@ -79,12 +83,12 @@ _CONTIGUOUS = {
 
 
 def has_known_strides(node: Any) -> bool:
-    """Whether ``node`` has the strides of its example, in whatever layouts its graph runs."""
+    """Return True if ``node`` has the strides of its example, however the inputs are laid out."""
     return is_dense_copy(node) or node.target in _CONTIGUOUS
 
 
 def own_strided_memory(graph: fx.Graph) -> None:
-    """What an operator of :data:`ONE_LAYOUT` reads has the strides that were seen."""
+    """Give operands of the operators in :data:`ONE_LAYOUT` the strides that the trace saw."""
     for target, positions in ONE_LAYOUT.items():
         for node in graph.find_nodes(op="call_function", target=target):
             for position in positions:
@@ -103,7 +107,7 @@ def _own(node: fx.Node, source: Any) -> None:
 
 
 def index_strided_scatters(graph: fx.Graph) -> None:
-    """``as_strided_scatter`` is an ``index_put`` where its sizes are known.
+    """Replace ``as_strided_scatter`` by ``index_put`` where its sizes are known.
 
     torch's own derivative of it keeps of the cotangent what was overwritten, and drops the rest
     (``as_strided_scatter_backward``, torch 2.9 to 2.15).
@@ -163,7 +167,7 @@ def _permuted(node: fx.Node, order: list[int]) -> fx.Node:
 
 
 def _like(value: Any, graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A node that makes a tensor of nothing, whose example is as much a fake as ``value``."""
+    """Insert a node that makes a tensor from nothing, recorded as a fake like ``value``."""
     node = graph.call_function(target, args, kwargs)
     with value.fake_mode if isinstance(value, FakeTensor) else contextlib.nullcontext():
         node.meta["val"] = target(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Scans in a body that return only what is read of them."""
+"""Make scans in a body return only those ys that something reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_scan_hop.signature import results_of
 
 
 def trim_scans(module: fx.GraphModule) -> None:
-    """Scans in ``module`` return only the ys that something reads."""
+    """Make scans in ``module`` return only the ys that something reads."""
     for node in module.graph.find_nodes(op="call_function", target=scan_op):
         _trim_scan(module, node)
     module.graph.eliminate_dead_code()

@@ -8,14 +8,14 @@ Eager mode, without Dynamo until the first call:
 
 What traced code calls, and Dynamo's trackers of it:
 
-``registration``    all that importing this package tells Dynamo
+``registration``    tells Dynamo about the trackers, when this package is imported
 ``variables``       the trackers: a call of scan becomes a node of the graph being captured
 ``numbers``         a scan that begins with Python numbers; ``number_dtypes`` finds their dtypes
 ``refusals``        errors that a person reads
 
-What becomes of the graph of a step:
+Changes to the graph of a step:
 
-``purify``          what it changes in place becomes a carry; ``shared_memory`` says what cannot
-``indexing``        what ``x[t]`` means without asking for the value of ``t``; ``index_nodes`` of it
-``cache_key``       what torch's own caches are to know of it
+``purify``          makes what it changes in place a carry; ``shared_memory`` finds exceptions
+``indexing``        ``x[t]`` without asking for the value of ``t``; ``index_nodes``: nodes of that
+``cache_key``       its part of the keys of torch's own caches
 """

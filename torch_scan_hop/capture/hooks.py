@@ -15,10 +15,10 @@ from torch_scan_hop.signature import output_node
 def hooked(
     tensor: torch.Tensor, hook: Callable[..., torch.Tensor], *captured: torch.Tensor
 ) -> torch.Tensor:
-    """``tensor``, whose gradient goes through ``hook(gradient, *captured)``.
+    """Return ``tensor``, whose gradient goes through ``hook(gradient, *captured)``.
 
-    Where a step is differentiated this registers the hook, which autograd calls there; elsewhere
-    nothing is to be done.
+    Where a step is differentiated this registers the hook, which autograd then calls. Elsewhere it
+    does nothing.
     """
     if tensor.requires_grad and torch.is_grad_enabled():
         tensor.register_hook(lambda gradient: hook(gradient, *captured))
@@ -26,10 +26,11 @@ def hooked(
 
 
 def refuse_hooks_of_used_carries(graph: fx.Graph, n_carry: int) -> None:
-    """A hook of the carry that a step is given is one of what the step before returned.
+    """Refuse a hook on a carry that the step before has also used in another way, in a y, say.
 
-    That gets a gradient from the next step, and from what else its own step made of it: a y, say.
-    Only the first of those reaches the next step.
+    The carry that a step is given is what the step before returned. There it gets one gradient from
+    the next step and one from the other use, but a hook in the next step would see only the first
+    of them.
     """
     placeholders = graph.find_nodes(op="placeholder")[:n_carry]
     results: Any = output_node(graph).args[0]

@@ -1,12 +1,11 @@
 """Nodes of a captured body that read or write at 0-d tensors, and the views that they stand for.
 
 Dynamo's graph of a body holds calls of :func:`~torch_scan_hop.capture.indexing.getitem` and
-``setitem``.
-Two things become of them, in this order:
+``setitem``. They are treated in two steps:
 
-1. What eager PyTorch gives for ``x[t]`` is a view, and a gather is a copy. :func:`keep_views`
-   writes the copy back where the body changes it, and reads it again where the body changes what
-   it was read from::
+1. In eager PyTorch ``x[t]`` is a view, but a gather is a copy. :func:`keep_views` writes the copy
+   back where the body changes it, and reads it again where the body changes what it was read
+   from::
 
        row = getitem(K, t)              row = getitem(K, t)
        row.add_(1)                      row.add_(1)
@@ -62,7 +61,7 @@ Form = dict[Any, int]  # a node's example -> coefficient; None -> the constant
 
 
 def length_between(start: Any, stop: Any, is_fresh: Callable[[fx.Node], bool]) -> int | None:
-    """``stop - start`` of the bounds of a slice if it is a number whatever the step is.
+    """Return ``stop - start`` of a slice's bounds, if it is a number in every step.
 
     Bounds are ints, None or nodes; ``is_fresh`` says whether a node's result and arguments are
     what they were when it ran. ``x[t : t + 4]`` and ``x[4 * b : 4 * (b + 1)]`` are 4 long.
@@ -75,7 +74,7 @@ def length_between(start: Any, stop: Any, is_fresh: Callable[[fx.Node], bool]) -
 
 
 def _form(value: Any, is_fresh: Callable[[fx.Node], bool]) -> Form:
-    """A number of the graph as a sum of nodes and a constant.
+    """Return a number of the graph as a sum of nodes and a constant.
 
     Nodes are told apart by their examples: one in an outer graph has another node in an inner one.
     """
@@ -127,12 +126,12 @@ def _place(node: fx.Node) -> Place:
 
 
 def _arguments(read: fx.Node) -> Any:
-    """What a read is called with: the source, the key, the lengths of the key's windows."""
+    """Return the arguments of a read: the source, the key, the lengths of the key's windows."""
     return read.args
 
 
 def keep_keys(calls: list[fx.Node], effects: Effects) -> None:
-    """A counter that changes in place is copied for the keys that are made with it."""
+    """Copy a counter that changes in place for the keys that are made with it."""
     changed = set().union(*effects.written.values())
     for call in calls:
         graph, copies = call.graph, {}
@@ -174,7 +173,7 @@ class Views:
                 self._written(storage, node, None)
 
     def _written(self, storage: Storage, node: fx.Node, by: fx.Node | None) -> None:
-        """``node`` wrote ``storage``; ``by`` is the read whose copy brought that about."""
+        """Note that ``node`` wrote ``storage``; ``by`` is the read whose copy caused that."""
         for read in self._before(node):
             if read is by:
                 continue
@@ -197,7 +196,7 @@ class Views:
         return self.cursor
 
     def _is_used_after(self, read: fx.Node, node: fx.Node) -> bool:
-        """Whether the copy is read later, in any view, or a copy of a part of it is."""
+        """Return True if ``read``'s copy, or a view or part of it, is read after ``node``."""
         if any(True for _ in self._uses_after(node, {self.storage[read]})):
             return True
         parts = [r for r in self._before(node) if self.source[r] == self.storage[read]]
@@ -209,7 +208,10 @@ class Views:
                 yield later
 
     def _is_written_back(self, read: fx.Node, node: fx.Node) -> bool:
-        """Whether the body does it itself: ``x[t] += v`` reads, changes and writes."""
+        """Return True if the body itself writes the changed copy back.
+
+        ``x[t] += v`` does: it reads, changes and writes.
+        """
         either = {self.storage[read], self.source[read]}
         follower = next(self._uses_after(node, either), None)
         if follower is None or follower.target is not setitem:
@@ -227,7 +229,7 @@ class Views:
 
 
 def nested_modules(module: fx.GraphModule) -> list[fx.GraphModule]:
-    """``module`` and the graphs that it calls: branches, checkpointed parts, inner scans."""
+    """Yield ``module`` and the graphs that it calls: branches, checkpointed parts, inner scans."""
     found = [module]
     for node in module.graph.find_nodes(op="get_attr"):
         inner = getattr(module, node.target, None)

@@ -1,18 +1,18 @@
 """Index a tensor by 0-d integer tensors without asking for their values.
 
-``table[t]``, ``K[:, :, t] = k`` and ``x.narrow(0, t, 2)`` are views at an offset that Python has
-to know. What is here says the same as one gather or scatter::
+``table[t]``, ``K[:, :, t] = k`` and ``x.narrow(0, t, 2)`` are views at an offset that Python has to
+know. The functions here do the same by one gather or scatter::
 
     x[:, t]      = index(x, [None, t])
     x[:, t] = v  = index_put_(x, [None, t], v)
     x[t : t + k] = index(x, [t + arange(k)])
 
-A 0-d integer tensor in a key *selects*, as an int does: its dimension goes before the indices of
-one dimension and the masks of the same key are applied. So a key is carried out in two steps:
-what 0-d tensors say (:class:`Place`), then the rest of it, as PyTorch carries it out. uint8 and
-bool tensors are masks in a key, and never read here.
+A 0-d integer tensor in a key *selects*, as an int does: its dimension is removed before the key's
+index tensors and masks are applied. So a key is applied in two steps: first its 0-d tensors
+(:class:`Place`), then the rest, as PyTorch does it. uint8 and bool tensors are masks in a key, and
+are never read here.
 
-These functions ask tensors for their rank and dtype alone, not for their sizes: graphs are
+These functions ask tensors for their rank and dtype alone, not for their sizes, because graphs are
 written with them, too (:mod:`torch_scan_hop.capture.index_nodes`).
 """
 
@@ -45,7 +45,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def is_position(value: Any) -> bool:
-    """Whether ``value`` in a key selects one position that only the device knows.
+    """Return True if ``value`` in a key selects one position that only the device knows.
 
     >>> [is_position(torch.tensor(v)) for v in (2, True, 2.0, [2])]
     [True, False, False, False]
@@ -56,7 +56,7 @@ def is_position(value: Any) -> bool:
 
 
 def is_window(value: Any) -> bool:
-    """Whether ``value`` in a key is a slice with a bound that only the device knows."""
+    """Return True if ``value`` in a key is a slice with a bound that only the device knows."""
     return isinstance(value, slice) and any(is_tensor(b) for b in (value.start, value.stop))
 
 
@@ -65,12 +65,12 @@ def entries_of(key: Any) -> tuple[Any, ...]:
 
 
 def select_key(rank: int, dim: int, index: Any) -> tuple[Any, ...]:
-    """The key of ``x.select(dim, index)``."""
+    """Return the key of ``x.select(dim, index)``."""
     return (*[ALL] * _from_front(rank, dim), index)
 
 
 def narrow_key(rank: int, dim: int, start: Any) -> tuple[Any, ...]:
-    """The key of ``x.narrow(dim, start, length)``: a window that has a length and no stop."""
+    """Return the key of ``x.narrow(dim, start, length)``: a window with a length and no stop."""
     return (*[ALL] * _from_front(rank, dim), slice(start, None))
 
 
@@ -84,7 +84,7 @@ def _from_front(rank: int, dim: int) -> int:
 
 
 class Place(NamedTuple):
-    """What the 0-d tensors of a key say: ``x[key]`` is ``(x at place)[rest]``."""
+    """The place that the 0-d tensors of a key point to: ``x[key]`` is ``(x at place)[rest]``."""
 
     positions: dict[int, Any]
     """For each dimension that goes: where in it."""
@@ -93,11 +93,11 @@ class Place(NamedTuple):
     rest: tuple[Any, ...]
 
     def is_whole(self) -> bool:
-        """Whether the rest of the key takes all that is at the place."""
+        """Return True if the rest of the key takes all that is at the place."""
         return all(entry is Ellipsis or _is_all(entry) for entry in self.rest)
 
     def makes_copy(self) -> bool:
-        """Whether ``x[key]`` is a copy in eager PyTorch, too; else it is a view of ``x``."""
+        """Return True if ``x[key]`` is a copy in eager PyTorch, too; else it is a view of ``x``."""
         return any(is_tensor(e) or isinstance(e, (bool, list, tuple)) for e in self.rest)
 
 
@@ -133,7 +133,7 @@ def place_of(rank: int, key: Any, lengths: Sequence[int] = ()) -> Place:
 
 
 def _dims_of(entry: Any) -> int:
-    """How many dimensions of the tensor an entry of its key is about."""
+    """Return how many dimensions of the tensor an entry of its key is about."""
     if entry is None or entry is Ellipsis or isinstance(entry, bool):
         return 0
     if is_tensor(entry) and entry.dtype in _MASKS:
@@ -144,7 +144,7 @@ def _dims_of(entry: Any) -> int:
 
 
 def getitem(x: Any, key: Any, lengths: Sequence[int] = ()) -> Any:
-    """``x[key]`` as a gather; ``lengths`` are those of slices with tensors as bounds.
+    """Return ``x[key]`` as a gather; ``lengths`` are those of slices with tensors as bounds.
 
     >>> x, t = torch.arange(12).view(3, 4), torch.tensor(-1)
     >>> getitem(x, (slice(1, None), t))
@@ -158,7 +158,7 @@ def getitem(x: Any, key: Any, lengths: Sequence[int] = ()) -> Any:
 
 
 def setitem(x: Any, key: Any, value: Any, lengths: Sequence[int] = ()) -> None:
-    """``x[key] = value`` as a scatter; a functional graph may say ``x[t] = x[0]``.
+    """Write ``x[key] = value`` as a scatter; a functional graph may say ``x[t] = x[0]``.
 
     >>> x, t = torch.zeros(2, 3), torch.tensor(2)
     >>> setitem(x, (..., t), torch.tensor([1, 2]))
@@ -178,7 +178,7 @@ def setitem(x: Any, key: Any, value: Any, lengths: Sequence[int] = ()) -> None:
 
 
 def index_select(x: Any, dim: int, index: Any) -> Any:
-    """``x.index_select(dim, index)`` by an index of no dimension, as one of length 1.
+    """Do ``x.index_select(dim, index)`` by an index of length 1, if ``index`` is 0-d.
 
     Inductor cannot differentiate the former (torch 2.9 and 2.13).
     """
@@ -193,7 +193,7 @@ def _assign(x: Any, key: tuple[Any, ...], value: Any) -> None:
 
 
 def _like_target(x: Any, value: Any, rank: int) -> Any:
-    """``value`` as an assignment takes it: a number, of another dtype, or with ones in front."""
+    """Convert ``value`` as an assignment does: a number, another dtype, or ones in front."""
     if not is_tensor(value):
         return x.new_full((), value)
     for _ in range(value.dim() - rank):
@@ -241,7 +241,7 @@ def _windows_of_result(place: Place) -> list[int]:
 
 
 def _movedim(x: Any, source: list[int] | None, destination: list[int] | None) -> Any:
-    """``movedim`` where None stands for the dimensions in front."""
+    """Move dimensions, where None stands for those in front."""
     dims = list(range(len(source or destination or ())))
     source, destination = source or dims, destination or dims
     return x if source == destination else x.movedim(source, destination)

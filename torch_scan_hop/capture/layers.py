@@ -19,7 +19,7 @@ from torch_scan_hop.capture.purify import CapturedBody
 
 
 class ComplaintVariable(TorchHigherOrderOperatorVariable):
-    """Compares the modules themselves, and guards that they stay alike."""
+    """Compares layers as Dynamo traces the question, and guards that they stay alike."""
 
     _HOP_NAME = "scan_layer_complaint"
 
@@ -38,7 +38,7 @@ class ComplaintVariable(TorchHigherOrderOperatorVariable):
 
 
 class WrittenVariable(TorchHigherOrderOperatorVariable):
-    """Asks the graph of the body, as far as it goes."""
+    """Tells what is written to, by the graph of the body as far as it goes."""
 
     _HOP_NAME = "scan_tensors_written"
 

@@ -32,7 +32,7 @@ def _a_slice(xs: torch.Tensor) -> torch.Tensor:
 
 
 def _a_row_in_vmap(xs: torch.Tensor) -> torch.Tensor:
-    """As :func:`_a_slice`, where torch makes no strided tensor of sizes that are symbols."""
+    """Do as :func:`_a_slice`, where torch makes no strided tensor of symbolic sizes."""
     if isinstance(xs.shape[0], int) and xs.shape[0] == 0:
         return xs.sum(0, dtype=xs.dtype)
     return xs.select(0, 0).clone()
@@ -46,7 +46,7 @@ def _slice_of(xs: VariableTracker) -> Any:
 
 
 def example_arguments(tx: Any, inputs: Inputs[VariableTracker]) -> list[VariableTracker]:
-    """What a step of a scan of ``inputs`` is called with."""
+    """Return example arguments for one step of a scan of ``inputs``."""
     carry = inputs.carry
     return [
         *(c if c.is_python_constant() else c.call_method(tx, "clone", [], {}) for c in carry),
@@ -58,7 +58,7 @@ def example_arguments(tx: Any, inputs: Inputs[VariableTracker]) -> list[Variable
 def with_dtypes_of_step(
     tx: Any, combine_fn: VariableTracker, inputs: Inputs[VariableTracker], positions: list[int]
 ) -> Inputs[VariableTracker]:
-    """``inputs`` with the carries at ``positions`` in the dtypes that a step gives them.
+    """Return ``inputs`` with the carries at ``positions`` in the dtypes that a step gives them.
 
     Those were Python numbers, and are scalars with all their digits here. A number has a kind and
     no dtype of its own: a step is told so by a number, where its operators take one, and by a
@@ -79,7 +79,7 @@ def with_dtypes_of_step(
 
 
 class _Dtypes:
-    """What a step makes of a carry whose leaves at ``positions`` are numbers, or of some dtypes."""
+    """The dtypes that a step makes of carry leaves that are numbers: those at ``positions``."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class _Dtypes:
         self.of_numbers: dict[int, torch.dtype] = {}
 
     def settle(self, dtypes: Dtypes) -> Dtypes:
-        """Those that steps keep; None is a number."""
+        """Return the dtypes that steps keep; None is a number."""
         for _ in range(2 + len(self.positions)):
             after = self._after(dtypes)
             if after == dtypes:

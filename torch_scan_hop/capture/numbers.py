@@ -1,8 +1,8 @@
 """A scan that begins with Python numbers, which take the dtypes that a step gives them.
 
-Only a trace of the step can tell those. So traced code calls an operator that is told where the
-numbers stand. Dynamo's tracker of it (``variables.ScanOfNumbersVariable``) finds their dtypes, and
-what it writes to the graph is the scan.
+Only a trace of the step finds those dtypes. So traced code calls an operator, and tells it where
+the numbers are. Dynamo's tracker of that operator (``variables.ScanOfNumbersVariable``) finds the
+dtypes, and writes a scan to the graph.
 """
 
 from __future__ import annotations

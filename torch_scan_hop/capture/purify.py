@@ -35,7 +35,7 @@ class CapturedBody:
         return self.graph.find_nodes(op="placeholder")
 
     def make_pure(self) -> list[int]:
-        """Positions of the additional inputs that became carries, in their new order."""
+        """Make the body pure; return positions of inputs that became carries, in their order."""
         changed = self.written_placeholders()
         first_additional = self.n_carry + self.n_xs
         placeholders = self.placeholders()
@@ -50,7 +50,7 @@ class CapturedBody:
         return carried
 
     def written_placeholders(self) -> set[int]:
-        """Positions of the inputs that the body changes in place."""
+        """Return the positions of the inputs that the body changes in place."""
         values, mode = self._examples()
         return set(mutated_inputs(self.module(), [like(mode, v) for v in values], mode))
 
@@ -59,10 +59,10 @@ class CapturedBody:
         return values, fake_mode_of(values)
 
     def _copy_for_scans(self) -> None:
-        """A scan in the body gets a copy of what the body writes to after it.
+        """Give a scan in the body a copy of what the body writes to after it.
 
-        Its backward may read more of what it was given than the loop's would, and autograd
-        counts writes.
+        The scan's backward may read more of its inputs than the loop's would, and autograd counts
+        writes to them.
         """
         scans = [n for n in self.graph.nodes if isinstance(n.target, ScanOperator)]
         if not scans:
@@ -88,7 +88,7 @@ class CapturedBody:
                 node.meta["example_value"] = like(mode, value)
 
     def _copy_at_entry(self, placeholder: fx.Node) -> fx.Node:
-        """The body works on a copy: what it is handed is never its own to change."""
+        """Let the body work on a copy, because what it is handed is not its own to change."""
         last = self.placeholders()[-1]
         with self.graph.inserting_after(last):
             copy = self.graph.call_method("clone", (placeholder,))

@@ -1,4 +1,4 @@
-"""Why a body was not traced: said in a line, with what helps, and remembered for its function."""
+"""Say in a line why a body was not traced, and what helps; remember that for its function."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ MAX_SETTINGS = 4
 # so much of a list or a dict is looked at
 MAX_ITEMS = 16
 
-# Of functions with one code, so many that call something else: some wrappers serve a program.
+# So many functions with one code, which call different things, are told apart: a wrapper may be
+# used all over a program.
 MAX_CALLEES = 64
 
 # Why a function was not traced: by the code that it calls, and by what it is called with and reads.
@@ -53,10 +54,12 @@ def _kind_of(leaf: Any) -> Any:
 
 
 def _setting(fn: Any, inputs: Any) -> Any:
-    """The plain values that ``fn`` reads: a flag that turns printing off makes it another body.
+    """Return what may make another call traceable: plain values that ``fn`` reads, and its
+    surroundings.
 
-    And the kinds of its ``inputs`` and the modes around it: what cannot be traced of one call
-    says nothing about a call without it.
+    A flag that turns printing off makes it another body. The kinds of ``inputs`` and the modes
+    around the call belong to it, too, since what cannot be traced of one call says nothing about a
+    call without them.
     """
     found: list[Any] = [
         *function_modes(),
@@ -81,8 +84,10 @@ def _setting(fn: Any, inputs: Any) -> Any:
 
 
 def callees_of(value: Any, depth: int = 4) -> Any:
-    """What tells apart the code that ``value`` runs: a body may call a function that it is given,
-    or a layer, and the next one may be traced where this was not. Nothing in it keeps that alive.
+    """Return a key that tells apart the code that ``value`` runs, without keeping ``value`` alive.
+
+    A body may call a function or a layer that it is given. Then one call of it may be traced though
+    another was not, and the key differs.
     """
     if isinstance(value, (*_PLAIN, torch.Tensor)) or not depth:
         return None
@@ -120,7 +125,7 @@ def _functions_named_in(fn: types.FunctionType) -> list[Any]:
 
 
 def remembered_reason(fn: Any, inputs: Any) -> str | None:
-    """Why ``fn``, called as now with (init, xs), was not traced before; None if it may be."""
+    """Return why ``fn``, called so with (init, xs), was not traced before; None if it may be."""
     by_callees = _refusals.get(code_of(fn))
     reasons = None if by_callees is None else by_callees.get(callees_of(fn))
     if reasons is None:
@@ -174,7 +179,7 @@ _FIXES = (
 
 
 def reason_of(error: BaseException, stack: str = "") -> str:
-    """Why Dynamo gave up: the line that says so, where in the user's code, and what helps.
+    """Return why Dynamo gave up: the line that says so, where in the user's code, and what helps.
 
     ``stack`` says where, if the text of ``error`` does not yet.
 
@@ -194,10 +199,10 @@ def reason_of(error: BaseException, stack: str = "") -> str:
     return " ".join([reason.rstrip(". ") + "." if any(advice) else reason, *advice]).strip()
 
 
-#: where nothing better is known
+#: the advice if nothing better is known
 GENERAL_FIX = "Move what cannot be traced out of the body, or write it with tensor operators."
 
 
 def fix_in(reason: str) -> str:
-    """What :func:`reason_of` advises at the end of a reason; "" if it advises nothing."""
+    """Return the advice of :func:`reason_of` at the end of a reason, or "" if there is none."""
     return next((fix for _, fix in _FIXES if reason.endswith(fix)), "")

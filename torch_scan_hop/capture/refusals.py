@@ -1,8 +1,8 @@
-"""Raising errors that a person reads, also from code that Dynamo traces.
+"""Raise errors that a person can read, also from code that Dynamo traces.
 
-An exception that traced code raises is, for Dynamo, a path that it cannot follow: what is shown is
-torch's text about that. So traced code says what is wrong to an operator whose tracker raises at
-once, an error that is of the same kind as in eager mode (see ``variables.RefusalVariable``).
+If traced code raises an exception, Dynamo cannot follow it, and shows its own text about that. So
+traced code calls an operator instead, whose tracker raises at once. The error is of the same kind
+as in eager mode (see ``variables.RefusalVariable``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Kind = TypeVar("Kind", bound=Exception)
 
 
 def refused(kind: type[Kind], message: str, leaf: str = "", grows: bool = False) -> Kind:
-    """``kind(message)``, to be raised; under Dynamo it is raised at once.
+    """Return ``kind(message)``, to be raised; under Dynamo it is raised at once.
 
     ``leaf`` names the leaf of a carry that is not what it was before the step; it may be so in the
     first step if it ``grows``.
@@ -40,10 +40,10 @@ def note_leaf(error: Any, leaf: str, grows: bool) -> None:
 
 
 def is_about_carry(error: BaseException) -> bool:
-    """Whether ``error`` says that a step made another carry than it was given."""
+    """Return True if ``error`` says that a step made another carry than it was given."""
     return bool(getattr(error, "leaf", ""))
 
 
 def changed_leaf(error: BaseException) -> str:
-    """The leaf of the carry that has grown, says ``error``; "" if it says something else."""
+    """Return the carry's leaf that has grown, if ``error`` says so; else ""."""
     return getattr(error, "leaf", "") if getattr(error, "grows", False) else ""

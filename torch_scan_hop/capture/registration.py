@@ -1,7 +1,7 @@
-"""Which trackers follow our operators through Dynamo: said when Dynamo is imported.
+"""Tell Dynamo, when it is imported, which trackers follow our operators.
 
-The trackers themselves are imported when Dynamo meets an operator of ours: they need all of Dynamo,
-and this package needs Dynamo at the first capture only.
+The trackers themselves are imported when Dynamo meets an operator of ours, because they need all of
+Dynamo, and this package needs Dynamo at the first capture only.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _of_written(operator: Any, torchs_tracker: Any) -> Any:
 
 
 def register() -> None:
-    """Called once, when all of this package that is imported with it is there."""
+    """Register everything. Called once, when all that is imported with this package is there."""
     register_trackers(
         {
             "scan": _of_scan,

@@ -1,8 +1,8 @@
-"""Eager execution: Dynamo captures a call of ``scan`` once, guarded, and replays it.
+"""Eager execution: Dynamo captures a call of ``scan`` once, guarded, and later calls replay it.
 
-Guards make the cache sound: a closure or a default argument that changes is another
-capture. Each function body gets an entry of its own, so that one program's scans do not
-use up each other's recompilations.
+Guards make that sound: if a closure or a default argument changes, there is another capture. Each
+function body has an entry of its own, so that one program's scans do not use up each other's
+recompilations.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _entries: MutableMapping[types.CodeType, dict[CaptureKind, Entry]] = WeakIdKeyDi
 
 
 def explicit(fn: Any) -> Any:
-    """``fn`` with what is bound to it as arguments of a partial, where Dynamo guards it.
+    """Return ``fn`` as a partial whose bound arguments Dynamo can see, and so guards.
 
-    A bound method is a new object at each access, and the defaults of a function made anew
-    (``lambda c, x, k=k: ...``) are read without a guard.
+    A bound method is a new object at each access. The defaults of a function that is made anew
+    (``lambda c, x, k=k: ...``) are read without a guard. As arguments of a partial, both are
+    guarded.
 
     >>> explicit(lambda c, x, k=3: c).keywords
     {'k': 3}
@@ -68,7 +69,7 @@ def explicit(fn: Any) -> Any:
 
 
 def _defaults(function: types.FunctionType, n_given: int) -> dict[str, Any]:
-    """Defaults of parameters that are not among the first ``n_given``."""
+    """Return the defaults of parameters that are not among the first ``n_given``."""
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     values = function.__defaults__ or ()
@@ -84,10 +85,11 @@ def _defaults(function: types.FunctionType, n_given: int) -> dict[str, Any]:
 def own_copy(
     fn: types.FunctionType, body: types.CodeType, name: str | None = None
 ) -> types.FunctionType:
-    """``fn`` with a code object of its own: Dynamo keeps its cache on the code object.
+    """Return ``fn`` with a code object of its own, because Dynamo keeps its cache on the code
+    object.
 
-    And with a name of its own: by name and line Dynamo remembers which sizes have varied, and those
-    of one body say nothing about another.
+    It has a name of its own, too. Dynamo remembers by name and line which sizes have varied, and
+    those of one body say nothing about another.
     """
     where = f"{body.co_name}_{body.co_firstlineno}_{zlib.crc32(body.co_filename.encode()):x}"
     name = re.sub(r"\W", "_", f"{name or fn.__name__}_of_{where}")
@@ -103,9 +105,10 @@ def own_copy(
 
 
 class NotCaptured(Exception):
-    """The call must run as a plain Python loop; ``reason`` says why.
+    """Raised if the call must run as a plain Python loop; ``reason`` says why.
 
-    ``is_lasting``: the same call would end the same way. ``is_told``: it was said, of all calls.
+    ``is_lasting``: the same call would end the same way. ``is_told``: a warning about all calls was
+    given.
     """
 
     def __init__(self, reason: str, is_lasting: bool = True, is_told: bool = False) -> None:
@@ -116,15 +119,16 @@ class NotCaptured(Exception):
 
 
 class _RanUntraced(Exception):
-    """An entry began to run as Python: no capture fits these arguments, or Dynamo is switched off.
+    """Raised if an entry begins to run as Python: no capture fits these arguments, or Dynamo is
+    off.
 
-    Dynamo has no call that replays a capture where one fits and says so where none does; but what
-    has no capture runs as it is, and raises this before it has done anything.
+    No call of Dynamo's replays a capture if one fits and says so if none does. Instead, an entry
+    without a capture runs as it is, and raises this before it has done anything.
     """
 
 
 def check_captured() -> None:
-    """Called in what :func:`call_captured` captures, where it must never run as Python."""
+    """Raise in code that :func:`call_captured` captures, if it runs as Python."""
     if not torch.compiler.is_dynamo_compiling():
         raise _RanUntraced
 
@@ -136,13 +140,13 @@ def _load_dynamo() -> None:
 
 
 def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = False) -> Any:
-    """``entry(combine_fn, *args)``, captured by Dynamo; raises NotCaptured where it cannot be.
+    """Run ``entry(combine_fn, *args)`` as Dynamo captured it; raise NotCaptured where it cannot be.
 
     With ``compiled``, Inductor compiles what is captured, wherever plain tensors run in plain eager
-    mode: a transform, a mode or a tracer around the call is there to see the scan itself.
+    mode. A transform, a mode or a tracer around the call must see the scan itself.
 
-    Whatever goes wrong on the way, in Dynamo, in torch or here, is no reason for the caller's
-    program to fail: the loop will run it, or raise what is the program's own error.
+    Whatever goes wrong on the way, in Dynamo, in torch or here, the caller's program must not fail
+    for it: the loop runs it, or raises the program's own error.
     """
     _load_dynamo()
     from torch_scan_hop._torch.dynamo.errors import compilers_error, is_data_dependent, is_limit_hit
@@ -186,9 +190,10 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
 
 
 def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
-    """What ``capture_graph`` finds of ``entry(combine_fn, *args)``; NotCaptured if it cannot be.
+    """Return what ``capture_graph`` finds in ``entry(combine_fn, *args)``; raise NotCaptured if it
+    cannot.
 
-    For one who wants to know: nothing is run, and what is captured for calls stays as it is.
+    Nothing is run, and what is captured for calls stays as it is: this is for ``explain``.
     """
     _load_dynamo()
     from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
@@ -204,12 +209,12 @@ def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
 
 
 def names_of(fn: Any) -> tuple[str, ...]:
-    """The variables that ``fn`` closes over, in the order of its cells."""
+    """Return the variables that ``fn`` closes over, in the order of its cells."""
     return getattr(code_of(fn), "co_freevars", ())
 
 
 def closure_of(fn: Any) -> dict[str, Any]:
-    """What ``fn`` closes over, by name."""
+    """Return by name what ``fn`` closes over."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     cells = getattr(getattr(fn, "__func__", fn), "__closure__", None) or ()
@@ -218,7 +223,7 @@ def closure_of(fn: Any) -> dict[str, Any]:
 
 
 def history_of(combine_fn: Any) -> list[str]:
-    """For each capture of ``combine_fn`` that is kept, the guard that called for it; "" at first.
+    """Return for each capture of ``combine_fn`` the guard that called for it; "" for the first.
 
     >>> history_of(lambda c, x: (c, x))
     []
@@ -253,7 +258,7 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
 
 
 def _on_xla(args: tuple[Any, ...]) -> bool:
-    """As ``step.device_of``: one tensor tells."""
+    """Return True if the first tensor among ``args`` is on XLA, as ``step.device_of`` decides."""
     if "torch_xla" not in sys.modules:
         return False
     for arg in args:

@@ -1,8 +1,8 @@
-"""Tensors that a body changes in place, and that are other tensors of the scan as well.
+"""Find tensors that a body changes in place while another tensor of the scan shares their memory.
 
-A changed tensor becomes a carry (``purify``): a copy, which other names for the same memory do not
-see. ``row = buf[0]`` beside a body that does ``buf.add_(x)``, two views of one buffer, ``w`` and
-``w.detach()``, the xs themselves: such a body runs as a loop, where one memory is one memory.
+A changed tensor becomes a carry (``purify``), which is a copy. Other names for the same memory do
+not see the changes of a copy: ``row = buf[0]`` beside ``buf.add_(x)``, two views of one buffer,
+``w`` and ``w.detach()``, the xs themselves. So such a body runs as a loop, where they do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REASON = (
 
 
 def share_memory(changed: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether one of ``changed`` has its memory in common with another one or with ``others``.
+    """Return True if one of ``changed`` shares its memory with another of them or with ``others``.
 
     >>> buffer = torch.zeros(3)
     >>> share_memory([buffer], [buffer[0]]), share_memory([buffer], [torch.zeros(3)])
@@ -42,7 +42,7 @@ def share_memory(changed: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def check_memory(changed: Sequence[Any], others: Sequence[Any]) -> None:
-    """Part of the captured program: what shared no memory when it was captured may do so now."""
+    """Check, in the captured program, that memory which was not shared in the capture is not."""
     tensors = [t for t in (*changed, *others) if isinstance(t, torch.Tensor)]
     if all(map(is_plain_tensor, tensors)) and share_memory(changed, others):
         raise SharedMemory(REASON)

@@ -1,10 +1,11 @@
 """The steady state of a scan: what a step sees from the second one on.
 
-A scan is captured once, for all its steps. Where the first would be traced differently, it runs on
-its own, before the scan: a carry that is None, a number or smaller at first; what Python asks of it
-(``h.requires_grad``, ``h is h0``); an attribute that is there from the first step on.
+A scan is captured once, for all its steps. If the first step would be traced differently, it runs
+on its own, before the scan. That is so if a carry is None, a number or smaller at first; if the
+answer to a question about a carry changes (``h.requires_grad``, ``h is h0``); or if an attribute
+exists only from the first step on.
 
-What a step assigns to an attribute, and the next one reads, is a carry like those that it is given.
+If a step assigns to an attribute and the next one reads it, the attribute is a carry.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from torch_scan_hop.fallback import announce, refuse_if_not_allowed
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.step import device_of, outputs_of, split_result, start_of
 
-#: in the meta of a body: the leaves that differ after the first step, which is on its own then, and
-#: what its steps leave for one another in objects
+#: the key in a body's meta for the leaves that differ after the first step, which then runs on its
+#: own, and for what steps leave for one another in objects
 STEADY = "torch_scan_hop.steady"
 
 
 class SteadyScanOperator(FlatOperator):
-    """Is in no graph: its tracker (``variables``) finds how a scan is captured.
+    """The operator that traced code calls for a scan; its tracker finds how the scan is captured.
 
-    Called with ``(run, combine_fn, template, carry, init, xs, trip_count, schedule)``: it traces
-    ``run(combine_fn, template, carry, xs, trip_count, schedule)``, and where that is no scan of
-    steps that are all alike, takes it back and traces :func:`first_step` from ``init`` before it.
+    It is called with ``(run, combine_fn, template, carry, init, xs, trip_count, schedule)``, and is
+    in no graph. The tracker (``steady_variables``) traces ``run(combine_fn, template, carry, xs,
+    trip_count, schedule)``. If that is no scan of steps that are all alike, it takes the trace
+    back, and traces :func:`first_step` from ``init`` before the scan.
     """
 
     def __call__(  # type: ignore[override]
@@ -46,7 +48,7 @@ class SteadyScanOperator(FlatOperator):
         schedule: Any,
         _settled: Any,
     ) -> Any:
-        """Python comes here if Dynamo breaks its graph, since the capture turns out to be off."""
+        """Refuse or warn: Python comes here only if Dynamo breaks its graph, or capture is off."""
         reason = "torch.compile broke its graph here; TORCH_LOGS=graph_breaks says why"
         refuse_if_not_allowed(combine_fn, reason)
         announce(combine_fn, reason)
@@ -57,7 +59,7 @@ steady_scan = SteadyScanOperator("scan_steady", cacheable=False)
 
 
 def first_step(combine_fn: Any, start: Any, xs: Any, schedule: Any) -> tuple[Any, Any]:
-    """The first step, as the loop takes it: its carry, numbers and all, and its y."""
+    """Run the first step as the loop does, numbers and all; return its carry and its y."""
     device = device_of(start, xs)
     carry, y = split_result(combine_fn(start, _first(xs, schedule.reverse)))
     return carry, outputs_of(y, device)
@@ -70,9 +72,9 @@ def _first(xs: Any, reverse: bool) -> Any:
 def other_steps(
     run: Any, combine_fn: Any, first: Any, xs: Any, trip_count: Any, schedule: Any, settled: Any
 ) -> tuple[Any, Any]:
-    """The scan from the second step on, after ``first``, which :func:`first_step` returned.
+    """Run the scan from the second step on, after ``first``, which :func:`first_step` returned.
 
-    ``settled`` names what has changed in a first step: it may not change again.
+    ``settled`` names what has changed in the first step, and may not change again.
     """
     carry, y = first
     if trip_count == 1:
@@ -86,7 +88,7 @@ def other_steps(
 
 
 def owned(carry: Any, xs: Any) -> Any:
-    """``carry`` as a scan returns it: tensors that nobody else has."""
+    """Return ``carry`` as a scan returns it: tensors that nobody else has."""
     device = device_of(carry, xs)
 
     def own(leaf: Any) -> Any:
@@ -96,7 +98,7 @@ def owned(carry: Any, xs: Any) -> Any:
 
 
 def joined(y: Any, ys: Any, reverse: bool) -> Any:
-    """The first step's ``y`` before the others' ``ys``, or behind them."""
+    """Join the first step's ``y`` and the others' ``ys``: before them, or behind if reversed."""
     pairs = list(zip(tree.leaves_with_paths(y, "y"), tree.leaves(ys), strict=False))
     if len(tree.leaves(y)) != len(tree.leaves(ys)):
         text = f"has {len(tree.leaves(y))} leaves at step 0 and {len(tree.leaves(ys))} at step 1"
@@ -123,7 +125,7 @@ def _not_the_same(path: str, text: str) -> str:
 def no_step(
     run: Any, combine_fn: Any, start: Any, xs: Any, trip_count: Any, schedule: Any
 ) -> tuple[Any, Any]:
-    """A scan of no steps whose first would differ from the others: ``start``, and no ys."""
+    """Return ``start``, and no ys, for no steps of a scan whose first step differs."""
 
     def own(leaf: Any) -> Any:
         return leaf if isinstance(leaf, tree.NUMBERS) else leaf.clone()

@@ -1,7 +1,7 @@
-"""Dynamo: how a scan is captured whose first step differs, or whose steps keep state in objects.
+"""Dynamo's capture of a scan whose first step differs, or whose steps keep state in objects.
 
-An attempt at one scan of all steps is traced first. What it finds is raised, the attempt is taken
-back, and the next one is made with the first step on its own, or with more carries.
+One scan of all steps is tried first. If something is in the way, the trace raises it, the attempt
+is taken back, and the next one is made with the first step on its own, or with more carries.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def check_facts(
 
 
 class SteadyScanVariable(TorchHigherOrderOperatorVariable):
-    """Tracks ``scan_steady``."""
+    """Dynamo's tracker of ``scan_steady``."""
 
     _HOP_NAME = "scan_steady"
     _ALLOW_FALLBACK_TO_EAGER = False
@@ -90,7 +90,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
 
 
 class _Capture:
-    """One call of ``scan_steady``, see there for its arguments."""
+    """One call of ``scan_steady``, which explains the arguments."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class _Capture:
         raise why  # and no other steps can follow that one
 
     def _first_step(self, xs: VariableTracker, schedule: VariableTracker) -> VariableTracker:
-        """On ``init`` itself, or on a copy if it writes to that."""
+        """Trace the first step on ``init`` itself, or on a copy if the step writes to it."""
         tx = self.tx
         given = [example_value(v) for v in _tensors(tx, self.init)]
         versions = [value._version for value in given]
@@ -181,7 +181,7 @@ class _Capture:
 
 
 def _leave(tx: Any, place: Place, value: VariableTracker) -> None:
-    """At ``place``, after the scan, what the last step left there."""
+    """Leave at ``place``, after the scan, what the last step left there."""
     if is_exporting() and place.is_buffer() and not place.must_settle():
         # an exported program returns what it makes of a buffer, if it is written to the tensor
         # itself: what Dynamo assigns after a capture goes past the hook of torch.export
@@ -205,7 +205,7 @@ def _told(settled: tuple[str, ...], places: Sequence[Place]) -> Iterator[None]:
 
 
 def told_of_steps() -> Steady:
-    """Of the scan that is being captured."""
+    """Return what is known of the steps of the scan that is being captured."""
     return _telling[-1] if _telling else ((), ())
 
 
@@ -214,7 +214,7 @@ class _Written(Exception):
 
 
 class Stateful(VariableTracker):
-    """``combine_fn`` of ``(carry, state)``: what it finds and leaves at ``places`` is carried."""
+    """``combine_fn`` as a function of ``(carry, state)``: its state at ``places`` is carried."""
 
     def __init__(self, combine_fn: VariableTracker, places: Sequence[Place], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -248,12 +248,15 @@ def _leaf_in(error: BaseException) -> str:
 
 
 def _settling(places: Sequence[Place]) -> str:
-    """What the first step leaves of another kind; "" if it does not, or leaves nothing."""
+    """Return the first place that the first step leaves with a value of another kind, or ""."""
     return next((str(place) for place in places if place.must_settle()), "")
 
 
 def _is_layers(combine_fn: VariableTracker) -> bool:
-    """Of ``scan_layers``: each layer has attributes of its own, and one stands for all of them."""
+    """Return True if ``combine_fn`` is the body of ``scan_layers``.
+
+    Each layer has attributes of its own there, and one layer stands for all of them.
+    """
     code = getattr(getattr(combine_fn, "get_code", lambda: None)(), "co_filename", "")
     return str(code) == f"{PACKAGE}/layers.py"
 

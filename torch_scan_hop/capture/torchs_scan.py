@@ -26,7 +26,7 @@ on_change_of_owner.append(forget_captures)
 
 
 def tracker_of_scan(value: Any, upstream: Any) -> Any:
-    """The tracker of ``value``, an operator called scan: of ours, or of torch's own ``scan()``."""
+    """Return the tracker of ``value``, an operator called scan: ours, or torch's own ``scan()``."""
     as_torch_has_it = _as_torch_has_it(upstream)
     if isinstance(value, ScanOperator):
         return functools.partial(ScanByNameVariable, as_torch_has_it)
@@ -84,7 +84,7 @@ class TorchsScanVariable(ScanVariable):
 
 @functools.cache
 def _as_torch_has_it(upstream: Any) -> Any:
-    """torch's tracker, of which is remembered what it captured."""
+    """Return torch's tracker, made to remember what it captured."""
     mark_bodies_of(scan_op)
 
     class OwnScanVariable(upstream):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Which function of the user's it is, and which lines and frames are the user's own."""
+"""Find the user's function behind a callable, and the lines and frames that are the user's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_USERS = (PACKAGE, str(Path(torch.__file__).parent), "<eval_with_key>")
 
 
 def code_of(fn: Any) -> types.CodeType:
-    """The code object that tells one body from another.
+    """Return the code object that tells one body from another.
 
     >>> code_of(functools.partial(code_of)) is code_of.__code__
     True
@@ -33,7 +33,7 @@ def code_of(fn: Any) -> types.CodeType:
 
 
 def users_line(text: str) -> str:
-    """Where and what is the user's last line among those of a traceback, as ``, at ...``.
+    """Return the last line of a traceback that is the user's, as ``, at file:line: code``.
 
     >>> users_line('  File "cell.py", line 3, in <lambda>\\n    return h + x\\n')
     ', at cell.py:3: return h + x'
@@ -44,7 +44,7 @@ def users_line(text: str) -> str:
 
 
 def users_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """``trace`` without this package's frames, where it ends in somebody else's."""
+    """Return ``trace`` without this package's frames, if it ends in somebody else's."""
     frames: list[types.TracebackType] = []
     while trace is not None:
         frames.append(trace)
@@ -58,7 +58,7 @@ def users_frames(trace: types.TracebackType | None) -> types.TracebackType | Non
 
 
 def users_stack_level() -> int:
-    """The frame of the user's call, as ``warnings.warn`` counts from the function that warns."""
+    """Return the frame of the user's call, counted as ``warnings.warn`` does."""
     frame, level = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame, level = frame.f_back, level + 1

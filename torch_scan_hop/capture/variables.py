@@ -79,7 +79,11 @@ def _call_of(
     checkpoint: VariableTracker | None = None,
     **of_torchs_own: VariableTracker,
 ) -> _Call:
-    """What torch's own operator is told besides (2.15: which inputs are mutated) is found anew."""
+    """Return the operator's arguments by role.
+
+    torch's own operator has more of them (in 2.15: which inputs are mutated). They are ignored,
+    because the capture finds that out anew.
+    """
     additional = [] if additional_inputs is None else sequence_items(tx, additional_inputs)
     return _Call(
         combine_fn,
@@ -124,7 +128,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         return self.value
 
     def _check_step(self, tx: Any, carry: Any, result: Any, spec: Any) -> None:
-        """``scan`` has looked at what a step returns, in code that Dynamo traced."""
+        """Do nothing: ``scan`` has looked at what a step returns, in code that Dynamo traced."""
 
     def _check_body(self, body: CapturedBody) -> None:
         """A step may write to whatever it is given."""
@@ -203,7 +207,10 @@ class ScanOfNumbersVariable(ScanVariable):
 
 
 def _refuse_shared_memory(tx: Any, inputs: list[Any], mutated: list[int], n_carry: int) -> None:
-    """What a body changes is carried: as a copy, which nothing else may be a view of."""
+    """Refuse to capture a body that changes a tensor which another input shares memory with.
+
+    A tensor that the body changes is carried as a copy, and a view would not see the changes.
+    """
     changed = [inputs[k] for k in mutated]
     # init is read before anything changes
     others = [v for k, v in enumerate(inputs) if k >= n_carry and k not in mutated]
@@ -214,7 +221,7 @@ def _refuse_shared_memory(tx: Any, inputs: list[Any], mutated: list[int], n_carr
 
 
 def _refuse_unknown_sizes(graph: fx.Graph) -> None:
-    """A step's results have one size: what is read by a mask may have any at each step."""
+    """Refuse a step whose results may have any size, as a read by a mask has; it must have one."""
     for node in graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, torch.Tensor) and has_unknown_size(value):

@@ -1,8 +1,8 @@
-"""Which bodies may be captured: what one step tells the device is what any step tells it.
+"""Find the bodies that may be captured: those whose steps all tell the device the same.
 
-While a graph is captured nothing runs, and its replay runs what was launched: an operator that asks
-the device for a value, or launches according to one, has no place in it. Operators that nobody
-looked at are refused: at worst they would be replayed with the numbers of the captured step.
+While a graph is captured nothing runs, and a replay runs what was launched then. So an operator
+must not ask the device for a value, nor launch according to one. Operators that nobody looked at
+are refused: at worst they would be replayed with the numbers of the captured step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ATTENTION = "_scaled_dot_product"
 
 
 def why_not_captured(body: fx.GraphModule) -> str:
-    """What stands against it, of the operators of ``body``; empty if nothing does."""
+    """Return which operator of ``body`` stands against a capture, and why; empty if none does."""
     for node in body.graph.nodes:
         reason = _why_not(body, node)
         if reason:
@@ -91,7 +91,7 @@ def _why_not_operator(node: fx.Node) -> str:
 
 
 def _has_no_dropout(node: fx.Node) -> bool:
-    """Whether ``node`` is attention, and drops nothing."""
+    """Return True if ``node`` is attention, and drops nothing."""
     if not _name(node).startswith(_ATTENTION):
         return False
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]

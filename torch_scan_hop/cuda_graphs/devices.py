@@ -1,4 +1,4 @@
-"""What captures graphs, by type of device: torch's CUDA graphs, on CUDA alone."""
+"""Ways to capture graphs, by type of device: torch's CUDA graphs, on CUDA alone."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Work = Callable[[], None]
 
 
 class Graphs(Protocol):
-    """All that is asked of a kind of graphs."""
+    """The operations that a kind of graphs must have."""
 
     def stream(self, device: torch.device) -> Any:
         """The stream that work is given to now; streams can be compared."""
 
     def is_capturing(self, device: torch.device) -> bool:
-        """Whether that stream is being captured, by whomever."""
+        """Return True if anybody is capturing the current stream of ``device``."""
 
     def capture(self, device: torch.device, work: Work) -> Work:
-        """Capture what ``work`` launches; a call of the result launches all of it."""
+        """Capture what ``work`` launches; calling the result launches it again."""
 
     def recover(self, device: torch.device) -> None:
         """After a capture that failed, leave the device as if there had been none."""
 
 
 class CudaGraphs:
-    """Of :class:`torch.cuda.CUDAGraph`. Not run on a GPU so far."""
+    """Captures by :class:`torch.cuda.CUDAGraph`. They have not run on a GPU so far."""
 
     def stream(self, device: torch.device) -> int:
         return int(torch.cuda.current_stream(device).cuda_stream)
@@ -50,7 +50,7 @@ class CudaGraphs:
         return graph.replay
 
     def recover(self, device: torch.device) -> None:
-        """A capture that does not end well leaves the generator of random numbers in one."""
+        """End the capture that the random number generator is left in when a capture fails."""
         index = torch.cuda.current_device() if device.index is None else device.index
         generator = torch.cuda.default_generators[index]
         generator.graphsafe_set_state(generator.clone_state())
@@ -69,7 +69,7 @@ def is_served(device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def serving(device_type: str, graphs: Graphs) -> Iterator[None]:
-    """Let ``graphs`` capture loops on devices of that type. For tests."""
+    """Let ``graphs`` capture loops on devices of that type. It is for tests."""
     before = _served.copy()
     _served[device_type] = graphs
     try:

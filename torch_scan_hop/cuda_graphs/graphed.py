@@ -1,8 +1,8 @@
 """A loop that is captured when it runs for the second time, and replayed from then on.
 
-The first call is plain: it compiles and tunes what it calls, which a capture must not, and a loop
-that runs once gains nothing. Whatever is wrong with a capture, the loop runs plainly, then and
-later.
+The first call is plain. It compiles and tunes what it calls, which must not happen in a capture;
+and a loop that runs once gains nothing by one. If anything is wrong with a capture, the loop runs
+plainly, then and later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch_scan_hop.cuda_graphs.recording import (
 
 log = logging.getLogger(__name__)
 
-# of one loop: for calls of other shapes, on other streams, there is no graph
+# recordings of one loop; calls of further shapes, or on further streams, get no graph
 MOST_RECORDINGS = 4
 
 PLAIN_CALLS = 1
@@ -47,7 +47,7 @@ class _Seen:
 
 
 class GraphedLoop:
-    """Calls a loop, or replays what it was captured as. One of them is for one loop.
+    """Calls one loop, or replays what it was captured as.
 
     Slots serve one call at a time: a second thread runs the loop plainly meanwhile.
     """
@@ -66,7 +66,7 @@ class GraphedLoop:
         additional: Sequence[Any],
         ys: Sequence[Tensor],
     ) -> Sequence[Tensor]:
-        """What ``loop`` gives for the other arguments; ``ys`` are written to."""
+        """Return the results of ``loop`` for the other arguments; write to ``ys``."""
         operands = Operands(carry, xs, additional, ys)
         if self._may_replay(order, operands) and self._lock.acquire(blocking=False):
             try:
@@ -86,7 +86,7 @@ class GraphedLoop:
         return graphs is not None and not graphs.is_capturing(operands.device)
 
     def _recording(self, loop: Loop, order: range, operands: Operands) -> Recording | None:
-        """A recording that can be replayed for these operands, captured if need be."""
+        """Return a recording that can be replayed for these operands; capture one if need be."""
         graphs = graphs_for(operands.device)
         assert graphs is not None
         key = _key(graphs, order, operands)
@@ -124,7 +124,10 @@ class GraphedLoop:
 def _longer(
     recording: Recording | None, trip_count: int, operands: Operands, moved: set[int]
 ) -> Recording | None:
-    """One of more steps, at least twice as many, if a loop of so many steps has room for it."""
+    """Return a recording of twice as many steps or more if the loop has room for it.
+
+    Else return ``recording``.
+    """
     length = steps_of_a_block(trip_count, operands)
     if length == 0 or (recording is not None and length < 2 * recording.length):
         return recording
@@ -141,7 +144,7 @@ def _recover(graphs: Graphs, operands: Operands) -> None:
 
 
 def _key(graphs: Graphs, order: range, operands: Operands) -> Any:
-    """Of all that is captured but for values and addresses; steps may be any number."""
+    """Return a key of what a capture depends on; not values, addresses or the trip count."""
     stacks = [*operands.xs, *operands.ys]
     return (
         graphs.stream(operands.device),

@@ -1,7 +1,7 @@
 """One capture: the memory that it reads and writes, and a call that replays it.
 
-A graph works on the addresses that it was captured with. So it has memory of its own, *slots*,
-which what differs from block to block is copied into and out of::
+A graph works on the addresses that it was captured with. So it has memory of its own, *slots*, and
+what differs from block to block is copied into and out of these::
 
     carry slots <- init
     for each block of K steps:
@@ -10,8 +10,8 @@ which what differs from block to block is copied into and out of::
         ys[block] <- slots of ys
     plainly: the steps that are left, fewer than K
 
-Additional inputs are read where they are: parameters do not move. One that has moved since, as what
-a backward reads of its forward does, has a slot from then on.
+Additional inputs are read where they are, because parameters do not move. One that has moved since,
+as what a backward reads of its forward does, has a slot from then on.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Loop = Callable[
     [range, Sequence[Tensor], Sequence[Tensor], Sequence[Any], Sequence[Tensor]], Sequence[Tensor]
 ]
 
-# Of a block. Launching a graph takes the host as long as some kernels do. Not measured on a GPU.
+# Steps of a block. The host takes as long to launch a graph as some kernels. Not measured on a GPU.
 MOST_STEPS = 32
 LEAST_STEPS = 4
 
-# of slots: loops with larger steps wait for memory, not for launches
+# bytes of all slots: loops with larger steps wait for memory, not for launches
 MOST_BYTES = 2**26
 
 
 @dataclass(frozen=True)
 class Operands:
-    """What a loop is called with, but for the order of its steps."""
+    """The arguments of a loop, but for the order of its steps."""
 
     carry: Sequence[Tensor]
     xs: Sequence[Tensor]
@@ -58,9 +58,9 @@ class Operands:
 
 
 def steps_of_a_block(trip_count: int, operands: Operands) -> int:
-    """How many steps a graph is to hold; 0 for no graph.
+    """Return how many steps a graph should hold; 0 for no graph.
 
-    As many as there may be, and such that few are left over.
+    It is as many as there may be, such that few steps are left over.
     """
     stacks = [*operands.xs, *operands.ys]
     most = MOST_STEPS
@@ -73,7 +73,7 @@ def steps_of_a_block(trip_count: int, operands: Operands) -> int:
 
 
 def _slot_bytes(stack: Tensor, steps: int) -> int:
-    """From the first element to the last: strides are those of the whole stack."""
+    """Return the bytes from the first element to the last; strides are those of the whole stack."""
     sizes = (steps, *stack.shape[1:])
     if 0 in sizes:
         return 0
@@ -87,7 +87,7 @@ def _slot(like: Tensor, steps: int | None = None) -> Tensor:
 
 
 def _copy(destination: Tensor, source: Tensor) -> None:
-    """Of two tensors with the same strides; of elements that are one element, the first."""
+    """Copy between tensors of equal strides; entries along a stride of 0 are copied once."""
     for dim, (size, stride) in enumerate(zip(destination.shape, destination.stride(), strict=True)):
         if stride == 0 and size:
             destination, source = destination.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
@@ -114,7 +114,7 @@ class Recording:
         self.replay: Work | None = None
 
     def is_ready(self, operands: Operands) -> bool:
-        """Whether it can be replayed; what has moved is noted."""
+        """Return True if the recording can be replayed; note which operands have moved."""
         now = operands.addresses()
         if self.replay is not None:
             pairs = enumerate(zip(self.addresses, now, strict=True))
@@ -138,12 +138,12 @@ class Recording:
         self.replay = self.graphs.capture(operands.device, work)
 
     def _apart(self, results: Sequence[Tensor]) -> list[Tensor]:
-        """Results that may be written one after the other: carries may have changed places."""
+        """Clone results that lie in slots of carries, which may have changed places."""
         own = {slot.data_ptr() for slot in self.carry}
         return [value.clone() if value.data_ptr() in own else value for value in results]
 
     def run(self, loop: Loop, order: range, operands: Operands) -> Sequence[Tensor]:
-        """All steps in ``order``; the final carries."""
+        """Run all steps in ``order``; return the final carries."""
         assert self.replay is not None
         for slot, init in zip(self.carry, operands.carry, strict=True):
             slot.copy_(init)

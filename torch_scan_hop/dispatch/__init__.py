@@ -1,4 +1,4 @@
-"""What ``scan`` does at each dispatch key: one file per key."""
+"""The implementations of ``scan`` for the dispatch keys: one file per key."""
 
 from torch_scan_hop.dispatch import (
     autocast,

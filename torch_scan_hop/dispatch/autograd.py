@@ -31,7 +31,7 @@ from torch_scan_hop.signature import Inputs
 
 
 class _MetadataOnly(torch.autograd.Function):
-    """Marks which results of a scan on fakes require grad; it is never run backward."""
+    """Marks which results of a scan on fakes require grad. Its backward never runs."""
 
     @staticmethod
     def forward(ctx: Any, results: Any, differentiable: Any, *inputs: Any) -> Any:  # type: ignore[override]
@@ -55,7 +55,7 @@ def below(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, .
 def _on_fakes(
     body: Body, inputs: Inputs[Any], wanted: Inputs[bool], options: ScanOptions
 ) -> tuple[Any, ...]:
-    """Metadata is propagated with this: nothing is traced, only flags are set."""
+    """Propagate metadata: set flags on the results, and trace nothing."""
     mode, examples = step_examples(inputs)
     flow = gradient_flow(body, examples, wanted, mode)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def _on_fakes(
 
 
 def _cut_off(dual: Any) -> Any:
-    """Without reverse mode's graph: ``detach`` would take the tangent away, too."""
+    """Cut ``dual`` off reverse mode's graph, but keep its tangent, which ``detach`` takes away."""
     primal, tangent = unpack_dual(dual)
     return primal.detach() if tangent is None else make_dual(primal.detach(), tangent)
 

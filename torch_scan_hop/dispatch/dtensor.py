@@ -1,8 +1,8 @@
 """DTensors: a scan of them is a scan of their shards, on every rank.
 
-Above this key a DTensor is the whole tensor: its derivative, its batching rule and its metadata are
-those of a plain one. Here each rank takes its shards out, and the body becomes one of shards (see
-``sharding``). What is called with those is the operator again: the loop, the rewrites and the
+Above this key a DTensor counts as the whole tensor: it is differentiated, batched and described
+like a plain one. Here each rank takes its shards out, and the body becomes one of shards (see
+``sharding``). The operator is then called again with those, so that the loop, the rewrites and the
 compilers see plain tensors.
 """
 
@@ -30,14 +30,17 @@ from torch_scan_hop.signature import Inputs
 
 
 def _shard(value: Any, mesh: Any, after: MeshLayout | None) -> Any:
-    """This rank's part of ``value`` laid out as ``after``; numbers are themselves."""
+    """Return this rank's part of ``value`` laid out as ``after``; a number is itself."""
     if after is None or not isinstance(value, Tensor):
         return value
     return moved(shard_of(value), layout_of(value, mesh), after)
 
 
 def _layouts_in_a_step(given: Inputs[Any], mesh: Any, over_steps: int | None) -> Inputs[Any]:
-    """Where ranks are at different steps, they have the same of all that is no xs."""
+    """Return the layouts in a step, where ranks run different steps at once.
+
+    Along that dimension of the mesh, all but xs is the same on all ranks.
+    """
     alone = replicated(mesh)[0]
 
     def for_all(layout: MeshLayout | None) -> MeshLayout | None:

@@ -26,7 +26,7 @@ def check_carry(init: list[Any], carry: list[Any]) -> None:
 
 
 def abstract_results(mode: FakeTensorMode, body: Body, inputs: Inputs[Any]) -> tuple[Any, ...]:
-    """The results' metadata; call it under ``mode``."""
+    """Return the results' metadata; to be called under ``mode``."""
     init, trip_count = inputs.carry, inputs.trip_count
     carry_in = [contiguous_like(mode, c) for c in init]
     x_in = [slice_like(mode, x) for x in inputs.xs]

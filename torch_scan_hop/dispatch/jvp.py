@@ -4,7 +4,7 @@
 
     body':  (carry, dcarry, x, dx, additional, dadditional) -> (carry', dcarry', y, dy)
 
-with a tangent for those leaves only that have one; the carries that have one are a fixpoint.
+Only leaves that have a tangent get one here. Which carries have one is found by a fixpoint.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Layout:
     additional: tuple[bool, ...]
 
     def signature(self) -> Signature:
-        """Of the body whose inputs are these: each, and its tangent if it has one."""
+        """The signature of a body with these inputs, and with the tangents of some."""
         sizes = [len(flags) + sum(flags) for flags in (self.carry, self.xs, self.additional)]
         return Signature(*sizes)
 
@@ -87,7 +87,7 @@ class _Layout:
         return primals, tangents
 
     def interleave(self, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """What :meth:`separate` takes apart."""
+        """Put primals and tangents in one list, which :meth:`separate` takes apart."""
         values, given = iter(primals), iter(tangents)
         flat: list[Any] = []
         for flags in (self.carry, self.xs, self.additional):
@@ -138,7 +138,7 @@ def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Tang
     mode, examples = step_examples(inputs)
 
     def at(carry: Sequence[bool]) -> tuple[TangentBody, list[Any]]:
-        """The body where these carries have tangents, and examples of all tangents."""
+        """Trace the body for these carries with tangents; also return examples of all tangents."""
         flags = [*carry, *start.xs, *start.additional]
         _, like = step_examples(inputs)
         tangents = [t for t, flag in zip(like.flat(), flags, strict=True) if flag]
@@ -167,7 +167,7 @@ def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> Tang
 
 
 def tangent_scan(body: Body, inputs: Inputs[Dual], options: ScanOptions) -> list[Dual]:
-    """The scan's results and their tangents, None where there is none."""
+    """Return the scan's results and their tangents, None where there is none."""
     has_tangent = inputs.map(lambda pair: pair[1] is not None)
     start = _Layout(*map(tuple, (has_tangent.carry, has_tangent.xs, has_tangent.additional)))
     module, layout, y_flags = _tangent_body(body, inputs.map(lambda pair: pair[0]), start)
@@ -185,7 +185,7 @@ def _as_duals(pairs: Sequence[Dual]) -> tuple[Any, ...]:
 
 
 def scan_of_duals(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
-    """``torch.autograd.forward_ad`` dual tensors."""
+    """Run a scan over dual tensors of ``torch.autograd.forward_ad``."""
     return _as_duals(tangent_scan(body, inputs.map(unpack_dual), options))
 
 

@@ -46,7 +46,7 @@ from torch_scan_hop.step import device_of
 
 
 def _zeros(shape: Any, stride: Any, like: torch.Tensor) -> torch.Tensor:
-    """Zeros of these very strides: a body may view what it gets only as it will run.
+    """Return zeros of these very strides, because a body may view what it gets as it will run.
 
     Not empty: in a trace on real tensors a body may index with integer values.
     """
@@ -67,7 +67,7 @@ def _fresh_slice(xs: torch.Tensor) -> torch.Tensor:
 
 
 def _without_unread(body: fx.GraphModule, inputs: Inputs[Any]) -> Inputs[Any]:
-    """The inputs but for additional ones that ``body`` does not read, and does not take any more.
+    """Drop the additional inputs that ``body`` does not read, from the body as well.
 
     Dynamo lifts the size of every symbolic shape.
     """
@@ -86,7 +86,7 @@ def _without_unread(body: fx.GraphModule, inputs: Inputs[Any]) -> Inputs[Any]:
 def _body_of_this_trace(
     mode: ProxyTorchDispatchMode, combine_fn: Body, inputs: Inputs[Any]
 ) -> fx.GraphModule:
-    """A graph that is this trace's own: it may drop inputs that are not read."""
+    """Return a graph that belongs to this trace, so that it may drop inputs that are not read."""
     if needs_no_trace(combine_fn):
         assert isinstance(combine_fn, fx.GraphModule)
         return copy_of(combine_fn)
@@ -113,7 +113,10 @@ def _body_of_this_trace(
 
 
 def _constants_as_inputs(body: fx.GraphModule, inputs: Inputs[Any]) -> Inputs[Any]:
-    """The inputs, and tensors that ``body`` holds as attributes: a saved program has none in it."""
+    """Return the inputs, and the tensors that ``body`` holds as attributes.
+
+    A saved program has no tensors in a body.
+    """
     constants = [n for n in body.graph.find_nodes(op="get_attr") if _is_tensor(body, n)]
     if not constants:
         return inputs
@@ -140,7 +143,10 @@ def _is_tensor(body: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _as_tensor(mode: ProxyTorchDispatchMode, inputs: Inputs[Any], number: Any) -> torch.Tensor:
-    """As torch's pass for floats, which runs after this trace, knows how to compute it."""
+    """Write ``number`` as a tensor in the form that torch's pass for floats can compute.
+
+    That pass runs after this trace.
+    """
     device = device_of(inputs.carry, inputs.xs)
     # others may have no float64; operators of theirs take a scalar from the CPU, too
     device = device if device.type == "cuda" else torch.device("cpu")
@@ -151,7 +157,7 @@ def _as_tensor(mode: ProxyTorchDispatchMode, inputs: Inputs[Any], number: Any) -
 def _with_its_steps(
     mode: ProxyTorchDispatchMode, combine_fn: Body, inputs: Inputs[Any], options: ScanOptions
 ) -> tuple[Any, ...]:
-    """In a graph that no compiler could lower a scan of."""
+    """Write the steps out in a graph for a compiler that cannot lower a scan."""
     with disable_proxy_modes_tracing():
         body = _body_of_this_trace(mode, combine_fn, inputs)
     with mode:
@@ -161,7 +167,7 @@ def _with_its_steps(
 def _flipped(
     mode: ProxyTorchDispatchMode, combine_fn: Body, inputs: Inputs[Any], options: ScanOptions
 ) -> Any:
-    """A scan that goes backwards as one that goes forwards, for who does not know the keyword."""
+    """Write a reversed scan as one over flipped xs, for readers that do not know ``reverse``."""
     n_carry = len(inputs.carry)
     with mode:
         flipped = dataclasses.replace(inputs, xs=[torch.flip(x, [0]) for x in inputs.xs])

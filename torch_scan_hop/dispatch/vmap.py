@@ -71,7 +71,7 @@ class VmappedBody:
 
 
 def _batched_init(value: Any, flag: bool, batched: bool, batch_size: int) -> Any:
-    """An unbatched init of a carry that a step batches is expanded."""
+    """Expand the unbatched init of a carry that a step batches."""
     if flag and not batched:
         return value.unsqueeze(0).expand(batch_size, *value.shape)
     return value
@@ -119,7 +119,7 @@ BatchedTrace = tuple[fx.GraphModule, tuple[bool, ...], list[bool]]
 def _vmapped_body(
     body: Body, inputs: Inputs[Any], batched: Inputs[bool], batch_size: int, randomness: str
 ) -> BatchedTrace:
-    """The traced body, and which carries and ys it batches."""
+    """Return the traced body, and which carries and ys it batches."""
     refuse_custom_function(body)
     key = (
         "vmap",
@@ -146,7 +146,7 @@ def _trace_vmapped_body(
         return fake_tensor(mode, shape, None, value.dtype, value.device)
 
     def at(flags: Sequence[bool]) -> tuple[VmappedBody, list[Any]]:
-        """The body where these carries are batched, and examples for it."""
+        """Trace the body for these batched carries; also return examples for it."""
         carries = zip(inputs.carry, flags, batched.carry, strict=True)
         carry = [carry_like(*triple) for triple in carries]
         all_flags = [*flags, *batched.xs, *batched.additional]

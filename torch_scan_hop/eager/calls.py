@@ -1,4 +1,4 @@
-"""What the source of a loop calls for each operator, and which calls are told where to write."""
+"""Choose what the loop's source calls for each operator, and which calls get a place to write."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def value_of(node: fx.Node) -> torch.Tensor:
 
 
 def can_write_to(node: fx.Node, like: torch.Tensor) -> bool:
-    """Whether ``node`` may compute straight into a contiguous slot like ``like``."""
+    """Return True if ``node`` may compute straight into a contiguous slot like ``like``."""
     if node.target not in WITH_OUT or "out" in node.kwargs:
         return False
     inputs = [n.meta.get("val") for n in node.all_input_nodes]

@@ -1,8 +1,8 @@
-"""Fewer operators, where each dispatch costs.
+"""Make fewer operators of a body, because each dispatch takes time.
 
-Pairs that torch has one kernel for are one: ``x + a * b`` is ``addcmul``, ``x + a @ b`` is
-``addmm``, ``x + a * 2`` is ``add`` with an alpha. Views that change nothing go. A check of a
-factorisation stands where it is, since steps run in order: nothing is added to the result.
+Pairs for which torch has one kernel become one operator: ``x + a * b`` is ``addcmul``, ``x + a @
+b`` is ``addmm``, ``x + a * 2`` is ``add`` with an alpha. Views that change nothing are dropped. A
+check of a factorisation just raises, since steps run in order, and is not added to the result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def fused(body: fx.GraphModule) -> fx.GraphModule:
-    """A copy of ``body`` with such pairs as one operator."""
+    """Return a copy of ``body`` in which such pairs are one operator."""
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     graph.output(graph.graph_copy(body.graph, env))
@@ -47,7 +47,7 @@ _VIEWS = {
 
 
 def _drop_identity(graph: fx.Graph, node: fx.Node) -> None:
-    """A view of the same shape and strides; a product of batches is traced with three of them."""
+    """Drop a view of the same shape and strides; a batched product is traced with three of them."""
     base = node.args[0]
     assert isinstance(base, fx.Node)
     value, like = value_of(node), value_of(base)
@@ -58,7 +58,7 @@ def _drop_identity(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _check_in_order(graph: fx.Graph, check: fx.Node) -> None:
-    """Where all that reads a check is additions of its zero, it only raises."""
+    """Replace a check by one that only raises, if its readers just add its zero to a result."""
     results = {
         user: user.args[0]
         for user in check.users
@@ -103,7 +103,7 @@ def _fuse_addition(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _sum_with(other: fx.Node, term: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
-    """``other + term`` as a call of one operator."""
+    """Return ``other + term`` as a call of one operator."""
     if term.target is aten.mul.Tensor:
         left, right = term.args
         if is_tensor_node(left) and is_tensor_node(right):
@@ -116,9 +116,10 @@ def _sum_with(other: fx.Node, term: fx.Node) -> tuple[Any, tuple[Any, ...], dict
 
 
 def _keeps_layout(replacement: fx.Node) -> bool:
-    """Whether it lays out its result as recorded: what reads it was traced for that.
+    """Return True if ``replacement`` lays out its result as recorded, as its readers were traced
+    for.
 
-    Each operator has its own way with operands that are not contiguous.
+    Operators differ in the layout that they make of operands that are not contiguous.
     """
     value = value_of(replacement)
     if all(value_of(n).is_contiguous() for n in [replacement, *replacement.all_input_nodes]):
@@ -127,7 +128,7 @@ def _keeps_layout(replacement: fx.Node) -> bool:
 
 
 def _same_type(node: fx.Node, *inputs: fx.Node) -> bool:
-    """No promotion takes place, and rounding in between makes no difference to speak of."""
+    """Return True if dtypes are not promoted, and rounding in between makes hardly a difference."""
     dtype = value_of(node).dtype
     exact_enough = dtype in (torch.float32, torch.float64)
     return exact_enough and all(value_of(n).dtype == dtype for n in inputs)

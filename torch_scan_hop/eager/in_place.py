@@ -1,4 +1,4 @@
-"""Which writes of a step are made where their value lies, and by what."""
+"""Find the writes of a step that can be made in place, and the calls that make them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def calls_in_place(
     own: Collection[fx.Node],
     lent: Collection[fx.Node],
 ) -> dict[fx.Node, Callable[..., Any]]:
-    """What to call for each such write, with the arguments of its node.
+    """Return for each such write the function to call with the arguments of its node.
 
     The memory of ``own`` inputs is the loop's; that of ``lent`` results is not.
     """
@@ -44,7 +44,10 @@ def _call(write: fx.Node) -> Callable[..., Any]:
 def _own_carries(
     roles: Inputs[fx.Node], outputs: Outputs[fx.Node], lent: Collection[fx.Node]
 ) -> list[fx.Node]:
-    """Those that are new at each step: no row of a stack, and nothing that goes on elsewhere."""
+    """Return the carries whose memory is the loop's own, because each step makes them anew.
+
+    They are no row of a stack of ys, and no other carry shares their memory.
+    """
     memory = [viewed(after) for after in outputs.carry]
     pairs = zip(roles.carry, outputs.carry, strict=True)
     return [
@@ -55,6 +58,6 @@ def _own_carries(
 
 
 def _is_dear(write: fx.Node) -> bool:
-    """Copying the value would take longer than a call or two."""
+    """Return True if copying the value takes longer than a call or two."""
     example = write.meta["val"]
     return example.device.type == "cpu" and is_large(example)

@@ -37,8 +37,8 @@ class StackLike:
 class EagerLoop:
     """A compiled loop: ``loop(inputs, reverse, into)`` -> (carry..., ys...).
 
-    ``into`` has a place for each of the ys, or None where one is to be made, and ``like`` says of
-    what shape, if the body is for any size. What stands at ``own_xs`` is written over.
+    ``into`` has a place for each of the ys, or None if one is to be made; ``like`` gives its shape,
+    if the body is for any size. The loop writes over the xs at ``own_xs``.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class EagerLoop:
         return self._run(*operands), stacks
 
     def _replayed(self, *operands: Any) -> Sequence[torch.Tensor]:
-        """As a graph of the device, if the body may be one."""
+        """Run the loop as a graph of the device, if the body may be captured as one."""
         if self.graphed is None:
             self.graphed = GraphedLoop(is_off=bool(why_not_captured(self.body)))
         return self.graphed(self._run, *operands)
@@ -107,7 +107,10 @@ class EagerLoop:
 def _rows_ahead(
     rows: Sequence[torch.Tensor], init: torch.Tensor, order: range
 ) -> list[torch.Tensor]:
-    """For each step the row of the next one; that of the first one is ``init``."""
+    """Return for each step the row of ys to which it writes its carry: that of the next step.
+
+    ``init`` goes to the row of the first step.
+    """
     last = torch.empty_like(rows[0])
     rows[order[0]].copy_(init)
     return [last, *rows[:-1]] if order.step < 0 else [*rows[1:], last]

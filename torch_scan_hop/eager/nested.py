@@ -1,7 +1,7 @@
-"""Short scans in a body, written out: what a call of a scan costs would be paid in every step.
+"""Write short scans in a body out, because each step would pay for a call of the operator.
 
-A scan over the four layers of an RNN, in the body of one over time, costs several times what its
-four steps do. Written out they are operators of the body like any others.
+A scan over the four layers of an RNN, in the body of a scan over time, costs several times what its
+four steps do. Written out, they are operators of the body like any others.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _KEPT = "torch_scan_hop.scans_kept"
 
 
 def keep_scans(body: fx.GraphModule) -> None:
-    """Those in ``body`` are segments of a checkpoint: steps written out would move before the loop.
+    """Keep the scans in ``body``, which are segments of a checkpoint.
 
-    There they would be done for all segments at once, and their results kept.
+    Written out, their steps would move before the loop. There they would be done for all segments
+    at once, and their results kept.
     """
     body.meta[_KEPT] = True
 
 
 def with_short_scans_written_out(body: fx.GraphModule) -> Any:
-    """``body``, or a function that does the same and calls no short scan; to be traced."""
+    """Return ``body``, or a function that does the same and calls no short scan, to be traced."""
     holds_scans = body.graph.find_nodes(op="call_function", target=scan_op)
     if _KEPT in body.meta or not holds_scans:
         return body
@@ -51,7 +52,10 @@ class _WritesOut(fx.Interpreter):
 
 
 def _is_short(body: Any, trip_count: Any) -> bool:
-    """With one known trip count; 0 is left to the operator, which knows what its ys are."""
+    """Return True for a known trip count of a few steps.
+
+    A scan of 0 steps is left to the operator, which knows what its ys are.
+    """
     if not isinstance(trip_count, int) or not 0 < trip_count <= MOST_STEPS:
         return False
     if not isinstance(body, fx.GraphModule) or is_torchs(body):
@@ -60,14 +64,14 @@ def _is_short(body: Any, trip_count: Any) -> bool:
 
 
 def _size(body: fx.GraphModule) -> int:
-    """In operators, as if all scans within were long."""
+    """Return the number of operators, counting MOST_STEPS steps of each inner scan."""
     nodes = [n for n in body.graph.nodes if n.op == "call_function"]
     inner = [getattr(body, str(n.args[0].target)) for n in nodes if n.target is scan_op]
     return len(nodes) + sum(MOST_STEPS * _size(b) for b in inner)
 
 
 def steps_of(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
-    """The results of the scan: contiguous carries, and stacks."""
+    """Run the scan step by step; return contiguous carries, and stacks."""
     run = functools.partial(_WritesOut(body).run, enable_io_processing=False)
     slices = list(zip(*(x.unbind(0) for x in inputs.xs), strict=True))
     # bodies are traced for contiguous carries

@@ -72,7 +72,7 @@ def _steps(
     settling: Settling,
     y: Any,
 ) -> tuple[Any, Any]:
-    """The steps in ``order``, all of a loop or what is left: ``steps`` gets their ys, all like y.
+    """Run the steps in ``order``, all of a loop or what is left, and append their ys, all like y.
 
     ``settling`` knows which leaves of the carry have changed before.
     """

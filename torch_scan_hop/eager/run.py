@@ -48,7 +48,7 @@ MIN_TRIP_COUNT = 3
 
 
 def unaliased(carry: Sequence[torch.Tensor], others: Sequence[Any]) -> list[torch.Tensor]:
-    """Contiguous carries that share storage neither with ``others`` nor with one another."""
+    """Return contiguous carries that share storage neither with ``others`` nor with one another."""
     taken = set(storages_of(others))
     results = [leaf.contiguous() for leaf in carry]
     for k, storage in enumerate(storages_of(results)):
@@ -59,7 +59,7 @@ def unaliased(carry: Sequence[torch.Tensor], others: Sequence[Any]) -> list[torc
 
 
 def empty_results(body: Body, inputs: Inputs[Any]) -> tuple[Any, ...]:
-    """A trip count of zero: init, copied, and empty stacks of the right shape and dtype."""
+    """Return the results for a trip count of zero: copies of init, and empty stacks."""
     mode, examples = step_examples(inputs)
     with torch.no_grad():
         out = run_fake(body, examples.flat(), mode)
@@ -68,7 +68,7 @@ def empty_results(body: Body, inputs: Inputs[Any]) -> tuple[Any, ...]:
 
 
 def _check_carry(carry: Sequence[torch.Tensor], results: Any) -> None:
-    """Of a body that a person has given to the operator itself."""
+    """Check the results of a body that a person has given to the operator directly."""
     name = "torch.ops.higher_order.scan"
     if not isinstance(results, (tuple, list)) or len(results) < len(carry):
         got = len(results) if isinstance(results, (tuple, list)) else describe(results)
@@ -86,7 +86,7 @@ def _check_carry(carry: Sequence[torch.Tensor], results: Any) -> None:
 
 
 def loop(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tuple[Any, ...]:
-    """The scan, step by step. A user's TorchDispatchMode sees this."""
+    """Run the scan step by step, which a user's TorchDispatchMode sees."""
     n_carry, trip_count = len(inputs.carry), inputs.trip_count
     slices = list(zip(*(x.unbind(0) for x in inputs.xs), strict=True))
     order = range(trip_count - 1, -1, -1) if options.reverse else range(trip_count)
@@ -122,7 +122,7 @@ def straight_line_loop(
     into: Sequence[torch.Tensor | None] | None = None,
     like: Sequence[StackLike] | None = None,
 ) -> tuple[Any, ...]:
-    """The loop that a plan leaves, run by :class:`~torch_scan_hop.eager.loop.EagerLoop`."""
+    """Run the loop that a plan leaves, by :class:`~torch_scan_hop.eager.loop.EagerLoop`."""
     eager = eager_loop(body, inputs.signature, own_xs)
     carry, stacks = eager(inputs, options.reverse, into, like)
     return (*unaliased(carry, [*inputs.flat(), *stacks]), *stacks)
@@ -133,7 +133,7 @@ def eager_loop(body: fx.GraphModule, signature: Signature, own_xs: Sequence[int]
 
 
 def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
-    """The optimised form of ``body`` for inputs like these, made once."""
+    """Return the optimised form of ``body`` for inputs like these, which is made once."""
     signature = inputs.signature
 
     def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> AnyPlan:
@@ -164,7 +164,7 @@ def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols)
 
 
 def dense(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[torch.Tensor, ...]:
-    """Among xs there may be :class:`CarriesIn`."""
+    """Run the scan; some xs may be :class:`CarriesIn`."""
     trip_count = inputs.trip_count
     if trip_count == 0:
         return empty_results(body, with_stacks(inputs))
@@ -182,7 +182,7 @@ def dense(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[torch.
 
 
 def is_planned(body: Body, trip_count: int) -> bool:
-    """Whether rewrites are tried."""
+    """Return True if ``body`` is a graph and the loop is long enough for rewrites to pay."""
     return trip_count >= MIN_TRIP_COUNT and isinstance(body, fx.GraphModule)
 
 
@@ -206,7 +206,7 @@ def _planned(
 
 
 def step_by_step(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
-    """What a user's dispatch mode sees: every operator of every step."""
+    """Run every operator of every step, as a user's dispatch mode wants to see them."""
     if inputs.trip_count == 0:
         return empty_results(body, inputs)
     return loop(body, inputs, options)

@@ -1,4 +1,4 @@
-"""A plan for any size, and what it is for the sizes of one call."""
+"""A plan that serves any size, and the form of it for the sizes of one call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_scan_hop.rewrites import ScanPlan
 
 @dataclass(frozen=True)
 class SizedPlan:
-    """A plan, and what a call adds to it if the plan is for any size."""
+    """A plan, and the sizes that a call adds to its inputs if the plan is for any size."""
 
     plan: ScanPlan
     additional: tuple[int, ...] = ()  # sizes, which the plan takes as further additional inputs

@@ -84,13 +84,13 @@ class LoopWriter:
         for k, node in enumerate(self.outputs.ys):
             if node not in self.slot_of and can_write_to(node, value_of(node)):
                 self.slot_of[node] = k
-        #: by y: the carry that it is, which the step before writes to its place
+        #: for a y that is a carry into the step: that carry, written to its row one step ahead
         self.written_ahead: dict[int, int] = {}
         self._write_carries_ahead()
         self.in_place = calls_in_place(
             body.graph, self.roles, self.outputs, self.own_xs, self.slot_of
         )
-        #: carries that are written to, which init lends and the loop has a copy of
+        #: carries that steps write to: the loop has a copy of init's, which is the caller's
         self.own_carry = [
             k for k, c in enumerate(self.roles.carry) if any(n.args[0] is c for n in self.in_place)
         ]
@@ -107,7 +107,7 @@ class LoopWriter:
                 self.written_ahead[k] = position
 
     def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
-        """For each node, the values that nothing reads after it."""
+        """Return for each node the values that nothing reads after it."""
         kept = {*self.outputs.flat(), *self.roles.additional, *self._numbers()}
         seen: set[fx.Node] = set()
         last: dict[fx.Node, list[fx.Node]] = {}
@@ -119,7 +119,7 @@ class LoopWriter:
         return last
 
     def _ends_here(self, node: fx.Node) -> fx.Node | None:
-        """An operand whose memory the result of ``node`` may take: nothing else reads it."""
+        """Return an operand that nothing else reads, whose memory ``node``'s result may take."""
         if not can_write_to(node, value_of(node)):
             return None
         operands: Sequence[Any] = node.args if node.target in ELEMENTWISE else ()
@@ -162,7 +162,7 @@ class LoopWriter:
         return "\n".join(src.lines) + "\n"
 
     def _numbers(self) -> dict[fx.Node, None]:
-        """Arithmetic on numbers that all steps share: it is done before the loop."""
+        """Find arithmetic on numbers that all steps share, which is done before the loop."""
         found: dict[fx.Node, None] = {}
         for node in self.body.graph.nodes:
             known = all(a in found or a in self.roles.additional for a in node.all_input_nodes)
@@ -222,7 +222,10 @@ class LoopWriter:
         src.line(2, f"{', '.join(carries)} = {', '.join(values)}")
 
     def _is_contiguous(self, node: fx.Node) -> bool:
-        """Known from the operator; bodies are traced for contiguous carries."""
+        """Return True if the operator's result is known to be contiguous.
+
+        Bodies are traced for contiguous carries.
+        """
         if node in self.slot_of or node in self.roles.carry:
             return True
         return value_of(node).is_contiguous() and not is_view(node) and node.op == "call_function"

@@ -1,10 +1,10 @@
 """``explain``: what became of a cell.
 
-``collect``      from a call or a program to facts; ``sites`` finds the scans
-``loops``        what a loop does: ``places`` asks the plan, ``costs`` counts
+``collect``      finds the facts about a call or a program; ``sites`` finds the scans
+``loops``        the facts about a loop: ``places`` asks the plan, ``costs`` counts
 ``training``     the loops of reverse mode, and what is kept between them
-``kernels``      what Inductor chooses
-``facts``        what is known, as plain data
+``kernels``      the kernels that Inductor would choose
+``facts``        the facts, as plain data
 ``text``, ``html``  the facts, for people
 """
 
@@ -45,8 +45,8 @@ def explain(
 ) -> Explanation:
     """Say what became of a cell: what leaves the loop, what is saved, what it costs, and why.
 
-    Nothing is run: the body is captured on fake tensors, nothing of that is kept, and later calls
-    of :func:`torch_scan_hop.scan` are as they would have been.
+    Nothing is run: the body is captured on fake tensors, and nothing of that is kept, so that later
+    calls of :func:`torch_scan_hop.scan` are not affected.
 
     Args:
         combine_fn: the body of a scan, as for :func:`torch_scan_hop.scan`. Or a program that
@@ -60,13 +60,13 @@ def explain(
         kernels: ask Inductor which kernels it would choose, which takes a few seconds.
 
     Returns:
-        An :class:`Explanation`. Where the body cannot be captured it says that it runs as a
+        An :class:`Explanation`. If the body cannot be captured it says that the body runs as a
         loop, why, at which line, and what to write instead.
 
     Raises:
         TypeError, ValueError: arguments that :func:`torch_scan_hop.scan` refuses; ``init``
             missing for a body or given for a program; ``limits`` that are no two positive numbers.
-        RuntimeError: fakes of a GPU, and a torch without CUDA, or older than 2.15.
+        RuntimeError: fakes of a GPU with a torch that is built without CUDA, or older than 2.15.
 
     Example:
         >>> def cell(h, x):
@@ -101,10 +101,11 @@ def explain(
 
 @contextlib.contextmanager
 def _aside(given: Any) -> Iterator[None]:
-    """The caller's modes see nothing of it: a mode of fakes would mix with those made here.
+    """Hide the work from the caller's modes: a mode of fakes would mix with those made here.
 
-    Random numbers go on as before: modules of torch draw when they are imported, some compilers'
-    passes do, too. Where ``given`` has fakes of a GPU that is not there, something stands in.
+    Random numbers go on as before, though modules of torch draw some when they are imported, and so
+    do some compilers' passes. If ``given`` has fakes of a GPU that is not there, something stands
+    in for it.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     there = as_if_there(pytree.tree_leaves(given))
@@ -113,7 +114,7 @@ def _aside(given: Any) -> Iterator[None]:
 
 
 def _given_to(program: Any, arguments: Any) -> Any:
-    """The tensors that a program was traced with, or is to be."""
+    """Return the tensors that a program was traced with, or will be."""
     graph = getattr(program, "graph", None)
     if not isinstance(graph, fx.Graph):
         return arguments
@@ -132,7 +133,7 @@ def _check_limits(limits: Any) -> None:
 
 
 def _program_of(fn: Any, init: Any) -> Any:
-    """A function ``(limits, kernels) -> Explanation`` for a program; None for a body."""
+    """Return a function ``(limits, kernels) -> Explanation`` for a program; None for a body."""
     from torch_scan_hop.explain.collect import explain_compiled, explain_program
 
     if isinstance(fn, torch.export.ExportedProgram):

@@ -23,7 +23,7 @@ from torch_scan_hop.explain.device import check_build
 
 
 def main(arguments: Sequence[str] | None = None) -> str:
-    """What is printed; SystemExit where the arguments are wrong."""
+    """Return the text to print; raise SystemExit for wrong arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m torch_scan_hop.explain",
         description="Say what becomes of a scan: kernels, launches, and what stands in the way.",
@@ -61,7 +61,7 @@ def _function(name: str) -> Callable[[], Any]:
 
 
 def _module_of(file: Path) -> Any:
-    """The module of a file, by a name that Dynamo can import, too."""
+    """Import the file as a module, by a name that Dynamo can import, too."""
     name = f"_explained_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
@@ -72,7 +72,7 @@ def _module_of(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _fakes_on(device: str | None) -> Iterator[None]:
-    """Where a device is named, what is made is a fake on it."""
+    """Make all tensors fakes on ``device``, if one is named."""
     if device is None:
         yield
         return

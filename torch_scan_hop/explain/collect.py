@@ -97,7 +97,7 @@ def _signature(site: Site) -> list[Leaf]:
 
 
 def _ys(site: Site) -> list[Any]:
-    """One step's, as fakes."""
+    """Return the ys of one step, as fakes."""
     (output,) = site.body.graph.find_nodes(op="output")
     results = list(output.args[0])[len(site.operands.carry) :]
     return [recorded(y) for y in results]
@@ -137,7 +137,7 @@ def explain_call(
 
 
 def _sites_of_call(combine_fn: Any, init: Any, call: CheckedCall) -> list[Site]:
-    """The scans that ``scan`` would run; NotCaptured where it would run a loop."""
+    """Return the scans that ``scan`` would run; raise NotCaptured if it would run a loop."""
     if is_debugging():
         raise NotCaptured("debug() is in force")
     reason = remembered_reason(combine_fn, (init, call.xs))
@@ -159,7 +159,7 @@ def _sites_of_call(combine_fn: Any, init: Any, call: CheckedCall) -> list[Site]:
 
 
 def _paths(value: Any, root: str, settled: Sequence[str] = ()) -> list[str]:
-    """Of tensors; ``settled`` are those that became one after the first step."""
+    """Return paths of tensors; ``settled`` leaves became tensors after the first step."""
     leaves = tree.leaves_with_paths(value, root)
     return [path for path, leaf in leaves if leaf is not None or path in settled]
 
@@ -240,7 +240,7 @@ def explain_program(
 def explain_compiled(
     fn: Callable[..., Any], args: Sequence[Any], title: str, limits: Limits | None, kernels: bool
 ) -> Explanation:
-    """A function or module that ``torch.compile`` was given, as it is captured with ``args``."""
+    """Explain a function or module that was given to ``torch.compile``, captured with ``args``."""
     from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
 
     try:

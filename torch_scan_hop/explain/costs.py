@@ -1,4 +1,4 @@
-"""What operators do: FLOPs, as torch's own counter counts them, and bytes.
+"""Count what operators cost: FLOPs, as torch's own counter counts them, and bytes.
 
 Products, convolutions and attention have FLOPs; pointwise work is counted by its bytes, which is
 what it costs. Bytes are those of every operator's inputs and results, as in eager mode; a kernel
@@ -30,12 +30,15 @@ Limits = tuple[float, float]
 class Cost:
     flops: int
     nbytes: int
-    #: of them, those of values that there is one of, not one for each step
+    #: those of the bytes that belong to values of which there is one for all steps
     nbytes_single: int = 0
 
 
 def cost_of(node: fx.Node, single: Iterable[fx.Node] = ()) -> Cost:
-    """Of one step. ``single``: the values that there is one of for all steps."""
+    """Return the cost of ``node`` in one step.
+
+    ``single``: the values of which there is one for all steps.
+    """
     if isinstance(node.target, ScanOperator):
         return _cost_of_scan(node)
     if node.op != "call_function" or node.target is operator.getitem or is_view(node):
@@ -75,7 +78,7 @@ def _cost_of_scan(node: fx.Node) -> Cost:
 
 
 def times_run(place: str, n_steps: int) -> tuple[int, int]:
-    """How many times an operator's work is done, and single values are read or written."""
+    """Return how often an operator runs, and how often it reads or writes single values."""
     if place == DROPPED:
         return 0, 0
     if place == ONCE:
@@ -84,7 +87,7 @@ def times_run(place: str, n_steps: int) -> tuple[int, int]:
 
 
 def work_of(pairs: Sequence[tuple[Operator, Cost]], site: Site, returned: int, limits: Any) -> Work:
-    """All steps of a loop, which returns so many bytes."""
+    """Return the work of all steps of a loop that returns so many bytes."""
     n, seconds, flops, nbytes = site.n_steps, 0.0, 0, 0
     for op, cost in pairs:
         times, single_times = times_run(op.place, n)
@@ -107,7 +110,10 @@ def work_of(pairs: Sequence[tuple[Operator, Cost]], site: Site, returned: int, l
 
 
 def with_limits(work: Work, seconds: float, limits: Limits) -> Work:
-    """``seconds``: of the operators one by one. The limit: all FLOPs, or the least bytes."""
+    """Add the times to expect: ``seconds`` of the operators one by one, and a limit.
+
+    The limit is the time of all FLOPs, or of the least bytes, whichever is longer.
+    """
     by_flops, by_bytes = work.flops / limits[0], work.least_nbytes / limits[1]
     least = max(by_flops, by_bytes)
     return replace(

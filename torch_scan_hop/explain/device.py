@@ -13,7 +13,7 @@ from torch_scan_hop._torch.capabilities import require
 
 
 def as_if_there(values: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
-    """Where some of ``values`` are fakes of a GPU that is not there, something stands in for it.
+    """Let something stand in for a GPU that is not there, if some of ``values`` are fakes of one.
 
     Raises:
         RuntimeError: this torch cannot differentiate such fakes: its build, or a name it lacks.
@@ -26,7 +26,7 @@ def as_if_there(values: Iterable[Any]) -> contextlib.AbstractContextManager[None
 
 
 def check_build() -> None:
-    """RuntimeError where fakes of a GPU would end the process."""
+    """Raise RuntimeError if fakes of a GPU would end the process with this build of torch."""
     if why_not_here():
         raise RuntimeError(
             f"explain: fakes of a GPU need a build of torch {OLDEST} for CUDA (and no "

@@ -116,7 +116,7 @@ class Drawing:
         self._sink_towards_readers()
 
     def _sink_towards_readers(self) -> None:
-        """Outside of the loop, a value stands just above what reads it, as far as there is room."""
+        """Move values outside of the loop to just above their readers, if there is room."""
         readers: dict[str, list[Box]] = {}
         for box in self.boxes.values():
             for key in box.inputs:
@@ -186,7 +186,7 @@ class Drawing:
         return found
 
     def _back_edges(self, spans: Sequence[tuple[float, float]]) -> list[str]:
-        """From each next carry around the step to the carry, at the loop's left border."""
+        """Draw edges from each next carry, around the step's left border, to the carry."""
         found: list[str] = []
         carries = {b.title: b for b in self.boxes.values() if b.kind == "input" and b.column == 1}
         for box in self.boxes.values():

@@ -1,4 +1,4 @@
-"""What ``explain`` gives: plain facts, and the ways to look at them."""
+"""The result of ``explain``: plain facts, and the ways to look at them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # a dozen dataclasses take their time, and are wanted where t
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What became of a scan, or of the scans of a program.
+    """The facts about a scan, or about the scans of a program.
 
     ``print`` it, ``show`` it in colours, take ``to_dict()``, or look at ``to_html()``; a notebook
     shows the page by itself.

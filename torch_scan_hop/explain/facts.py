@@ -1,10 +1,10 @@
-"""What is known of a scan, as plain data: all of it can be written as JSON."""
+"""The facts about a scan, as plain data: all of it can be written as JSON."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# where an operator of a body runs
+# the places where an operator of a body may run
 ONCE = "before the loop, once"
 ALL_STEPS = "before the loop, for all steps at once"
 LOOP = "in the loop"
@@ -13,7 +13,7 @@ CONTRACTED = "after the loop, as one sum over all steps"
 DROPPED = "dropped"
 PLACES = (ONCE, ALL_STEPS, LOOP, AFTER, CONTRACTED, DROPPED)
 
-# what a value depends on
+# the kinds of values that a value may depend on
 INVARIANT, XS, CARRY = "invariant", "xs", "carry"
 
 
@@ -57,8 +57,11 @@ class Operator:
 
 @dataclass(frozen=True)
 class Work:
-    """What all steps do: ``nbytes`` as each operator reads and writes, ``least_nbytes`` if the
-    inputs were read and the results written once. ``seconds`` and the rest: with limits only."""
+    """The work of all steps.
+
+    ``nbytes``: as each operator reads and writes; ``least_nbytes``: if the inputs were read and the
+    results written once. ``seconds`` and the rest: with limits only.
+    """
 
     flops_per_step: int
     nbytes_per_step: int
@@ -104,7 +107,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Memory:
-    """What is kept from the forward to the backward."""
+    """The values that the forward keeps for the backward."""
 
     residuals: tuple[Residual, ...]
     nbytes_per_step: int
@@ -113,7 +116,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What Inductor makes of one loop, and why no better kernel."""
+    """The kernel that Inductor makes of one loop, and why it is no better one."""
 
     loop: str
     kind: str
@@ -140,7 +143,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class Captures:
-    """How often a body was captured, and which guard called for each time but the first."""
+    """The number of a body's captures, and the guard that called for each but the first."""
 
     count: int
     guards: tuple[str, ...]
@@ -148,8 +151,10 @@ class Captures:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The bytes that are saved with the policy and without one; and while a segment of steps that
-    is run again is differentiated."""
+    """The bytes that are saved with the policy, and without one.
+
+    Also those that are saved while a segment of steps that is run again is differentiated.
+    """
 
     policy: str
     nbytes: int

@@ -31,7 +31,7 @@ def page(explanation: Explanation) -> str:
 
 
 def fragment(explanation: Explanation) -> str:
-    """What a notebook shows."""
+    """Return the HTML that a notebook shows."""
     body = "\n".join(_explanation(explanation))
     return f'<style>{CSS}</style>\n<div class="tsh">\n{body}\n</div>\n<script>{SCRIPT}</script>'
 

@@ -1,4 +1,4 @@
-"""Which kernel Inductor would choose for each loop: it is asked, up to its lowerings."""
+"""Ask Inductor which kernel it would choose for each loop, by running it up to its lowerings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def kernels_of(site: Site) -> tuple[Kernel, ...]:
-    """What each loop becomes; one entry that says why where that is not known."""
+    """Return what each loop becomes; one entry that says why, if that is not known."""
     if site.operands.xs[0].device.type == "xla":
         return ()  # a While, in every case
     found: list[Kernel] = []
@@ -54,7 +54,7 @@ def kernels_of(site: Site) -> tuple[Kernel, ...]:
 
 
 def _alone(site: Site) -> tuple[fx.GraphModule, list[Any]]:
-    """A graph of that scan and nothing else, and its inputs. Floats are as they were traced."""
+    """Return a graph of that scan alone, and its inputs. Floats are as they were traced."""
     graph = fx.Graph()
     inputs: list[Any] = []
 
@@ -118,7 +118,7 @@ def _kernel(loop: str, call: Any, chosen: Any) -> Kernel:
 
 
 def _launches(call: Any, is_kernel: bool) -> tuple[str, str]:
-    """Why a loop is no CUDA graph, and what is launched in a call."""
+    """Return why a loop is no CUDA graph, and what is launched in a call."""
     from torch_scan_hop.inductor.replayed import why_not_replayed
 
     if is_kernel:
@@ -228,7 +228,7 @@ def _weight_bytes(product: fx.Node) -> int:
 
 
 def _operators_that_fail(body: fx.GraphModule, passes: Any, known: set[Any]) -> str:
-    """The operators for which alone ``passes(body, besides)`` is false."""
+    """Return the operators that fail ``passes(body, known)`` when all others are known."""
     targets = {n.target: operator_name(n) for n in body.graph.nodes if n.op == "call_function"}
     failing = [
         name

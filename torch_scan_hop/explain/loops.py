@@ -21,7 +21,7 @@ from torch_scan_hop.rewrites.blocks import block_length
 
 
 def loop_of(site: Site, name: str, limits: Limits | None, shifted: int = 0) -> Loop:
-    """How ``site`` runs in eager mode. ``shifted``: bytes per step of carries that it reads."""
+    """Explain how ``site`` runs in eager mode; ``shifted``: bytes per step of carries read."""
     try:
         with preserve_node_meta():  # of which the lines of nodes are
             plan = plan_of(site.body, site.operands).plan
@@ -98,7 +98,7 @@ class _Describer:
         return str(value).removeprefix("torch.")
 
     def text_of(self, node: fx.Node) -> str:
-        """What a value is called: its path, or as :func:`value_name` says."""
+        """Return the name of a value: its path, or as :func:`value_name` says."""
         return self.names.get(node) or value_name(node)
 
     def _input(self, node: fx.Node) -> Value:
@@ -113,7 +113,7 @@ class _Describer:
         )
 
     def _returned(self) -> int:
-        """How many bytes the loop returns."""
+        """Return how many bytes the loop returns."""
         ys = sum(nbytes_of(recorded(y)) for y in self.plan.outputs.ys)
         return sum(map(nbytes_of, self.site.operands.carry)) + self.site.n_steps * ys
 
@@ -130,14 +130,14 @@ def _is_operator(node: fx.Node) -> bool:
 
 
 def _producer(node: fx.Node) -> str:
-    """The node that computes it, for an element of a tuple that of the tuple."""
+    """Return the node that computes ``node``: for an element of a tuple, that of the tuple."""
     while node.target is operator.getitem:
         node = node.args[0]  # type: ignore[assignment]
     return node.name
 
 
 def value_name(node: fx.Node) -> str:
-    """``split[1]`` for an element of what ``split`` gives, else the name of the node."""
+    """Return the name of a node; ``split[1]`` for an element of the result of ``split``."""
     if node.target is operator.getitem:
         return f"{_producer(node)}[{node.args[1]}]"
     return node.name
@@ -156,5 +156,5 @@ def type_of(node: fx.Node) -> str:
 
 
 def line_of(node: fx.Node) -> str:
-    """The user's, as ``file:line: code``."""
+    """Return the user's line, as ``file:line: code``."""
     return users_line(node.meta.get("stack_trace") or "").removeprefix(", at ")

@@ -1,4 +1,4 @@
-"""Where the plan of a scan puts each operator of its body, and why: as the planner says."""
+"""Say where the plan of a scan puts each operator of its body, and why, in the planner's words."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Places:
         return [self.names[self.plan.roles.carry[a.index]] for a in sums]
 
     def single(self) -> set[fx.Node]:
-        """The values that there is one of for all steps: invariants, and sums over steps."""
+        """Return the values that there is one of for all steps: invariants, sums over steps."""
         found = {n for n, d in self.dependence.items() if d is Dependence.INVARIANT}
         sums = [self.plan.roles.carry[a.index] for a in self.plan.decisions.accumulators]
         return {*found, *sums, *(n for n, place in self.place.items() if place == CONTRACTED)}
@@ -92,7 +92,11 @@ class Places:
         return self._cause(node)
 
     def _decision_about(self, node: fx.Node) -> tuple[fx.Node, Stays] | None:
-        """The planner decides about what is read across the border of the loop: the next such."""
+        """Return the planner's decision about ``node``, or about the first value after it that has
+        one.
+
+        The planner decides only about values that are read across the border of the loop.
+        """
         pending, seen = [node], {node}
         while pending:
             current = pending.pop(0)
@@ -116,7 +120,7 @@ class Places:
         return f"{stays.value}"
 
     def _cause(self, node: fx.Node) -> str:
-        """What makes it known step by step only."""
+        """Return why ``node`` is known step by step only."""
         loop = {n for n in ancestors([node]) if self.dependence.get(n) is Dependence.LOOP}
         roots = [n for n in loop if not any(a in loop for a in n.all_input_nodes)]
         carries = [c for c in self.plan.roles.carry if c in roots]

@@ -22,7 +22,7 @@ NameOf = Callable[[fx.Node], str]
 
 @dataclass(frozen=True)
 class Site:
-    """One scan: its body, fakes of what it is given, and names of all that."""
+    """One scan: its body, fakes of its inputs, and names of all of them."""
 
     name: str
     body: fx.GraphModule
@@ -41,12 +41,12 @@ class Site:
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """What differs after the first step, which is on its own then."""
+        """The leaves that differ after the first step, which then runs on its own."""
         return self._steady()[0]
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where in objects steps leave something for one another."""
+        """The places in objects where steps leave something for one another."""
         return self._steady()[1]
 
     def _steady(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -69,14 +69,14 @@ class Site:
 
 
 def recorded(node: Any) -> Any:
-    """The fake that stands for a node's value; a number is itself."""
+    """Return the fake that stands for a node's value; a number is itself."""
     if not isinstance(node, fx.Node):
         return node
     return node.meta.get("val", node.meta.get("example_value"))
 
 
 def graphs_in(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """``gm`` and the graphs in it (of cond, of checkpoint), but not the bodies of its scans."""
+    """Return ``gm`` and the graphs in it (of cond, of checkpoint), but no bodies of scans."""
     yield gm
     bodies = {node.args[0] for node in scan_nodes(gm)}
     for node in gm.graph.find_nodes(op="get_attr"):
@@ -131,7 +131,8 @@ def _name(value: Any, name_of: NameOf) -> str:
 
 
 def namer(names: dict[str, str]) -> NameOf:
-    """Names of the values of a graph: of what they are a copy or another shape of, if that has one.
+    """Return names of a graph's values: a value is named after what it is a copy or another shape
+    of.
 
     ``names``: by the names of placeholders.
     """
@@ -149,7 +150,7 @@ def namer(names: dict[str, str]) -> NameOf:
 
 
 def readable(source: str, fn: Any = None) -> str:
-    """What Dynamo calls a captured value, as a user would write it in ``fn``.
+    """Return Dynamo's name of a captured value as a user would write it in ``fn``.
 
     >>> readable("__import___main__.weights['in']")
     "weights['in']"
@@ -190,8 +191,10 @@ def _with_cells_named(source: str, fn: Any) -> str:
 
 
 def renamed(site: Site, carry: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> Site:
-    """``site`` with the pytree paths of its leaves. Carries beyond those are closed-over tensors
-    that the body writes to."""
+    """Return ``site`` with the pytree paths of its leaves.
+
+    Carries beyond those are closed-over tensors that the body writes to.
+    """
     written = [f"{name} (written)" for name in site.init[len(carry) :]]
     names = Inputs([*carry, *written], [*xs], site.names.additional)
     return replace(site, names=names, ys=tuple(ys))

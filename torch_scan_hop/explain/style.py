@@ -1,4 +1,4 @@
-"""What the page looks like, and its one interaction: an operator shows what it reads and feeds."""
+"""The looks of the page, and its one interaction: an operator shows what it reads and feeds."""
 
 CSS = """
 .tsh { --bg:#fff; --fg:#1c2430; --soft:#5b6675; --line:#d8dee6; --panel:#f6f8fa;

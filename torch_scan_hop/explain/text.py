@@ -139,7 +139,7 @@ class _Writer:
             yield from self.loop(nested, indent + "    ")
 
     def operator_rows(self, loop: Loop) -> list[str]:
-        """All of them in one table, so that the places have one alignment."""
+        """Return all operators' rows in one table, so that the places are aligned alike."""
         rows = [
             (shortened(f"{o.name} = {o.call}"), o.type, o.why, where(o.line))
             for o in loop.operators

@@ -30,7 +30,10 @@ def is_trained(site: Site) -> bool:
 
 
 def derivative_at(site: Site) -> Derivative:
-    """NotCaptured where there is none: the call would run as a loop, and raise in its backward."""
+    """Return the derivative of the scan; raise NotCaptured if there is none.
+
+    Then the call would run as a loop, and raise in its backward.
+    """
     wanted: Inputs[bool] = site.operands.map(needs_grad)
     try:
         with preserve_node_meta():  # of which the lines of nodes are
@@ -112,7 +115,7 @@ def _kept_name(site: Site, derivative: Derivative, k: int) -> str:
 
 
 def shifted_bytes(derivative: Derivative) -> int:
-    """Per step, of carries that the backward reads from the stack of those after the step."""
+    """Return bytes per step of carries that the backward reads from a stack of later ones."""
     partition = derivative.first
     carries = derivative.signature.split_inputs(
         partition.forward.graph.find_nodes(op="placeholder")
@@ -122,7 +125,7 @@ def shifted_bytes(derivative: Derivative) -> int:
 
 
 def nbytes_of_segment(derivative: Derivative) -> int:
-    """What scans in a step of the backward stack: of a segment that is run again."""
+    """Return the bytes that scans in a step of the backward stack, for a segment run again."""
     found = 0
     for node in scan_nodes(derivative.first.backward):
         n_carry = len(node.args[1])  # type: ignore[arg-type]
@@ -149,7 +152,7 @@ def _producer(node: fx.Node) -> str:
 
 
 def _readers(partition: Partition) -> dict[Handover, str]:
-    """By what is kept, the operators of the backward that read it."""
+    """Return for each kept value the operators of the backward that read it."""
     placeholders = partition.backward.graph.find_nodes(op="placeholder")
     handovers = [*partition.per_step, *partition.invariant]
     found: dict[Handover, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Numbers and places as they are read."""
+"""Write numbers and places as people read them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def steps(count: str) -> str:
 
 
 def merged(loops: Sequence[Loop]) -> list[Loop]:
-    """Loops that differ in nothing but their names, as one that has them all."""
+    """Merge loops that differ in their names only to one loop that has all names."""
     names: dict[Loop, list[str]] = {}
     for loop in loops:
         names.setdefault(replace(loop, name=""), []).append(loop.name)

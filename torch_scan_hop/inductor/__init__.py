@@ -1,11 +1,11 @@
 """Inductor: a scan becomes a counted loop in the generated wrapper, or one kernel.
 
-``passes``  what runs on the graph before it is lowered
+``passes``  runs on the graph before it is lowered
 ``loop``    the lowering; the IR node of a counted loop, and its code in Python and C++
 ``body``    the step in destination-passing style: it writes its results in place
-``kernels`` which scans are one kernel, and whose; ``cpu/`` and ``gpu/`` have them. What both share:
+``kernels`` chooses the kernel of a scan; ``cpu/`` and ``gpu/`` have them. Both use
             ``qualify``, ``step``, ``lane_body`` (a pointwise step), ``product_lowering``
-``node``    what the IR nodes of a scan have in common
+``node``    the common part of the IR nodes of a scan
 ``pairs``   complex scans as scans of real and imaginary parts; ``pair_rules``: the arithmetic;
             ``joined_parts``: ys whose parts a kernel writes side by side
 """
@@ -18,7 +18,7 @@ from torch_scan_hop._torch.capabilities import attempt, is_there
 
 
 def register() -> bool:
-    """Teach Inductor about scan, if it can be taught: when a graph that holds one is traced."""
+    """Teach Inductor about scan when a graph that holds one is traced, if it can be taught."""
     if not is_there("counted_loop"):
         return False
     with attempt("counted_loop"):

@@ -17,13 +17,13 @@ DTYPES = {torch.float32, torch.float64, torch.int32, torch.int64}
 
 
 class NotAffine(NotPointwise):
-    """A carry enters a step otherwise; says which operator it goes through."""
+    """Raised where a carry enters a step in no affine way; says which operator it goes through."""
 
 
 def forms_of_carries(
     body: PointwiseBody, lane: Sequence[Any], dtypes: Sequence[torch.dtype]
 ) -> list[Form]:
-    """The next carries of a lane, with the operators at hand; NotAffine if one has no form."""
+    """Return the next carries of a lane as forms; NotAffine if one has none."""
     for k, dtype in enumerate(dtypes):
         if dtype not in DTYPES:
             raise NotAffine(f"carry {k} is of {dtype}")
@@ -54,7 +54,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 class FormOps(StepOps):
-    """Operators that take forms beside values; reads of a carry are a form."""
+    """Operators that take forms besides values. Reading a carry gives a form."""
 
     def __init__(self, inner: Any, body: PointwiseBody, dtypes: Sequence[torch.dtype]) -> None:
         super().__init__(inner, body.lowering, lambda k, _: Form(dtypes[k], {k: ONE}))

@@ -5,10 +5,10 @@
     before: (carry, x, additional) -> (carry', y)
     after:  (t, carry, xs, additional, next_carry, ys) -> ()    writes next_carry and ys[t]
 
-``x`` and ``ys[t]`` are views at offset ``t * stride`` of the whole tensors, so that nothing
-is copied or allocated for them. A scan in the body whose result is one of the step's writes
-``into`` its place. A carry that is only added to, as a weight's gradient is, is written in place,
-and so is one of which parts are written, as a cache is: they have no ``next_carry``.
+``x`` and ``ys[t]`` are views at offset ``t * stride`` of the whole tensors, so that nothing is
+copied or allocated for them. A scan in the body whose result is one of the step's writes ``into``
+its place. Two kinds of carries are written in place, and have no ``next_carry``: one that is only
+added to, as a weight's gradient is, and one of which parts are written, as a cache.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StepExamples:
         return self.of_step(in_place=())
 
     def of_step(self, in_place: Collection[int]) -> list[Any]:
-        """What a step in destination-passing style takes."""
+        """Return the arguments of a step in destination-passing style."""
         following = [c for k, c in enumerate(self.inputs.carry) if k not in in_place]
         return [self.index, *self.inputs.flat(), *following, *self.ys]
 
@@ -75,7 +75,7 @@ class _Writer:
         return value if isinstance(value, int) else self.call(target, (whole, dim), value)
 
     def at(self, whole: fx.Node, index: fx.Node) -> fx.Node:
-        """``whole[index]`` as a strided view."""
+        """Return ``whole[index]`` as a strided view."""
         full = whole.meta["val"]
         stride = self.size(whole, full.stride(0), aten.sym_stride.int, 0)
         offset = self.call(operator.mul, (index, stride), index.meta["val"] * full.stride(0))
@@ -92,7 +92,7 @@ class _Writer:
         return self.call(aten.as_strided.default, (whole, sizes, strides, offset), value)
 
     def write(self, node: fx.Node, env: dict[fx.Node, fx.Node]) -> fx.Node:
-        """``node``, where its value lies."""
+        """Compute ``node`` into the place where its value lies."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: env[n])  # type: ignore[misc]
         if node.target in WRITE_OF:
             written = self.graph.call_function(WRITE_OF[node.target], args, kwargs)
@@ -111,9 +111,10 @@ class _Writer:
 def added_to(
     body: fx.GraphModule, examples: StepExamples, is_product: Callable[[fx.Node], bool]
 ) -> list[int]:
-    """Positions of the carries ``c' = c + product``, which nothing else reads.
+    """Return the positions of the carries ``c' = c + product`` that nothing else reads.
 
-    An addition that Inductor would fuse with what makes its term is dearer in place.
+    These are added to in place. Other terms are not: Inductor fuses the addition with what makes
+    the term, and in place that costs more.
     """
     signature = examples.inputs.signature
     results = results_of(body.graph)
@@ -127,7 +128,10 @@ def added_to(
 
 
 def _is_added_to(before: fx.Node, after: fx.Node) -> bool:
-    """Where both terms have its shape and dtype, each element is read where it is written."""
+    """Return True if ``after`` is ``before`` plus a term, and nothing else reads ``before``.
+
+    Both must have its shape and dtype, so that each element is read where it is written.
+    """
     if after.target is not aten.add.Tensor or [*before.users] != [after] or len(after.users) != 1:
         return False
     like, terms = after.meta["val"], [term.meta["val"] for term in after.all_input_nodes]
@@ -138,7 +142,7 @@ def _is_added_to(before: fx.Node, after: fx.Node) -> bool:
 
 
 def partly_written(body: fx.GraphModule, examples: StepExamples) -> dict[int, list[fx.Node]]:
-    """The carries of which a step writes parts, and nothing else; and those writes."""
+    """Return the carries of which a step only writes parts, and those writes."""
     signature = examples.inputs.signature
     carry, after = signature.inputs_of(body).carry, signature.outputs_of(body).carry
     results = results_of(body.graph)
@@ -159,12 +163,18 @@ def partly_written(body: fx.GraphModule, examples: StepExamples) -> dict[int, li
 
 
 def _views(results: Sequence[Any]) -> set[fx.Node]:
-    """Those that a step with writes copies to their places where they are made."""
+    """Return the views among ``results``.
+
+    A step with writes copies them to their places when they are made.
+    """
     return {result for result in results if isinstance(result, fx.Node) and is_view(result)}
 
 
 def _reads_are_new(writes: Sequence[fx.Node]) -> bool:
-    """Inductor's conversion to the dtype that a value has is the value itself, no copy of it."""
+    """Return True if each read of a written value makes a new value.
+
+    Inductor's conversion to the dtype that a value has already does not: it is the value itself.
+    """
     conversion = torch.ops.prims.convert_element_type.default
     values = {value for write in writes for value in (write, *write.all_input_nodes[:1])}
     return not any(
@@ -181,7 +191,7 @@ def destination_passing(
     in_place: Collection[int] = (),
     writes: Collection[fx.Node] = (),
 ) -> fx.GraphModule:
-    """The step; carries at ``in_place`` are written over, by ``writes`` where they lie."""
+    """Return the step; it writes over carries at ``in_place``, by ``writes`` where they lie."""
     writer = _Writer(fake_mode)
     graph, inputs = writer.graph, examples.inputs
     index = _placeholder(graph, "t", examples.index)
@@ -220,7 +230,7 @@ def destination_passing(
 def _places_of_inner_scans(
     body: fx.GraphModule, places: list[fx.Node]
 ) -> dict[fx.Node, list[fx.Node | None]]:
-    """For each scan in the body, the places of this step's results that are results of it."""
+    """Return for each scan in the body the places of those step results that are its results."""
     found: dict[fx.Node, list[fx.Node | None]] = {}
     for value, place in zip(results_of(body.graph), places, strict=True):
         if value.target is not operator.getitem or value.args[0].target is not scan_op:
@@ -240,7 +250,7 @@ def _copy_step(
     writes: Collection[fx.Node],
     copies: Sequence[tuple[fx.Node, fx.Node]],
 ) -> Sequence[Any]:
-    """``copies``: values that may change later in the step, and the places that they belong to."""
+    """Copy the step. ``copies``: values that may change later in it, and where they belong."""
     for node in body.graph.nodes:
         if node in writes:
             env[node] = writer.write(node, env)

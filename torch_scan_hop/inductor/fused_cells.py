@@ -1,12 +1,12 @@
-"""The cells of torch that are one operator on a GPU, written in parts.
+"""Take apart the cells that torch runs as one operator on a GPU.
 
-``nn.LSTMCell`` and ``nn.GRUCell`` are products and pointwise work on a CPU. On a GPU torch makes
+On a CPU ``nn.LSTMCell`` and ``nn.GRUCell`` are products and pointwise work. On a GPU torch does
 that work by an operator of its own, forward and backward, which a kernel of ours cannot contain.
-In parts, the whole scan is one kernel. In eager mode the operator stays: it is one launch instead
-of ten.
+Taken apart, the whole scan is one kernel. In eager mode the operator stays, since it is one launch
+instead of ten.
 
-What the backward reads of the forward is the operator's ``workspace``, rows of gates side by side,
-which the parts keep as it is.
+The backward reads the operator's ``workspace``, rows of gates side by side, which the parts keep as
+it is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _lstm(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> Any:
-    """``(h', c', workspace)``; the workspace is the gates i, f, g, o."""
+    """Return ``(h', c', workspace)``; the workspace is the gates i, f, g, o."""
     parts = zip(_parts(of_input, input_bias, 4), _parts(of_hidden, hidden_bias, 4), strict=True)
     i, f, g, o = (x + h for x, h in parts)
     i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
@@ -51,7 +51,7 @@ def _lstm_backward(
     workspace: Tensor,
     has_bias: bool,
 ) -> Any:
-    """``(gradient of the gates, of c, of each bias)``."""
+    """Return ``(gradient of the gates, of c, of each bias)``."""
     if h_grad is None and c_grad is None:
         return None, None, None
     i, f, g, o = workspace.chunk(4, -1)
@@ -75,7 +75,7 @@ def _gru(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> Any:
-    """``(h', workspace)``; the workspace is the gates r, z, n, then h, and the hidden part of n."""
+    """Return ``(h', workspace)``: the gates r, z, n, then h, and the hidden part of n."""
     x_r, x_z, x_n = _parts(of_input, input_bias, 3)
     h_r, h_z, h_n = _parts(of_hidden, hidden_bias, 3)
     r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
@@ -84,7 +84,7 @@ def _gru(
 
 
 def _gru_backward(h_grad: Tensor, workspace: Tensor, has_bias: bool) -> Any:
-    """``(gradients of the input's gates, of the hidden ones, of h, of either bias)``."""
+    """Return ``(gradients of the input's gates, of the hidden ones, of h, of either bias)``."""
     r, z, n, h, h_n = workspace.chunk(5, -1)
     of_z = h_grad * (h - n) * (1 - z) * z
     of_n = h_grad * (1 - z) * (1 - n * n)
@@ -104,7 +104,7 @@ PARTS: dict[Any, Callable[..., Any]] = {
 
 
 def write_fused_cells(body: fx.GraphModule) -> None:
-    """Each such operator of ``body`` in parts."""
+    """Write each such operator of ``body`` in parts."""
     found = [n for n in body.graph.nodes if n.target in PARTS]
     for node in found:
         _write(node)

@@ -1,4 +1,4 @@
-"""What compiled code does to have its large stacks in huge pages (``huge_pages``)."""
+"""Let compiled code put its large stacks in huge pages (``huge_pages``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sympy
 from torch_scan_hop import huge_pages
 from torch_scan_hop._torch.inductor import import_into, splice_into_header, uses_cpp_wrapper
 
-# As huge_pages.advise, which says why.
+# The same as huge_pages.advise, which says why.
 SOURCE = """
 #ifndef SCAN_HUGE_PAGES
 #define SCAN_HUGE_PAGES
@@ -35,7 +35,7 @@ static inline void scan_advise_huge_pages(AtenTensorHandle stack) {
 
 
 def advise_when_run(wrapper: Any, output: Any) -> None:
-    """Of an output that the line before allocates."""
+    """Write a line that asks for huge pages for ``output``, which the line before allocates."""
     if output.get_device().type != "cpu" or _is_small(output.layout):
         return
     if uses_cpp_wrapper():
@@ -46,6 +46,6 @@ def advise_when_run(wrapper: Any, output: Any) -> None:
 
 
 def _is_small(layout: Any) -> bool:
-    """As far as its sizes are known."""
+    """Return True if the buffer is known to be small."""
     nbytes = math.prod(layout.size, start=sympy.Integer(layout.dtype.itemsize))
     return bool(nbytes.is_Integer and nbytes < huge_pages.LEAST_BYTES)

@@ -1,8 +1,8 @@
 """Complex ys that a kernel writes number by number, and not part by part.
 
-A complex scan is one of real and imaginary parts to Inductor (``pairs``), whose ys torch would join
-in a pass of its own over memory, shared by threads that wait for one another. A kernel that makes
-both parts of a number writes them side by side, where they belong.
+To Inductor a complex scan is one of real and imaginary parts (``pairs``). torch would join their ys
+in another pass over memory, shared by threads that wait for one another. A kernel that makes both
+parts of a number writes them side by side instead.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def _complex_like(re: Tensor, im: Tensor) -> Tensor:
 
 
 def mark_joined_parts(gm: fx.GraphModule) -> None:
-    """Let the scans of ``gm`` know which of their ys are the parts of one tensor."""
+    """Mark on the scans of ``gm`` which of their ys are the two parts of one tensor."""
     for node in gm.graph.find_nodes(op="call_function", target=aten.complex.default):
         if _are_ys_of_a_scan(*node.args):
             node.target = joined_parts
 
 
 def _are_ys_of_a_scan(re: Any, im: Any) -> bool:
-    """One after the other, which nothing else reads."""
+    """Return True if both are ys of one scan, one after the other, and nothing else reads them."""
     if any(part.target is not operator.getitem for part in (re, im)):
         return False
     (scan, first), (other, second) = re.args, im.args
@@ -57,7 +57,7 @@ def _is_read_once(scan: fx.Node, position: int) -> bool:
 
 
 def positions_of_joined(scan: fx.Node) -> list[int]:
-    """Of the real parts, among the results of a scan; imaginary ones follow."""
+    """Return positions of real parts among a scan's results; their imaginary parts follow."""
     return [
         part.args[1]  # type: ignore[misc]
         for part in scan.users
@@ -66,5 +66,5 @@ def positions_of_joined(scan: fx.Node) -> list[int]:
 
 
 def lower_joined_parts(re: Any, im: Any) -> Any:
-    """A kernel that has written both hands over the complex stack in place of each."""
+    """Lower to the complex stack, if a kernel has written both parts into one."""
     return re if re.get_dtype().is_complex else called_as_it_is(aten.complex.default, re, im)

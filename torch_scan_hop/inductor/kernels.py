@@ -1,8 +1,9 @@
-"""Whether a scan is one kernel: the passes ask before it is lowered, and the lowering decides.
+"""Choose the kernel of a scan: passes ask before it is lowered, and the lowering decides.
 
-Of a counted loop, also how its products are made.
+This module also says how the products of a counted loop are made.
 
-A kernel for another device stands beside ``cpu`` and ``gpu``, and its classes in the tuple below.
+A kernel for another device has a folder beside ``cpu`` and ``gpu``, and its classes are in the
+tuple below.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-#: of operators of ours that stand for what a device does in its own way
+#: lowerings of this package's operators that each device implements in its own way
 LOWERINGS: dict[Any, Any] = {}
 
 _large_product: Any = None
@@ -58,37 +59,37 @@ if is_there("cpu_kernels"):
 
 
 def kernels() -> list[type[KernelNode]]:
-    """The first that takes a scan is its kernel."""
+    """Return the kinds of kernels, in order; the first that takes a scan is its kernel."""
     return [k for name, several in _kernels.items() if why_off(name) is None for k in several]
 
 
 def may_be_one_kernel(body: fx.GraphModule) -> bool:
-    """As far as the operators of ``body`` can tell."""
+    """Return True if a kernel may take ``body``, as far as its operators tell."""
     return current_options().one_kernel and any(k.may_qualify(body) for k in kernels())
 
 
 def is_on_gpu(values: Iterable[Any]) -> bool:
-    """Whether these operands are where each kernel has to be launched, which takes its time."""
+    """Return True if these operands are on a GPU, where launching each kernel takes time."""
     if "gpu_kernels" not in _kernels:
         return any(isinstance(v, torch.Tensor) and v.device.type == "cuda" for v in values)
     return any(isinstance(v, torch.Tensor) and is_gpu(v.device) for v in values)
 
 
 def replace_large_products(gm: fx.GraphModule, theirs: Collection[fx.Node]) -> None:
-    """By what the device does faster than Inductor."""
+    """Replace products by those that the device makes faster than Inductor."""
     if LOWERINGS and why_off("cpu_kernels") is None:
         large_products.replace_large_products(gm, theirs)
 
 
 def pack_weights(plan: Any, trip_count: Any) -> bool:
-    """Whether products of the loop changed: their weights are packed before it."""
+    """Pack weights of the loop's products before it; return True if products changed for that."""
     if not LOWERINGS or why_off("cpu_kernels") is not None:
         return False
     return panels.pack_weights(plan, trip_count)
 
 
 def may_run_lane_by_lane(body: fx.GraphModule, n_carry: int) -> bool:
-    """Whether a step is pointwise, and makes nothing that is not as large as the carry."""
+    """Return True if a step is pointwise, and makes nothing that is not as large as the carry."""
     shapes = [n.meta["val"].shape for n in results_of(body.graph)]
     return (
         current_options().one_kernel
@@ -99,7 +100,7 @@ def may_run_lane_by_lane(body: fx.GraphModule, n_carry: int) -> bool:
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a library's call makes it, whose result is a buffer."""
+    """Return True if a library's call makes ``node``, and its result is a buffer."""
     return is_contraction(node) or (_large_product is not None and node.target is _large_product)
 
 
@@ -112,7 +113,7 @@ def kernel_of(call: ScanCall) -> KernelNode | None:
 
 
 def _kernel_or_none(kernel: type[KernelNode], call: ScanCall) -> KernelNode | None:
-    """The counted loop runs every body: whatever is wrong with a kernel, it is not an error."""
+    """Return the kernel, or None if anything is wrong: the counted loop runs every body."""
     try:
         return kernel.lower(call) if kernel.may_qualify(call.body) else None
     except NotPointwise:

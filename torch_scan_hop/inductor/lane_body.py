@@ -29,7 +29,7 @@ LONG = 100
 
 
 def has_one_shape(examples: StepExamples) -> bool:
-    """Whether carries and ys have one: that of the lanes."""
+    """Return True if carries and ys all have the shape of the lanes."""
     carry = examples.inputs.carry
     if not carry:
         return False
@@ -50,7 +50,7 @@ class PointwiseBody:
         self.results = self.lowering.lower(step_inputs(roles, index))
 
     def values(self, lane: Sequence[Any], dtypes: Sequence[torch.dtype]) -> list[Any]:
-        """The first of the results, next carries and then ys: as many as there are ``dtypes``."""
+        """Return the first results, next carries and then ys: as many as there are ``dtypes``."""
         with self.lowering.fresh_values():
             if self.lowering.n_nodes > LONG:
                 self.lowering.compute_in_order(lane, self.results[0].get_size())
@@ -60,7 +60,7 @@ class PointwiseBody:
             ]
 
     def reads(self, lane: Sequence[Any]) -> Reads:
-        """What a step reads for ``lane``."""
+        """Return what a step reads for ``lane``."""
         reads = Reads()
         with handled_by(reads):
             self.values(lane, [torch.float32] * len(self.results))
@@ -70,7 +70,7 @@ class PointwiseBody:
 def merged_dimensions(
     body: PointwiseBody, sizes: Sequence[Any], layouts: Sequence[Any]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """``sizes`` with dimensions merged where every access allows it, and indices for them."""
+    """Merge dimensions of ``sizes`` where every access allows it; return indices for them, too."""
     index = lane_symbols(len(sizes))
     accesses = body.reads(index).indices
     accesses += [
@@ -82,7 +82,7 @@ def merged_dimensions(
 
 
 def independent_lanes(call: ScanCall) -> PointwiseBody | None:
-    """The step of a call whose lanes have one shape, and read no other lane; None of others."""
+    """Return the step if its lanes have one shape and read no other lane; else None."""
     if not has_one_shape(call.examples):
         return None
     index = step_index(call.trip_count, call.reverse)
@@ -91,7 +91,7 @@ def independent_lanes(call: ScanCall) -> PointwiseBody | None:
 
 
 def _read_no_other(step: PointwiseBody, examples: StepExamples) -> bool:
-    """Whether a step reads the carry only where it writes it."""
+    """Return True if a lane of a step reads the carry only at the lane that it writes."""
     like = examples.inputs.carry[0]
     index = lane_symbols(like.ndim)
     # Inductor leaves the index of a dimension of size 1 out

@@ -1,10 +1,11 @@
 """``ScanLoop``: the IR node of a scan, and its code: a counted loop.
 
-The carry lives in two buffers of its own, read and written in turn (*ping-pong*), or in one if
-parts of it are written, or it is only added to. Init is copied into the first one before the loop,
-so that it is never written, and so that a trip count of zero needs no case of its own. Nothing is
-allocated per step for carries, xs or ys. The loop has no host synchronisation. Copies are calls of
-``copy_``: a kernel for them would take longer to compile than it could ever save.
+The carry has two buffers of its own, which are read and written in turn (*ping-pong*). It has only
+one if parts of it are written, or if it is only added to. Init is copied into the first buffer
+before the loop, so that init is never written, and a trip count of zero needs no case of its own.
+Nothing is allocated per step for carries, xs or ys. The loop has no host synchronisation. Copies
+are calls of ``copy_``, since a kernel for them would take longer to compile than it could ever
+save.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def _value(argument: Any) -> Any:
 
 
 def _is_zeros(argument: Any) -> bool:
-    """As the gradients start that a backward sums: then they need no tensor to start from."""
+    """Return True for zeros, with which the sums of gradients in a backward start.
+
+    A sum that starts with zeros needs no tensor to start from.
+    """
     if not isinstance(argument, torch.fx.Node) or argument.target is not aten.full.default:
         return False
     # not -0.0, which a sum of no steps keeps
@@ -53,7 +57,7 @@ def _is_zeros(argument: Any) -> bool:
 
 
 def _at_offset_zero(value: Any, contiguous: bool = False) -> Any:
-    """A fake like ``value`` that starts its storage: the view handed over has the offset."""
+    """Return a fake like ``value`` with offset 0: the view that is handed over has the offset."""
     if not isinstance(value, torch.Tensor):
         return value
     with fake_mode():
@@ -69,7 +73,7 @@ def _realized(value: Any, like: Any) -> Any:
 
 
 def lower_carries_in(stack: Any, init: Any, _after: Any, reverse: bool) -> Any:
-    """The lowering of ``carries_in``: kernels of whole loops read the stack in place."""
+    """Lower ``carries_in``: kernels of whole loops read the stack in place."""
     return shifted_by_one(stack, init, reverse)
 
 
@@ -83,7 +87,7 @@ def lower_to_loop_or_kernel(
     checkpoint: Any = None,
     into: Sequence[Any] = (),
 ) -> list[Any]:
-    """The lowering of ``scan``: one node, and its outputs.
+    """Lower ``scan`` to one node, and its outputs.
 
     ``into``, within the step of another scan, is where results are to be written.
     """
@@ -109,7 +113,7 @@ def lower_to_loop_or_kernel(
 
 
 def _counted_loop(call: ScanCall, name: str, init: Sequence[Any]) -> ScanLoop:
-    """``init``: the nodes of the carries' first values, in the graph that is lowered."""
+    """Lower to a counted loop; ``init``: the graph's nodes of the carries' first values."""
     examples = call.examples
     pairs = zip(call.operands.flat(), examples.inputs.flat(), strict=True)
     operands = [_realized(value, like) if is_unrealized(value) else value for value, like in pairs]

@@ -52,7 +52,7 @@ class LoopEmitter:
         self.carry = take(operands.carry)
         self.xs = take(operands.xs)
         self.additional = take(operands.additional)
-        # of the carries with two buffers, by position
+        # by position, for the carries with two buffers
         self.next_carry = dict(zip(self._in_turn(), take(self._in_turn()), strict=True))
         n = len(operands.carry)
         self.carry_outputs, self.y_outputs = loop.outputs[:n], loop.outputs[n:]
@@ -73,7 +73,7 @@ class LoopEmitter:
         raise NotImplementedError
 
     def span(self) -> str:
-        """What the index of the loop goes through, or how often it runs."""
+        """The range of the loop's index, or the number of its steps."""
         return trip_count_code(self.wrapper, self.loop.trip_count)
 
     def open_loop(self, span: str) -> None:
@@ -101,12 +101,12 @@ class LoopEmitter:
         return [k for k in range(len(self.carry)) if k not in self.loop.in_place]
 
     def buffers(self) -> list[str]:
-        """Of all carries."""
+        """The buffers of all carries."""
         even = [self.buffer(output, "even") for output in self.carry_outputs]
         return even + [self.buffer(self.carry_outputs[k], "odd") for k in self.next_carry]
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The names by which steps know the two buffers of a carry, which they swap."""
+        """The names that steps have for the two buffers of a carry, which the loop swaps."""
         return [(self.carry[k], following) for k, following in self.next_carry.items()]
 
     def buffer(self, output: DeclaredOutput, which: str) -> str:

@@ -1,4 +1,4 @@
-"""What the IR nodes of a scan are to Inductor: operands in, final carries and ys out."""
+"""The IR nodes of a scan for Inductor: operands in, final carries and ys out."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class ScanCall:
         return size_expression(self.examples.inputs.trip_count)
 
     def result_layouts(self) -> list[Any]:
-        """Of final carries, then ys, wherever they are written to."""
+        """Return the layouts of final carries, then of ys, wherever they are written."""
         return [
             layout_like(like) if place is None else place.data.layout
             for like, place in zip(self.examples.results(), self.into, strict=True)
         ]
 
 
-# "buf": names that Inductor lets a kernel store to
+# Inductor lets a kernel store only to names that have "buf" in them
 PARTS = "scan_buf_parts_"
 
 
@@ -112,7 +112,7 @@ class ScanNode(ExternKernel):
         return outputs
 
     def _destinations_of_parts(self, position: int) -> list[Destination]:
-        """Of the real and the imaginary numbers of a complex output, which alternate."""
+        """Return where a complex output's real and imaginary numbers go, which alternate."""
         stack = self.outputs[position].layout
         strides = [2 * stride for stride in stack.stride]
         layouts = (
@@ -144,12 +144,12 @@ class KernelNode(ScanNode):
 
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:
-        """As far as the operators of ``body`` can tell, before they are lowered."""
+        """Return True if the kernel may take ``body``, by its operators before lowering."""
         raise NotImplementedError
 
     @classmethod
     def lower(cls, call: ScanCall) -> KernelNode | None:
-        """The node, for a body that may qualify; None, or NotPointwise, if it does not."""
+        """Return the node for a body that may qualify; None or NotPointwise if it does not."""
         raise NotImplementedError
 
     def call_kernel(self, wrapper: Any) -> None:

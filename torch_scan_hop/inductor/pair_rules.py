@@ -54,13 +54,13 @@ def is_complex(value: Any) -> bool:
 
 
 def split(value: Tensor) -> Pair:
-    """A complex tensor's parts."""
+    """Return the parts of a complex tensor."""
     parts = torch.view_as_real(value.resolve_conj())
     return Pair(parts.select(-1, 0), parts.select(-1, 1))
 
 
 def _pair(value: Any) -> Pair:
-    """Any operand as a pair: a real one has no imaginary part."""
+    """Return any operand as a pair; a real one has no imaginary part."""
     if isinstance(value, Pair):
         return value
     if isinstance(value, Tensor):
@@ -109,7 +109,7 @@ def _sub(left: Any, right: Any, *, alpha: Any = 1) -> Any:
 
 
 def _product(multiply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``(a + bi)(c + di)`` for any bilinear operator."""
+    """Return ``(a + bi)(c + di)`` for any bilinear operator."""
 
     def rule(left: Any, right: Any) -> Any:
         (a, b), (c, d) = _parts(left), _parts(right)
@@ -143,7 +143,7 @@ def _added_product(multiply: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def _each(target: Any) -> Callable[..., Any]:
-    """A linear operator with real coefficients: of each part."""
+    """Apply a linear operator with real coefficients to each part."""
     return lambda value, *args, **kwargs: _pair(value).map(lambda v: target(v, *args, **kwargs))
 
 
@@ -218,7 +218,7 @@ def _convert(value: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
 
 
 def _made(target: Any) -> Callable[..., Any]:
-    """``zeros_like`` and its like: the imaginary part is zero."""
+    """Return a rule for ``zeros_like`` and its like, whose imaginary part is zero."""
 
     def rule(value: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
         if dtype is not None:

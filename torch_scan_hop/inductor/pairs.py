@@ -1,16 +1,16 @@
 """Complex numbers as pairs of reals, before Inductor sees a scan.
 
-Inductor has no complex arithmetic: each operator on complex values is a call of torch's kernel,
-and views of complex buffers are such calls too, so that a loop which writes its results through
-views of one buffer has no order that Inductor knows of. A pair of real tensors has all that a real
-tensor has: fused loops, one-kernel paths, products with real matrices. So every complex carry, x,
-additional input and y becomes two::
+Inductor has no complex arithmetic: each operator on complex values is a call of torch's kernel.
+Views of complex buffers are such calls, too, so Inductor does not know in which order a loop writes
+its results through views of one buffer. A pair of real tensors has all that a real tensor has:
+fused loops, one-kernel paths, products with real matrices. So every complex carry, x, additional
+input and y becomes two::
 
     before: (h, x, lam) -> (lam * h + x, y)
     after:  (h_re, h_im, x_re, x_im, lam_re, lam_im)
                 -> (lam_re * h_re - lam_im * h_im + x_re, ..., y_re, y_im)
 
-An operator without a rule here is called on the complex value that its pair makes, within a step.
+An operator without a rule here is called, within a step, on the complex value of its pair.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _split_results(value: Any) -> Any:
 
 
 def _is_copy_for_inductor(node: fx.Node) -> bool:
-    """``x + 0``, by which Inductor adds complex tensors as rows of reals: a copy with no lazy bits.
+    """Return True for ``x + 0``, by which Inductor adds complex tensors as rows of reals.
 
-    As an addition of pairs it would be arithmetic, which hides that a carry is only added to.
+    It is a copy with no lazy bits. An addition of pairs would hide that a carry is only added to.
     """
     return (
         node.target is torch.ops.aten.add.Tensor
@@ -87,13 +87,13 @@ class PairInterpreter(fx.Interpreter):
 
 
 def needs_pairs(body: fx.GraphModule, operands: Inputs[Any]) -> bool:
-    """Whether complex values cross the edge of the body."""
+    """Return True if an input or a result of the body is complex."""
     values = [r.meta.get("val") for r in results_of(body.graph) if isinstance(r, fx.Node)]
     return any(map(is_complex, (*operands.flat(), *values)))
 
 
 def expanded(values: Sequence[Any]) -> list[Any]:
-    """Each complex value as two."""
+    """Return two values for each complex one."""
     found: list[Any] = []
     for value in values:
         pair = split(value) if is_complex(value) else value
@@ -102,7 +102,7 @@ def expanded(values: Sequence[Any]) -> list[Any]:
 
 
 def expanded_xs(xs: Sequence[Any]) -> list[Any]:
-    """As :func:`expanded`; the carries into steps stay where they are, each part for itself."""
+    """Split complex xs in two as :func:`expanded` does, carries into steps part by part."""
     found: list[Any] = []
     for x in xs:
         if not isinstance(x, CarriesIn):
@@ -114,7 +114,7 @@ def expanded_xs(xs: Sequence[Any]) -> list[Any]:
 
 
 def expanded_step(body: fx.GraphModule, is_complex_input: Sequence[bool]) -> Callable[..., Any]:
-    """``body`` on inputs of which each complex one is two, with results likewise."""
+    """Return ``body`` with two inputs for each complex one, and two results likewise."""
 
     def step(*flat: Any) -> tuple[Any, ...]:
         rest = iter(flat)
@@ -130,6 +130,6 @@ def expanded_step(body: fx.GraphModule, is_complex_input: Sequence[bool]) -> Cal
 
 
 def joined_results(results: Sequence[Any], is_complex_result: Sequence[bool]) -> list[Any]:
-    """Each two of ``results`` that a complex one became, as one."""
+    """Join each two of ``results`` that were one complex value."""
     rest = iter(results)
     return [torch.complex(next(rest), next(rest)) if c else next(rest) for c in is_complex_result]

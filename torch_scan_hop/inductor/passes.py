@@ -39,7 +39,7 @@ def prepare_scans(gm: fx.GraphModule) -> None:
 
 
 def _scans_of(gm: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
-    """With their bodies; those of torch's own ``scan()`` are for torch's pass."""
+    """Return scans with their bodies; those of torch's own ``scan()`` are left to torch's pass."""
     nodes = gm.graph.find_nodes(op="call_function", target=scan_op)
     scans = [(node, getattr(gm, str(node.args[0].target))) for node in nodes]
     return [(node, body) for node, body in scans if not is_torchs(body)]
@@ -61,7 +61,7 @@ def _write_plans(gm: fx.GraphModule) -> None:
 
 
 def _write_out(gm: fx.GraphModule) -> None:
-    """Small matrices as scalars, in what the plans left in the loops."""
+    """Write small matrices as scalars, in what the plans left in the loops."""
     for node, body in _scans_of(gm):
         _write_out(body)
         try:
@@ -84,7 +84,7 @@ _CAREFUL: tuple[dict[str, bool], ...] = (
 
 
 def _rewrite_or_leave(gm: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> None:
-    """A rewrite that fails is dropped: with fewer of them, or none, the scan is the same."""
+    """Rewrite, or drop a rewrite that fails: with fewer of them the scan means the same."""
     for changes in _CAREFUL:
         try:
             with using_options(**changes):

@@ -32,7 +32,7 @@ class ProductLowering(InlineLowering):
 
     @contextlib.contextmanager
     def ranges_of_indices(self, lanes: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-        """The sizes that symbols of an index are below, of ``lanes`` and of all made within."""
+        """Collect bounds of the symbols in an index: of ``lanes`` and of those made within."""
         self._ranges = dict(lanes)
         try:
             yield self._ranges
@@ -40,7 +40,7 @@ class ProductLowering(InlineLowering):
             self._ranges = None
 
     def product(self, left: Any, weight: Any) -> Any:
-        """What stands for ``left @ weight``; NotPointwise if that is none."""
+        """Return what stands for ``left @ weight``; NotPointwise if nothing can."""
         raise NotImplementedError
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -82,7 +82,7 @@ class ProductLowering(InlineLowering):
         return joined
 
     def _within(self, index: Any, size: Any) -> Any:
-        """``index``, which a mask keeps in range; for those who ask for ranges, a symbol of it."""
+        """Return ``index``, which a mask bounds; a symbol for it while ranges are collected."""
         if self._ranges is None:
             return index
         symbol = plain_symbol(800 + len(self._ranges))

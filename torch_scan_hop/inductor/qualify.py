@@ -1,4 +1,4 @@
-"""What the kernels ask of a body before they lower it: lowering a product may tune one."""
+"""Questions that kernels ask of a body before lowering it, which may tune a product."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ CAT = torch.ops.aten.cat.default
 
 
 def is_plain(node: fx.Node) -> bool:
-    """``addmm`` may scale what it adds."""
+    """Return True for an ``addmm`` that does not scale what it adds."""
     return node.target not in PRODUCTS or not node.kwargs
 
 
 def is_pointwise(body: fx.GraphModule, besides: Collection[Any] = ()) -> bool:
-    """Whether all operators are, but for those in ``besides``."""
+    """Return True if all operators of ``body`` are pointwise, except those in ``besides``."""
     return all(
         node.op != "call_function"
         or node.target is operator.getitem

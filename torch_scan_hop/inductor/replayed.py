@@ -1,4 +1,4 @@
-"""Which counted loops may be replayed as CUDA graphs: their wrapper hands them to a runner."""
+"""Find the counted loops that CUDA graphs may replay; their wrapper hands them to a runner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _in_a_graph: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def within_a_graph(is_replayed: bool) -> Iterator[None]:
-    """Around the lowering of a step: what is replayed holds no graphs of its own."""
+    """Lower a step; if its loop is replayed, loops in the step get no graphs of their own."""
     token = _in_a_graph.set(_in_a_graph.get() or is_replayed)
     try:
         yield
@@ -31,7 +31,7 @@ def within_a_graph(is_replayed: bool) -> Iterator[None]:
 
 
 def why_not_replayed(call: ScanCall) -> str:
-    """What stands against it; empty if nothing does."""
+    """Return why the loop is not replayed; empty if it may be."""
     if not current_options().cuda_graphs:
         return "cuda_graphs is switched off"
     if uses_cpp_wrapper():
@@ -48,6 +48,6 @@ def why_not_replayed(call: ScanCall) -> str:
 
 
 def _is_captured_as_it_is(value: Any) -> bool:
-    """But for the number of steps, which is a stack's first size."""
+    """Return True if the device is served and all sizes but a stack's number of steps are known."""
     sizes = (*value.shape[1:], *value.stride())
     return is_served(value.device) and not any(isinstance(n, torch.SymInt) for n in sizes)

@@ -1,4 +1,4 @@
-"""A scan in a graph, replaced by others: of pairs, of its plan, of scalars."""
+"""Replace a scan in a graph by another one: of pairs, of its plan, of scalars."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _value(argument: Any) -> Any:
 
 
 def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
-    """None for what is no tensor."""
+    """Return True if ``value`` has these strides; they are None for what is no tensor."""
     return stride is None or are_all_known_equal(value.stride(), stride)
 
 
@@ -111,7 +111,7 @@ class ScanRewriter:
         return True
 
     def rewrite(self) -> None:
-        """Replace the scan by its plan, traced on the operands' fakes; or leave it."""
+        """Replace the scan by its plan, traced on the operands' fakes, or leave it."""
         if isinstance(self.trip_count, int) and self.trip_count < 2 and self.trip_count != 0:
             self._retrace_if_unlike()
             return
@@ -149,7 +149,7 @@ class ScanRewriter:
         self._inline(traced)
 
     def write_out(self) -> None:
-        """Replace the scan by one of the entries of its tensors, if that is one kernel."""
+        """Replace the scan by one over the entries of its tensors, if that is one kernel."""
         if may_be_one_kernel(self.body) or not current_options().one_kernel:
             return
         if not current_options().scalars or self.trip_count == 0:
@@ -176,7 +176,10 @@ class ScanRewriter:
     def _plan(
         self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
     ) -> ScanPlan:
-        """Pointwise work stays in the loop, unless without it one launch does for all steps."""
+        """Make a plan that leaves pointwise work in the loop.
+
+        It moves such work out only if the loop then disappears, so that one launch does all steps.
+        """
 
         def plan(pointwise_pays: bool) -> ScanPlan:
             return make_plan(
@@ -197,7 +200,7 @@ class ScanRewriter:
     def _plan_of_lanes(
         self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
     ) -> tuple[ScanPlan, LaneSums] | None:
-        """With sums for each lane, if the loop is a kernel of lanes by that."""
+        """Make a plan with sums for each lane, if that makes the loop a kernel of lanes."""
         options = current_options()
         # where lanes are few, a GPU goes through many steps at once, of carries that are affine
         if not (options.sums_per_lane and options.one_kernel) or self._is_on_gpu():
@@ -209,7 +212,7 @@ class ScanRewriter:
         return (plan, sums) if _is_lane_by_lane(plan) else None
 
     def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
-        """The scan's inputs, of the operands; xs that are carries into steps as such."""
+        """Return the scan's inputs; xs that are carries into steps stay such."""
         groups: Inputs[Any] = self.signature.split_inputs(flat[: self.signature.n_inputs])
         inits = flat[self.signature.n_inputs :]
         for (k, (_, reverse)), first in zip(self.shifted.items(), inits, strict=True):
@@ -217,7 +220,7 @@ class ScanRewriter:
         return groups
 
     def _retrace_if_unlike(self) -> None:
-        """Inductor's passes may give an operand other strides than the body was traced for."""
+        """Trace the body again if a pass of Inductor's gave an operand other strides."""
         roles = self.signature.inputs_of(self.body)
         groups = self._groups([_value(a) for a in self.operands])
         slices = [x.stride()[1:] for x in stacks_of(groups.xs)]
@@ -234,7 +237,7 @@ class ScanRewriter:
         self._inline(trace_decomposed(run, [_value(a) for a in self.operands]))
 
     def _copied_bytes(self, plan: ScanPlan) -> int:
-        """Per step, of carries into steps that are not read in place."""
+        """Return the bytes per step of carries into steps that are not read in place."""
         shifted = [plan.roles.xs[k] for k in self.shifted]
         if may_be_one_kernel(plan.body):
             shifted = [x for x in shifted if plan.is_read_outside(x)]
@@ -281,7 +284,7 @@ class ScanRewriter:
         graph.erase_node(self.node)
 
     def _attribute(self, traced: fx.GraphModule, node: fx.Node) -> fx.Node:
-        """The attribute under a name of its own in the outer module."""
+        """Put the attribute under a name of its own in the outer module."""
         base = f"{self.node.name}_{str(node.target).replace('.', '_')}"
         name, k = base, 0
         while hasattr(self.gm, name):

@@ -1,8 +1,8 @@
-"""A kernel of a whole loop runs some of its steps in each call: Python looks up in between.
+"""A kernel of a whole loop runs some of its steps in each call, and Python looks up in between.
 
-Otherwise nobody could interrupt a loop of minutes, or see how far it is. A call is a fraction of a
-second, and most loops are one. The carry is handed over where it ends, in the results. (A kernel of
-a GPU is no call that Python waits for.)
+Otherwise nobody could interrupt a loop of minutes, or see how far it is. A call takes a fraction of
+a second, and most loops need only one. One call leaves the carry in the results, where the next one
+finds it. (Python does not wait for a kernel of a GPU, so those need no calls.)
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 from torch_scan_hop.inductor.qualify import PRODUCTS, is_transcendental
 
-# What a call does at most, in results of operators, of which a core makes some in a nanosecond. A
-# call packs the weights anew.
+# The most work of a call, in results of operators; a core makes some of those in a nanosecond. It
+# should be large, because each call packs the weights anew.
 WORK_PER_CALL = 3 * 10**8
-# What threads share: some 20 us of one core. To wake them takes as long, and where other processes
-# keep the cores busy, a thread that has gone to sleep is waited for for milliseconds.
+# The least work that threads share, some 20 us of one core. Waking them takes as long. Where other
+# processes keep the cores busy, the others wait milliseconds for a thread that went to sleep.
 WORK_FOR_THREADS = 10**5
 # multiplications in the time of another operator on one element
 PRODUCTS_AT_ONCE = 8
@@ -43,12 +43,12 @@ TRANSCENDENTAL = 8
 
 
 def work_per_step(body: fx.GraphModule) -> int:
-    """What a step does, in results of operators that are quick."""
+    """Return the work of a step, counted in results of cheap operators."""
     return max(1, sum(map(_work_of, body.graph.nodes)))
 
 
 def work_of_sum(depth: int) -> int:
-    """What a sum of so many products, an entry of a matrix product, is."""
+    """Return the work of a sum of so many products, which is an entry of a matrix product."""
     return max(1, depth // PRODUCTS_AT_ONCE)
 
 
@@ -82,16 +82,16 @@ class Span:
 
     @property
     def fewest_for_threads(self) -> int:
-        """Of fewer steps, threads take longer to share them than one to do them."""
+        """The fewest steps that threads do sooner than one: sharing takes time, too."""
         return -(-WORK_FOR_THREADS // self.work_per_step)
 
     def is_too_short_for_threads(self) -> bool:
-        """As far as that is known."""
+        """Return True if there are known to be too few steps for threads."""
         return bool(self.trip_count.is_Integer and self.trip_count < self.fewest_for_threads)
 
     @contextlib.contextmanager
     def calls(self, wrapper: Any) -> Iterator[None]:
-        """Around the block that calls the kernel: once for each span."""
+        """Call the kernel once for each span, in the block that this opens."""
         first, end = str(self.first), str(self.end)
         for name in (first, end):
             declare_loop_index(wrapper, name)

@@ -1,4 +1,4 @@
-"""A step in a kernel with a loop over time: what its values are called, and how it reads them."""
+"""A step in a kernel with a loop over time: the names of its values, and how it reads them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lane_symbols(rank: int) -> list[Any]:
 
 
 def carry_position(name: str) -> int | None:
-    """Of the carry that a buffer's name stands for, if it does."""
+    """Return the position of the carry that a buffer's name stands for, or None."""
     return int(name.removeprefix(CARRY)) if name.startswith(CARRY) else None
 
 
@@ -47,7 +47,7 @@ def step_index(trip_count: Any, reverse: bool) -> Any:
 
 
 def step_inputs(roles: Inputs[Any], index: Any) -> list[Any]:
-    """What a body is lowered with: carries by name, xs at ``index``, additional inputs."""
+    """Return a body's inputs for lowering: carries by name, xs at ``index``, additional ones."""
     return [
         *(named_input(f"{CARRY}{k}", c) for k, c in enumerate(roles.carry)),
         *(slice_at(index, x) for x in roles.xs),

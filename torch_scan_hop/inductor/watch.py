@@ -1,4 +1,4 @@
-"""Which kernel each scan became, for one who asks while Inductor lowers a graph."""
+"""Tell a watcher which kernel each scan became, while Inductor lowers a graph."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ class _Layers(nn.RNNBase):
     """One layer after another. A state is a tensor ``[layers * directions, B, H]``, or a tuple."""
 
     step: Callable[..., Any]
-    #: what ``scan`` is told
+    #: keyword arguments for ``scan``
     options: dict[str, Any] | None = None
 
     def _state_sizes(self) -> list[int]:
-        """Of the leaves of the state."""
+        """Return the sizes of the state's leaves."""
         return [self.hidden_size]
 
     def forward(
@@ -43,7 +43,7 @@ class _Layers(nn.RNNBase):
         *,
         lengths: Tensor | Sequence[int] | None = None,
     ) -> tuple[Any, Any]:
-        """As of torch.nn's layer; ``lengths``: of each sequence of a padded batch, ``[B]``."""
+        """Run as torch.nn's layer does; ``lengths``: of each sequence in a padded batch."""
         if isinstance(input, PackedSequence):
             if lengths is not None:
                 raise refused(
@@ -70,7 +70,7 @@ class _Layers(nn.RNNBase):
         return ys, state
 
     def _check_dimensions(self, input: Tensor, hx: Any) -> bool:
-        """Whether there is a batch; in torch.nn's words where there is neither."""
+        """Return True if the input has a batch; raise torch.nn's errors for a wrong shape."""
         name = type(self).__name__
         if input.dim() not in (2, 3):
             tensor = " tensor" if name == "RNN" else ""
@@ -90,7 +90,7 @@ class _Layers(nn.RNNBase):
             )
 
     def _checked(self, input: Tensor, x: Tensor, hx: Any, batch_sizes: Tensor | None) -> Any:
-        """``hx``, or zeros; ``input`` as it was given, ``x`` time first."""
+        """Return ``hx``, or zeros; ``input`` is as it was given, ``x`` time first."""
         if hx is None:
             count = self.num_layers * (2 if self.bidirectional else 1)
             zeros = [x.new_zeros(count, x.shape[1], size) for size in self._state_sizes()]
@@ -126,8 +126,7 @@ def _at(k: int, state: Any) -> Any:
 
 
 def _as_given_out(state: Any, ys: Tensor) -> Any:
-    """Under autocast, where a step gives out a narrower h than it was given, the last h is as it
-    was given out, as torch.nn's is."""
+    """Return the last h in ys' dtype, as torch.nn does: under autocast a y may be narrower."""
     if isinstance(state, tuple):
         h, c = state
         return h.to(ys.dtype), c
@@ -151,8 +150,8 @@ class LSTM(_Layers):
     """``nn.LSTM`` as scans, with its arguments, parameters and results.
 
     ``load_state_dict`` takes what ``nn.LSTM`` saved. ``lengths=`` in the call says how long each
-    sequence of a padded batch is; ``options``, which is a dict, is told to
-    :func:`torch_scan_hop.scan`, as ``{"compile": True}``.
+    sequence of a padded batch is. The attribute ``options`` is a dict of keyword arguments for
+    :func:`torch_scan_hop.scan`, for example ``{"compile": True}``.
 
     Example:
         >>> torchs = nn.LSTM(3, 4, num_layers=2, bidirectional=True)
@@ -261,10 +260,10 @@ _OURS: dict[type[nn.Module], type[_Layers]] = {
 
 
 def convert(model: Module) -> Module:
-    """``model`` with ``LSTM``, ``GRU`` and ``RNN`` of this package in the place of torch.nn's.
+    """Replace torch.nn's ``LSTM``, ``GRU`` and ``RNN`` in ``model`` by this package's; return it.
 
-    The model is changed in place; a layer that is the model itself is returned anew. Parameters,
-    hooks and modes are the same objects. Layers of classes that derive from torch.nn's stay.
+    The model is changed in place, but if the model itself is such a layer a new one is returned.
+    Parameters, hooks and modes are the same objects. Layers of derived classes are left alone.
 
     Example:
         >>> model = nn.ModuleDict({"encoder": nn.GRU(3, 4), "head": nn.Linear(4, 2)})

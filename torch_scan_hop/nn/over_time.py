@@ -27,7 +27,7 @@ Cell = Callable[[Any, Any], Any]
 
 
 def valid_steps(lengths: Tensor | Sequence[int], padded: Tensor) -> Tensor:
-    """``[T, B]``: whether a step of ``padded``, ``[T, B, ...]``, is within its sequence."""
+    """Return ``[T, B]``: whether each step of ``padded``, ``[T, B, ...]``, is in its sequence."""
     given = torch.as_tensor(lengths)
     lengths = given.to(padded.device)
     if lengths.shape != padded.shape[1:2] or lengths.is_floating_point():
@@ -62,10 +62,10 @@ def over_time(
     reverse: bool = False,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """``(ys, last state)``; what is captured is kept for ``layer``.
+    """Return ``(ys, last state)``; what is captured is kept for ``layer``.
 
-    Where a step is not valid, the state stays and y is zero.
-    What stands in such a step reaches nothing, not even as a nan: the cell is given a valid input.
+    If a step is not valid, the state stays and y is zero. What is in the padding of such a step
+    affects nothing, not even as a nan, because the cell is given a valid input.
     """
     if valid is None:
         run = lambda state, x: _next(cell, x, state)  # noqa: E731
@@ -83,8 +83,8 @@ def over_time(
     return ys, state
 
 
-# Of each layer: the code of its steps, by name. Captures are kept by code, as many as one body
-# needs, and this module's functions are the bodies of all layers.
+# The code of each layer's steps, by name. Captures are kept by code, as many as one body needs.
+# This module's functions are the bodies of all layers, so each layer has a copy of their code.
 _codes: MutableMapping[nn.Module, dict[str, types.CodeType]] = WeakIdKeyDictionary()
 
 
@@ -99,7 +99,7 @@ def _of_layer(step: Any, layer: nn.Module) -> Any:
 
 
 def _next(cell: Cell, x: Any, state: Any) -> tuple[Any, Any]:
-    """``(next state, y)``, whichever of its two forms the cell has."""
+    """Return ``(next state, y)``, in whichever of its two forms the cell returns them."""
     result = cell(x, state)
     form = pytree.tree_structure(state)
     if pytree.tree_structure(result) == form:
@@ -115,8 +115,11 @@ def _next(cell: Cell, x: Any, state: Any) -> tuple[Any, Any]:
 
 
 def _stand_in(valid: Tensor, value: Tensor) -> Tensor:
-    """The first valid one of the batch, which the cell can differentiate at: at zeros a logarithm,
-    a norm or a root has no finite derivative, and weights would get the gradient 0 * inf."""
+    """Return the batch's first valid x, at which the cell can be differentiated.
+
+    At zeros a logarithm, a norm or a root has no finite derivative, and weights would get the
+    gradient 0 * inf.
+    """
     none = torch.ones_like if value.is_floating_point() or value.is_complex() else torch.zeros_like
     if valid.numel() == 0:
         return none(value)
@@ -130,7 +133,7 @@ def _or_zero(valid: Tensor, value: Tensor) -> Tensor:
 
 
 def _where(valid: Tensor, value: Tensor, other: Tensor) -> Tensor:
-    """``valid`` has the leading dimensions of ``value``."""
+    """Choose by ``valid``, which has the leading dimensions of ``value``."""
     shape = [*valid.shape, *[1] * (value.dim() - valid.dim())]
     return torch.where(valid.view(shape), value, other)
 

@@ -147,7 +147,7 @@ class Recurrent(nn.Module):
 
 
 class Bidirectional(nn.Module):
-    """Two layers, of which the second goes backwards; their ys side by side.
+    """Two layers, of which the second goes backwards; their ys are concatenated.
 
     Args:
         forward, backward: :class:`Recurrent` layers of one ``batch_first``; ``backward`` has
@@ -190,7 +190,7 @@ class Stack(nn.Module):
     """Layers one after another, with dropout between them; states are lists.
 
     Args:
-        layers: :class:`Recurrent`, :class:`Bidirectional`, or what has their call.
+        layers: :class:`Recurrent`, :class:`Bidirectional`, or modules that are called as they are.
         dropout: of the ys of all layers but the last one, in training.
 
     Example:

@@ -80,18 +80,18 @@ class Accumulator:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the term, and of the sum: torch sums small integers and bools as int64."""
+        """The dtype of the term and the sum: torch sums small integers and bools as int64."""
         return self.term.meta["val"].dtype
 
     @property
     def operand(self) -> fx.Node:
-        """What the term is a sum over dimensions of, or the term."""
+        """The value that the term is a sum over dimensions of; the term itself if it is no sum."""
         if self.term.target in SUMS:
             return self.term.args[0]  # type: ignore[return-value]
         return self.term
 
     def _reduced(self, stack: torch.Tensor) -> torch.Tensor:
-        """``sum_t sum(v_t, dims)`` from the stack of ``v``."""
+        """Return ``sum_t sum(v_t, dims)`` from the stack of ``v``."""
         rank = stack.dim() - 1
         named: Any = self.term.args[1] if len(self.term.args) > 1 else None
         named = [named] if isinstance(named, int) else named
@@ -102,9 +102,9 @@ class Accumulator:
         return total.squeeze(0) if keepdim else total
 
     def total(self, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]) -> torch.Tensor:
-        """``sum_t g_t`` from the stacks of its leaves, each ``[T, ...]``.
+        """Return ``sum_t g_t`` from the stacks of its leaves, each ``[T, ...]``.
 
-        ``values``: of what ``maps`` read besides, and others.
+        ``values`` has what ``maps`` read besides.
         """
         if self.is_product():
             left, right = self._factors(stacks)
@@ -123,7 +123,7 @@ class Accumulator:
     def add_into(
         self, before: torch.Tensor, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]
     ) -> torch.Tensor:
-        """``before``, to which :meth:`total` is added in place; a product without memory for it."""
+        """Add :meth:`total` to ``before`` in place; a product needs no memory for that."""
         if not self.is_product() or not all(map(_is_matrix_transpose, self.maps)):
             return before.add_(self.total(stacks, values))
         turned = before.t() if len(self.maps) % 2 else before
@@ -132,7 +132,7 @@ class Accumulator:
         return before
 
     def _factors(self, stacks: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What one product of sums ``left_t @ right_t`` over the steps.
+        """Return two factors whose one product is ``sum_t left_t @ right_t``.
 
         ``flatten``, since ``reshape`` cannot tell what -1 is where another size is zero.
         """
@@ -149,13 +149,17 @@ class Accumulator:
 def is_cheap_to_sum(
     accumulator: Accumulator, nbytes: Callable[[fx.Node], Any], step_bytes: Any
 ) -> bool:
-    """A sum over dimensions, whose operand is small beside what a step moves anyway."""
+    """Return True for a sum over dimensions of a value that is small beside a step's traffic."""
     operand = accumulator.operand
     return operand is not accumulator.term and bool(CHEAP_STACKS * nbytes(operand) <= step_bytes)
 
 
 def read_stack_instead(accumulator: Accumulator, at_hand: set[fx.Node]) -> Accumulator:
-    """A sum over dimensions of a value that is stacked anyway needs no stack of its own."""
+    """Let an accumulator read the stack of what its term sums over dimensions, if there is one
+    anyway.
+
+    Then the term needs no stack of its own.
+    """
     if accumulator.operand is not accumulator.term and accumulator.operand in at_hand:
         return dataclasses.replace(accumulator, leaves=(accumulator.operand,))
     return accumulator
@@ -174,7 +178,7 @@ def _transposed(stack: torch.Tensor, leaf: fx.Node, argument: Any) -> torch.Tens
 
 
 def _untransposed(node: fx.Node) -> fx.Node:
-    """What to stack for a product's operand: its base, if it is a transposed matrix."""
+    """Return what to stack for a product's operand: its base, if it is a transposed matrix."""
     if _is_matrix_transpose(node):
         base = node.args[0]
         assert isinstance(base, fx.Node)
@@ -185,9 +189,9 @@ def _untransposed(node: fx.Node) -> fx.Node:
 def find_accumulator(
     index: int, carry_in: fx.Node, carry_out: Any, is_known: Callable[[fx.Node], bool]
 ) -> Accumulator | None:
-    """The accumulator that carry ``index`` is, or None.
+    """Return the accumulator that carry ``index`` is, or None.
 
-    ``is_known``: whether a value is at hand after the loop, the same for every step.
+    ``is_known``: whether a value is at hand after the loop, and the same for every step.
     """
     if not isinstance(carry_out, fx.Node) or carry_out.target is not aten.add.Tensor:
         return None
@@ -213,7 +217,7 @@ def find_accumulator(
 
 
 def argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx.Node | None:
-    """What ``node`` is linear in, if all else that it reads is known."""
+    """Return the argument in which ``node`` is linear, all others being known; else None."""
     if node.target not in _SCALINGS | _LINEAR | _CASTS:
         return None
     varying = [n for n in node.all_input_nodes if not is_known(n)]
@@ -233,7 +237,7 @@ def argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx
 
 
 def _is_widened(base: fx.Node, node: fx.Node) -> bool:
-    """From bfloat16, and nothing else of the value changes."""
+    """Return True if ``node`` casts from bfloat16 to a wider dtype and changes nothing else."""
     value, like = node.meta["val"], base.meta["val"]
     wide = like.dtype is torch.bfloat16 and value.dtype in (torch.float32, torch.float64)
     return wide and value.device == like.device

@@ -1,14 +1,15 @@
-"""Values of a step as functions of its carries: affine, or the greatest or least of one and more.
+"""Values of a step as functions of its carries: affine, or a maximum or minimum.
 
 ::
 
     affine:   h_i' = sum_j a_ij h_j + b_i        a and b read no carry
     extreme:  h_i' = max(h_i, b_i)               or min
 
-Such steps compose: what many in a row do to a carry is known without the carry, and is of the same
-form. A step is run once more, whose operators take forms beside values: it is asked for what it
-computes, not for what its graph looks like. What the coefficients are, and the operators on them,
-is up to who runs it: values of a kernel (``inductor/affine``), or tensors (``sharding/composed``).
+Such steps compose: the effect of many steps in a row on a carry has the same form, and is known
+without the carry. To find the forms, a step is run once more with operators that take forms besides
+values; its graph is not matched against patterns. Whoever runs it says what the coefficients are,
+and the operators on them: values of a kernel (``inductor/affine``), or tensors
+(``sharding/composed``).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _both(a: Any, b: Any) -> tuple[Form, Form] | None:
 
 
 def _value(inner: Any, coefficient: Any, dtype: torch.dtype) -> Any:
-    """As an operand: a number for ``ONE``, and for None, a term that is not there."""
+    """Return a coefficient as an operand: 1 for ``ONE``, and 0 for None, which is no term."""
     if coefficient is not None and coefficient is not ONE:
         return coefficient
     number = 0 if coefficient is None else 1
@@ -78,7 +79,7 @@ def _value(inner: Any, coefficient: Any, dtype: torch.dtype) -> Any:
 
 
 def _map(inner: Any, form: Form, fn: Callable[[Any], Any]) -> Form:
-    """``fn``, which is linear, of each term."""
+    """Apply ``fn``, which is linear, to each term."""
     found = {j: fn(_value(inner, value, form.dtype)) for j, value in form.coefficients.items()}
     return Form(form.dtype, found, None if form.constant is None else fn(form.constant))
 

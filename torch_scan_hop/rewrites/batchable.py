@@ -91,13 +91,13 @@ BY_INDEX = {"index.Tensor", "index_put.default"}
 
 
 def _along(value: Any, dim: int, of_position: Callable[[Any], Any]) -> Any:
-    """What ``of_position`` says of each position in ``dim``, to be broadcast to ``value``."""
+    """Return ``of_position`` of each position in ``dim``, ready to broadcast to ``value``."""
     position = torch.arange(value.shape[dim], device=value.device)
     return of_position(position).reshape([-1] + [1] * (value.dim() - dim - 1))
 
 
 def _stand_in_for_select_scatter(value: Any, source: Any, dim: int, index: int) -> Any:
-    """Its rule scatters by an index for each element, which Inductor of 2.13 may get wrong."""
+    """Replace ``select_scatter``: Inductor 2.13 may get its rule's elementwise scatter wrong."""
     dim %= value.dim()
     here = _along(value, dim, lambda position: position == index % value.shape[dim])
     return torch.where(here, source.unsqueeze(dim), value)
@@ -106,7 +106,10 @@ def _stand_in_for_select_scatter(value: Any, source: Any, dim: int, index: int) 
 def _stand_in_for_slice_scatter(
     value: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
-    """Its rule overflows where ``end`` stands for "to the end", and takes no negative one."""
+    """Replace ``slice_scatter``, whose rule overflows for an ``end`` that means "to the end".
+
+    The rule takes no negative ``end`` either.
+    """
     dim %= value.dim()
     size = value.shape[dim]
     if not all(isinstance(n, (int, type(None))) for n in (start, end, size)) or step != 1:
@@ -141,7 +144,7 @@ def _names(target: OpOverload) -> tuple[str, str]:
 
 
 def is_batchable_operator(target: Any) -> bool:
-    """Whether ``vmap`` of this operator is known to be right."""
+    """Return True if ``vmap`` of this operator is known to be right."""
     if not isinstance(target, OpOverload):
         return False
     if target in STAND_INS:
@@ -157,7 +160,7 @@ def is_batchable_operator(target: Any) -> bool:
 
 
 def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
-    """Whether this node of a body may be done for all steps at once.
+    """Return True if this node of a body may be done for all steps at once.
 
     ``any_trip_count``: of a loop that is traced for all of them.
     """

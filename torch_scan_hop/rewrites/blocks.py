@@ -1,8 +1,8 @@
-"""A plan run block by block: what its rewrites stack is as long as a block, not as the scan.
+"""Run a plan block by block, so that its stacks are as long as a block, and not as the scan.
 
-The work of a plan before and after the loop reads and writes stacks. Made for all steps at
-once they may be larger than the results (four gates for each state of an LSTM), and each
-travels to memory and back. A block of them stays in a core's cache.
+The work of a plan before and after the loop reads and writes stacks. For all steps at once, stacks
+may be larger than the results (four gates for each state of an LSTM), and each of them goes to
+memory and back. The stacks of a block stay in a core's cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_BLOCK = 16
 def block_length(
     plan: ScanPlan, trip_count: int, copied: int = 0, stacked: int | None = None
 ) -> int:
-    """Steps in a block; ``trip_count`` where blocks would save nothing.
+    """Return the number of steps in a block; ``trip_count`` where blocks would save nothing.
 
     ``copied``: bytes per step that the caller would have to stack, too. ``stacked``: those of the
     plan, where the call's sizes say better than the plan's.
@@ -45,7 +45,7 @@ def block_length(
 
 
 def whole_block_length(plan: ScanPlan, trip_count: int, copied: int = 0) -> int:
-    """The divisor of ``trip_count`` that is nearest to a block's length, within a factor of 2."""
+    """Return the divisor of ``trip_count`` nearest to a block's length, within a factor of 2."""
     length = block_length(plan, trip_count, copied)
     if length == trip_count:
         return trip_count
@@ -72,7 +72,7 @@ def run_in_blocks(
     length: int,
     ys_like: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """As :meth:`ScanPlan.run`, on real tensors; among xs there may be :class:`CarriesIn`.
+    """Run the plan on real tensors as :meth:`ScanPlan.run` does; some xs may be :class:`CarriesIn`.
 
     ``run_loop(body, inputs, options, into=)`` writes each stack to the place that ``into`` has for
     it, if any. ``ys_like``: a y of each kind, where the plan is for any size.
@@ -100,7 +100,8 @@ def run_in_blocks(
 def scan_of_blocks(
     plan: ScanPlan, run_scan: RunScan, inputs: Inputs[Any], options: ScanOptions, length: int
 ) -> list[Any]:
-    """As :meth:`ScanPlan.run`, as a scan over blocks whose body is the plan of a block.
+    """Run the plan as :meth:`ScanPlan.run` does, as a scan over blocks with the plan of a block as
+    body.
 
     ``length`` divides the trip count. Accumulators are carries of the outer scan. Among xs there
     may be :class:`CarriesIn`, which are joined within a block.

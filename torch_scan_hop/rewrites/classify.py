@@ -1,4 +1,4 @@
-"""What each node of a body depends on.
+"""Classify each node of a body by what it depends on.
 
 ``INVARIANT``  additional inputs and constants only
 ``XS``         xs as well, but no carry: known before the loop
@@ -29,7 +29,7 @@ class Dependence(IntEnum):
 
 
 class Stays(Enum):
-    """Why work that does not depend on the carry, or that the carry does not need, stays."""
+    """A reason why work stays in the loop though the carry neither determines nor needs it."""
 
     NO_RULE = "no trusted batching rule for it"
     MEMORY = "memory gate"
@@ -69,7 +69,7 @@ def is_reduction(node: fx.Node) -> bool:
 
 
 def is_pinned(node: fx.Node) -> bool:
-    """Stays in the loop, in order: random draws, effects, and operators with bodies."""
+    """Return True for work that stays in the loop, in order: draws, effects, inner bodies."""
     if node.op != "call_function":
         return False
     if is_random(node) or isinstance(node.target, HigherOrderOperator):
@@ -99,7 +99,7 @@ def classify(
 
 
 def ancestors(nodes: list[fx.Node], stop: set[fx.Node] | None = None) -> set[fx.Node]:
-    """``nodes`` and all they are computed from, not looking through ``stop``."""
+    """Return ``nodes`` and all that they are computed from, without looking through ``stop``."""
     seen: set[fx.Node] = set()
     pending = list(nodes)
     while pending:

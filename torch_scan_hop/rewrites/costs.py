@@ -1,4 +1,4 @@
-"""What pays where a loop runs."""
+"""Estimate whether moving work out of the loop pays on the backend where the loop runs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ class Costs:
     least_weight: int
 
     def nbytes(self, node: fx.Node) -> Any:
-        """What pays does not decide what is right: it needs no guard."""
+        """Return a node's bytes, a likely number if sizes are symbolic.
+
+        An estimate decides what pays and not what is right, so it needs no guard.
+        """
         return nbytes(node) if self.guard_sizes else likely_value(nbytes(node))
 
     def product_pays(self, node: fx.Node, dependence: Mapping[fx.Node, Dependence]) -> bool:
-        """Whether it is a product, and better made for all steps at once."""
+        """Return True if ``node`` is a product that is faster when made for all steps at once."""
         if not is_contraction(node):
             return False
         return not self.least_weight or bool(self._weight(node, dependence) >= self.least_weight)
@@ -41,10 +44,12 @@ class Costs:
         work: Iterable[fx.Node],
         dependence: Mapping[fx.Node, Dependence],
     ) -> bool:
-        """Whether stacks of ``stacked`` for ``work`` outside the loop take little memory and time.
+        """Return True if stacking ``stacked``, to do ``work`` outside the loop, costs little memory
+        and time.
 
-        A large state, as a cache of which a step writes a row, is copied at each step for them.
-        That takes longer than a call in the loop, unless a product reads its weights once.
+        A large state, such as a cache of which a step writes a row, is copied into the stack at
+        each step. That takes longer than a call in the loop, unless ``work`` has a product with
+        weights as large as the stack, which are then read once and not at each step.
         """
         size: Any = sum(self.nbytes(n) for n in stacked)
         if size > budget:
@@ -54,6 +59,6 @@ class Costs:
         return any(self._weight(n, dependence) >= size for n in filter(is_contraction, work))
 
     def _weight(self, node: fx.Node, dependence: Mapping[fx.Node, Dependence]) -> Any:
-        """Bytes of its operands that are the same at every step."""
+        """Return the bytes of ``node``'s operands that are the same at every step."""
         inputs = (n for n in node.all_input_nodes if is_tensor_node(n))
         return sum(self.nbytes(n) for n in inputs if dependence[n] is Dependence.INVARIANT)

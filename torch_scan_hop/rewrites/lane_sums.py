@@ -5,8 +5,8 @@
     acc' = acc + sum_b g_t[b]     is     acc_b' = acc_b + g_t[b],     acc = acc_0 + sum_b acc_b
 
 A step that sums over dimensions, as the gradient of a parameter does, reads other lanes than it
-writes: its loop is no kernel in which each lane runs by itself, unless what is summed is stacked
-and summed after it. Of one sum for each lane nothing travels to memory.
+writes. Then its loop is no kernel in which each lane runs by itself, unless the terms are stacked
+and summed after the loop. One sum for each lane needs no stack in memory.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class LaneSums:
     """A body whose carries are those that are ``kept``, and one sum for each lane of ``operands``.
 
     Attributes:
-        body: in place of the one that all nodes are of.
+        body: runs in place of the body that all nodes here belong to.
         like: a carry that has the shape of the lanes.
-        added: what a step adds to each other carry.
-        after: these, of sums of the operands over all steps: they are linear in them.
-        used_outputs: which results of ``body`` anything reads.
+        added: for each other carry, what a step adds to it.
+        after: computes what is added over all steps, from the sums of the operands: it is
+            linear in them.
+        used_outputs: for each result of ``body``, whether anything reads it.
     """
 
     body: fx.GraphModule
@@ -77,7 +78,10 @@ class LaneSums:
 def find_lane_sums(
     body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
 ) -> LaneSums | None:
-    """None where no carry is a sum over dimensions of something as large as another carry."""
+    """Find carries that are sums over dimensions of something as large as another carry.
+
+    Return None if there are none.
+    """
     roles, outputs = signature.inputs_of(body), signature.outputs_of(body)
     dependence = classify(body.graph, roles)
     results = outputs.flat()
@@ -112,7 +116,7 @@ def find_lane_sums(
 
 
 def _added_to(before: fx.Node, after: Any) -> fx.Node | None:
-    """What a step adds to a carry that it does nothing else with."""
+    """Return what a step adds to the carry ``before``, if the step does nothing else with it."""
     is_sum = isinstance(after, fx.Node) and after.target is aten.add.Tensor and not after.kwargs
     if not is_sum or set(before.users) != {after} or len(after.users) != 1:
         return None
@@ -128,7 +132,7 @@ def _are_alike(node: fx.Node, other: fx.Node) -> bool:
 
 
 def _terms(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> list[fx.Node]:
-    """What ``node`` is linear in."""
+    """Return the terms in which ``node`` is linear."""
     if node.target is aten.add.Tensor and not node.kwargs:
         summands = [a for a in node.args if isinstance(a, fx.Node) and is_tensor_node(a)]
         if len(summands) == 2 and all(_are_alike(a, node) for a in summands):
@@ -138,7 +142,7 @@ def _terms(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> list[fx.Node]:
 
 
 def _is_sum_like(lanes: torch.Tensor, term: fx.Node) -> bool:
-    """Whether it sums something of the shape of ``lanes``, as numbers of the same kind."""
+    """Return True if ``term`` sums a tensor shaped as ``lanes``, and keeps its dtype."""
     if term.target not in SUMS:
         return False
     operand = term.args[0].meta["val"]  # type: ignore[union-attr]
@@ -153,7 +157,7 @@ def _is_sum_like(lanes: torch.Tensor, term: fx.Node) -> bool:
 def _widened(
     body: fx.GraphModule, signature: Signature, kept: Sequence[int], operands: Sequence[fx.Node]
 ) -> fx.GraphModule:
-    """``body`` with the carries that are ``kept``, and a sum of each of the ``operands``."""
+    """Return ``body`` with the carries that are ``kept``, and a sum of each of the ``operands``."""
     roles, outputs = signature.inputs_of(body), signature.outputs_of(body)
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Options:
-    """Which rewrites run.
+    """Switches that say which rewrites run.
 
     Attributes:
         hoist_invariant: run loop-invariant work once, before the loop.

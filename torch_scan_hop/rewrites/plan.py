@@ -28,7 +28,7 @@ from torch_scan_hop.signature import Inputs, Signature
 
 @dataclass(frozen=True)
 class Decisions:
-    """What moves where; nodes are nodes of the original body."""
+    """The place of each piece of work. Nodes are nodes of the original body."""
 
     loop_carry: list[int]  # carries the loop keeps
     constant_carry: list[int]  # carries that never change: loop-invariant
@@ -38,14 +38,14 @@ class Decisions:
     stacked: list[fx.Node]  # returned by the loop, stacked
     sunk: list[fx.Node]  # computed for all steps after the loop
     used_outputs: list[bool]
-    #: of every node of the body
+    #: the dependence of every node of the body
     dependence: dict[fx.Node, Dependence] = field(default_factory=dict, repr=False)
-    #: why what might have left the loop did not, where it was asked
+    #: for nodes that might have left the loop: why they stay
     stays: dict[fx.Node, Stays] = field(default_factory=dict, repr=False)
 
 
 def _contiguous_matrix(value: Any) -> Any:
-    """A transposed weight, laid out once instead of being read across at every step."""
+    """Lay a transposed weight out once, so that steps do not read it across."""
     if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.is_contiguous():
         return value
     if 0 in value.stride():  # an expanded value stays small
@@ -54,7 +54,7 @@ def _contiguous_matrix(value: Any) -> Any:
 
 
 def _lies_apart(value: Any) -> bool:
-    """Whether a library copies such a matrix in each product: no row or column is contiguous."""
+    """Return True if neither rows nor columns are contiguous, so that each product copies it."""
     if not isinstance(value, torch.Tensor) or value.dim() < 2:
         return False
     rows, columns = value.stride()[-2:]
@@ -97,25 +97,25 @@ class ScanPlan:
         )
 
     def is_trivial(self) -> bool:
-        """Nothing moved."""
+        """True if nothing moved."""
         d = self.decisions
         moved = [*d.constant_carry, *d.accumulators, *d.invariants, *d.batched, *d.sunk]
         return not moved and len(d.loop_carry) == self.signature.n_carry
 
     @functools.cached_property
     def carried(self) -> list[int]:
-        """Carries that steps change: those of the loop, then accumulators."""
+        """Positions of the carries that steps change: those of the loop, then accumulators."""
         return [*self.decisions.loop_carry, *(a.index for a in self.decisions.accumulators)]
 
     def is_read_outside(self, x: fx.Node) -> bool:
-        """Whether work before or after the loop reads this x, or it is a result."""
+        """Return True if work before or after the loop reads ``x``, or ``x`` is itself a result."""
         parts = [*self.batched_part.inputs, *self.sunk_part.inputs]
         leaves = [leaf for a in self.decisions.accumulators for leaf in a.leaves]
         return x in {*parts, *leaves, *self.outputs.ys}
 
     @functools.cached_property
     def own_xs(self) -> list[int]:
-        """Positions of the loop's xs that were made for it alone: it may write over them."""
+        """Positions of the loop's xs that were made for it, so that it may write over them."""
         made = self.decisions.batched
         read_by_others = ancestors([a for n in made for a in n.all_input_nodes])
         return [
@@ -128,17 +128,17 @@ class ScanPlan:
 
     @functools.cached_property
     def stacked_bytes(self) -> int:
-        """Bytes per step that are stacked and no results; for symbolic sizes, likely."""
+        """Bytes per step of stacks that are no results; likely ones for symbolic sizes."""
         return sum(map(likely_value, self.stacked_sizes()))
 
     @functools.cached_property
     def accumulated_bytes(self) -> int:
-        """Bytes of the carries that are summed after the loop; for symbolic sizes, likely."""
+        """Bytes of the carries that are summed after the loop; likely ones for symbolic sizes."""
         summed = (self.roles.carry[a.index] for a in self.decisions.accumulators)
         return sum(likely_value(nbytes(n)) for n in summed)
 
     def stacked_sizes(self) -> list[Any]:
-        """The bytes of each value that is stacked and no result."""
+        """The bytes of each value that is stacked and is no result."""
         results = set(self.outputs.ys)
         made = [n for n in self.decisions.stacked if n not in results]
         for part in (self.batched_part, self.sunk_part):
@@ -157,7 +157,7 @@ class ScanPlan:
         *,
         adds_in_place: bool = False,
     ) -> list[Any]:
-        """All results of the scan; ``run_scan`` runs the loop.
+        """Return all results of the scan; ``run_scan`` runs the loop.
 
         ``adds_in_place``: on real tensors, sums are written over.
         """
@@ -172,7 +172,7 @@ class ScanPlan:
         return [*self.final_carry(carry, inputs.carry), *ys]
 
     def invariants(self, inputs: Inputs[Any]) -> dict[fx.Node, Any]:
-        """All values that are the same at every step."""
+        """Return all values that are the same at every step."""
         constants = [inputs.carry[k] for k in self.decisions.constant_carry]
         values = dict(zip(self.fixed, [*inputs.additional, *constants], strict=True))
         for node, value in self.invariant_part(values).items():
@@ -185,13 +185,13 @@ class ScanPlan:
 
     @functools.cached_property
     def _fixed_factors(self) -> list[fx.Node]:
-        """Inputs that are the same at every step, of which products of the loop are made."""
+        """Return the loop-invariant inputs that are operands of products in the loop."""
         products = filter(is_contraction, self.step.nodes())
         read = {a for node in products for a in node.all_input_nodes}
         return [node for node in self.fixed if node in read]
 
     def with_own_sums(self, carry: Sequence[Any]) -> list[Any]:
-        """What is ``carried``, of which nobody else has what is accumulated."""
+        """Return ``carried`` with copies of the accumulators, so that nobody else holds them."""
         n = len(self.decisions.loop_carry)
         sums = [c.clone(memory_format=torch.contiguous_format) for c in carry[n:]]
         return [*carry[:n], *sums]
@@ -205,7 +205,7 @@ class ScanPlan:
         options: ScanOptions,
         sums_are_own: bool = False,
     ) -> tuple[list[Any], dict[fx.Node, Any]]:
-        """What is ``carried`` after these steps, and all stacks of them.
+        """Run these steps; return ``carried`` after them, and all their stacks.
 
         ``sums_are_own``: what is accumulated so far may be written over.
         """
@@ -238,7 +238,7 @@ class ScanPlan:
         return carried, stacks
 
     def final_carry(self, carry: Sequence[Any], init: Sequence[Any]) -> list[Any]:
-        """All carries, from what is ``carried``; a dropped one is None."""
+        """Return all carries, from ``carried``; a dropped one is None."""
         final = dict(zip(self.carried, carry, strict=True))
         for k in self.decisions.constant_carry:
             final[k] = init[k].clone(memory_format=torch.contiguous_format)
@@ -247,7 +247,7 @@ class ScanPlan:
     def gather(
         self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any], trip_count: Any
     ) -> list[Any]:
-        """All ys, contiguous, each a tensor of its own; None where nothing reads it."""
+        """Return all ys, contiguous, each a tensor of its own; None where nothing reads it."""
         # a y must not share memory with an input or with another y: such a view is copied
         # (the stack of a carry is the loop's own)
         taken = {*self.roles.xs, *self.roles.additional}

@@ -1,4 +1,4 @@
-"""Which work leaves the loop. Every decision is about one node: it moves, or it stays."""
+"""Decide which work leaves the loop. Each decision is about one node: it moves, or it stays."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Planner:
         return [a for a in candidates if self._accumulator_pays(a, at_hand)]
 
     def _is_known(self, node: fx.Node) -> bool:
-        """Whether it is an input that is the same at every step, or computed before the loop."""
+        """Return True if ``node`` is an invariant input, or is computed before the loop."""
         if self.dependence[node] is not Dependence.INVARIANT:
             return False
         if node.op == "placeholder":
@@ -114,7 +114,7 @@ class Planner:
         return self.costs.pointwise_pays and bool(small)
 
     def _live_carry(self) -> list[int]:
-        """The carries that the loop keeps: those that something read depends on."""
+        """Return the carries that the loop keeps: those on which something that is read depends."""
         gone = {*self.constant_carry, *(a.index for a in self.accumulators)}
         kept = [k for k in range(self.signature.n_carry) if k not in gone]
         wanted = [*self.ys, *(leaf for a in self.accumulators for leaf in a.leaves)]
@@ -173,7 +173,7 @@ class Planner:
         return plan
 
     def _is_given(self, node: fx.Node) -> bool:
-        """An input that is the same at every step, or a stack already."""
+        """Return True for an input that is the same at every step, or that is a stack already."""
         return node in self.roles.xs or (
             node.op == "placeholder" and self.dependence[node] is Dependence.INVARIANT
         )
@@ -186,7 +186,7 @@ class Planner:
         return found
 
     def _sinks(self, node: fx.Node, in_loop: set[fx.Node]) -> bool:
-        """Whether ``node`` is computed after a loop of the nodes ``in_loop``."""
+        """Return True if ``node`` can be computed after a loop that keeps only ``in_loop``."""
         if node in in_loop or self.dependence[node] is Dependence.INVARIANT:
             return False
         if self.dependence[node] is Dependence.XS and not self.options.batch_xs:
@@ -212,7 +212,7 @@ class Planner:
         return None if fits else Stays.MEMORY
 
     def _frontier(self, sunk: Sequence[fx.Node], in_loop: set[fx.Node]) -> list[fx.Node]:
-        """Per-step values of the loop that work after it reads."""
+        """Return the loop's per-step values that work after it reads."""
         seen = ancestors(list(sunk), stop=in_loop)
         return [n for n in self.body.graph.nodes if n in seen and n in in_loop]
 
@@ -222,7 +222,7 @@ class Planner:
         return node in roots or any(user in readers for user in node.users)
 
     def _batched(self, roots: Sequence[fx.Node], in_loop: set[fx.Node]) -> list[fx.Node]:
-        """xs-only values that the loop reads or returns."""
+        """Return the xs-only values that the loop reads or returns."""
         found, spent = [], 0
         for node in self.body.graph.nodes:
             if self.dependence.get(node) is not Dependence.XS or node.op != "call_function":

@@ -1,7 +1,7 @@
-"""``addmm`` as ``mm`` and ``add``: a fused product hides which of its operands vary.
+"""Split ``addmm`` into ``mm`` and ``add``: a fused product hides which of its operands vary.
 
-Inductor fuses ``x @ W + h @ U`` and ``acc + a.t() @ b`` before scans are rewritten; undone,
-each product is judged on its own. The addition joins the pointwise work around it.
+Inductor fuses ``x @ W + h @ U`` and ``acc + a.t() @ b`` before scans are rewritten. With them
+split, each product is judged on its own, and the addition joins the pointwise work around it.
 """
 
 from __future__ import annotations

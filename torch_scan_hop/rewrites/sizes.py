@@ -1,7 +1,7 @@
-"""Sizes of carries and xs, read once outside the loop instead of inside.
+"""Read sizes of carries and xs once, outside the loop.
 
-With dynamic shapes a body holds ``sym_size`` nodes. They are loop-invariant whatever they
-are read from; as additional inputs they classify as such.
+With dynamic shapes a body holds ``sym_size`` nodes. Sizes are loop-invariant, even if they are read
+from a carry; as additional inputs they are classified so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _copy(body: fx.GraphModule) -> fx.GraphModule:
 def lift_sizes(
     body: fx.GraphModule, signature: Signature
 ) -> tuple[fx.GraphModule, Signature, list[SizeOf]]:
-    """``body`` with sizes of carries and xs as further additional inputs, in this order."""
+    """Return ``body`` with sizes of carries and xs as further additional inputs, in this order."""
     lifted = _copy(body)
     placeholders = lifted.graph.find_nodes(op="placeholder")
     roles = signature.split_inputs(placeholders)
@@ -70,10 +70,10 @@ def lift_sizes(
 def lift_integers(
     body: fx.GraphModule, signature: Signature
 ) -> tuple[fx.GraphModule, Signature, list[Any]]:
-    """``body`` with every integer that it computes as a further additional input, in this order.
+    """Return ``body`` with every integer that it computes as an additional input, in this order.
 
-    Sizes, and what is computed from them, are the same at every step whatever they are read
-    from; and one who takes them computes nothing.
+    Sizes, and integers computed from them, are the same at every step; a body that is given them
+    computes none.
     """
     lifted = _copy(body)
     last = lifted.graph.find_nodes(op="placeholder")[-1]
@@ -98,7 +98,7 @@ def lift_integers(
 
 
 def _check_that_nodes_hold_no_symbols(graph: fx.Graph) -> None:
-    """A symbol in the place of an argument is of the trace: nobody would give it its value."""
+    """Check that no argument is a symbol, which belongs to a trace: nobody would give its value."""
     for node in graph.nodes:
         leaves = pytree.tree_leaves((node.args, node.kwargs))
         if any(isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)) for leaf in leaves):

@@ -1,4 +1,4 @@
-"""``checkpoint=``: what it may be, and what it must not be.
+"""Check ``checkpoint=``: the policies that there are.
 
 Policies of one step (``None``, ``"full"``, a function) say what its backward gets: see
 ``autodiff/policy``. The others say which steps are recomputed together, and are nested scans.
@@ -16,7 +16,7 @@ from torch_scan_hop.errors import ScanTypeError, ScanValueError
 
 @dataclass(frozen=True)
 class Binomial:
-    """At most ``snapshots`` carries saved at any time; a step runs at most ``1 + sweeps`` times.
+    """Save at most ``snapshots`` carries at any time; run each step at most ``1 + sweeps`` times.
 
     >>> Binomial(snapshots=3, sweeps=2).leaves()
     10

@@ -16,7 +16,7 @@ from torch_scan_hop.step import CombineFn
 
 
 def segment_length(trip_count: int, segments: int | str) -> int:
-    """Steps in a segment: for ``"sqrt"``, the power of two next below the root.
+    """Return the steps in a segment: for ``"sqrt"``, the power of two next below the root.
 
     That takes comparisons alone, so that one trace serves all trip counts between two powers of
     four, where a root would be a trace for each.

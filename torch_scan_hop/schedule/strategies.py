@@ -1,12 +1,12 @@
-"""Which scans one call is: each strategy makes a run of several scans out of runs of one.
+"""Choose the scans that make up one call: each strategy builds a run of several from runs of one.
 
 A policy of segments is a scan over segments whose own policy is ``"full"`` (it saves the carry
 *into* each segment and nothing else) around a scan over the steps of a segment. So one mechanism
 serves every backend, transforms and higher derivatives.
 
-An exported program serves every trip count that its range allows, and torch.export refuses what
-holds for some of them only, as the split into blocks or segments does. So where the trip count is a
-symbol there, a schedule comes to one scan: ``unroll`` says nothing, and a policy is ``"full"``.
+An exported program serves every trip count in its range, and torch.export refuses what holds for
+some of them only, such as a split into blocks or segments. So if the trip count is a symbol there,
+a call is one scan: ``unroll`` has no effect, and a policy means ``"full"``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_one_scan(schedule: Schedule) -> bool:
 
 
 def scheduled(one_scan: Callable[[Any], Run], template: Any, schedule: Schedule) -> Run:
-    """The run that ``schedule`` asks for; ``one_scan(policy)`` is a scan of one policy.
+    """Return the run that ``schedule`` asks for; ``one_scan(policy)`` is a scan of one policy.
 
     Blocks of unrolled steps match their carry with ``template``.
     """

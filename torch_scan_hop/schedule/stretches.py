@@ -1,4 +1,4 @@
-"""Stretches of consecutive steps: their xs taken out of all, their ys put together again."""
+"""Stretches of consecutive steps: take their xs out of all xs, and put their ys together again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``checkpoint=Binomial(snapshots)``: at most so many carries are alive, for further recomputation.
+"""``checkpoint=Binomial(snapshots)``: few carries are alive at a time, for more recomputation.
 
 Griewank: Achieving logarithmic growth of temporal and spatial complexity in reverse automatic
 differentiation, 1992.

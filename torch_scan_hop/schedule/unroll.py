@@ -24,7 +24,7 @@ from torch_scan_hop.step import CombineFn, device_of, step
 
 
 def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
-    """``run``, with blocks of ``unroll`` steps; their carries are matched with ``template``."""
+    """Return ``run`` with blocks of ``unroll`` steps, whose carries match ``template``."""
 
     def run_unrolled(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
         n_blocks, n_rest = trip_count // unroll, trip_count % unroll
@@ -58,7 +58,7 @@ def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
 
 
 def _block_of(combine_fn: CombineFn, template: Any, unroll: int, reverse: bool) -> CombineFn:
-    """``unroll`` steps as one; its x has a leading dimension of that size, and so has its y."""
+    """Return ``unroll`` steps as one, whose x and y have a leading dimension of that size."""
     order = range(unroll - 1, -1, -1) if reverse else range(unroll)
 
     def block(carry: Any, xs: Any) -> tuple[Any, Any]:

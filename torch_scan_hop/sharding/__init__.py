@@ -1,12 +1,13 @@
-"""Scans of DTensors: the body of shards, with the collectives in it that DTensor's rules ask for.
+"""Scans of DTensors: the body of shards, with the collectives that DTensor's rules ask for.
 
-A carry's layout must be the same before and after a step. Where a step returns another than it was
-given, the next one is tried with that: ``h @ w`` with a column-sharded ``w`` gives a sharded ``h``.
-Or it is moved back at the end of each step.
-What starts as a plain tensor is tried as a sum over the ranks, too: a gradient of weights that all
-ranks have is such a sum, and adding it up on each rank needs no collective at any step.
-Of what settles, the body with the fewest collectives is taken. Every rank comes to the same answer,
-since it is found from shapes and layouts of whole tensors.
+A carry's layout must be the same before and after a step. If a step returns a carry in another
+layout, that layout is tried for the next step: ``h @ w`` with a column-sharded ``w`` gives a
+sharded ``h``. Another try moves the carry back at the end of each step. A carry that starts as a
+plain tensor is also tried as a sum over the ranks, because the gradient of weights that all ranks
+have is such a sum, and adding it up on each rank needs no collective in any step.
+
+Of the layouts that steps keep, those with the fewest collectives are taken. Every rank finds the
+same ones, because they depend only on shapes and layouts of whole tensors.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class ShardedBody:
 def sharded_body(
     body: Body, inputs: Inputs[Any], layouts: Inputs[Any], over_steps: int | None = None
 ) -> ShardedBody:
-    """Made once for each way ``body`` is called.
+    """Return the body of shards, which is made once for each way ``body`` is called.
 
     ``layouts``: of the inputs, None for numbers. ``over_steps``: the dimension of the mesh along
     which ranks are at different steps; nothing is split along it in a step.
@@ -88,7 +89,11 @@ class _Sharding:
         return min(map(self._traced, tried), key=lambda made: cost_of_collectives(made.body))
 
     def _starts(self) -> list[list[Placements]]:
-        """As the carries are given; and the plain ones as sums, or as an input that they fit."""
+        """Return the layouts of carries to try first.
+
+        One has the carries as they are given. The others have plain carries as sums over ranks, or
+        laid out as an input of their shape.
+        """
         given = [c.placements for c in self.layouts.carry]
         plain = [
             not is_dtensor(c) and (c.is_floating_point() or c.is_complex())
@@ -108,7 +113,10 @@ class _Sharding:
         ]
 
     def _settled(self, start: list[Placements], keep: bool) -> list[Placements]:
-        """What steps that start so keep. ``keep``: DTensors are moved back at each step."""
+        """Return the layouts that steps keep which start with ``start``.
+
+        ``keep``: DTensors are moved back at the end of each step.
+        """
         kept = [keep and is_dtensor(c) for c in self.inputs.carry]
         carry = start
         for _ in range(MAX_ROUNDS):
@@ -120,7 +128,7 @@ class _Sharding:
         return [p if p == q else replicated(self.mesh) for p, q in pairs]
 
     def _after(self, carry: list[Placements]) -> list[Placements]:
-        """What a step makes of carries that are placed so."""
+        """Return the layouts of the carries after a step that takes them laid out as ``carry``."""
         found: list[Placements] = []
 
         def run(*shards: Any) -> None:
@@ -150,7 +158,7 @@ class _Sharding:
         return ShardedBody(graph, kept, ys)
 
     def _slices(self, carry: Sequence[Placements]) -> list[Any]:
-        """The layouts of what a step takes."""
+        """Return the layouts of a step's inputs."""
         pairs = zip(self.layouts.carry, carry, strict=True)
         return [
             *(layout.placed(placements) for layout, placements in pairs),

@@ -1,6 +1,6 @@
-"""What the steps of a rank do to the carries, all together: a scan that needs no carry to start.
+"""Compose the steps of a rank into one map of the carries, by a scan that needs no carry to start.
 
-Of a body whose next carries are affine in its carries, lane by lane::
+The next carries of the body must be affine in its carries, lane by lane::
 
     h_i' = sum_j a_ij h_j + b_i
     many steps:   A' = a A,   B' = a B + b,   from A = 1 and B = 0;   then   h = A h_0 + B
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 
 class NotComposed(Exception):
-    """Steps do not compose; says why."""
+    """Raised where steps do not compose; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Composed:
     like: list[Tensor]  # each carry
 
     def over(self, xs: Sequence[Tensor], additional: Sequence[Any], how: ScanOptions) -> Any:
-        """``A`` and ``B`` of all steps, in a list."""
+        """Run the steps composed; return ``A`` and ``B`` of all of them, in a list."""
         like = [_empty(c, xs[0].device) for c in self.like]
         ones = [(torch.ones_like if i == j else torch.zeros_like)(like[i]) for i, j in self.entries]
         start = [*ones, *map(torch.zeros_like, like)]
@@ -48,7 +48,7 @@ class Composed:
         return list(call_scan(self.body, Inputs(start, [*xs], [*additional]), how)[:n])
 
     def applied(self, composed: Sequence[Tensor], carry: Sequence[Tensor]) -> list[Tensor]:
-        """The carries after steps that are ``composed``, from those before."""
+        """Return the carries after steps that are ``composed``, from those before."""
         n = len(self.entries)
         found = list(composed[n:])
         for (i, j), a in zip(self.entries, composed[:n], strict=True):
@@ -61,7 +61,7 @@ def _empty(like: Tensor, device: Any) -> Tensor:
 
 
 def composed_steps(body: fx.GraphModule, signature: Signature, states: Sequence[int]) -> Composed:
-    """Of the carries ``states``, which no other carry enters."""
+    """Compose the steps of the carries ``states``, which read no other carry."""
     roles, results = signature.inputs_of(body), signature.outputs_of(body)
     carries = [roles.carry[k] for k in states]
     others = [*roles.xs, *roles.additional]
@@ -186,7 +186,7 @@ _RULE_OF: dict[Any, Callable[..., Form | None]] = {
 
 
 class _Forms(fx.Interpreter):
-    """Runs a step; a value that carries enter is a form."""
+    """Interpreter that runs a step with a form for each value that depends on carries."""
 
     def __init__(self, module: fx.GraphModule, device: Any) -> None:
         super().__init__(module)
@@ -217,7 +217,7 @@ class _Forms(fx.Interpreter):
 
 
 def _forms(part: fx.GraphModule, like: Sequence[Tensor], values: Sequence[Any]) -> list[Form]:
-    """The next carries, from ``values`` of what is not a carry."""
+    """Return the next carries as forms, from ``values`` of everything that is not a carry."""
     carries = [Form(c.dtype, {k: ONE}) for k, c in enumerate(like)]
     results = _Forms(part, like[0].device).run(*carries, *values, enable_io_processing=False)
     return [

@@ -1,9 +1,10 @@
-"""A scan whose steps are split over ranks, each of which has a stretch of them, one after another.
+"""A scan whose steps are split over ranks: each rank has a stretch of consecutive steps.
 
-Where steps compose (see ``composed``), all ranks run at once: each composes its steps, all of them
-are exchanged once, and each rank goes through its steps from the carry that those before it make.
-That is at most twice the work, on as many ranks. Where steps do not, the ranks take turns: the
-carry goes from one to the next. What is only added up is added up by each rank on its own.
+If steps compose (see ``composed``), all ranks run at once: each rank composes its steps, the
+composed maps are exchanged once, and each rank goes through its steps from the carry that the ranks
+before it lead to. That is at most twice the work, on as many ranks. If they do not, the ranks take
+turns, and the carry goes from one to the next. A carry that is only added to is summed by each rank
+on its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from torch_scan_hop.signature import Inputs, Signature
 
 @dataclasses.dataclass(frozen=True)
 class _Roles:
-    """Of carries: ``sums`` are only added to; how the others compose, or why they do not."""
+    """The roles of carries: ``sums`` are only added to, ``composed`` is how the others compose.
+
+    ``composed`` is a text, the reason, if they do not.
+    """
 
     sums: list[int]
     states: list[int]
@@ -48,10 +52,11 @@ def _roles(body: fx.GraphModule, signature: Signature) -> _Roles:
 def scan_over_ranks(
     body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions, stretches: Stretches
 ) -> tuple[list[Any], list[int]]:
-    """The results of this rank's steps, with the last carries of all; and which of those carries
-    are summands, one on each rank.
+    """Return the results of this rank's steps, with the last carries, and the positions of
+    summands.
 
-    ``inputs``: this rank's xs, and what all ranks have.
+    A carry that is a summand has one part on each rank. ``inputs``: this rank's xs, and what all
+    ranks have.
     """
     signature = inputs.signature
     key = ("over ranks", inputs_metadata(inputs))
@@ -91,7 +96,7 @@ def scan_over_ranks(
 
 
 def exchanged(values: Sequence[Tensor], stretches: Stretches) -> list[list[Tensor]]:
-    """``values`` of each rank; one exchange for each dtype among them."""
+    """Exchange the ``values`` of all ranks, once for each dtype among them."""
     found: list[list[Any]] = [[None] * len(values) for _ in range(stretches.count)]
     for dtype in dict.fromkeys(v.dtype for v in values):
         places = [k for k, v in enumerate(values) if v.dtype == dtype]

@@ -1,4 +1,4 @@
-"""What rules may ask about the values of a graph while it is being written."""
+"""Questions that rules may ask about a graph's values while the graph is being written."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class RuleTable(Mapping[Target, Rule]):
 
 
 def missing_rule(node: fx.Node) -> MissingRule:
-    """What to say when `node` has no rule: which, where, and what to do about it."""
+    """Return the error for a `node` without a rule: which operation, where, and what to do."""
     name = spelling(node)
     return MissingRule(
         f"no VJP rule for {name}, through which a gradient has to flow\n{where(node)}"

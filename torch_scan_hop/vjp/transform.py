@@ -34,7 +34,7 @@ class ForwardBackward(NamedTuple):
 
     @property
     def residuals(self) -> tuple[fx.Node, ...]:
-        """What forward saves, as nodes of its graph: `.name`, and `.meta["val"]` for the shape."""
+        """The values that forward saves, as nodes: `.name`, and `.meta["val"]` for the shape."""
         return self.forward.graph.output_node().args[0][1]  # type: ignore[index,return-value]
 
 

@@ -2,12 +2,12 @@
 
 ``graph``    the body as a functional graph of ATen operators, traced on fakes
 ``program``  functions and loops lowered to HLO, and how to call them
-``prepare``  what torch has to be told before it traces XLA tensors
+``prepare``  prepares torch for tracing XLA tensors
 ``lower``    the XLA kernel of the operator: programs cached with their body, and called
-``stepwise`` what becomes of a body that torch_xla cannot lower: each step runs on its own
+``stepwise`` runs a body that torch_xla cannot lower: each step runs on its own
 
-But for the last, nothing runs on the device, and nothing is sent to it or read from it, until the
-caller's graph is executed.
+Only ``stepwise`` runs anything on the device, or sends to it or reads from it, before the caller's
+graph is executed.
 """
 
 from __future__ import annotations

@@ -71,12 +71,12 @@ def computations(module: bytes) -> list[Computation]:
 
 
 def opcode_counts(module: bytes) -> Counter[str]:
-    """How often each opcode occurs in the module, counting every computation once."""
+    """Return how often each opcode occurs in the module, counting every computation once."""
     return _count(computations(module))
 
 
 def loop_opcode_counts(module: bytes) -> Counter[str]:
-    """How often each opcode occurs in what the module's while loops run at every step."""
+    """Return how often each opcode occurs in what the module's while loops run at every step."""
     by_id = {computation["id"]: computation for computation in computations(module)}
     pending = [
         called[0] for c in by_id.values() for opcode, called in c["calls"] if opcode == "while"

@@ -1,7 +1,7 @@
 """The body as a functional graph of ATen operators.
 
-The body is traced on fakes, so that whatever it raises is raised before any XLA tensor without
-data exists: placeholders that escape in a traceback are a segfault later on.
+The body is traced on fakes, so that its errors come before there is any XLA tensor without data:
+such a placeholder that escapes in a traceback causes a segfault later on.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _value(node: fx.Node) -> torch.Tensor | None:
 
 
 def _spell_out_dropout(graph: fx.Graph) -> None:
-    """``native_dropout`` as a comparison and a product.
+    """Write ``native_dropout`` as a comparison and a product.
 
     torch_xla 2.9.0 calls the mask it returns bool, but its HLO is a float, already scaled: a
     gradient computed from it would be scaled twice.
@@ -112,7 +112,7 @@ def _spell_out_dropout(graph: fx.Graph) -> None:
 
 
 def _record_all_before(node: fx.Node) -> None:
-    """What nodes that a rewrite made just before ``node`` give."""
+    """Record the values of nodes that a rewrite has just made before ``node``."""
     made: list[fx.Node] = []
     while node.prev.op == "call_function" and "val" not in node.prev.meta:
         node = node.prev

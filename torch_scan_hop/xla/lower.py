@@ -1,4 +1,4 @@
-"""The operator's XLA kernel: the program of a body, from its cache or lowered now, called.
+"""The operator's XLA kernel: call the program of a body, from the cache or lowered now.
 
 The rewrites split a scan into work before, in and after the loop. All three become one
 computation, so that a call costs the host no more than a call of the loop alone.
@@ -28,10 +28,10 @@ LEAST_WEIGHT_ON_A_CPU = 1 << 20
 
 
 def lower_scan(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[torch.Tensor, ...]:
-    """The scan as one pending node that calls a computation with one ``While``.
+    """Return the scan as one pending node that calls a computation with one ``While``.
 
-    Below autograd and functionalization: takes and returns plain XLA tensors. A checkpoint
-    matters to autograd only, which has done its work already.
+    It runs below autograd and functionalization, on plain XLA tensors. A checkpoint matters to
+    autograd only, which has done its work already.
     """
     length = int(inputs.trip_count)
     if length == 0:

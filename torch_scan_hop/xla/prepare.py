@@ -1,6 +1,6 @@
-"""What torch and torch_xla have to be told before they trace a scan over XLA tensors.
+"""Prepare torch and torch_xla for tracing a scan over XLA tensors.
 
-Called by the first capture of a scan after torch_xla was imported, whoever imported it.
+The first capture of a scan after torch_xla was imported calls this, whoever imported it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ClosedScan:
 
 
 def close_over_bodies(module: fx.GraphModule) -> None:
-    """``scan(get_attr body, ...)`` becomes ``scan'(...)``.
+    """Replace ``scan(get_attr body, ...)`` by ``scan'(...)``.
 
     The openxla backend compiles the graph in parts and leaves ``get_attr`` nodes out of them,
     so a body would become an argument of a part, which takes only tensors.

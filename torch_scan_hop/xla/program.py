@@ -59,7 +59,7 @@ class Program:
     draws: int
 
     def call(self, flat: Sequence[Any]) -> list[torch.Tensor]:
-        """A pending node; nothing runs. Results are not wrapped for functionalization."""
+        """Return a pending node: nothing runs. Results are not wrapped for functionalization."""
         values = [
             flat[a] if isinstance(a, int) else draw_seeds(self.seeds) if a is None else a
             for a in self.arguments
@@ -72,7 +72,7 @@ def draw_seeds(shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def lower_function(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> Program:
-    """``fn`` as one computation."""
+    """Lower ``fn`` to one computation."""
     before = _xla.random_state()
     hlo = _hlo(fn, inputs)
     draws = _draws_between(before, _xla.random_state())
@@ -87,7 +87,7 @@ def lower_loop(
     length: int,
     reverse: bool,
 ) -> Program:
-    """The scan of ``body`` over ``inputs`` (carry, xs and additional of the scan)."""
+    """Lower the scan of ``body`` over ``inputs`` (carry, xs and additional of the scan)."""
     sliced = range(signature.n_carry, signature.n_carry + signature.n_xs)
     of_step = [(m[0][1:], m[1]) if k in sliced else m for k, m in enumerate(inputs)]
     before = _xla.random_state()
@@ -114,9 +114,9 @@ def _hlo(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> _xla.B
 
 
 def _refuse_fallbacks(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> None:
-    """Runs ``fn`` lazily on zeros: an operator without a lowering would read its inputs.
+    """Run ``fn`` lazily on zeros, so that an operator without a lowering reads those.
 
-    On placeholders that would be a segfault.
+    It would read its inputs, and on placeholders that is a segfault.
     """
     before = _xla.executed_fallbacks()
     fn(*(torch.zeros(m[0], dtype=m[1], device="xla") if _is_tensor(m) else m for m in inputs))
@@ -130,7 +130,7 @@ def _refuse_fallbacks(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadat
 
 
 def _lowered(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> _xla.BodyHlo:
-    """No tensor that is made here may outlive this function: a placeholder has no data."""
+    """Lower, and let no tensor made here outlive this function: a placeholder has no data."""
     values = [_xla.placeholder(*m) if _is_tensor(m) else m for m in inputs]
     positions = [k for k, m in enumerate(inputs) if _is_tensor(m)]
     before = _xla.random_state()

@@ -38,7 +38,7 @@ def taken_back_on_error(tx: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def changes_are_taken_back(tx: Any) -> Iterator[None]:
-    """As a body's: what it leaves for the next step is raised, and nothing of it stays."""
+    """Trace a body: raise what it leaves for the next step, and take back all that it changed."""
     before = tx.output.side_effects.clone()
     try:
         with lasting_changes_are_refused(tx):
@@ -58,8 +58,10 @@ _CHANGES = ("id_to_variable", "store_attr_mutations", "attr_mutation_kinds", "ke
 
 
 def restore_changes(effects: Any, before: Any) -> None:
-    """Make ``effects`` what its clone ``before`` is. It stays the object that it is: a tracker of
-    an object's ``__dict__`` writes to it."""
+    """Make ``effects`` equal to its clone ``before``.
+
+    It stays the same object, because a tracker of an object's ``__dict__`` writes to it.
+    """
     for name in _CHANGES:
         if hasattr(before, name):
             setattr(effects, name, getattr(before, name))
@@ -76,7 +78,7 @@ def _keep_known_objects(before: Any, after: Any) -> None:
 
 
 def _erase_after(tracer: Any, last: Any) -> None:
-    """Nodes after ``last`` that nobody reads, but for inputs and for sizes that are noted."""
+    """Erase nodes after ``last`` that nobody reads, except inputs and sizes that are noted."""
     proxies = (p for p in tracer.bound_symbols.values() if isinstance(p, fx.Proxy))
     noted = {proxy.node for proxy in proxies}
     for node in reversed(list(tracer.graph.nodes)):

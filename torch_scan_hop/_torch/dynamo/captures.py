@@ -1,4 +1,4 @@
-"""Captures of one function: replayed where one fits a call, made where none does."""
+"""Captures of one function: a call replays one that fits it, or makes a new one."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from torch_scan_hop._torch.dynamo.contexts import (
     without_tracer_modes,
 )
 
-# What Dynamo says where the calling thread traces with FX; until torch 2.14 also if another does,
-# for which there is the lock.
+# Dynamo's error if the calling thread traces with FX. Until torch 2.14 it also comes if another
+# thread does, and the lock is for that.
 _NESTED_TRACE = "using FX to symbolically trace"
 
-# captures in a row without a call that found its own among those there are
+# so many captures in a row, without a call that one of them fitted, are reported
 MANY_CAPTURES = 8
 
 
@@ -120,7 +120,10 @@ class CapturedFunction:
 
 @contextlib.contextmanager
 def _holding_the_lock() -> Iterator[bool]:
-    """Tracers patch torch's modules, and guards look at those; whether this thread had to wait."""
+    """Hold the lock of captures, and say whether this thread had to wait for it.
+
+    Tracers patch torch's modules while they run, and guards look at those.
+    """
     had_to_wait = not compile_lock.acquire(blocking=False)
     if had_to_wait:
         compile_lock.acquire()
@@ -131,7 +134,7 @@ def _holding_the_lock() -> Iterator[bool]:
 
 
 def _last_guard_that_failed(fn: types.FunctionType) -> str:
-    """The condition alone: comments and the user's stack come behind it, captures' numbers before.
+    """Return the condition of that guard, without comments, the user's stack and captures' numbers.
 
     torch 2.9 has the conditions that failed on lines of their own, of which the last counts.
     """
@@ -142,6 +145,6 @@ def _last_guard_that_failed(fn: types.FunctionType) -> str:
 
 
 def _guard_that_failed(fn: types.FunctionType, position: int) -> str:
-    """The first that failed since there were ``position`` of them: that of the last capture."""
+    """Return the first guard that failed after ``position`` others: that of the last capture."""
     failures = guard_failures.get(fn.__code__, [])[position:]
     return str(failures[0]).strip() if failures else ""

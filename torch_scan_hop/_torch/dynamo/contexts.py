@@ -1,4 +1,4 @@
-"""What is set aside while Dynamo captures: modes, limits, and what its own checks trip over."""
+"""Set aside what stands in the way of a capture: modes, limits, some of Dynamo's own checks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 @contextlib.contextmanager
 def not_fx_tracing() -> Iterator[None]:
-    """Dynamo refuses to start inside an FX trace; make_fx's own tracing is no obstacle."""
+    """Let Dynamo start inside an FX trace. It refuses to, though make_fx's is no obstacle."""
     symbolic_trace: Any = torch.fx._symbolic_trace
     if hasattr(symbolic_trace, "_set_is_fx_tracing"):
         before = symbolic_trace._get_is_fx_tracing()
@@ -53,9 +53,10 @@ def not_fx_tracing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_code_is_kept() -> Iterator[None]:
-    """Dynamo keeps the last 128 code objects it read, and what is captured lives as its code does.
+    """Let Dynamo keep no code objects.
 
-    A notebook's cell that is defined again would leave all that was captured of it behind.
+    It keeps the last 128 that it read, and what is captured lives as long as its code. A notebook's
+    cell that is defined again would leave all that was captured of it behind.
     """
     try:
         yield
@@ -67,9 +68,9 @@ def no_code_is_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_logs_of_mistakes() -> Iterator[None]:
-    """Of shapes that do not fit, fakes log twenty lines of their own before they raise.
+    """Silence the twenty lines that fakes log before they raise for shapes that do not fit.
 
-    It is the caller's mistake, which the loop raises at its line, or a warning says it.
+    Such shapes are the caller's mistake. The loop raises it at its line, or a warning says it.
     """
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
@@ -85,7 +86,11 @@ def no_logs_of_mistakes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def parameters_of_symbolic_size() -> Iterator[None]:
-    """Dynamo counts the bytes of the parameters that it guards; make_fx's may have no number."""
+    """Let fakes have a symbolic number of bytes.
+
+    Dynamo counts the bytes of the parameters that it guards, and for make_fx's there may be no
+    number.
+    """
     if torch._C._len_torch_dispatch_stack() == 0:
         yield
         return
@@ -125,9 +130,9 @@ def functorch_views() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_tracer_modes() -> Iterator[list[Any]]:
-    """make_fx's own torch-function modes count calls, which no guard can hold.
+    """Set make_fx's own torch-function modes aside: they count calls, which no guard can hold.
 
-    There are those of several when one traces in another, as ``torch.func.linearize`` does.
+    If one trace runs in another, as in ``torch.func.linearize``, there are modes of both.
     """
     stack = [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
     tracers = [m for m in stack if isinstance(m, _TRACER_MODES)]
@@ -145,10 +150,11 @@ def without_tracer_modes() -> Iterator[list[Any]]:
 
 @contextlib.contextmanager
 def without_export_hooks() -> Iterator[None]:
-    """torch.export watches which buffers a program assigns to, by a hook of all modules.
+    """Set the hook aside by which torch.export watches the buffers that a program assigns to.
 
-    Dynamo cannot trace it, and a body has no need of it: what it writes to a buffer leaves the
-    scan as a result, and is written after it. torch 2.9 leaves the hook there when an export fails.
+    Dynamo cannot trace that hook of all modules, and a body does not need it: what it writes to a
+    buffer leaves the scan as a result, and is written after the scan. torch 2.9 leaves the hook
+    there when an export fails.
     """
     hooks = module_hooks._global_buffer_registration_hooks
     before = list(hooks.items())
@@ -166,7 +172,7 @@ _TRACER_MODES = (PreDispatchTorchFunctionMode, TorchFunctionMetadataMode)
 
 
 def under_tracer_modes() -> bool:
-    """Whether a mode that :func:`without_tracer_modes` sets aside is active."""
+    """Return True if a mode that :func:`without_tracer_modes` sets aside is active."""
     if _len_torch_function_stack() == 0:
         return False
     return any(isinstance(mode, _TRACER_MODES) for mode in _get_current_function_mode_stack())
@@ -209,7 +215,7 @@ _utils = torch._higher_order_ops.utils
 
 @contextlib.contextmanager
 def hop_capture() -> Iterator[None]:
-    """torch >= 2.13 wants to know that this compile belongs to a higher-order operator."""
+    """Tell torch >= 2.13, which wants to know it, that a higher-order operator is compiled."""
     tls = getattr(_utils, "_hop_compile_tls", None)
     if tls is None:
         yield
@@ -231,7 +237,10 @@ _MODE_FLAGS = (
 
 @contextlib.contextmanager
 def without_dispatch_modes() -> Iterator[None]:
-    """Dynamo does not start under a user's dispatch mode; torch 2.9 remembers one in flags."""
+    """Set a user's dispatch modes aside, under which Dynamo does not start.
+
+    torch 2.9 remembers a mode in flags as well.
+    """
     flags = vars(_python_dispatch)
     before = {name: flags[name] for name in _MODE_FLAGS if name in flags}
     with _disable_current_modes():

@@ -1,4 +1,4 @@
-"""What Dynamo raises, and what it lets through to the user."""
+"""The errors that Dynamo raises, and those that it lets through to the user."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DYNAMO_ERRORS: tuple[type[BaseException], ...] = (
 
 
 def causes_of(error: BaseException | None) -> list[BaseException]:
-    """``error`` and what it came of; Dynamo raises some anew without naming the cause."""
+    """Return ``error`` and its causes; Dynamo raises some errors anew without naming the cause."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)
@@ -57,35 +57,36 @@ def causes_of(error: BaseException | None) -> list[BaseException]:
 
 
 def is_programs_own(error: BaseException) -> bool:
-    """Whether the traced code itself raises: Python would, too."""
+    """Return True if the traced code itself raises: Python would, too."""
     return any(isinstance(e, ObservedException) for e in causes_of(error))
 
 
 def is_data_dependent(error: BaseException) -> bool:
-    """Whether Dynamo gave up since Python wants to know the value of a tensor."""
+    """Return True if Dynamo gave up since Python wants to know the value of a tensor."""
     first_line = str(error).strip().split("\n", 1)[0].lower()
     words = r"data.dependent|dynamic shape|\.item\(\)|\.tolist\(\)"
     return re.search(words, first_line) is not None
 
 
 def stack_of(error: BaseException) -> str:
-    """Where in the traced program Dynamo was, when it gave up."""
+    """Return where in the traced program Dynamo was when it gave up."""
     stacks = [getattr(e, "real_stack", None) for e in causes_of(error)]
     return "".join(next((s.format() for s in reversed(stacks) if s), ()))
 
 
 def uncaptured(error: BaseException, words: str) -> UncapturedHigherOrderOpError:
-    """What ends a trace, with ``words`` above what Dynamo says of ``error``.
+    """Return an error that ends the trace, with ``words`` above Dynamo's text of ``error``.
 
-    Where a program may not be broken into parts (2.9 would break it inside of a call of ours).
+    It is for programs that may not be broken into parts (2.9 would break one inside of a call of
+    ours).
     """
     stack = getattr(error, "real_stack", None)
     return UncapturedHigherOrderOpError(f"{words}\n\nGot graph break/error:\n\n{error}", stack)
 
 
 def compilers_error(error: BaseException) -> BaseException | None:
-    """What the backend or its toolchain raised, if that is why ``error`` came."""
-    # what Inductor raises is not loaded where it did not run
+    """Return the error of the backend or of its toolchain that caused ``error``, if one did."""
+    # Inductor's errors are not loaded if it did not run
     inductors = getattr(sys.modules.get("torch._inductor.exc"), "InductorError", ())
     if isinstance(error, BackendCompilerFailed) or isinstance(error, inductors):
         return getattr(error, "inner_exception", error)
@@ -100,14 +101,14 @@ def _as_users_error(kind: type[Exception]) -> type[UserError]:
 
 
 def users_error(kind: type[Exception], message: str) -> UserError:
-    """A ``kind`` that Dynamo passes on as it is, with the user's lines below its message."""
+    """Return an error of ``kind`` that Dynamo passes on, with the user's lines in its message."""
     made = _as_users_error(kind)  # type: ignore[arg-type]
     return made(UserErrorType.INVALID_INPUT, message)
 
 
 @contextlib.contextmanager
 def own_failures_are_unsupported() -> Iterator[None]:
-    """A torch that is not as expected is no internal error of Dynamo's: the scan runs as a loop."""
+    """Turn our own failures on an unexpected torch into Unsupported: the scan runs as a loop."""
     try:
         yield
     except Exception as error:
@@ -120,5 +121,5 @@ def own_failures_are_unsupported() -> Iterator[None]:
 
 
 def is_limit_hit(error: BaseException) -> bool:
-    """Whether Dynamo has as many captures of one function as it keeps."""
+    """Return True if Dynamo has as many captures of one function as it keeps."""
     return isinstance(error, FailOnRecompileLimitHit)

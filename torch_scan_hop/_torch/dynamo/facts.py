@@ -1,6 +1,7 @@
-"""What a body asks of its tensors that is no operator (checked on torch 2.9.1, 2.13.0, 2.15.0).
+"""The questions that a body asks of its tensors without an operator (torch 2.9.1, 2.13.0, 2.15.0).
 
-``h.requires_grad``, ``h.is_leaf``, ``h is h0``: answered when a body is traced, for all its steps.
+``h.requires_grad``, ``h.is_leaf`` and ``h is h0`` are answered when a body is traced, once for all
+its steps.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from torch_scan_hop._torch.dynamo.variables import example_value
 
 #: code that is not the user's: torch's, and this package's
 _OTHERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
-# of a tensor that requires grad: what differs between a leaf and an operator's result
+# attributes that tell a leaf that requires grad from the result of an operator
 _OF_LEAVES = frozenset({"grad", "grad_fn", "is_leaf", "retains_grad"})
 _GETATTR = "tp_getattro_impl" if "tp_getattro_impl" in vars(TensorVariable) else "var_getattr"
 
 
 @dataclass(eq=False)
 class Facts:
-    """What a body asked; torch's own code asks, too, but what it does then is the same."""
+    """The questions that a body asked. torch's own code asks, too, but acts the same either way."""
 
     grad: bool = False
     leaf: bool = False
@@ -40,10 +41,10 @@ class Facts:
     begun: list[tuple[Any, Any]] = field(default_factory=list)
 
     def change(self, tx: Any, init: VariableTracker, example: VariableTracker, after: Any) -> bool:
-        """Whether the answers change after the first step of a carry.
+        """Return True if an answer that the body asked for changes after the first step of a carry.
 
-        ``init`` is the caller's, ``example`` what the body was traced with, ``after`` what it made
-        of that.
+        ``init`` is the caller's carry, ``example`` what the body was traced with, and ``after``
+        what the body made of ``example``.
         """
         if init.is_python_constant() or after.is_python_constant():
             return False  # a number, of which torch 2.9 has no example
@@ -65,7 +66,7 @@ class Facts:
         return any(self._origin(a) is given and b is first for a, b in pairs)
 
     def _origin(self, value: Any) -> Any:
-        """What a carry of a scan within the body is, in that scan's first step."""
+        """Return the value with which an inner scan begins, for a carry of that scan."""
         origins = [first for carry, first in self.begun if carry is value]
         return self._origin(origins[0]) if origins else value
 
@@ -78,13 +79,13 @@ def _has(tx: Any, variable: VariableTracker, name: str) -> bool:
     return True
 
 
-# of the bodies that are being traced, the outermost first
+# the facts of the bodies that are being traced, the outermost first
 _noting: list[Facts] = []
 
 
 @contextlib.contextmanager
 def facts_noted() -> Iterator[Facts]:
-    """While a body is traced."""
+    """Note facts while a body is traced."""
     facts = Facts()
     read: Callable[..., Any] = getattr(TensorVariable, _GETATTR)
     call = BuiltinVariable.call_function

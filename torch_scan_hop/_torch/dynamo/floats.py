@@ -1,4 +1,4 @@
-"""Where Dynamo reads the floats that vary (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+"""Choose where Dynamo reads floats that vary (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch._dynamo.variables.builder import VariableBuilder
 
 @contextlib.contextmanager
 def floats_are_read_outside_bodies() -> Iterator[None]:
-    """A float that varies is a tensor to read: it is read in the program's own graph.
+    """Read a float that varies in the program's own graph.
 
-    Dynamo reads it in the graph of the body that meets it first, and remembers the number. Another
-    body that meets it would be handed a node of that graph, which is not around it.
+    Dynamo reads it, as a tensor, in the graph of the body that meets it first, and remembers the
+    number. Another body that meets it would get a node of that graph, which is not around it.
     """
     wrap_symfloat = VariableBuilder.wrap_symfloat
 

@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def function_modes_set_aside(tx: Any) -> Iterator[None]:
-    """No mode is asked about what is traced here, but within :func:`function_modes_in_force`.
+    """Hide what is traced here from all modes, except within :func:`function_modes_in_force`.
 
     Dynamo keeps the modes that are active as a stack of its own, which all its frames share
     (checked on torch 2.9.1, 2.13.0, 2.15.0). It hands an operator to the innermost of them, and
@@ -29,7 +29,7 @@ def function_modes_set_aside(tx: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def function_modes_in_force(tx: Any) -> Iterator[None]:
-    """The modes that were set aside last see what is traced here (checked as the above)."""
+    """Let the modes that were set aside last see what is traced here (checked as the above)."""
     state = tx.symbolic_torch_function_state
     state.mode_stack.extend(getattr(state, _SET_ASIDE))
     try:

@@ -1,4 +1,4 @@
-"""The graph of a call, for one who wants to read it: nothing of it is run."""
+"""Capture the graph of a call for a reader; nothing of it is run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def capture_graph(
 
 @contextlib.contextmanager
 def _objects_stay_as_they_are() -> Iterator[None]:
-    """What is captured assigns nothing to the program's objects, when it is called."""
+    """Let a captured program assign nothing to the objects of the caller's program."""
     original = SideEffects._get_modified_vars
 
     @functools.wraps(original)
@@ -88,7 +88,7 @@ def _objects_stay_as_they_are() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fresh_code(fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """``fn`` with nothing of it in Dynamo's cache, so that the backend is called."""
+    """Return ``fn`` with nothing of it in Dynamo's cache, so that the backend is called."""
     if isinstance(fn, types.FunctionType):
         copy = types.FunctionType(
             fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__

@@ -29,8 +29,7 @@ Hooked = Callable[..., torch.Tensor]
 
 @contextlib.contextmanager
 def hooks_are_captured(hooked: Hooked, operator: Any) -> Iterator[None]:
-    """While ``operator``, a scan, is traced, a tensor that it makes gets its hook from a call of
-    ``hooked``."""
+    """Register hooks of tensors by calls of ``hooked`` while ``operator``, a scan, is traced."""
     tracker: Any = TensorVariable
     original = tracker._method_register_hook
 
@@ -95,7 +94,7 @@ def _register(
 
 
 def _let_all_read(node: fx.Node, made: fx.Node) -> None:
-    """A hook is for all uses of a tensor, those before it, too."""
+    """Let all uses of a tensor read the hooked one, those before the hook as well."""
     earlier = [user for user in node.users if user is not made]
     if not earlier:
         return

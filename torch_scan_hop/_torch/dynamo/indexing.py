@@ -106,7 +106,7 @@ def _version(value: Any) -> int | None:
 
 
 def _is_fresh(node: fx.Node) -> bool:
-    """Whether neither the result of ``node`` nor what it was made from has changed since."""
+    """Return True if nobody has changed the result of ``node``, or its arguments, since it ran."""
     return _version(node) == 0 and node.meta.get(_VERSIONS) == [_version(a) for a in node.args]
 
 
@@ -140,7 +140,7 @@ def _is_window(value: Any) -> bool:
 
 
 def _lengths(key: Any) -> tuple[int, ...] | None:
-    """Lengths of the windows in a key; None if it is a key that PyTorch itself can read."""
+    """Return the lengths of the windows in a key; None if PyTorch itself can read the key."""
     entries = entries_of(key)
     if not any(_is_position(e) or _is_window(e) for e in entries):
         return None
@@ -184,7 +184,7 @@ def _index_select(input: Any, dim: int, index: Any) -> Call | None:
 
 
 def _as_position(value: Any) -> Any:
-    """``value`` as an index of `select`, where uint8 is an integer as any other."""
+    """Return ``value`` as an index of `select`, which takes uint8 like any integer."""
     example = _example(value)
     if is_tensor(example) and example.dtype == torch.uint8 and example.dim() == 0:
         raise Unsupported("select and narrow at a uint8 tensor; write t.long()")

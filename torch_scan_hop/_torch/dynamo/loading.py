@@ -88,7 +88,10 @@ def _run_after(loader: Any, then: Callable[[], None]) -> None:
 
 
 def _register() -> None:
-    """Nothing of it may reach the code that imports Dynamo, which may hold no scan at all."""
+    """Register the trackers, and let no error or warning reach the code that imports Dynamo.
+
+    That code may hold no scan at all.
+    """
     # whatever is under way imports Dynamo, maybe in the middle of something: nothing more now
     with contextlib.suppress(Warning), attempt("capture"):
         if find_out_whether_captures(imports=False):

@@ -28,7 +28,7 @@ from torch_scan_hop._torch.dynamo.modules import TAKES_THE_STACK
 
 @contextlib.contextmanager
 def methods_are_guarded() -> Iterator[None]:
-    """While a body is traced."""
+    """Guard methods while a body is traced."""
     original = InliningInstructionTranslator.build_inline_tracer
 
     @functools.wraps(original)
@@ -45,7 +45,7 @@ def methods_are_guarded() -> Iterator[None]:
 
 
 def _guard_method(fn: Any, args: Any) -> None:
-    """Where ``fn`` is a method of the first of ``args``; and what is run around a module's."""
+    """Guard ``fn`` if it is a method of the first argument; for a module, its hooks as well."""
     if not isinstance(fn, types.FunctionType) or not args:
         return
     owner = args[0].realize()
@@ -59,8 +59,8 @@ def _guard_method(fn: Any, args: Any) -> None:
         install_guard(method.make_guard(GuardBuilder.CLOSURE_MATCH))
 
 
-# Which hooks all modules have, by number: a new hook has a new one. What export registers watches
-# assignments, and is set aside while a body is captured.
+# The hooks of all modules, by number: a new hook has a new number. The one that export registers
+# watches assignments, and is set aside while a body is captured.
 _HOOKS = [
     hooks
     for name, hooks in vars(module_hooks).items()
@@ -87,7 +87,7 @@ def _guard_hooks_of_all_modules() -> None:
 
 
 def _name_in(cls: type, fn: types.FunctionType) -> str | None:
-    """What ``cls`` calls ``fn``, which may have been defined under another name."""
+    """Return the name under which ``cls`` has ``fn``, which may be defined under another one."""
     known = (n for c in cls.__mro__ for n, value in vars(c).items() if _function(value) is fn)
     names = itertools.chain([fn.__name__], known)
     return next((n for n in names if _function(inspect.getattr_static(cls, n, None)) is fn), None)

@@ -19,7 +19,7 @@ Check = Callable[[nn.Module, nn.Module], bool]
 
 
 class NotConstant:
-    """What is assigned while Dynamo traces, and is known when the program runs."""
+    """Stands for a value that is assigned in the trace, and known when the program runs."""
 
 
 def module_of(tx: Any, variable: VariableTracker) -> nn.Module:
@@ -31,7 +31,7 @@ def module_of(tx: Any, variable: VariableTracker) -> nn.Module:
 
 
 def assigned_so_far(tx: Any, module: nn.Module) -> dict[int, dict[str, Any]]:
-    """By the id of a submodule, the attributes that the program at hand has assigned to it.
+    """Return, by the id of a submodule, the attributes that the program has assigned to it.
 
     Dynamo makes assignments when the program runs: the modules do not have them yet.
     """

@@ -1,4 +1,5 @@
-"""What NumPy makes of constants in a body is one, too (checked on torch 2.9.1, 2.13.0, 2.15.0).
+"""Fold NumPy's functions of constants in a body to constants (checked on torch 2.9.1, 2.13.0,
+2.15.0).
 
 Dynamo traces NumPy with tensors, whose values it does not know: ``int(np.prod((2, 3)))`` would be a
 number that only the device can tell, and no size.
@@ -20,7 +21,7 @@ from torch._dynamo.variables.tensor import NumpyNdarrayVariable
 
 # more entries are data, not sizes and positions
 MAX_ENTRIES = 1024
-# of other dtypes a NumPy scalar is no Python number: float32 makes a float64 array of no float
+# NumPy scalars of other dtypes are no Python numbers: operators promote them in another way.
 _AS_PYTHONS = {"int64", "float64", "bool"}
 _SIZES = range(1, MAX_ENTRIES + 1)
 _OPERATORS = {
@@ -38,7 +39,7 @@ class _NotConstant(Exception):
 
 
 class ConstantArray(NumpyNdarrayVariable):
-    """An array of which each entry is known; as any array to whoever does not ask for one."""
+    """An array whose entries are known; code that does not ask for them sees any other array."""
 
     def __init__(self, *args: Any, entries: Any = None, version: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -95,7 +96,11 @@ def numpy_constants_are_folded() -> Iterator[None]:
 
 
 def _folded(tx: Any, function: Any, args: Any, kwargs: dict[str, Any], traced: Any) -> Any:
-    """``function`` of constants; what ``traced`` gives where they are none, or it is None."""
+    """Call ``function`` on constants, and return a constant if the result is one.
+
+    If an argument is no constant, ``traced`` gives the result. So it does for an array; a small one
+    remembers its entries.
+    """
     try:
         found = _result_of(function, args, kwargs)
     except _NotConstant:

@@ -1,4 +1,4 @@
-"""Where a body leaves something for its next step (torch 2.9.1, 2.13.0, 2.15.0)."""
+"""Places where a body leaves something for its next step (torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def is_same(before: Any, after: Any) -> bool:
 
 
 def _tensor_of(variable: VariableTracker) -> Any:
-    """``module.steps += 1`` assigns what ``iadd`` returns: the tensor that was there, changed."""
+    """Return the example of a tensor variable as it is now; None for any other variable.
+
+    ``module.steps += 1`` assigns what ``iadd`` returns: the tensor that was there, changed.
+    """
     variable = variable.realize()
     return example_value(variable) if isinstance(variable, TensorVariable) else None
 
@@ -42,7 +45,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def users_line() -> str:
-    """``file:line (code)`` of the user's line that is being traced."""
+    """Return ``file:line (code)`` of the user's line that is being traced."""
     stack = list(TracingContext.extract_stack())
     if not stack:
         return "an unknown line"
@@ -63,7 +66,7 @@ AN_OBJECT = "a Python object that it did not make"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a body leaves something for the next step: an attribute, or an item of a container."""
+    """A place where a body leaves a value for the next step: an attribute, or an item."""
 
     owner: VariableTracker
     name: Any
@@ -108,7 +111,7 @@ class Place:
         return _number(self.before) is not None
 
     def must_settle(self) -> bool:
-        """Whether the first step leaves what is of another kind than what it found."""
+        """Return True if the first step changes the kind, shape or dtype of the value."""
         before, after = self.before, self.after
         if before is None:  # nothing was there
             return True
@@ -126,7 +129,7 @@ class Place:
 
 
 def _number(variable: VariableTracker | None) -> int | float | None:
-    """The number that is counted or scaled from step to step; a flag is none."""
+    """Return the number that is counted or scaled from step to step; None for a flag."""
     variable = None if variable is None else variable.realize()
     if isinstance(variable, SymNodeVariable):
         return variable.sym_num

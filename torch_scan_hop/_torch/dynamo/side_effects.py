@@ -1,4 +1,4 @@
-"""What a body may do to Python objects that it did not make (torch 2.9.1, 2.13.0, 2.15.0).
+"""The changes that a body may make to Python objects of others (torch 2.9.1, 2.13.0, 2.15.0).
 
 A body is traced once and run ``T`` times, so an assignment that lasts would be made once, or, since
 Dynamo forgets what a higher-order operator's body assigned, not at all. So what a step assigns and
@@ -50,7 +50,7 @@ _MEMO = "torch/distributions/kl.py"
 
 
 def _is_swap(effects: SideEffects) -> bool:
-    """Whether the code being traced right now is ``functional_call``'s own swap."""
+    """Return True if the code being traced right now is ``functional_call``'s own swap."""
     output = effects.output_graph_weakref()
     if output is None:
         return False
@@ -58,9 +58,9 @@ def _is_swap(effects: SideEffects) -> bool:
 
 
 def _contents(variable: VariableTracker) -> Any:
-    """What a list, dict, set or deque holds, as Dynamo knows it; None for other objects.
+    """Return the items of a list, dict, set or deque, as Dynamo knows them; None for other objects.
 
-    An iterator holds items, too, and what changes is where it stands: that cannot be undone.
+    An iterator holds items as well, but what changes is its position, which cannot be undone.
     """
     if not isinstance(variable, (BaseListVariable, ConstDictVariable, SetVariable)):
         return None
@@ -108,7 +108,7 @@ class _Contents:
 
 
 class _Watch:
-    """The changes that one body makes to what it did not make."""
+    """The changes that one body makes to objects that it did not make."""
 
     def __init__(self) -> None:
         self.contents: dict[int, _Contents] = {}
@@ -117,11 +117,11 @@ class _Watch:
         self.assigning = False
 
     def may_change(self, item: VariableTracker) -> None:
-        """Some of Dynamo's trackers say that they have changed after they have."""
+        """Remember what ``item`` holds: some of Dynamo's trackers report a change after it."""
         self.unchanged.setdefault(id(item), _contents(item))
 
     def changes(self, item: VariableTracker) -> None:
-        """``item``, which the body did not make, is about to change."""
+        """Note that ``item``, which the body did not make, is about to change."""
         contents = self.unchanged.get(id(item), _contents(item))
         if self.assigning:
             return  # noted by ``assigns``
@@ -154,7 +154,7 @@ class _Watch:
             contents.put_back()
 
     def places(self) -> list[Place]:
-        """What the next step finds changed."""
+        """Return the places that the next step finds changed."""
         found = [place for contents in self.contents.values() for place in contents.changes()]
         for place in self.attributes.values():
             if place.before is None or not is_same(place.before, place.after):
@@ -195,7 +195,7 @@ _undone: list[bool] = []
 
 @contextlib.contextmanager
 def changes_are_undone() -> Iterator[None]:
-    """What a body assigns is forgotten: of a scan of no steps."""
+    """Forget what a body assigns within, which is that of a scan of no steps."""
     _undone.append(True)
     try:
         yield
@@ -247,7 +247,7 @@ def _changes_noted(watch: _Watch) -> Iterator[None]:
 
 @functools.cache
 def _methods_that_change() -> list[tuple[type, str]]:
-    """Those of trackers of containers that tell of a change."""
+    """Return the methods by which trackers of containers tell of a change."""
     found: list[Any] = [BaseListVariable, ConstDictVariable, SetVariable]
     for cls in found:
         found += [c for c in cls.__subclasses__() if c not in found]
@@ -280,7 +280,7 @@ def _contents_noted(watch: _Watch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _generators_refused() -> Iterator[None]:
-    """A body that reads from a generator changes it, and no attribute tells."""
+    """Refuse a body that reads from a generator, which changes it though no attribute tells."""
     wrap_value = VariableBuilder._wrap
 
     @functools.wraps(wrap_value)

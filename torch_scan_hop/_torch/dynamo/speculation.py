@@ -66,9 +66,11 @@ def speculate(
 
 @contextlib.contextmanager
 def numbers_of_tensors_are_refused() -> Iterator[None]:
-    """Such a number is a symbol of the body's graph, of which the program's knows nothing.
+    """Refuse a number that is read from a tensor, a NumPy scalar included, in the body that is
+    traced.
 
-    A NumPy scalar is a tensor to Dynamo.
+    Such a number is a symbol of the body's graph, and unknown in the program's. A NumPy scalar is a
+    tensor to Dynamo.
     """
     try:
         yield
@@ -78,7 +80,7 @@ def numbers_of_tensors_are_refused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _custom_functions_are_nodes() -> Iterator[None]:
-    """A custom ``autograd.Function`` is captured with its backward.
+    """Capture a custom ``autograd.Function`` with its backward.
 
     Dynamo inlines its forward if no argument requires grad; but a carry may from the second
     step on, and a functorch level may want its derivative.

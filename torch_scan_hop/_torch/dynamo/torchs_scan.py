@@ -1,4 +1,4 @@
-"""What Dynamo captures of torch's own ``scan()`` (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+"""Mark and check what Dynamo captures of torch's own ``scan()`` (torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def example_value(variable_or_node: Any) -> Any:
 
 
 def make_traceable(fn: VariableTracker) -> None:
-    """A GraphModule whose code is still to be generated cannot be traced into."""
+    """Generate the code of a GraphModule, without which Dynamo cannot trace into it."""
     module = getattr(fn, "value", None)
     if isinstance(module, fx.GraphModule):
         _LazyGraphModule.force_recompile(module)
@@ -78,7 +78,8 @@ def create_node(
 
 
 def write_back(tx: Any, destination: fx.Proxy, source: fx.Proxy) -> None:
-    """``destination.copy_(source)``; a leaf that requires grad is written to under ``no_grad``.
+    """Emit ``destination.copy_(source)``, under ``no_grad`` if a leaf that requires grad is written
+    to.
 
     Autograd refuses all else: a program that changed it has done so under ``no_grad``, too.
     """
@@ -92,33 +93,33 @@ def write_back(tx: Any, destination: fx.Proxy, source: fx.Proxy) -> None:
 
 
 def _set_grad_enabled(tx: Any, enabled: bool) -> None:
-    """For what is traced next, and in the graph."""
+    """Switch gradients for what is traced next, and in the graph."""
     create_proxy(tx, "call_function", torch._C._set_grad_enabled, (enabled,))
     torch._C._set_grad_enabled(enabled)
 
 
 def graph_being_traced(tx: Any) -> fx.Graph:
-    """The graph at hand: of the program, or of the body that is being captured within it."""
+    """Return the graph at hand: the program's, or that of a body that is being captured."""
     return tx.output.current_tracer.graph
 
 
 def create_proxy(tx: Any, kind: str, target: Any, args: tuple[Any, ...]) -> fx.Proxy:
-    """A node of the graph at hand, of whose result nothing is known yet."""
+    """Add a node to the graph at hand, about whose result nothing is known yet."""
     return tx.output.create_proxy(kind, target, args, {})
 
 
 def install_body(tx: Any, name: str, module: fx.GraphModule) -> str:
-    """The name, like ``name``, that ``module`` has among the modules of the graph at hand."""
+    """Put ``module`` among the modules of the graph at hand; return its name there."""
     return str(tx.output.install_subgraph(name, module))
 
 
 def known_modules(tx: Any) -> dict[str, Any]:
-    """What graphs of this capture may refer to by name."""
+    """Return the modules that graphs of this capture may refer to by name."""
     return dict(tx.output.nn_modules)
 
 
 def reconstruct_outputs(tx: Any, items: list[VariableTracker], spec: Any) -> VariableTracker:
-    """The pytree that the traced function returned, with ``items`` as its tensor leaves."""
+    """Return the pytree that the traced function returned, with ``items`` as its tensor leaves."""
     flat: VariableTracker = ListVariable(items)
     if spec.masks_to_filter_const_values:
         from torch._dynamo.external_utils import insert_const_values_with_mask

@@ -1,21 +1,20 @@
 """One C++ kernel for a whole scan: the loop over time runs inside.
 
-The arithmetic is Inductor's own, so every pointwise operator is covered; what is ours is the
-order of the loops, and where values live.
+The arithmetic is Inductor's own, so every pointwise operator is covered. This package decides the
+order of the loops, and where values are stored.
 
-``pointwise``   a body without products: which ones qualify
-``lanes``       its code: a tile of lanes takes all steps before the next tile
-``rows``        a body with products: which ones qualify
-``row_body``    its step as nests of loops and products, in stages; ``places``, ``row_lowering``
+``pointwise``   finds bodies without products that qualify
+``lanes``       their code: a tile of lanes takes all steps before the next tile
+``rows``        finds bodies with products that qualify
+``row_body``    their step as nests of loops and products, in stages; ``places``, ``row_lowering``
                 and ``row_order`` say where values are, what they are, and when they are stored
-``row_independence``  whether a row reads no other row
-``row_code``    its code: a tile of rows takes all steps before the next tile
+``row_independence``  checks that a row reads no other row
+``row_code``    their code: a tile of rows takes all steps before the next tile
 ``product``     the product of a tile of rows and a packed weight
-``sharing``     whether threads share it
-``fits``        which tensors both work on
-``panels``      products in counted loops: their weights are packed before; ``panel_product``: the
-                kernel of one
-``large_products``  others, which are calls of a library; ``libraries``: of which, by measurement
+``sharing``     decides if threads share a kernel
+``fits``        checks which tensors the kernels work on
+``panels``      packs weights of products in counted loops; ``panel_product``: the kernel of one
+``large_products``  products that a library makes; ``libraries`` measures which library is faster
 ``tanh``        tanh, faster than the vectorised one of Inductor
 """
 

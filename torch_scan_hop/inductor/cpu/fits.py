@@ -1,4 +1,4 @@
-"""Which tensors the kernels of the CPU work on, and how."""
+"""Tests of which tensors the CPU kernels work on, and how."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ def are_stored_in_vectors(results: Iterable[torch.Tensor]) -> bool:
 
 
 def are_tails_worth_masks(body: fx.GraphModule) -> bool:
-    """Whether lanes that fill no vector had better be one with a mask than done one by one.
+    """Return True if lanes that fill no vector should be one masked vector, not one lane at a time.
 
-    A mask costs some nanoseconds at each load and store. Of float32 only: torch 2.9 masks no other
-    type of those that are stored in vectors.
+    A mask costs some nanoseconds at each load and store. It is for float32 only, since torch 2.9
+    masks no other type of those that are stored in vectors.
     """
     tensors = list(filter(is_tensor_node, body.graph.nodes))
     return all(map(_may_be_masked, tensors)) and any(map(is_transcendental, tensors))
 
 
 def _may_be_masked(node: fx.Node) -> bool:
-    """A bool is computed in registers, as a condition, and loaded by no mask."""
+    """Return True if a masked vector can hold ``node``.
+
+    A bool is computed in registers, as a condition, and no masked load reads it.
+    """
     dtype = node.meta["val"].dtype
     return dtype == torch.float32 or (dtype == torch.bool and node.op == "call_function")

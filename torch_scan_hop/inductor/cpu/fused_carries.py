@@ -13,12 +13,12 @@ from torch_scan_hop.inductor.step import carry_position
 
 
 class FusedCarries(VectorOps):
-    """What a carry is multiplied by and what is added to it are one instruction, in either order.
+    """Operators that make a carry's product and the sum with it one instruction, in either order.
 
-    The next step waits for that, and the time of a small step is this wait: ``(h + y) * a``, as in
-    the backward of ``a * h + x``, is ``a * h`` with ``a * y`` added. Neither ``a`` nor ``y`` may
-    depend on a carry: of a product that is rounded once, the same product need not be subtracted to
-    zero.
+    The next step waits for the carry, and the time of a small step is this wait. ``(h + y) * a``,
+    as in the backward of ``a * h + x``, becomes ``a * h`` with ``a * y`` added. Neither ``a`` nor
+    ``y`` may depend on a carry: one instruction does not round its product, so a product minus
+    itself would not always be zero.
     """
 
     def __init__(self, inner: Any, lowering: Any, read: Any) -> None:
@@ -77,7 +77,7 @@ class FusedCarries(VectorOps):
         return self._noted(result, x, y)
 
     def _is_apart(self, value: Any, *values: Any) -> bool:
-        """``value`` depends on no carry, and all are floats of one dtype."""
+        """Return True if ``value`` depends on no carry, and all are floats of one dtype."""
         return str(value) not in self._dependent and _are_floats(value, *values)
 
 

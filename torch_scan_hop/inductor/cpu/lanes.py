@@ -1,7 +1,7 @@
 """The code of a pointwise body's kernel.
 
-Lanes are independent of one another, so they are the outer loop: split among threads, and
-vectorised. A tile of them takes all steps before the next one: its carries stay in the nearest
+Lanes are independent of one another, so they are the outer loop, which is split among threads and
+vectorised. A tile of lanes takes all steps before the next tile. So its carries stay in the nearest
 cache, and xs are read and ys written once, in long enough pieces.
 """
 
@@ -43,7 +43,7 @@ from torch_scan_hop.inductor.step import STEP, TILE
 
 
 class TimeLoop:
-    """What a kernel does with one lane; called once for each kind of code (scalar, vector).
+    """The code of a kernel for one lane; called once for each kind of code (scalar, vector).
 
     Between two steps carries live in the buffers ``carry``.
     """
@@ -91,7 +91,7 @@ class TimeLoop:
 
 
 def _one_of_each_name(buffers: Sequence[Any]) -> list[Any]:
-    """Both parts of a complex stack have its name, and lie in one line of the cache."""
+    """Return one buffer of each name: the parts of a complex stack share one, and cache lines."""
     first: dict[str, Any] = {}
     for buffer in buffers:
         first.setdefault(buffer.name, buffer)
@@ -112,20 +112,20 @@ PREFETCH_SOURCE = """
 
 
 def _prefetch_to_write(buffer: Any, index: Sequence[Any]) -> None:
-    """No prefetcher of hardware foresees the page that the next step writes to."""
+    """Prefetch where the next step writes: hardware does not foresee that it is another page."""
     if not is_removed(buffer.name):
         address = address_of(buffer.name, buffer.layout.make_indexer()(index))
         after_stores(f"SCAN_PREFETCH_TO_WRITE({address});")
 
 
-# What the carries of a tile may take of the nearest cache: the longer the pieces of the rows
-# of xs and ys that a tile touches, the more of them the prefetcher has ready.
+# The part of the nearest cache that the carries of a tile may take. It should be large: the longer
+# the pieces of xs and ys that a tile touches, the more of them the prefetcher has ready.
 TILE_BYTES = 2**14
 VECTOR_LANES = 32  # a tile is a whole number of vectors
 
 
 def tile_lanes(sizes: Sequence[Any], bytes_per_lane: int, threads: int) -> int:
-    """Lanes of a tile: fewer where one of these threads would not get one otherwise."""
+    """Return the lanes of a tile: fewer if some thread would get none otherwise."""
     *outer, lanes = (likely_size(size, fallback=TILE_BYTES) for size in sizes)
     share = lanes * max(1, math.prod(outer)) // threads
     tile = min(TILE_BYTES // bytes_per_lane, lanes, share)
@@ -153,7 +153,7 @@ def emit_kernel(
 
 
 def _parts(function: KernelFunction, node: Any, position: int) -> Any:
-    """A complex result as numbers in a row: a variable of the function."""
+    """Declare a variable of the function for a complex result as reals in a row."""
     name, layout = f"{PARTS}{position}", node.destinations[position].layout
     stack = function.written_pointer(node.outputs[position].get_name())
     kind = DTYPE_TO_CPP[layout.dtype]
@@ -164,7 +164,10 @@ def _parts(function: KernelFunction, node: Any, position: int) -> Any:
 def _emit_tiles(
     function: KernelFunction, loop: TimeLoop, index_of: Any, sizes: Sequence[Any], span: Span
 ) -> None:
-    """The buffers where carries end hold them in between; a tile of these stays in the cache."""
+    """Emit the loop over tiles of lanes, whose carries stay in the cache.
+
+    Between steps the buffers of the final carries hold them.
+    """
     bytes_per_lane = sum(2 * store.layout.dtype.itemsize for store in loop.carry)
     threads = threads_for(span)
     tile = tile_lanes(sizes, bytes_per_lane, threads)
@@ -191,7 +194,7 @@ HELD = "scan_buf_held_"
 
 
 def are_few(sizes: Sequence[Any]) -> bool:
-    """Whether the lanes do not fill a vector: then a step is written out for each of them."""
+    """Return True if the lanes do not fill a vector; then a step is written out for each lane."""
     few = vector_lanes() or VECTOR_LANES
     return _is_one_tile(sizes, few - 1) and sizes[-1] != 0
 

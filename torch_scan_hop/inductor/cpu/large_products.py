@@ -1,7 +1,8 @@
 """Large float32 products by oneDNN, where it is the faster library (``libraries``).
 
-Those that the plans of scans took out of their loops, and those that are left in counted loops.
-What a program has outside of its scans stays as it is. A kernel of rows has products of its own.
+These are the products that plans moved out of a loop, and those that are left in counted loops. The
+program's own products, outside of scans, stay as they are. A kernel of rows has products of its
+own.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _shape_of(left: Tensor, right: Tensor) -> Tensor:
 
 
 def replace_large_products(gm: fx.GraphModule, theirs: Collection[fx.Node]) -> None:
-    """In ``gm``, but for the nodes that are not ours, and in the bodies of its scans."""
+    """Replace large products in ``gm`` and in its scans' bodies; nodes that are not ours stay."""
     if current_options().onednn is not False:
         _replace(n for n in gm.graph.nodes if n not in theirs)
         _replace_in_loops(gm)
@@ -55,7 +56,7 @@ def _replace_in_loops(gm: fx.GraphModule) -> None:
 
 
 def _is_kernel_of_rows(node: fx.Node, body: fx.GraphModule) -> bool:
-    """As far as its operators can tell, and what its weights depend on."""
+    """Return True if an inner scan will be a kernel of rows, by its operators and weights."""
     if not current_options().one_kernel or not RowsKernel.may_qualify(body):
         return False
     given: Inputs[Any] = Inputs(*map(list, node.args[1:]))  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
-"""Which library is faster for a large float32 product on this machine: MKL or oneDNN.
+"""Measure whether MKL or oneDNN is faster for a large float32 product on this machine.
 
 It is measured, for a few milliseconds, where a product of such sizes and layouts is first compiled
-for, and kept in a file beside what Inductor keeps: of this processor, torch, and number of threads.
-No table knows that: for 256x512x2048, oneDNN takes 0.44 of MKL's time on one AMD EPYC, and 0.83 on
-the next.
+for. The result is kept in a file beside what Inductor keeps, for this processor, torch and number
+of threads. No table could tell: for 256x512x2048, oneDNN takes 0.44 of MKL's time on one AMD EPYC,
+and 0.83 on the next.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from torch_scan_hop._torch.isolation import isolated, torch_functions_disabled
 from torch_scan_hop._torch.onednn import compilers_folder, has_both_libraries, product
 from torch_scan_hop._torch.sizes import likely_value
 
-#: of MKL's time, what oneDNN may take: below, it is no chance that it was faster
+#: the part of MKL's time below which oneDNN is not faster by chance
 FASTER = 0.95
-#: of a product that is measured; a larger one is as its half
+#: operations of the largest product that is measured; a larger one is judged as its half is
 MOST_FLOPS = 2.0**28
-#: that the calls of one measurement take together: short ones are often disturbed, and repeated
+#: time of all calls of one measurement: short calls are often disturbed, so they are repeated
 SECONDS = 0.008
 FEWEST_ROUNDS = 5
-#: what slower calls are is told by the rest of the machine: a thread waits for one that has no core
+#: slower calls tell of a busy machine, where a thread waits for one that has no core
 LEAST_FLOPS_PER_SECOND = 4e9
 
 #: A matrix of so many rows and columns, for each way in which it may lie in memory.
@@ -54,7 +54,7 @@ def _numbers(*shape: int) -> Tensor:
 
 
 def layout_of(matrix: Tensor) -> str:
-    """Which of ``LAYOUTS`` that is.
+    """Return the name of the matrix's layout, one of ``LAYOUTS``.
 
     >>> layout_of(torch.ones(3, 4).t()), layout_of(torch.ones(3, 4)[:, :2])
     ('columns', 'rows apart')
@@ -72,9 +72,10 @@ def layout_of(matrix: Tensor) -> str:
 
 
 def onednn_is_faster(sizes: Sequence[int], left: str = "rows", right: str = "rows") -> bool:
-    """Whether oneDNN is, for ``sizes`` rows, depth and columns, and matrices of those layouts.
+    """Return True if oneDNN multiplies faster than MKL, for ``sizes`` (rows, depth, columns) and
+    layouts.
 
-    What is copied for it is copied in that time.
+    Copies that a library needs count in its time.
     """
     if not has_both_libraries():
         return False
@@ -92,7 +93,7 @@ def onednn_is_faster(sizes: Sequence[int], left: str = "rows", right: str = "row
 
 
 def measured_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Powers of two, near ``sizes``, so that a few of them stand for all.
+    """Return powers of two near ``sizes``, so that a few measurements stand for all sizes.
 
     >>> measured_sizes((1, 240, 520)), measured_sizes((100_000, 512, 1024))
     ((1, 256, 512), (512, 512, 512))
@@ -108,7 +109,7 @@ def _flops(sizes: Sequence[int]) -> float:
 
 
 def _best_seconds(left: Tensor, right: Tensor) -> tuple[float, float]:
-    """Of oneDNN and of MKL: the shortest of some calls, which take turns."""
+    """Return the shortest of some calls of oneDNN and of MKL, which take turns."""
     calls = (lambda: product(left, right), lambda: torch.mm(left, right))
     best = [math.inf, math.inf]
     with isolated(), torch.no_grad(), torch_functions_disabled():
@@ -128,7 +129,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def processor() -> str:
-    """The kind that this machine's is, as it says itself."""
+    """Return the name that this machine's processor gives itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -145,7 +146,7 @@ def _file(threads: int, folder: str) -> Path:
 
 @functools.cache
 def _known(path: Path) -> dict[str, float]:
-    """What is kept in that file, and what this process measured besides."""
+    """Return the measurements in the file, in a dict to which this process adds its own."""
     try:
         kept = json.loads(path.read_text())
         return {str(key): float(ratio) for key, ratio in kept.items()}
@@ -154,7 +155,7 @@ def _known(path: Path) -> dict[str, float]:
 
 
 def _keep(path: Path, known: dict[str, float]) -> None:
-    """Whoever reads the file at the same time finds all of it, or all of what it was."""
+    """Write the file, so that whoever reads it meanwhile finds the old one or the new one whole."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, written = tempfile.mkstemp(dir=path.parent)

@@ -1,7 +1,7 @@
-"""Products with weights that stay the same, in a counted loop: the weight is packed before it.
+"""Products with loop-invariant weights, in a counted loop: the weight is packed before the loop.
 
-A library lays a weight out anew for each product, or reads it where it lies; a loop has time to do
-that once. *Panels* are some columns each, row by row, as the product reads them.
+A library lays a weight out anew for each product, or reads it as it lies. A loop can do that once.
+*Panels* are groups of columns, stored row by row, as the product reads them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch_scan_hop.rewrites.plan import ScanPlan
 
 aten = torch.ops.aten
 
-#: what fewer steps gain does not pay for the packing
+#: the gain of fewer steps does not pay for the packing
 FEWEST_STEPS = 16
-#: of a product; what smaller ones gain does not pay for a kernel to compile
+#: operations of a product; the gain of smaller ones does not pay for compiling a kernel
 LEAST_FLOPS = 1e6
-#: of what is multiplied: with more, packing is little beside a product that MKL makes at full rate
+#: rows of the left operand: with more, packing costs little beside MKL's product at full rate
 MOST_ROWS = 64
 DTYPES = {torch.float32}
 #: AVX2's. A library may know more of a processor with narrow vectors than how to fill those.
@@ -46,14 +46,14 @@ def _result(left: Tensor, panels: Tensor) -> Tensor:
 
 @torch.library.impl(_library, "panel_product", "CPU")
 def _by_a_library(left: Tensor, panels: Tensor) -> Tensor:
-    """The numbers, for whoever runs the graph without a compiler."""
+    """Compute the product by torch, for a graph that runs without a compiler."""
     return left @ panels.permute(1, 0, 2).flatten(1)
 
 
 def pack_weights(plan: ScanPlan, trip_count: Any) -> bool:
-    """Have products of the body that was planned read panels; whether there are any.
+    """Let products of the planned body read panels; return True if there are any.
 
-    They are made in the body, as work that no step changes: a plan takes it out of the loop.
+    Packing is put into the body as loop-invariant work, so that a plan takes it out of the loop.
     """
     options = current_options()
     few_steps = isinstance(trip_count, int) and trip_count < FEWEST_STEPS
@@ -67,7 +67,7 @@ def pack_weights(plan: ScanPlan, trip_count: Any) -> bool:
 
 
 def _products_in_loop(plan: ScanPlan) -> list[fx.Node]:
-    """Products of what a step computes with what none changes."""
+    """Return the products of a per-step value with a loop-invariant one."""
     decisions = plan.decisions
     roots = [*(plan.outputs.carry[k] for k in decisions.loop_carry), *decisions.stacked]
     in_loop = ancestors(roots)
@@ -98,7 +98,7 @@ def _pays(node: fx.Node) -> bool:
 
 
 def _may_be_packed_before(rows: int, columns: int) -> bool:
-    """Whether panels are small enough beside the weight, or their packing stays in the loop."""
+    """Return True if the panels take little memory beside the weight; else the loop packs them."""
     width = panel_width(rows, columns)
     return -(-columns // width) * width <= current_options().memory_gate * columns
 

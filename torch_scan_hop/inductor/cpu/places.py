@@ -1,4 +1,4 @@
-"""Where the values of a step with products are: buffers of the scan, or scratch memory."""
+"""Places of the values of a step with products: buffers of the scan, or scratch memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value is stored: a buffer, and which elements of it."""
+    """A buffer, and the elements of it in which a value is stored."""
 
     name: str
     layout: Any
@@ -51,7 +51,7 @@ class Place:
         return Place(self.name, self.layout, self.prefix, tuple(shift))
 
     def matrix(self) -> Matrix | None:
-        """As an operand of a product, if its rows are contiguous."""
+        """Return the place as an operand of a product, or None if its rows are not contiguous."""
         rank = len(self.layout.size) - len(self.prefix)
         if rank != 2 or self.layout.stride[-1] != 1:
             return None
@@ -97,7 +97,7 @@ class Product:
 
 
 def product_position(name: str) -> int | None:
-    """Of the product that a buffer's name stands for, if it does."""
+    """Return the position of the product that a buffer's name stands for, or None."""
     return int(name.removeprefix(PRODUCT)) if name.startswith(PRODUCT) else None
 
 

@@ -83,7 +83,7 @@ def source_of_product(name: str) -> str:
 
 
 def likely_sizes(left: torch.Tensor, right: torch.Tensor) -> tuple[int, int, int]:
-    """Rows, depth and columns of ``left @ right``, of fakes, without a guard."""
+    """Return likely rows, depth and columns of ``left @ right``, both fakes; no guard is made."""
     return likely_value(left.shape[0]), likely_value(left.shape[1]), likely_value(right.shape[1])
 
 
@@ -113,9 +113,10 @@ def rows_at_once(rows: int, width: int) -> int:
 
 
 def packed(product: Product, rows: int, name: str) -> tuple[Callable[[list[Any]], None], list[Any]]:
-    """Columns of a weight as the product of ``rows`` reads them: a panel of them, row by row.
+    """Pack columns of a weight for a product of ``rows``: panels of columns, each row by row.
 
-    What stores an element of it to the buffer ``name``, and the sizes of the loops around that.
+    Return what stores an element of it to the buffer ``name``, and the sizes of the loops around
+    that.
     """
     k, n = product.sizes
     width = vector_lanes() * register_block(rows, n)[1]

@@ -88,7 +88,7 @@ class RowBody:
             self.stores.append(store)
 
     def _operand(self, position: int, left: Any, stack: Place | None) -> Matrix:
-        """The matrix that ``left`` is in already, or is to be stored to."""
+        """Return the matrix that holds ``left`` already, or into which it is to be stored."""
         found = storage_of(left)
         if found is not None:
             name, layout = found
@@ -105,7 +105,7 @@ class RowBody:
         return matrix
 
     def _reads_of(self, store: Store) -> tuple[list[tuple[str, Any]], dict[Any, Any]]:
-        """What an element is computed from, and how far each symbol in its indices goes."""
+        """Return the reads of an element, and the range of each symbol in their indices."""
         lanes = dict(zip(store.lanes, store.shape, strict=True))
         with self._lowering.ranges_of_indices(lanes) as ranges:
             return self.reads(store.value), ranges

@@ -51,7 +51,7 @@ WEIGHT = "scan_buf_weight_"
 FIRST_ROW = plain_symbol(997)
 END_ROW = plain_symbol(996)
 
-# of a tile: a panel of a weight is read from the nearest cache once for so many of them
+# rows of a tile: a panel of a weight is read from the nearest cache once for so many rows
 MAX_ROWS = 32
 
 CACHE_LINE = 64  # bytes
@@ -79,7 +79,7 @@ class _RowCode:
         written = {place.name: destination for place, destination in places}
         #: the buffers that results are written to
         self.names = {name: destination.name for name, destination in written.items()}
-        #: where carries begin in theirs; what a stack's begin is, the index of its place knows
+        #: offsets at which carries begin in their buffers; the index of a place has a stack's
         self.begins = {place.name: written[place.name].layout.offset for place in body.carry}
         self.span = span
         self.function = KernelFunction(node, are_tails_worth_masks(node.body))
@@ -132,7 +132,7 @@ class _RowCode:
         return buffers
 
     def _allocate(self, buffer: Any) -> None:
-        """Aligned, so that no vector straddles two cache lines."""
+        """Allocate aligned memory, so that no vector straddles two cache lines."""
         name, kind = buffer.get_name(), DTYPE_TO_CPP[buffer.get_dtype()]
         line = CACHE_LINE
         rows, *_ = buffer.layout.size
@@ -153,7 +153,7 @@ class _RowCode:
     # --- loops ---
 
     def _nest(self, emit: Any, shape: Sequence[Any]) -> None:
-        """``emit`` for each element of these rows; one element is a row of one."""
+        """Emit ``emit`` for each element of these rows; one element is a row of one."""
         sizes = tuple(shape) if len(shape) > 1 else (*shape, sympy.Integer(1))
         nest = self.function.nest(lambda index: emit(index[: len(shape)]), sizes)
         nest.between(FIRST_ROW, END_ROW)

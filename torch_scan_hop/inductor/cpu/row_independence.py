@@ -1,4 +1,4 @@
-"""Whether a step computes each row of the batch from the same row of the carry alone."""
+"""Check that a step computes each row of the batch from the same row of the carry alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _is_invariant(body: RowBody, value: Any) -> bool:
 
 
 def _row_stride(body: RowBody, name: str) -> Any:
-    """Of a carry or a product, in elements; None for what a step does not change."""
+    """Return the stride of a row in a carry or a product; None for a value that no step changes."""
     carry, product = carry_position(name), product_position(name)
     if carry is not None:
         return body.carry[carry].layout.stride[0]
@@ -40,7 +40,10 @@ def _row_stride(body: RowBody, name: str) -> Any:
 
 
 def _multiplies_own_row(body: RowBody, operand: Matrix, product: Product) -> bool:
-    """A view of the carry may put its rows together in another way."""
+    """Return True if a product reads each row where the carry has it.
+
+    A view of the carry may put its rows together in another way.
+    """
     stride = _row_stride(body, operand.name)
     if stride is None:
         return True

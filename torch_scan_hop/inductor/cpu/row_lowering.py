@@ -32,7 +32,7 @@ class RowLowering(ProductLowering):
         return tensor_of(float_buffer(name, size, product.padded))
 
     def stores(self, place: Place, value: Any) -> Iterator[Store]:
-        """Parts of a value that is put together are stored one by one."""
+        """Store the parts of a value that is put together one by one."""
         if id(value) not in self.parts:
             yield Store(place, value)
             return

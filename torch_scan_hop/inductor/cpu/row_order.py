@@ -1,4 +1,4 @@
-"""When the values of a step with products are stored.
+"""Decide when the values of a step with products are stored.
 
 A step is made of *nests*, loops over rows and the elements of a row, and of *products*. Nests are
 put in *stages*: those of stage ``j`` run before product ``j``. A carry is written once nothing
@@ -15,7 +15,7 @@ from torch_scan_hop.inductor.step import CARRY
 
 
 def assign_stages(stores: Sequence[Store], operands: Sequence[Matrix]) -> None:
-    """As early as what they read is there; a carry once nothing reads its old value."""
+    """Put each store as early as what it reads allows; a carry once nothing reads its old value."""
     last_read: dict[str, int] = {}
     for store in stores:
         made = [product_position(n) for n, _ in store.reads]
@@ -30,7 +30,7 @@ def assign_stages(stores: Sequence[Store], operands: Sequence[Matrix]) -> None:
 
 
 def nests_of_stages(stores: Sequence[Store], n_stages: int) -> list[list[list[Store]]]:
-    """The nests of each stage, in order: stores of one shape are a nest."""
+    """Return the nests of each stage, in order; stores of one shape are a nest."""
     stages = []
     for stage in range(n_stages):
         nests: dict[tuple[Any, ...], list[Store]] = {}
@@ -45,7 +45,7 @@ def nests_of_stages(stores: Sequence[Store], n_stages: int) -> list[list[list[St
 def overwritten_carry(
     carry: Sequence[Place], stages: Sequence[Sequence[Sequence[Store]]], delayed: Collection[int]
 ) -> int | None:
-    """A carry, not in ``delayed``, of which an old value is read after it was written."""
+    """Return a carry, not in ``delayed``, whose old value is read after it was written, or None."""
     order = [nest for stage in stages for nest in stage]
     for k in range(len(carry)):
         if k in delayed:

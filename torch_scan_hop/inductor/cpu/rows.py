@@ -25,7 +25,7 @@ from torch_scan_hop.inductor.qualify import CAT, PRODUCTS, is_plain, is_pointwis
 from torch_scan_hop.inductor.spans import KernelInSpans, Span
 from torch_scan_hop.inductor.step import step_index
 
-# What the weights may take of a core's cache: from there on a step waits for memory, and
+# The part of a core's cache that the weights may take. With more a step waits for memory, and
 # threads that share the columns of a product read less of it.
 WEIGHT_BYTES = 2**20
 

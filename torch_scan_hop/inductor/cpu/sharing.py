@@ -1,11 +1,11 @@
-"""Whether threads share a kernel's work: where it is worth waking them, and they come when woken.
+"""Decide whether threads share a kernel's work: if waking them pays, and if they come when woken.
 
-The end of a parallel region waits for every thread of it. Where other processes keep the cores
-busy, one that has lost its core to them is waited for for tens of milliseconds, while the others
-spin (libgomp's way, unless ``OMP_WAIT_POLICY=PASSIVE``): work of a millisecond takes fifty. So a
-kernel looks at its watch. When threads took longer than one would have, with a margin, it runs in
-one for a tenth of a second, then tries again, and each time that they are late it waits for twice
-as long.
+The end of a parallel region waits for all of its threads. Where other processes keep the cores
+busy, a thread that has lost its core is late by tens of milliseconds, while the others spin
+(libgomp's way, unless ``OMP_WAIT_POLICY=PASSIVE``): work of a millisecond takes fifty. So a kernel
+measures its time. If threads took longer than one thread would have, with a margin, the kernel runs
+in one thread for a tenth of a second and then tries again. Each time that threads are late, it
+waits twice as long.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch_scan_hop._torch.inductor_cpp import KernelFunction, parallel_num_thre
 from torch_scan_hop.inductor import spans
 from torch_scan_hop.inductor.spans import Span
 
-# What a core makes in results of operators, at least, and what it is given besides: a kernel that
-# takes longer in threads has waited for them.
+# The most time that a core takes for a result of an operator, and a margin: a kernel that takes
+# longer in threads has waited for them.
 NANOSECONDS_PER_RESULT = 1
 MARGIN_NANOSECONDS = 10**6
 
@@ -67,18 +67,18 @@ struct ScanSharing {
 
 
 def threads_for(span: Span) -> int:
-    """How many may share ``span`` of a kernel, by what is known before it runs."""
+    """Return how many threads may share ``span`` of a kernel, by what is known before it runs."""
     return 1 if span.is_too_short_for_threads() else parallel_num_threads()
 
 
 def share_span(function: KernelFunction, span: Span) -> None:
-    """Let threads share what ``function`` writes for them, if it is worth it when it runs."""
+    """Let threads share what ``function`` writes for them, if that pays when it runs."""
     steps = function.text(span.end - span.first)
     share(function, f"{steps} * INT64_C({span.work_per_step})")
 
 
 def share(function: KernelFunction, work: str) -> None:
-    """The same for an expression of the work, in results of operators."""
+    """Let threads share ``work``, counted in results of operators, if that pays when it runs."""
     expected = f"INT64_C({MARGIN_NANOSECONDS}) + {work} * {NANOSECONDS_PER_RESULT}"
     state = f"{function.name}_threads"
     function.declare(SOURCE, f"static ScanThreads {state};")

@@ -1,4 +1,4 @@
-"""What the code of all kernels has in common: the loop, and the addresses in it.
+"""The common code of all kernels: the loop, and the addresses in it.
 
 ::
 
@@ -10,9 +10,9 @@
         ys[step, lane] = y
     final[lane] = carry
 
-What a step reads that is the same in all of them is read before the loop. An address is a pointer
-that moves with the step, of 64 bits and the same for all lanes, and an offset of the lane, which
-does not change: what a lane has to keep of it is 32 bits, where they are enough.
+Loop-invariant values are read before the loop. An address has two parts: a pointer of 64 bits,
+which moves with the step and is the same for all lanes, and an offset of the lane, which does not
+change. So a lane has to keep 32 bits of it, where they are enough.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class StepCode:
         raise NotImplementedError
 
     def step(self, lines: TritonLines) -> list[str]:
-        """Emit the values of a step; the lines that store them come back."""
+        """Emit the values of a step; return the lines that store them."""
         raise NotImplementedError
 
     def functions(self) -> list[str]:
-        """The lines of what the kernel calls, asked for once its own are there."""
+        """Return the functions that the kernel calls, once the kernel's own lines are there."""
         return []
 
     def source(self, size: Any) -> TritonSource:
@@ -125,7 +125,7 @@ class StepCode:
         return [lines.variable(f"carry{k}", layout.dtype) for k, layout in enumerate(self.carry)]
 
     def next_carries(self, values: Sequence[Any]) -> list[str]:
-        """Each is what the next step reads once all are known."""
+        """Assign the next carries, once all of them are known."""
         pairs = zip(values, self.carry, strict=True)
         blocks = [f"next{k} = {self._block(v, to.dtype)}" for k, (v, to) in enumerate(pairs)]
         return blocks + [f"carry{k} = next{k}" for k in range(len(values))]
@@ -139,7 +139,7 @@ class StepCode:
         return f"tl.store({address}, {value}, {self.stored})"
 
     def own(self, position: int, shift: int = 0) -> Any:
-        """The index at which a lane writes a result, or ``shift`` elements of a row further."""
+        """Return the index at which a lane writes a result, ``shift`` elements further."""
         n = len(self.carry)
         lane = list(self.lane)
         if shift:
@@ -155,7 +155,7 @@ class StepCode:
         return f"tl.load({address}, {both})", dtype
 
     def address(self, pointer: str, index: Any, shape: Sequence[str] = ()) -> str:
-        """Of the elements of a block, of another ``shape`` than a program's where one is given."""
+        """Return the address of a block's elements, of ``shape`` if it is not a program's."""
         same, offset = self._parts(index)
         moved = pointer if same == 0 else f"{pointer} + ({self.text(same)})"
         if offset == 0:
@@ -163,12 +163,12 @@ class StepCode:
         return f"{moved} + ({self.text(offset)})"
 
     def _parts(self, index: Any) -> tuple[Any, Any]:
-        """What of an index is the same for all lanes, and the rest."""
+        """Split an index in a part that is the same for all lanes, and the rest."""
         same, rest = sympy.expand(simplified(index)).as_independent(*self.lanes, as_Add=True)
         return same, rest
 
     def needs_64_bits(self, indices: Iterable[Any], sizes: dict[Any, Any]) -> bool:
-        """Whether an offset of a lane may be out of the range of 32 bits."""
+        """Return True if an offset of a lane may be out of the range of 32 bits."""
         if not all(isinstance(n, (int, sympy.Integer)) for n in sizes.values()):
             return True
         own = [self.own(k) for k in range(len(self.carry) + len(self.ys))]

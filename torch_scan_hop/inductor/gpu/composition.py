@@ -1,11 +1,11 @@
-"""The code that composes steps: what a row of a tile has behind it, as a function of the carry.
+"""The code that composes steps: what all rows of a tile up to one do, as a function of the carry.
 
-A row of a tile is a step. Before the scan over rows each has the matrix ``a`` and the vector ``b``
-of its own step; after it, those of all steps from the tile's first to its own:
+A row of a tile is a step. Before the scan over rows each row has the matrix ``a`` and the vector
+``b`` of its own step; after it, those of all steps from the tile's first to its own:
 
     (a, b), then (a', b')  =  (a' a, a' b + b')
 
-Entries of ``a`` that are zero, or one, whatever the steps are, are no values of the kernel.
+Entries of ``a`` that are zero or one for all steps are not stored as values of the kernel.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Composition:
             raise NotAffine(f"its steps compose in {len(self.values)} values, over {MOST_VALUES}")
 
     def _is_one(self, i: int) -> bool:
-        """Whether a carry is added to, by others that do not depend on it."""
+        """Return True if carry ``i`` is only added to, by carries that do not depend on it."""
         others = {j for k, j in self._reached if k == i and j != i}
         depends = any((j, i) in self._reached for j in others)
         return self.forms[i].coefficients.get(i) is ONE and not depends
@@ -70,7 +70,7 @@ class Composition:
     # --- lines ---
 
     def function(self) -> list[str]:
-        """The function ``compose``, of a row's values and those of a later row."""
+        """Return the function ``compose`` of a row's values and those of a later row."""
         names = [f"{side}_{name}" for side in ("first", "then") for name in self.values]
         results = [*(self._entry(*at) for at in self.entries), *map(self._shift, self.shifted)]
         return [
@@ -96,7 +96,7 @@ class Composition:
         return added([*terms, f"then_b{i}"])
 
     def of_rows(self, mask: str, shape: str) -> list[str]:
-        """Each row's own step; rows that are none, outside ``mask``, change nothing."""
+        """Emit each row's own step; rows outside ``mask`` are no steps, and change nothing."""
         lines = []
         for i, j in self.entries:
             own = self.forms[i].coefficients.get(j, 0)
@@ -112,7 +112,7 @@ class Composition:
         return f"tl.broadcast_to(tl.where({mask}, {own}, {none}).to({kind}), [{shape}])"
 
     def _neutral(self, i: int) -> str:
-        """What a carry is added to, or compared with, and stays what it is."""
+        """Return the value that changes no carry when it is added to it, or compared with it."""
         dtype = self.forms[i].dtype
         if i not in self.extremes:
             return "0"
@@ -123,7 +123,7 @@ class Composition:
         return f"tl.full([1, 1], {limits.min if is_lowest else limits.max}, {storage_type(dtype)})"
 
     def scanned(self) -> list[str]:
-        """Each row's own step and all before it, and what they make of the carry: ``after``."""
+        """Emit the scan over rows, and the carry after each row: ``after``."""
         names = ", ".join(self.values)
         lines = [f"({names},) = tl.associative_scan(({names},), 0, compose)"] if names else []
         return lines + [f"after{k} = {self._applied(k)}" for k in range(len(self.forms))]
@@ -138,9 +138,10 @@ class Composition:
         return added([*terms, *([f"b{i}"] if i in self.shifted else [])])
 
     def agreement(self) -> list[str]:
-        """``agrees``: whether ``after`` is what a step makes of ``before``, which is ``next``.
+        """Emit ``agrees``: whether ``after`` is near ``next``, which a step makes of ``before``.
 
-        If it is in all rows up to one, it is the loop's in that row, infinities and nans included.
+        If it is so in all rows up to one, that row's carry is the loop's, infinities and nans
+        included.
         """
         lines = []
         for k in self.checked:
@@ -155,7 +156,7 @@ class Composition:
         return lines
 
     def _size_of_terms(self, i: int) -> str:
-        """Of the sum that a step computes."""
+        """Return the sum of the absolute terms of what a step computes."""
         form = self.forms[i]
         terms = [
             multiplied("" if own is ONE else f"tl.abs({own})", f"tl.abs(before{j})")
@@ -165,7 +166,7 @@ class Composition:
 
 
 def multiplied(*factors: str) -> str:
-    """Factors that are one are no text."""
+    """Return a product of factors; a factor of one is left out."""
     return " * ".join(filter(None, factors)) or "1"
 
 

@@ -18,7 +18,7 @@ from torch_scan_hop.inductor.step import StepOps, variable
 def emit_lanes(
     body: PointwiseBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
 ) -> TritonSource:
-    """The kernel of ``body``, from ``init``; ``layouts`` of its results: final carries, then ys."""
+    """Emit the kernel of ``body`` from ``init``; ``layouts``: of final carries, then ys."""
     code = LaneCode(body, init, layouts, trip_count)
     return code.source(code.size)
 
@@ -41,7 +41,7 @@ class LaneCode(StepCode):
         self.is_wide = self.needs_64_bits(body.reads(self.lane).indices, sizes)
 
     def head(self) -> list[str]:
-        """Each dimension's index, of the number of the lane."""
+        """Compute the index in each dimension from the number of the lane."""
         lines, inner = [], sympy.Integer(1)
         for k in reversed(range(len(self.sizes))):
             text = LANE if inner == 1 else f"({LANE} // ({self.text(inner)}))"

@@ -19,7 +19,8 @@ COPIED_BYTES = 4  # the least that the hardware copies to shared memory ahead of
 
 
 def lanes_of_a_program(size: int, least_bytes: int) -> tuple[int, int]:
-    """Lanes, and warps, of one program; ``least_bytes`` of the narrowest element that it reads.
+    """Return the lanes and warps of one program; ``least_bytes``: of the narrowest element it
+    reads.
 
     A thread takes as many lanes as the hardware copies at once at least.
 
@@ -40,7 +41,7 @@ def call_lanes(wrapper: Any, source: TritonSource, results: Sequence[str]) -> No
 def call_program(
     wrapper: Any, source: TritonSource, results: Sequence[str], block: int, warps: int
 ) -> None:
-    """The same, for programs of ``block`` elements and so many warps."""
+    """Define the kernel and call it here, with programs of ``block`` elements and so many warps."""
     arguments = [
         results[a.position] if isinstance(a, Result) else a
         for a in (source.size, *source.arguments)

@@ -1,9 +1,9 @@
 """The kernel of long and thin scans whose steps compose: parallel in time.
 
-A lane goes through its steps one after the other, and waits for each: with a warp of lanes for
-each multiprocessor or less, most of a GPU is idle. If a step is affine in its carries, or takes an
-extreme, a program takes a tile of steps at once (``tiles``). The choice is by lanes and steps
-alone, so that a program that is compiled for some sizes has one kernel for them.
+A lane goes through its steps one after the other, and waits for each. With at most a warp of lanes
+for each multiprocessor, most of a GPU is idle. If a step is affine in its carries, or takes a
+maximum or minimum, a program takes a tile of steps at once (``tiles``). The choice depends on lanes
+and steps alone, so that a program compiled for some sizes has one kernel for them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MANY_BUFFERS = 10  # from here on a tile has half of them, since a thread has so
 MOST_LANES = 8  # of a program: as many floats as memory is read in at once, if they are neighbours
 WARPS = 8
 
-# Of a GPU that is not there, where nothing runs but the code is looked at: that of an H100.
+# The number for a GPU that is not there, whose code is only looked at: that of an H100.
 MULTIPROCESSORS = 132
 
 
 class ParallelKernel(KernelNode):
-    """``step`` is the source, and the lanes of a program."""
+    """The node of such a kernel; ``step`` is its source, and the lanes of a program."""
 
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:
@@ -63,7 +63,7 @@ class ParallelKernel(KernelNode):
 
 
 def why_not_long_and_thin(examples: StepExamples) -> str:
-    """Why a GPU is not idle, step by step; the empty string if most of it is."""
+    """Return why a scan is not long and thin; "" if it is, so that it leaves a GPU idle."""
     if not examples.inputs.carry:
         return "it has no carry"
     steps, lanes = likely_value(examples.inputs.trip_count), lanes_of(examples)
@@ -78,7 +78,7 @@ def lanes_of(examples: StepExamples) -> int:
 
 
 def most_lanes(examples: StepExamples) -> int:
-    """A warp for each multiprocessor."""
+    """Return the most lanes of a thin scan: a warp for each multiprocessor."""
     device = examples.inputs.carry[0].device
     is_there = device.type == "cuda" and torch.cuda.is_available()
     if not is_there:

@@ -1,7 +1,7 @@
 """The kernel of a pointwise body: each lane, an element of the carry, runs by itself.
 
-A body qualifies if all of it is pointwise, its carries and ys have one shape, and a step reads the
-carry only where it writes it: as on the CPU, but for devices and types.
+The conditions are those on the CPU, but for devices and dtypes: all of the body is pointwise, its
+carries and ys have one shape, and a step reads the carry only where it writes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from torch_scan_hop.inductor.qualify import is_pointwise
 
 
 class PointwiseKernel(KernelNode):
-    """``step`` is the source: what cannot be emitted is known before the node is there."""
+    """The node of such a kernel.
+
+    ``step`` is its source, so that it is known before there is a node whether all can be emitted.
+    """
 
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:

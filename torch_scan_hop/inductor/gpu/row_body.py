@@ -71,7 +71,7 @@ class _RowLowering(ProductLowering):
         )
 
     def pieces(self, value: Any) -> list[Any]:
-        """What ``value`` was put together from, row by row; itself if it was not."""
+        """Return the pieces that ``value`` was put together from, row by row; else itself."""
         found = self.parts.get(id(value))
         if found is None or found[1] != 1:
             return [value]
@@ -107,7 +107,7 @@ class RowBody:
         return sizes[0], int(sizes[1])
 
     def _blocks(self, value: Any) -> Sequence[tuple[Any, int]]:
-        """The blocks of a result: a value, and the column of it that the block begins at."""
+        """Return the blocks of a result: for each its value, and the column at which it begins."""
         found = []
         for piece in self.lowering.pieces(value):
             rows, width = self._sizes(piece)

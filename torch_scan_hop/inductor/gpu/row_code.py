@@ -31,7 +31,7 @@ MANY_BYTES = 2**16
 def emit_rows(
     body: RowBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
 ) -> tuple[TritonSource, int]:
-    """The kernel of ``body``, and its warps; ``layouts`` of its results."""
+    """Emit the kernel of ``body``, and return its warps, too; ``layouts``: of its results."""
     code = _RowCode(body, init, layouts, trip_count)
     source = code.source(body.rows)
     for warps, most in WARPS_FOR_BYTES:
@@ -82,7 +82,7 @@ class _RowCode(StepCode):
         return stores + self.next_carries(carry)
 
     def multiplied(self, lines: TritonLines, position: int, column: int) -> Any:
-        """The columns of a product from ``column`` on, as many as the carry has."""
+        """Return as many columns of a product as the carry has, from ``column`` on."""
         key = position, column
         if key not in self.blocks:
             self.blocks[key] = self._product(lines, self.body.products[position], column)
@@ -114,13 +114,13 @@ class _RowCode(StepCode):
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """As for torch's own products: float32 ones are rounded to tf32 where the user said so."""
+    """Return Triton's precision of products: tf32 for float32, if the user allowed torch's so."""
     exact = dtype is not torch.float32 or torch.get_float32_matmul_precision() == "highest"
     return "ieee" if exact else "tf32"
 
 
 class _RowOps(StepOps):
-    """Reads of the carry are registers, at a row's own element; those of a product multiply."""
+    """Operators of a row: a carry is a register, at its own element; a product is multiplied."""
 
     def __init__(self, code: _RowCode, lines: TritonLines, carry: Sequence[Any]) -> None:
         super().__init__(handler_at_hand(), code.body.lowering, self._carry)
@@ -142,7 +142,7 @@ class _RowOps(StepOps):
         return self.code.multiplied(self.lines, position, int(first))
 
     def _columns_from(self, index: Any, width: int) -> Any:
-        """How far ``index`` is from a row's own element, in a matrix of that width."""
+        """Return how far ``index`` is from a row's own element, in a matrix of that width."""
         row, own = self.code.lane
         distance = sympy.expand(index - row * width - own)
         return distance if isinstance(distance, (int, sympy.Integer)) else None

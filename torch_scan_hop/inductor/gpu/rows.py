@@ -22,7 +22,7 @@ from torch_scan_hop.inductor.step import step_index
 
 
 class RowsKernel(KernelNode):
-    """``step`` is the source, and the warps of a program."""
+    """The node of such a kernel; ``step`` is its source, and the warps of a program."""
 
     @staticmethod
     def may_qualify(body: fx.GraphModule) -> bool:

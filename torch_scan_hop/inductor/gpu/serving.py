@@ -1,4 +1,4 @@
-"""Which tensors the Triton kernels work on."""
+"""Tell which tensors the Triton kernels work on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def are_served(values: Iterable[Any]) -> bool:
-    """Whether all tensors are on one device that the kernels are for, and of types they know.
+    """Return True if all tensors are on one GPU that the kernels are for, and of dtypes they know.
 
     The wrapper in C++ cannot launch a kernel that Triton compiles when it is first called.
     """

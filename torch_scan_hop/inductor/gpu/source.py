@@ -76,7 +76,7 @@ class Parameters:
 
 
 def kept(value: Any, dtype: torch.dtype) -> str:
-    """``value`` as the next step reads it: as exact as the carry's type, not more."""
+    """Return ``value`` as the next step reads it: rounded to the carry's dtype."""
     stored, computed = storage_type(dtype), compute_type(dtype)
     return (
         f"{value}.to({computed})" if stored == computed else f"{value}.to({stored}).to({computed})"

@@ -42,7 +42,7 @@ _OF_LANES = ("1", "BLOCK")
 def emit_tiles(
     body: PointwiseBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any, rows: int
 ) -> TritonSource:
-    """The kernel of ``body``, in tiles of ``rows`` steps; NotAffine if steps do not compose."""
+    """Emit the kernel of ``body`` in tiles of ``rows`` steps; NotAffine if steps do not compose."""
     code = _TileCode(body, init, layouts, trip_count, rows)
     return code.source(code.size)
 
@@ -86,7 +86,7 @@ class _TileCode(LaneCode):
         ]
 
     def _first(self, position: int) -> list[str]:
-        """A carry is one row."""
+        """Emit the first carry, which is one row."""
         carry = f"carry{position}"
         return [*super()._first(position), f"{carry} = {_row(carry, '0')}"]
 
@@ -113,7 +113,7 @@ class _TileCode(LaneCode):
         return f"before{k} = tl.where(row == 0, carry{k}, tl.gather(after{k}, above, 0))"
 
     def _kept(self) -> list[str]:
-        """How many of the rows are kept, none or all: a single one always is."""
+        """Emit how many rows are kept: all or none, but a single row always."""
         if not self.composition.checked:
             return ["kept = rows"]
         return [
@@ -159,5 +159,5 @@ class _TileCode(LaneCode):
 
 
 def _row(block: str, number: str) -> str:
-    """One row of a block, bit for bit."""
+    """Return one row of a block, bit for bit."""
     return f"tl.gather({block}, tl.full([1, BLOCK], 0, tl.int32) + {number}, 0)"

@@ -26,7 +26,7 @@ prims = torch.ops.prims
 
 
 def is_pointwise(target: Any) -> bool:
-    """Of one result, which is no random number."""
+    """Return True for a pointwise operator with one result that is not random."""
     if not isinstance(target, OpOverload) or len(target._schema.returns) != 1:
         return False
     tags = target.tags
@@ -137,7 +137,7 @@ REDUCTIONS: dict[Any, Callable[..., Entries]] = {
 
 
 def _product(left: Entries, right: Entries) -> Entries:
-    """Of matrices, or of stacks of them."""
+    """Return the product of matrices, or of stacks of them."""
     rank, inner = len(left.shape), left.shape[-1]
     if left.lane == rank - 1 or right.lane == rank - 2 or not inner:
         raise NotScalars("a product across lanes")

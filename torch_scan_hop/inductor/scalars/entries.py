@@ -61,25 +61,25 @@ class Entries:
         return Entries(self.shape, list(flat), self.lane)
 
     def of_rank(self, rank: int) -> Entries:
-        """Of a tensor of so many dimensions: see ``flat``."""
+        """Return the entries of a tensor with so many dimensions: see ``flat``."""
         if rank:
             return self.map(lambda v: v if v.ndim else v.reshape(1))
         return self.map(lambda v: v.reshape(()) if tuple(v.shape) == (1,) else v)
 
     def padded(self, rank: int) -> Entries:
-        """With dimensions of size 1 in front, as many as are missing."""
+        """Add dimensions of size 1 in front, as many as are missing."""
         more = rank - len(self.shape)
         lane = None if self.lane is None else self.lane + more
         return Entries((1,) * more + self.shape, self.flat, lane)
 
     def lane_without(self, *dims: int) -> int | None:
-        """Where the lanes are once these dimensions are gone."""
+        """Return where the lanes are once these dimensions are gone."""
         if self.lane is None:
             return None
         return self.lane - sum(dim < self.lane for dim in dims)
 
     def dim(self, dim: int) -> int:
-        """``dim``, counted from the front, of a dimension that the lanes are no part of."""
+        """Return ``dim``, counted from the front, for a dimension without lanes."""
         dim = self.any_dim(dim)
         if dim == self.lane:
             raise NotScalars("work across lanes")
@@ -99,7 +99,7 @@ def indices(shape: Sequence[int]) -> Iterator[Index]:
 
 
 def broadcast(*operands: Entries) -> list[Entries]:
-    """As torch aligns shapes, from the right."""
+    """Broadcast the operands' shapes as torch does, from the right."""
     padded = [e.padded(max(len(other.shape) for other in operands)) for e in operands]
     lane = common_lane(padded)
     shape = tuple(map(max, zip(*(e.shape for e in padded), strict=True)))
@@ -107,7 +107,7 @@ def broadcast(*operands: Entries) -> list[Entries]:
 
 
 def common_lane(operands: Iterable[Entries]) -> int | None:
-    """Of operands of one rank."""
+    """Return the dimension of the lanes in operands of one rank."""
     lanes = {e.lane for e in operands} - {None}
     if len(lanes) > 1:
         raise NotScalars("lanes in two dimensions")
@@ -115,10 +115,10 @@ def common_lane(operands: Iterable[Entries]) -> int | None:
 
 
 def expanded(entries: Entries, shape: Index, lane: int | None) -> Entries:
-    """``entries`` repeated along dimensions of size 1, to a shape and a place for the lanes.
+    """Repeat ``entries`` along dimensions of size 1, to a shape and a place for the lanes.
 
     A tensor may have as many elements where the lanes are to be as there are lanes, and yet have
-    its own lanes elsewhere, or none: where rows are as many as lanes, its shape does not tell.
+    its lanes elsewhere, or none: if there are as many rows as lanes, its shape does not tell.
     """
     own = entries.shape
     repeats = len(own) == len(shape) and all(n in (1, k) for n, k in zip(own, shape, strict=True))
@@ -135,17 +135,17 @@ def expanded(entries: Entries, shape: Index, lane: int | None) -> Entries:
 
 
 class Lanes:
-    """How many lanes there are: ``size``, or None for a body without a batch."""
+    """The number of lanes, ``size``, or None for a body without a batch."""
 
     def __init__(self, size: Any) -> None:
         self.size = size
 
     def begin(self, size: Any) -> bool:
-        """Whether a dimension of ``size`` elements is one of all lanes, and of nothing else."""
+        """Return True if ``size`` is the number of lanes, so that the dimension is theirs."""
         return self.size is not None and are_known_equal(size, self.size)
 
     def shape_of(self, entries: Entries) -> list[Any]:
-        """Of the tensor."""
+        """Return the shape of the tensor that has these entries."""
         return [n * self.size if d == entries.lane else n for d, n in enumerate(entries.shape)]
 
     def grid_of(self, shape: Sequence[Any], lane: int | None) -> Index:
@@ -156,7 +156,7 @@ class Lanes:
         return tuple(grid)
 
     def reshaped(self, entries: Entries, shape: Sequence[Any]) -> Entries:
-        """In another shape, in which the lanes are the outer part of a dimension, too."""
+        """Reshape to a shape in which the lanes are the outer part of a dimension, too."""
         if entries.lane is None:
             return Entries(self.grid_of(shape, None), entries.flat, None)
         before = math.prod(entries.shape[: entries.lane])

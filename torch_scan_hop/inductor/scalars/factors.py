@@ -15,7 +15,7 @@ Rows = list[list[Any]]
 
 
 def substituted(rows: Rows, right: Rows, lower: bool, unit: bool = False) -> Rows:
-    """``X`` of ``rows @ X = right``."""
+    """Return ``X`` of ``rows @ X = right``."""
     n = len(rows)
     found: Rows = [[] for _ in range(n)]
     for i in range(n) if lower else reversed(range(n)):
@@ -65,7 +65,7 @@ class LU:
             self._eliminate(k)
 
     def _exchange(self, k: int) -> None:
-        """Row ``k`` with the row below whose entry in column ``k`` is the largest."""
+        """Exchange row ``k`` with the row below whose entry in column ``k`` is the largest."""
         rows, below = self.rows, range(k + 1, self.n)
         largest, is_larger = torch.abs(rows[k][k]), []
         for i in below:
@@ -99,7 +99,7 @@ class LU:
                 rows[i][j] = rows[i][j] - factor * rows[k][j]
 
     def solved(self) -> Rows:
-        """Of the columns beside the matrix, which have been eliminated in, too."""
+        """Return the solution for the columns beside the matrix, after their elimination."""
         upper, right = [r[: self.n] for r in self.rows], [r[self.n :] for r in self.rows]
         return substituted(upper, right, lower=False)
 

@@ -1,4 +1,4 @@
-"""Runs a body on entries; under a trace, it writes the body anew."""
+"""Run a body on entries; under a trace, that writes the body anew."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch_scan_hop.inductor.scalars.moves import MOVES
 
 RULES = MOVES | COMPUTED | LINALG
 
-# Of one tensor, for each lane: a matrix of eight rows. And of operators in all: compiling takes a
-# second for some hundreds of them.
+# Entries of one tensor for each lane, as in a matrix of eight rows; and operators in all, of which
+# some hundreds take a second to compile.
 MOST_ENTRIES = 64
 MOST_OPERATORS = 2000
 # Not half precision, of which torch keeps sums in float32.
@@ -29,7 +29,7 @@ DTYPES = {torch.float32, torch.float64, torch.int32, torch.int64, torch.bool}
 
 
 def may_be_written_out(body: fx.GraphModule, lanes: Lanes) -> bool:
-    """As far as operators and sizes can tell, and without much work."""
+    """Return True if operators and sizes allow it, as far as can be told without much work."""
     n_lanes = 1 if lanes.size is None else likely_value(lanes.size)
     work = 0
     for node in body.graph.nodes:
@@ -62,7 +62,7 @@ def _is_known(node: fx.Node) -> bool:
 
 
 def _work_of(node: fx.Node) -> int:
-    """Operators on entries, of all lanes."""
+    """Return the number of operators on entries, for all lanes."""
     if node.target in MOVES:
         return 0
     values = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
@@ -76,7 +76,7 @@ def _work_of(node: fx.Node) -> int:
 
 @dataclass(frozen=True)
 class Check:
-    """That all of ``info`` is zero: ``linalg_check``, for which a loop need not be left."""
+    """A check that all of ``info`` is zero (``linalg_check``), which needs no exit from a loop."""
 
     info: Entries
     name: str
@@ -119,7 +119,7 @@ class ScalarInterpreter(fx.Interpreter):
         raise NotScalars(f"no rule for {target}")
 
     def _as_it_was(self, value: Any, like: Any) -> Any:
-        """``value``, which is to be of the shape and dtype of the tensor that it stands for."""
+        """Return ``value`` in the shape and dtype of the tensor that it stands for."""
         if not isinstance(like, torch.Tensor) or value is None:
             return value
         if not are_all_known_equal(self.lanes.shape_of(value), like.shape):

@@ -36,7 +36,7 @@ def _batch_of(matrices: Entries) -> Index:
 
 
 def _of_matrices(matrices: Entries, fn: Callable[[Rows], Sequence[Rows]]) -> list[Entries]:
-    """``fn`` of each matrix; each of its results is a matrix, too."""
+    """Apply ``fn`` to each matrix; each of its results is a matrix, too."""
     batch, (n, m) = _batch_of(matrices), matrices.shape[-2:]
 
     @functools.cache
@@ -53,7 +53,7 @@ def _of_matrices(matrices: Entries, fn: Callable[[Rows], Sequence[Rows]]) -> lis
 
 
 def _side_by_side(left: Entries, right: Entries) -> Entries:
-    """``[left, right]``, each repeated for the batch of the other."""
+    """Return ``[left, right]``, each repeated for the batch of the other."""
     rank = max(len(left.shape), len(right.shape))
     left, right = left.padded(rank), right.padded(rank)
     lane = common_lane([left, right])
@@ -152,7 +152,7 @@ def solve(
     left: bool = True,
     check_errors: bool = False,
 ) -> list[Any]:
-    """Without the factors, whose layout depends on that of the matrix."""
+    """Solve without returning the factors, whose layout depends on that of the matrix."""
     is_vector = len(like[0].shape) == len(matrix.shape) - 1
     if is_vector:
         right = Entries((*right.shape, 1), right.flat, right.lane)

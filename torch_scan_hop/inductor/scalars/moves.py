@@ -147,7 +147,7 @@ def cat(lanes: Lanes, like: Any, parts: Sequence[Entries], dim: int = 0) -> Entr
 
 
 def _written(whole: Entries, part: Entries, place: Callable[[Any], Any]) -> Entries:
-    """``whole``, with the entries of ``part`` where ``place`` of an index gives one of its own."""
+    """Return ``whole``, with entries of ``part`` where ``place`` gives an index of one."""
 
     def entry(index: Any) -> Any:
         own = place(index)

@@ -1,4 +1,4 @@
-"""A scan as one of the entries of its tensors."""
+"""Rewrite a scan as one over the entries of its tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from torch_scan_hop.signature import Inputs, Signature
 
 
 def lanes_of(body: fx.GraphModule, signature: Signature) -> list[Lanes]:
-    """How many lanes a body may have: the first dimension of all carries but scalars, or none."""
+    """Return the lanes that a body may have: the first dimension of all its carries, or none.
+
+    Scalars among the carries do not count.
+    """
     carry = [n.meta["val"] for n in signature.inputs_of(body).carry]
     sizes = [c.shape[0] for c in carry if c.ndim]
     found = [Lanes(None)]
@@ -36,9 +39,9 @@ def lanes_of(body: fx.GraphModule, signature: Signature) -> list[Lanes]:
 
 @dataclass(frozen=True)
 class _Grid:
-    """How a tensor of ``size``, or each slice of a stack of them, is taken apart.
+    """Takes a tensor of ``size``, or each slice of a stack of them, apart.
 
-    Kernels of the CPU store no bools: carries and ys are integers then.
+    Kernels of the CPU store no bools, so carries and ys are integers then.
     """
 
     shape: Index
@@ -55,7 +58,7 @@ class _Grid:
         return Entries(self.shape, values, self.lane).of_rank(len(self.size))
 
     def parts(self, value: torch.Tensor, leading: int = 0) -> list[torch.Tensor]:
-        """The entries, behind so many leading dimensions; lanes are the dimension after these."""
+        """Return the entries, behind so many leading dimensions; the next one is the lanes."""
         assert self.lane in (None, 0)
         first = leading if self.lane is None else leading + 1
         found = []
@@ -67,7 +70,7 @@ class _Grid:
         return found
 
     def joined(self, parts: Sequence[torch.Tensor], leading: int) -> torch.Tensor:
-        """The tensor again, of parts that have lanes, whether they differ by lane or not."""
+        """Put the tensor together from parts with lanes, though they may not differ by lane."""
         whole = torch.stack(list(parts), -1).to(self.dtype)
         before = list(whole.shape[:leading])
         if self.lane is None:
@@ -135,7 +138,7 @@ class WrittenOut:
         return self.grids[node].parts(stack, 1) if node in self.grids else [stack]
 
     def _for_all_lanes(self, value: torch.Tensor) -> torch.Tensor:
-        """All carries and ys of a kernel have one shape."""
+        """Expand to all lanes, because carries and ys of a kernel have one shape."""
         value = value.to(torch.int32) if value.dtype == torch.bool else value
         return value.expand([1 if self.lanes.size is None else self.lanes.size])
 
