@@ -44,6 +44,11 @@ m34, m45, b234, b245 = real(3, 4), real(4, 5), real(2, 3, 4), real(2, 4, 5)
 image, kernel = real(2, 3, 5, 5), real(4, 3, 2, 2)
 norm = (real(2, 3, 4), [4], real(4), real(4), 1e-5)
 
+spd = torch.eye(3, dtype=torch.float64).mul(3) + real(3, 3) @ real(3, 3).mT
+many = torch.stack([spd, spd + torch.eye(3)])
+lower, (lu, pivots) = torch.linalg.cholesky(spd), torch.linalg.lu_factor(spd)
+low = torch.linalg.cholesky(many)
+
 #: arguments for each overload that is named in ``batchable``, pointwise operators aside
 SAMPLES = {
     "alias.default": [(m34,)],
@@ -110,6 +115,15 @@ SAMPLES = {
     "tril.default": [(m34,), (b234, -1)],
     "triu.default": [(m34, 1)],
     "repeat.default": [(m34, [2, 1]), (real(4), [2, 3])],
+    "_linalg_det.default": [(spd,), (many,)],
+    "_linalg_slogdet.default": [(spd,), (many,)],
+    "_linalg_solve_ex.default": [(spd, real(3)), (spd, real(3, 2)), (many, real(2, 3, 1))],
+    "cholesky_inverse.default": [(lower,), (low,)],
+    "cholesky_solve.default": [(real(3, 2), lower), (real(2, 3, 1), low)],
+    "linalg_cholesky_ex.default": [(spd,), (many,)],
+    "linalg_inv_ex.default": [(spd,), (many,)],
+    "linalg_lu_factor_ex.default": [(spd,), (many,)],
+    "linalg_lu_solve.default": [(lu, pivots, real(3, 2))],
     "embedding.default": [(m34, index(5)), (m34, index(2, 2))],
     "gather.default": [(m34, 0, index(2, 4)), (m34, 1, index(3, 2))],
     "index_select.default": [(m34, 0, index(5)), (m34, 1, index(2))],
@@ -311,6 +325,7 @@ def test_an_operator_that_takes_indices(name, args):
 
 
 KEYWORDS = {
+    "linalg_solve_triangular.default": ((low, real(2, 3, 2)), {"upper": False}),
     "div.Scalar_mode": ((m34, 0.3), {"rounding_mode": "floor"}),
     "div.Tensor_mode": ((m34, real(4)), {"rounding_mode": "trunc"}),
     "round.decimals": ((m34,), {"decimals": 1}),

@@ -7,7 +7,7 @@ from collections import Counter
 import expecttest
 import pytest
 import torch
-from oracle import assert_same, loop
+from oracle import assert_same, loop, scalar
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_scan_hop
@@ -542,10 +542,64 @@ def test_the_eager_loop_has_no_views_that_change_nothing():
     assert "call_bmm" in source and "reshape" not in source and "expand" not in source, source
 
 
+FACTORISED = {
+    "cholesky": lambda a, x: torch.linalg.solve_triangular(
+        torch.linalg.cholesky(a), x, upper=False
+    ),
+    "cholesky solve": lambda a, x: torch.cholesky_solve(x, torch.linalg.cholesky(a)),
+    "cholesky inverse": lambda a, x: torch.cholesky_inverse(torch.linalg.cholesky(a)),
+    "inverse": lambda a, x: torch.linalg.inv(a),
+    "solve": lambda a, x: torch.linalg.solve(a, x),
+    "lu": lambda a, x: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), x),
+    "determinant": lambda a, x: torch.linalg.det(a),
+    "logarithm of a determinant": lambda a, x: torch.linalg.slogdet(a)[1],
+}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", FACTORISED)
+def test_a_factorisation_that_no_step_needs_is_made_after_the_loop(name, reverse):
+    def cell(a, x):
+        a = 0.9 * a + x @ x.mT + 0.1 * torch.eye(3)
+        return a, FACTORISED[name](a, x)
+
+    init, xs = torch.eye(3).double().repeat(2, 1, 1), torch.randn(T, 2, 3, 3).double()
+    body = body_of(lambda a, x: [*cell(a, x)], init, xs[0])
+    plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=True)
+    left = {op for op in operators(plan.body) if "linalg" in op or "cholesky" in op}
+    assert not left and plan.decisions.sunk
+
+    wrt = [init.requires_grad_(), xs.requires_grad_()]
+    found = []
+    for run in (scan, loop):
+        result = run(cell, init, xs, reverse=reverse)
+        first = torch.autograd.grad(scalar(result), wrt, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), wrt)
+        found.append((result, first, second))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_the_error_of_a_factorisation_is_that_of_the_step_that_ran_first(batch, reverse):
+    def cell(a, x):
+        return a, torch.linalg.cholesky(a + x)
+
+    init = torch.eye(3).double().expand(*batch, 3, 3)
+    xs = torch.zeros(T, *batch, 3, 3).double()
+    for t, place in ((1, 0), (4, 2)):
+        xs[t].reshape(-1, 3, 3)[min(place, len(xs[t].reshape(-1, 3, 3)) - 1), place, place] = -5
+    with pytest.raises(torch.linalg.LinAlgError) as expected:
+        scan_loop(cell, init, xs, T, reverse)
+    with pytest.raises(torch.linalg.LinAlgError) as got:
+        scan(cell, init, xs, reverse=reverse)
+    assert str(got.value) == str(expected.value)
+
+
 def test_a_check_of_a_factorisation_is_one_call_of_the_eager_loop():
     def cell(a, x):
         lower = torch.linalg.cholesky(a + x)
-        return a + x, torch.linalg.solve_triangular(lower, x, upper=False)
+        return lower @ lower.mT, torch.linalg.solve_triangular(lower, x, upper=False)
 
     init, xs = 4 * torch.eye(3).double(), torch.eye(3).double().repeat(T, 1, 1)
     torch.testing.assert_close(scan(cell, init, xs), scan_loop(cell, init, xs, T, False))

@@ -31,7 +31,11 @@ _library.define("linalg_check(Tensor info, str name, bool is_matrix) -> Tensor")
 _library.define(
     "linalg_check_of_steps(Tensor info, str name, bool is_matrix, bool reverse) -> Tensor"
 )
+_library.define(
+    "linalg_check_in_steps(Tensor info, str name, bool is_matrix, bool reverse) -> Tensor"
+)
 linalg_check = torch.ops.torch_scan_hop.linalg_check.default
+linalg_check_in_steps = torch.ops.torch_scan_hop.linalg_check_in_steps.default
 linalg_check_of_steps = torch.ops.torch_scan_hop.linalg_check_of_steps.default
 
 
@@ -60,17 +64,32 @@ def _unchecked_of_steps(info: Tensor, name: str, is_matrix: bool, reverse: bool)
     return _unchecked(info, name, is_matrix)
 
 
+def _checked_in_steps(info: Tensor, name: str, is_matrix: bool, reverse: bool) -> Tensor:
+    """Check what is the same at all steps, though work for all of them at once reads it."""
+    return _checked(info, name, is_matrix)
+
+
 for _device in ("CPU", "CUDA"):
     _library.impl("linalg_check", _checked, _device)
+    _library.impl("linalg_check_in_steps", _checked_in_steps, _device)
     _library.impl("linalg_check_of_steps", _checked_of_steps, _device)
 _library.impl("linalg_check", _unchecked, "XLA")
+_library.impl("linalg_check_in_steps", _unchecked_of_steps, "XLA")
 torch.library.register_fake("torch_scan_hop::linalg_check")(_unchecked)
 torch.library.register_fake("torch_scan_hop::linalg_check_of_steps")(_unchecked_of_steps)
+torch.library.register_fake("torch_scan_hop::linalg_check_in_steps")(_unchecked_of_steps)
 
 
 @torch.library.register_vmap("torch_scan_hop::linalg_check")
 def _vmapped(info: Any, in_dims: Any, value: Tensor, name: str, is_matrix: bool) -> Any:
     return linalg_check(value, name, False), None
+
+
+@torch.library.register_vmap("torch_scan_hop::linalg_check_in_steps")
+def _over_steps(
+    info: Any, in_dims: Any, value: Tensor, name: str, is_matrix: bool, reverse: bool
+) -> Any:
+    return linalg_check_of_steps(value.movedim(in_dims[0], 0), name, is_matrix, reverse), None
 
 
 def thread_linalg_checks(graph: fx.Graph) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
+from torch_scan_hop.body.linalg_checks import linalg_check, linalg_check_in_steps
 
 aten = torch.ops.aten
 
@@ -51,6 +52,14 @@ WRITES = {
 }  # fmt: skip
 READS = {"embedding.default", "gather.default", "index_select.default"}
 NORMS = {"native_layer_norm.default"}
+# Those whose result is unique: of an eigenvector or a singular vector, another algorithm, as GPUs
+# have for many matrices at once, may give the negative one.
+FACTORISATIONS = {
+    "_linalg_det.default", "_linalg_slogdet.default", "_linalg_solve_ex.default",
+    "cholesky_inverse.default", "cholesky_solve.default", "linalg_cholesky_ex.default",
+    "linalg_inv_ex.default", "linalg_lu_factor_ex.default", "linalg_lu_solve.default",
+    "linalg_solve_triangular.default",
+}  # fmt: skip
 SORTS = {"cummax.default", "logcumsumexp.default", "sort.default", "topk.default"}
 MAKES = {
     "clone.default", "full_like.default", "new_full.default", "new_ones.default",
@@ -72,7 +81,10 @@ FOR_ONE_TRIP_COUNT = {
     "gelu_backward.default", "index_select.default", "native_layer_norm.default",
     "scatter.src", "scatter.value", "scatter_add.default", "slice_backward.default",
 }  # fmt: skip
-NAMED = VIEWS | REDUCTIONS | PRODUCTS | JOINS | READS | WRITES | NORMS | SORTS | MAKES | POINTWISE
+NAMED = (
+    VIEWS | REDUCTIONS | PRODUCTS | JOINS | READS | WRITES | NORMS | FACTORISATIONS | SORTS | MAKES
+    | POINTWISE
+)  # fmt: skip
 
 # pointwise operators without a rule, or with arguments that the test has no values for
 NOT_POINTWISE = {"equal", "fill", "rrelu_with_noise"}
@@ -131,6 +143,7 @@ STAND_INS: dict[Any, Callable[..., Any]] = {
     aten.conj_physical.default: _stand_in_for_conjugate,
     aten.select_scatter.default: _stand_in_for_select_scatter,
     aten.slice_scatter.default: _stand_in_for_slice_scatter,
+    linalg_check: linalg_check_in_steps,
 }
 
 
@@ -157,6 +170,13 @@ def is_batchable_operator(target: Any) -> bool:
     if torch.Tag.pointwise not in target.tags or torch.Tag.nondeterministic_seeded in target.tags:
         return False
     return packet not in NOT_POINTWISE and not packet.startswith("special_")
+
+
+def is_factorisation(node: fx.Node) -> bool:
+    """Return True for a factorisation of a matrix, a solve, or the check that one succeeded."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    return node.target is linalg_check or _names(node.target)[1] in FACTORISATIONS
 
 
 def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -79,7 +80,9 @@ def is_pinned(node: fx.Node) -> bool:
 
 
 def classify(
-    graph: fx.Graph, roles: Inputs[fx.Node], any_trip_count: bool = False
+    graph: fx.Graph,
+    roles: Inputs[fx.Node],
+    may_be_batched: Callable[[fx.Node], bool] = is_batchable,
 ) -> dict[fx.Node, Dependence]:
     found: dict[fx.Node, Dependence] = {}
     found |= dict.fromkeys(roles.additional, Dependence.INVARIANT)
@@ -92,7 +95,7 @@ def classify(
             found[node] = Dependence.LOOP
             continue
         depends = max((found[a] for a in node.all_input_nodes), default=Dependence.INVARIANT)
-        if depends is Dependence.XS and not is_batchable(node, any_trip_count):
+        if depends is Dependence.XS and not may_be_batched(node):
             depends = Dependence.LOOP
         found[node] = depends
     return found

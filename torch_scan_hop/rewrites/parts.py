@@ -11,6 +11,7 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import past_module_hooks
 from torch_scan_hop._torch.transforms import over_first_dimension
+from torch_scan_hop.body.linalg_checks import linalg_check
 from torch_scan_hop.rewrites.batchable import STAND_INS
 from torch_scan_hop.rewrites.classify import ancestors
 
@@ -47,23 +48,37 @@ class Part:
         return ancestors(self.outputs, stop=set(self.inputs)) - set(self.inputs)
 
     def over_steps(
-        self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any]
+        self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any], reverse: bool
     ) -> dict[fx.Node, Any]:
-        """The outputs of all steps at once, stacked; ``values`` are the same at every step."""
+        """The outputs of all steps at once, stacked; ``values`` are the same at every step.
+
+        ``reverse``: whether the last step runs first, so that its error is the one to raise.
+        """
         if not self.outputs:
             return {}
         arguments = [stacks[n] if n in stacks else values[n] for n in self.inputs]
         stacked = [n in stacks for n in self.inputs]
         n_steps = arguments[stacked.index(True)].shape[0]
-        results = over_first_dimension(self.batchable.forward, arguments, stacked, n_steps)
+        module = self._backwards if reverse else self._forwards
+        results = over_first_dimension(module.forward, arguments, stacked, n_steps)
         return dict(zip(self.outputs, results, strict=True))
 
     @functools.cached_property
-    def batchable(self) -> fx.GraphModule:
+    def _forwards(self) -> fx.GraphModule:
+        return self._batchable(False)
+
+    @functools.cached_property
+    def _backwards(self) -> fx.GraphModule:
+        has_check = any(node.target is linalg_check for node in self.module.graph.nodes)
+        return self._batchable(True) if has_check else self._forwards
+
+    def _batchable(self, reverse: bool) -> fx.GraphModule:
         """The module, with what has no batching rule said by operators that have one."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(self.module.graph, {}))
         for node in graph.nodes:
+            if node.target is linalg_check:
+                node.args = (*node.args, reverse)
             if node.op == "call_function" and node.target in STAND_INS:
                 node.target = STAND_INS[node.target]
             elif node.target is torch.ops.aten.sym_size.int:

@@ -212,7 +212,7 @@ class ScanPlan:
         d = self.decisions
         n = len(d.loop_carry)
         stacks = dict(zip(self.roles.xs, xs, strict=True))
-        stacks |= self.batched_part.over_steps(stacks, values)
+        stacks |= self.batched_part.over_steps(stacks, values, options.reverse)
         results: Sequence[Any] = []
         if n or d.stacked:
             loop_xs = [xs[0]] if self.counts_only else [stacks[n] for n in self.loop_xs]
@@ -222,7 +222,7 @@ class ScanPlan:
                 legality.check_after_each.operands("loop", self.body, operands)
             results = run_scan(self.body, operands, options)
         stacks |= dict(zip(d.stacked, results[n:], strict=True))
-        stacks |= self.sunk_part.over_steps(stacks, values)
+        stacks |= self.sunk_part.over_steps(stacks, values, options.reverse)
         sums = []
         for a, before in zip(d.accumulators, carry[n:], strict=True):
             leaves = [stacks[leaf] for leaf in a.leaves]

@@ -17,7 +17,7 @@ from torch_scan_hop.rewrites.accumulate import (
     is_cheap_to_sum,
     read_stack_instead,
 )
-from torch_scan_hop.rewrites.batchable import is_batchable
+from torch_scan_hop.rewrites.batchable import is_batchable, is_factorisation
 from torch_scan_hop.rewrites.classify import (
     Dependence,
     Stays,
@@ -69,7 +69,14 @@ class Planner:
         constants = [self.roles.carry[k] for k in self.constant_carry]
         carry = [n for n in self.roles.carry if n not in constants]
         roles = Inputs(carry, self.roles.xs, [*self.roles.additional, *constants])
-        return classify(self.body.graph, roles, self.any_trip_count)
+        return classify(self.body.graph, roles, self._may_be_batched)
+
+    def _may_be_batched(self, node: fx.Node) -> bool:
+        # A compiler's loop has small matrices in registers, entry by entry; of large ones, what a
+        # call costs besides its work is little.
+        if is_factorisation(node) and not self.costs.pointwise_pays:
+            return False
+        return is_batchable(node, self.any_trip_count)
 
     def _product_pays(self, node: fx.Node) -> bool:
         return self.costs.product_pays(node, self.dependence)
@@ -198,7 +205,7 @@ class Planner:
             return Stays.SWITCHED_OFF
         chain = ancestors([node], stop=in_loop) - in_loop
         varying = [n for n in chain if self.dependence[n] is not Dependence.INVARIANT]
-        if not all(is_batchable(n, self.any_trip_count) for n in varying):
+        if not all(map(self._may_be_batched, varying)):
             return Stays.NO_RULE
         added = [n for n in self._frontier([node], in_loop) if n not in self.ys]
         if not all(map(is_tensor_node, added)):
