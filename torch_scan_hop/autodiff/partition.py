@@ -48,8 +48,7 @@ def partition_of(
         accumulated=builder.accumulated,
         x_gradients=builder.x_gradients,
     )
-    if legality.check_after_each is not None:
-        legality.check_after_each.partition("partition", joint, partition)
+    legality.check("partition", "partition", joint, partition)
     return partition
 
 

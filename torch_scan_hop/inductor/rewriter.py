@@ -103,8 +103,7 @@ class ScanRewriter:
             return joined_results(call_scan(step, reals, self.options), complex_results)
 
         traced = trace_decomposed(run, values)
-        if legality.check_after_each is not None:
-            legality.check_after_each.replacement("rewrite_pairs", traced)
+        legality.check("replacement", "rewrite_pairs", traced)
         for node in traced.graph.find_nodes(op="call_function", target=scan_op):
             node.meta[PAIRS] = True
         self._inline(traced)
@@ -144,8 +143,7 @@ class ScanRewriter:
             return plan.run(call_scan, with_joined(inputs, in_graph), self.options)
 
         traced = trace_decomposed(run, [_value(a) for a in self.operands])
-        if legality.check_after_each is not None:
-            legality.check_after_each.replacement("rewrite", traced)
+        legality.check("replacement", "rewrite", traced)
         self._inline(traced)
 
     def write_out(self) -> None:
@@ -165,8 +163,7 @@ class ScanRewriter:
             except NotScalars as why:
                 log.info("%s is not written out: %s", self.node, why)
                 continue
-            if legality.check_after_each is not None:
-                legality.check_after_each.replacement("write_out", traced)
+            legality.check("replacement", "write_out", traced)
             self._inline(traced)
             return
 

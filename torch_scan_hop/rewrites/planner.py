@@ -164,12 +164,9 @@ class Planner:
         )
 
     def _checked_plan(self, decisions: Decisions) -> ScanPlan:
-        check = legality.check_after_each
-        if check is not None:
-            check.decisions("decisions", self.body, self.signature, decisions)
+        legality.check("decisions", "decisions", self.body, self.signature, decisions)
         plan = ScanPlan(self.body, self.signature, decisions)
-        if check is not None:
-            check.plan("plan", plan)
+        legality.check("plan", "plan", plan)
         return plan
 
     def _is_given(self, node: fx.Node) -> bool:
