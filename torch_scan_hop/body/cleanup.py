@@ -11,7 +11,7 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import FakeTensor, is_lazy, plain_fake
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
-from torch_scan_hop.body.meta_values import replace_by_source
+from torch_scan_hop.body.meta_values import call_recorded, replace_by_source
 from torch_scan_hop.body.node_kinds import is_identity
 from torch_scan_hop.body.strided import index_strided_scatters, own_strided_memory
 
@@ -51,11 +51,9 @@ def drop_copies(graph: fx.Graph) -> None:
         value = node.args[1]
         with graph.inserting_before(node):
             if new.dtype != old.dtype:
-                value = graph.call_function(aten._to_copy.default, (value,), {"dtype": old.dtype})
-                value.meta["val"] = new.to(old.dtype)
+                value = call_recorded(aten._to_copy.default, value, dtype=old.dtype)
             if not same_shape:
-                value = graph.call_function(aten.expand.default, (value, list(old.shape)))
-                value.meta["val"] = new.expand(old.shape)
+                value = call_recorded(aten.expand.default, value, list(old.shape))
         replace_by_source(node, value)
         graph.erase_node(node)
 

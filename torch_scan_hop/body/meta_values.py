@@ -70,9 +70,14 @@ def run_node(node: fx.Node) -> Any:
 def call_recorded(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A node at the point of insertion of the graph of the first argument, with its record."""
     node: fx.Node = args[0].graph.call_function(target, args, kwargs)
-    values = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-    node.meta["val"] = target(*values[0], **values[1])
+    node.meta["val"] = value_of_call(node)
     return node
+
+
+def value_of_call(node: fx.Node) -> Any:
+    """As :func:`run_node`, where a trace is under way."""
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
+    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def recorded_arguments(node: fx.Node) -> tuple[Any, Any]:

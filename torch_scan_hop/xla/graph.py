@@ -17,7 +17,7 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import DATA_DEPENDENT_ERRORS, trace
 from torch_scan_hop.body.cleanup import clean_up
-from torch_scan_hop.body.meta_values import run_node
+from torch_scan_hop.body.meta_values import call_recorded
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.op import Body
@@ -94,31 +94,19 @@ def _spell_out_dropout(graph: fx.Graph) -> None:
         results = {user.args[1]: user for user in node.users}
         with graph.inserting_before(node):
             if train is False or p == 0:
-                mask = graph.call_function(aten.ones_like.default, (x,), {"dtype": torch.bool})
+                mask = call_recorded(aten.ones_like.default, x, dtype=torch.bool)
                 dropped = x
             else:
-                kind: dict[str, Any] = {"dtype": torch.float32}
-                uniform = graph.call_function(aten.rand_like.default, (x,), kind)
-                mask = graph.call_function(aten.ge.Scalar, (uniform, p))
-                kept = graph.call_function(aten.mul.Tensor, (x, mask))
+                uniform = call_recorded(aten.rand_like.default, x, dtype=torch.float32)
+                mask = call_recorded(aten.ge.Scalar, uniform, p)
                 scale = 0.0 if p == 1 else 1 / (1 - p)
-                dropped = graph.call_function(aten.mul.Tensor, (kept, scale))
-        _record_all_before(node)
+                kept = call_recorded(aten.mul.Tensor, x, mask)
+                dropped = call_recorded(aten.mul.Tensor, kept, scale)
         for k, value in enumerate((dropped, mask)):
             if k in results:
                 results[k].replace_all_uses_with(value)
                 graph.erase_node(results[k])
         graph.erase_node(node)
-
-
-def _record_all_before(node: fx.Node) -> None:
-    """What nodes that a rewrite made just before ``node`` give."""
-    made: list[fx.Node] = []
-    while node.prev.op == "call_function" and "val" not in node.prev.meta:
-        node = node.prev
-        made.append(node)
-    for new in reversed(made):
-        new.meta["val"] = run_node(new)
 
 
 def _lift_attributes(module: fx.GraphModule) -> list[torch.Tensor]:
