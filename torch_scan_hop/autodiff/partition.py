@@ -20,13 +20,14 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import as_traced
-from torch_scan_hop.autodiff.cut import Cut, ancestors_of, decide
+from torch_scan_hop.autodiff.cut import Cut, decide
 from torch_scan_hop.autodiff.derivative import as_backward
 from torch_scan_hop.autodiff.handover import Handover, Partition
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy
 from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.body.trim_scans import trim_scans
+from torch_scan_hop.rewrites.classify import ancestors
 
 aten = torch.ops.aten
 
@@ -56,7 +57,7 @@ def _forward_module(joint: JointGraph, residuals: Sequence[fx.Node]) -> fx.Graph
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     results = [*joint.outputs(), *residuals]
-    wanted = ancestors_of(results)
+    wanted = ancestors(results)
     primals = set(joint.primals())
     for node in joint.module.graph.nodes:
         if node in primals or (node in wanted and node.op != "placeholder"):

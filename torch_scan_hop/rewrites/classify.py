@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -98,10 +99,10 @@ def classify(
     return found
 
 
-def ancestors(nodes: list[fx.Node], stop: set[fx.Node] | None = None) -> set[fx.Node]:
-    """``nodes`` and all they are computed from, not looking through ``stop``."""
+def ancestors(values: Iterable[Any], stop: set[fx.Node] | None = None) -> set[fx.Node]:
+    """The nodes among ``values`` and all they are computed from, not looking through ``stop``."""
     seen: set[fx.Node] = set()
-    pending = list(nodes)
+    pending = [v for v in values if isinstance(v, fx.Node)]
     while pending:
         node = pending.pop()
         if node not in seen:

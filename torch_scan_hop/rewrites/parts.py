@@ -30,7 +30,7 @@ class Part:
         name: str,
     ) -> None:
         candidates = unique(inputs)
-        wanted = ancestors(list(outputs), stop=set(candidates))
+        wanted = ancestors(outputs, stop=set(candidates))
         self.inputs = [n for n in candidates if n in wanted]
         self.outputs = list(outputs)
         self.module = extract(owner, self.inputs, outputs, name)
@@ -80,7 +80,7 @@ def extract(
     for node in inputs:
         env[node] = graph.placeholder(node.name)
         env[node].meta = dict(node.meta)
-    wanted = ancestors(list(outputs), stop=set(inputs))
+    wanted = ancestors(outputs, stop=set(inputs))
     for node in owner.graph.nodes:
         if node in wanted and node not in env:
             env[node] = graph.node_copy(node, lambda n: env[n])

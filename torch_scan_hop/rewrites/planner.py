@@ -176,7 +176,7 @@ class Planner:
         )
 
     def _loop_nodes(self, roots: Sequence[fx.Node]) -> set[fx.Node]:
-        found = {n for n in ancestors(list(roots)) if self.dependence[n] is Dependence.LOOP}
+        found = {n for n in ancestors(roots) if self.dependence[n] is Dependence.LOOP}
         found |= {self.roles.carry[k] for k in self.loop_carry}
         # elements of a tuple live where the tuple does
         found |= {u for n in found for u in n.users if u.target is operator.getitem}
@@ -210,7 +210,7 @@ class Planner:
 
     def _frontier(self, sunk: Sequence[fx.Node], in_loop: set[fx.Node]) -> list[fx.Node]:
         """Per-step values of the loop that work after it reads."""
-        seen = ancestors(list(sunk), stop=in_loop)
+        seen = ancestors(sunk, stop=in_loop)
         return [n for n in self.body.graph.nodes if n in seen and n in in_loop]
 
     # --- before the loop ---
