@@ -344,7 +344,7 @@ def test_every_rewrite_is_checked_on_its_way_to_xla():
     body = body_of(drawing, make(H), make(H))
     with checking(Checker()) as own:
         xla_graph.trace_step(body, Inputs([make(H)], [make(T, H)], []))
-    assert own.counts["_spell_out_dropout"] == own.counts["_lift_attributes"] == 1
+    assert own.counts["_spell_out_dropout"] == own.counts["attributes_as_inputs"] == 1
 
 
 def test_transforms_are_checked():

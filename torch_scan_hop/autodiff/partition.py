@@ -27,7 +27,7 @@ from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy
 from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.body.trim_scans import trim_scans
-from torch_scan_hop.rewrites.classify import ancestors
+from torch_scan_hop.rewrites.parts import extract
 
 aten = torch.ops.aten
 
@@ -54,17 +54,8 @@ def partition_of(
 
 
 def _forward_module(joint: JointGraph, residuals: Sequence[fx.Node]) -> fx.GraphModule:
-    graph = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
     results = [*joint.outputs(), *residuals]
-    wanted = ancestors(results)
-    primals = set(joint.primals())
-    for node in joint.module.graph.nodes:
-        if node in primals or (node in wanted and node.op != "placeholder"):
-            env[node] = graph.node_copy(node, lambda n: env[n])
-    graph.output(tuple(env[r] if isinstance(r, fx.Node) else r for r in results))
-    graph.lint()
-    module = fx.GraphModule(joint.module, graph, "ScanForward")
+    module = extract(joint.module, joint.primals(), results, "ScanForward")
     trim_scans(module)
     return as_traced(module)
 

@@ -21,6 +21,11 @@ from torch_scan_hop._torch.tracing import replaying, unwrap_functional
 from torch_scan_hop.signature import results_of
 
 
+def value_of(argument: Any) -> Any:
+    """Of a node, what is recorded; else the argument."""
+    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
+
+
 def replace_by_source(node: fx.Node, source: fx.Node) -> None:
     """Let all that reads ``node``, a copy of ``source``, read that."""
     readers = list(node.users)

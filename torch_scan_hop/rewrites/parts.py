@@ -72,7 +72,7 @@ class Part:
 
 
 def extract(
-    owner: fx.GraphModule, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str
+    owner: fx.GraphModule, inputs: Sequence[fx.Node], outputs: Sequence[Any], name: str
 ) -> fx.GraphModule:
     """A module ``(inputs) -> (outputs)`` made of nodes of ``owner``'s graph."""
     graph = fx.Graph()
@@ -84,6 +84,6 @@ def extract(
     for node in owner.graph.nodes:
         if node in wanted and node not in env:
             env[node] = graph.node_copy(node, lambda n: env[n])
-    graph.output(tuple(env[node] for node in outputs))
+    graph.output(fx.map_arg(tuple(outputs), lambda n: env[n]))
     graph.lint()
     return fx.GraphModule(owner, graph, name)

@@ -6,8 +6,6 @@ data exists: placeholders that escape in a traceback are a segfault later on.
 
 from __future__ import annotations
 
-import dataclasses
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +14,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import DATA_DEPENDENT_ERRORS, trace
-from torch_scan_hop.body.cleanup import clean_up
+from torch_scan_hop.body.cleanup import attributes_as_inputs, clean_up
 from torch_scan_hop.body.meta_values import call_recorded
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
@@ -55,10 +53,10 @@ def trace_step(body: Body, inputs: Inputs[Any]) -> StepGraph:
     clean_up(module)
     drop_stops(module)
     legality.run_passes(module, [_spell_out_dropout])
-    attributes = _lift_attributes(module)
-    with_attributes = dataclasses.replace(inputs, additional=[*inputs.additional, *attributes])
+    with_attributes = attributes_as_inputs(module, inputs, lambda v: v.device.type == "xla")
+    attributes = with_attributes.additional[len(inputs.additional) :]
     signature = with_attributes.signature
-    legality.checked("_lift_attributes", module, signature, any_layout=True)
+    legality.checked("attributes_as_inputs", module, signature, any_layout=True)
     return StepGraph(module, signature, tuple(attributes))
 
 
@@ -107,24 +105,3 @@ def _spell_out_dropout(graph: fx.Graph) -> None:
                 results[k].replace_all_uses_with(value)
                 graph.erase_node(results[k])
         graph.erase_node(node)
-
-
-def _lift_attributes(module: fx.GraphModule) -> list[torch.Tensor]:
-    """Turns ``get_attr`` nodes of XLA tensors into placeholders, after the others."""
-    graph = module.graph
-    lifted: dict[str, fx.Node] = {}
-    tensors: list[torch.Tensor] = []
-    for node in graph.find_nodes(op="get_attr"):
-        value = operator.attrgetter(node.target)(module)
-        if not isinstance(value, torch.Tensor) or value.device.type != "xla":
-            continue
-        if node.target not in lifted:
-            placeholders = graph.find_nodes(op="placeholder")
-            anchor = placeholders[-1] if placeholders else graph._root
-            with graph.inserting_after(anchor):
-                lifted[node.target] = graph.placeholder(f"attribute_{len(tensors)}")
-            tensors.append(value)
-        node.replace_all_uses_with(lifted[node.target])
-        graph.erase_node(node)
-    module.recompile()
-    return tensors
