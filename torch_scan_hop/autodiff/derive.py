@@ -136,8 +136,8 @@ def partition_at(
 
 def _stacks_read(partition: Partition) -> frozenset[int]:
     """Which of the forward's ys the backward reads."""
-    read = {h.index for h in partition.per_step if h.source is Source.Y}
-    return frozenset(read | {index for index, _ in partition.carry_stack.values()})
+    slots = (slot for h in partition.per_step for slot in partition.slots(h))
+    return frozenset(slot.index for slot in slots if slot.source is Source.Y)
 
 
 def _closed_under_differentiation(

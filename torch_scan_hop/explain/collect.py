@@ -98,9 +98,7 @@ def _signature(site: Site) -> list[Leaf]:
 
 def _ys(site: Site) -> list[Any]:
     """One step's, as fakes."""
-    (output,) = site.body.graph.find_nodes(op="output")
-    results = list(output.args[0])[len(site.operands.carry) :]
-    return [recorded(y) for y in results]
+    return list(map(recorded, site.operands.signature.outputs_of(site.body).ys))
 
 
 def _leaf(role: str, path: str, value: Any, owner: Any) -> Leaf:
