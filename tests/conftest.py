@@ -1,6 +1,6 @@
 """Every test starts from the same seed, compiles what it runs, and leaves no compiled code behind.
 
-What every rewrite makes is checked (``torch_scan_hop.legality``), but where a test breaks parts
+What every rewrite makes is checked (``tests/legality``), but where a test breaks parts
 of the package on purpose; with UNCHECKED in the environment nothing is, to see what it costs.
 """
 
@@ -16,10 +16,10 @@ import pytest
 import slow_tests
 import torch
 from graph_caches import graph_caches
+from legality.checker import Checker, checking
 
 from torch_scan_hop.capture import replay
 from torch_scan_hop.fallback import forget_reasons
-from torch_scan_hop.legality.checker import Checker, checking
 
 SECONDS_TO_END = 300
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from importlib import import_module
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -175,3 +177,51 @@ def python_loop(
         outputs = body(*carries, *[x[t] for x in xs], *invariants)
         carries, rows[t] = list(outputs[: len(init)]), list(outputs[len(init) :])
     return [*carries, *[torch.stack(y) for y in zip(*rows, strict=True)]]
+
+
+# --- what is in a module ---
+
+
+class Computation(TypedDict):
+    """One computation of an HLO module."""
+
+    name: str
+    id: int
+    entry: bool
+    opcodes: dict[str, int]
+    #: ``(opcode, ids of the computations it calls)``; of a while: body, condition.
+    calls: list[tuple[str, list[int]]]
+
+
+def computations(module: bytes) -> list[Computation]:
+    """The computations of a serialized ``HloModuleProto``, callees before callers."""
+    found: list[Computation] = import_module("torch_scan_hop._C").computations(module)
+    return found
+
+
+def opcode_counts(module: bytes) -> Counter[str]:
+    """How often each opcode occurs in the module, counting every computation once."""
+    return _count(computations(module))
+
+
+def loop_opcode_counts(module: bytes) -> Counter[str]:
+    """How often each opcode occurs in what the module's while loops run at every step."""
+    by_id = {computation["id"]: computation for computation in computations(module)}
+    pending = [
+        called[0] for c in by_id.values() for opcode, called in c["calls"] if opcode == "while"
+    ]
+    reached: dict[int, Computation] = {}
+    while pending:
+        identifier = pending.pop()
+        if identifier in reached or identifier not in by_id:
+            continue
+        reached[identifier] = by_id[identifier]
+        pending += [i for _, called in by_id[identifier]["calls"] for i in called]
+    return _count(list(reached.values()))
+
+
+def _count(found: list[Computation]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for computation in found:
+        total.update(computation["opcodes"])
+    return total

@@ -17,11 +17,11 @@ from fuzz.campaign import run_here
 from fuzz.modes import parse_mode
 from gpu_cells import CASES, ROW_CASES, Case, randn, row_case
 from graph_caches import graph_caches
+from on_the_cpu import triton_kernels
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop.inductor import cpu, gpu
-from torch_scan_hop.inductor.gpu.serving import on_the_cpu
 from torch_scan_hop.inductor.watch import watching
 from torch_scan_hop.reference import scan_loop
 
@@ -33,7 +33,7 @@ def compiled_for_gpu():
     """Scans compiled within are Triton kernels; the list has the kernel of each scan."""
     chosen = []
     with (
-        on_the_cpu(),
+        triton_kernels(),
         watching(lambda _, kernel: chosen.append(kernel)),
         graph_caches(False),
     ):

@@ -17,12 +17,6 @@ from torch_scan_hop._torch.forms import why_not_of_form
 
 #: what is replaced by a name that a variable holds
 BY_HAND = {
-    "dynamo.side_effects": (
-        "torch._dynamo.side_effects.SideEffects.check_allowed_side_effect",
-        "torch._dynamo.side_effects.SideEffects.store_attr",
-    ),
-    "dynamo.facts": ("torch._dynamo.variables.builtin.BuiltinVariable.call_function",),
-    "dynamo.hooks": ("torch._dynamo.variables.tensor.TensorVariable._method_register_hook",),
     "inductor_passes": (
         "torch._inductor.fx_passes.post_grad.reinplace_inplaceable_ops",
         "torch._inductor.fx_passes.post_grad.decompose_triton_kernel_wrapper_functional",
@@ -68,6 +62,10 @@ class Uses(ast.NodeVisitor):
         is_own = isinstance(node.func, ast.Name) and node.func.id in self.own
         if path is not None and is_private(path) and not is_own:
             self.calls.append((path, node, bool(held)))
+        if isinstance(node.func, ast.Name) and node.func.id == "replaced":
+            owner = self.path(node.args[0])
+            paths = (f"{owner}.{k.arg}" for k in node.keywords if owner and k.arg)
+            self.replaced |= set(filter(is_private, paths))
         self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:

@@ -207,6 +207,8 @@ AT_THE_TOP = {
     "plain",
     # what every backend does with its large stacks
     "huge_pages",
+    # what every rewrite calls, for the checker of the tests
+    "legality",
     # what a scan means
     *("reference", "step", "tree"),
     # the operator and the roles of its arguments

@@ -16,9 +16,12 @@ from hlo_bodies import (
     F32,
     S64,
     TUPLE,
+    computations,
     field,
     instruction,
+    loop_opcode_counts,
     module,
+    opcode_counts,
     program_shape,
     shape,
     tuple_shape,
@@ -30,14 +33,7 @@ from hypothesis import strategies as st
 from resident import least_growth
 
 from torch_scan_hop.xla import _hlo
-from torch_scan_hop.xla._hlo import (
-    INVARIANT,
-    SLICED,
-    assemble_scan,
-    computations,
-    loop_opcode_counts,
-    opcode_counts,
-)
+from torch_scan_hop.xla._hlo import INVARIANT, SLICED, assemble_scan
 
 _C = pytest.importorskip("torch_scan_hop._C", exc_type=ImportError)
 

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hlo_bodies import lower, python_loop, run_on_xla
+from hlo_bodies import loop_opcode_counts, lower, opcode_counts, python_loop, run_on_xla
 
-from torch_scan_hop.xla._hlo import (
-    INVARIANT,
-    SLICED,
-    assemble_scan,
-    loop_opcode_counts,
-    opcode_counts,
-)
+from torch_scan_hop.xla._hlo import INVARIANT, SLICED, assemble_scan
 
 pytestmark = pytest.mark.xla
 pytest.importorskip("torch_xla")

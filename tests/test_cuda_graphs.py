@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from fake_graphs import CountedGraphs, GraphsOfOperators
 from graph_caches import graph_caches
+from on_the_cpu import serving
 from oracle import assert_same, differentiable, gradients
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -22,7 +23,6 @@ from torch_scan_hop._torch.absent_gpu import why_not_here
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop.cuda_graphs import recording
 from torch_scan_hop.cuda_graphs.capturable import why_not_captured
-from torch_scan_hop.cuda_graphs.devices import serving
 from torch_scan_hop.cuda_graphs.graphed import MOST_RECORDINGS, GraphedLoop
 from torch_scan_hop.cuda_graphs.recording import Operands, steps_of_a_block
 from torch_scan_hop.op import scan_op

@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from affine_cells import AFFINE, assert_same_nans_too, hard, reset
 from gpu_cells import CASES
 from graph_caches import graph_caches
+from on_the_cpu import serving
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop import scan
-from torch_scan_hop.cuda_graphs.devices import CudaGraphs, serving
+from torch_scan_hop.cuda_graphs.devices import CudaGraphs
 from torch_scan_hop.inductor.watch import watching
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.rewrites import using_options

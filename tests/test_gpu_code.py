@@ -23,6 +23,7 @@ from affine_cells import AFFINE
 from fake_cuda import launches, scan_kernels, wrappers
 from fake_graphs import CountedGraphs
 from gpu_cells import CASES, ROW_CASES, gru, lstm, row_case
+from on_the_cpu import serving, triton_kernels
 from torch._inductor.codecache import PyCodeCache
 from torch.utils import _pytree as pytree
 from triton.backends.compiler import GPUTarget
@@ -33,10 +34,8 @@ from wrappers import loops
 from torch_scan_hop import explain
 from torch_scan_hop._torch.absent_gpu import why_not_here
 from torch_scan_hop._torch.fakes import FakeTensorMode
-from torch_scan_hop.cuda_graphs.devices import serving
 from torch_scan_hop.inductor.gpu import launch, parallel, rows
 from torch_scan_hop.inductor.gpu.launch import call_program
-from torch_scan_hop.inductor.gpu.serving import on_the_cpu
 from torch_scan_hop.inductor.gpu.source import TritonSource
 from torch_scan_hop.rewrites import using_options
 
@@ -284,7 +283,7 @@ def test_offsets_beyond_32_bits():
 
 def test_explain_names_the_kernel():
     def explained(cell):
-        with on_the_cpu():
+        with triton_kernels():
             return str(explain(cell, torch.zeros(3, 7), torch.zeros(5, 3, 7)))
 
     pointwise = explained(lambda h, x: (h * x, h))

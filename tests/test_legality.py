@@ -1,22 +1,23 @@
-"""Each invariant of ``torch_scan_hop.legality``: a rewrite that breaks it is caught, and named."""
+"""Each invariant of ``tests/legality``: a rewrite that breaks it is caught, and named."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from cells import CELLS
+from legality import IllegalRewrite
+from legality.checker import Checker, checking
 from oracle import gradients
 from test_rewrites import body_of, make
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torch_scan_hop import fallback, inductor, legality, scan
+from torch_scan_hop import fallback, inductor, scan
+from torch_scan_hop import legality as hook
 from torch_scan_hop.autodiff import cut
 from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.eager import fuse
 from torch_scan_hop.eager.loop import EagerLoop
 from torch_scan_hop.inductor import body as inductor_body
-from torch_scan_hop.legality import IllegalRewrite
-from torch_scan_hop.legality.checker import Checker, checking
 from torch_scan_hop.op import call_scan, scan_op
 from torch_scan_hop.rewrites import Options, classify, make_plan, plan, planner
 from torch_scan_hop.rewrites.products import split_fused_products
@@ -172,14 +173,14 @@ def test_a_pass_is_checked_by_its_name(checker):
 
     body = body_of(lambda h, x: (h + x, x), make(H), make(H))
     with pytest.raises(IllegalRewrite, match=r"comparing: add \(aten.eq.Tensor\): .* gives bool"):
-        legality.run_passes(body, [comparing])
+        hook.run_passes(body, [comparing])
 
 
 def test_what_is_added_lays_out_a_sum(checker):
     """A fused product is contiguous; an addition is laid out like its first operand."""
     examples = make(H, H), make(H, H).t()
     body = body_of(lambda h, x: (h, torch.addmm(x, h, h) * 2), *examples)
-    legality.run_passes(body, [split_fused_products])
+    hook.run_passes(body, [split_fused_products])
     (output,) = body.graph.find_nodes(op="output")
     assert output.args[0][1].meta["val"].stride() == (1, H)
 
@@ -343,7 +344,7 @@ def test_every_rewrite_is_checked_on_its_way_to_xla():
     body = body_of(drawing, make(H), make(H))
     with checking(Checker()) as own:
         xla_graph.trace_step(body, Inputs([make(H)], [make(T, H)], []))
-    assert own.counts["_spell_out_dropout"] == own.counts["_lift_attributes"] == 1
+    assert own.counts["_spell_out_dropout"] == own.counts["attributes_as_inputs"] == 1
 
 
 def test_transforms_are_checked():
@@ -367,7 +368,7 @@ def test_a_violation_is_kept_where_the_program_goes_on(checker, monkeypatch):
 
 def test_nothing_is_checked_in_production():
     with checking(None):
-        assert legality.check_after_each is None
+        assert hook.check_after_each is None
         body = body_of(writing, make(H), make(H))
         clean_up(body)
         split_fused_products(body.graph)

@@ -26,14 +26,12 @@ from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import DYNAMO_ERRORS
 from torch_scan_hop._torch.dynamo.graph_of_call import capture_graph
 from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of
-from torch_scan_hop._torch.tracing import run_fake
+from torch_scan_hop.autodiff.derive import partition_at
 from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
 from torch_scan_hop.autodiff.handover import Partition, Source
-from torch_scan_hop.autodiff.joint import trace_joint
-from torch_scan_hop.autodiff.partition import partition_of
-from torch_scan_hop.body.step_examples import contiguous_like, like
+from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.errors import hint_about
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs
 
 
 @dataclass(frozen=True)
@@ -161,13 +159,8 @@ def _partition(
     mode: FakeTensorMode = fake_mode_of(values)
     examples: Inputs[Any] = Inputs([], [like(mode, v) for v in values], [])
     wanted: Inputs[bool] = Inputs([], [needs_grad(v) for v in values], [])
-    signature = Signature(0, len(values), 0)
     flow = gradient_flow(run, examples, wanted, mode)
-    with torch.no_grad():
-        outputs = run_fake(run, examples.flat(), mode)
-    likes = [contiguous_like(mode, o) for o in outputs]
-    joint = trace_joint(run, signature, examples, likes, flow, mode)
-    return partition_of(joint, None), flow.ys
+    return partition_at(run, examples.signature, examples, flow, mode, None), flow.ys
 
 
 def _identifier(path: str) -> str:

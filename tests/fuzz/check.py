@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from allocator import peak_of_allocator
+from legality.checker import Checker, checking
 from oracle import differentiable
 from torch import Tensor
 
@@ -22,7 +23,6 @@ import torch_scan_hop
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import DYNAMO_ERRORS
 from torch_scan_hop.fallback import forget_reasons
-from torch_scan_hop.legality.checker import Checker, checking
 
 from .by_hand import loop
 from .direct import operator_scan

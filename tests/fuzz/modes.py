@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from on_the_cpu import serving, triton_kernels
 from torch import Tensor, fx
 
 from torch_scan_hop import api, fallback, set_default
@@ -20,7 +21,6 @@ from torch_scan_hop._torch.inductor_passes import trace_decomposed
 from torch_scan_hop.body import added_parts
 from torch_scan_hop.body.carries_in import with_joined
 from torch_scan_hop.cuda_graphs import graphed, recording
-from torch_scan_hop.cuda_graphs.devices import serving
 from torch_scan_hop.eager import run, writer
 from torch_scan_hop.inductor import passes
 from torch_scan_hop.inductor.passes import prepare_scans
@@ -264,14 +264,13 @@ def _two_threads() -> Iterator[None]:
 def _kernels_of_a_gpu(found: list[str]) -> Iterator[None]:
     """Scans compiled within are the kernels that they would be on a GPU; their names, in order."""
     from torch_scan_hop.inductor import gpu
-    from torch_scan_hop.inductor.gpu.serving import on_the_cpu
     from torch_scan_hop.inductor.watch import watching
 
     def take(_: Any, kernel: Any) -> None:
         if kernel in gpu.KERNELS:
             found.append(kernel.__name__)
 
-    with on_the_cpu(), watching(take):
+    with triton_kernels(), watching(take):
         yield
 
 

@@ -21,6 +21,7 @@ from torch import autograd, fx
 
 from torch_scan_hop._torch.engine_in_python import gradients, noting_who_takes_none
 from torch_scan_hop._torch.fakes import FakeTensor
+from torch_scan_hop._torch.replaced import replaced
 
 __all__ = ["OLDEST", "are_absent", "standing_in", "why_not_here"]
 
@@ -71,13 +72,13 @@ def standing_in() -> Iterator[None]:
 
     with _lock, contextlib.ExitStack() as stack:
         for name, answer in _ANSWERS.items():
-            stack.enter_context(_replaced(*_place_of(name), answer))
+            owner, attribute = _place_of(name)
+            stack.enter_context(replaced(owner, **{attribute: answer}))
         folder = UniformValueConstantFolder
-        stack.enter_context(
-            _replaced(folder, "_deduce_value", _folds_on_the_cpu(folder._deduce_value))
-        )
+        deduce = _folds_on_the_cpu(folder._deduce_value)
+        stack.enter_context(replaced(folder, _deduce_value=deduce))
         stack.enter_context(noting_who_takes_none())
-        stack.enter_context(_replaced(autograd, "_engine_run_backward", _engine()))
+        stack.enter_context(replaced(autograd, _engine_run_backward=_engine()))
         yield
 
 
@@ -127,13 +128,3 @@ def _place_of(name: str) -> tuple[Any, str]:
     except ModuleNotFoundError:
         outer, inner = _place_of(path)
         return getattr(outer, inner), attribute
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

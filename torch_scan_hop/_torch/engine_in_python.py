@@ -7,26 +7,25 @@ is torch's; the walk decides only when a node is called, and adds up what reache
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.autograd.graph import get_gradient_edge
 
+from torch_scan_hop._torch.replaced import replaced
+
 __all__ = ["gradients", "noting_who_takes_none"]
 
 _TAKES_NONE = "takes_none_for_zeros"
 
 
-@contextlib.contextmanager
-def noting_who_takes_none() -> Iterator[None]:
-    """Note which functions of Python call ``set_materialize_grads``.
-
-    The walk needs to know, and torch keeps it where Python cannot read it.
-    """
+def noting_who_takes_none() -> AbstractContextManager[None]:
+    """Within, functions of Python are asked whether they ``set_materialize_grads``: the walk needs
+    to know, and torch keeps it where Python cannot read it."""
     original = FunctionCtx.set_materialize_grads
 
     @functools.wraps(original)
@@ -34,11 +33,7 @@ def noting_who_takes_none() -> Iterator[None]:
         setattr(self, _TAKES_NONE, not value)
         original(self, value)
 
-    FunctionCtx.set_materialize_grads = noted  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        FunctionCtx.set_materialize_grads = original  # type: ignore[method-assign]
+    return replaced(FunctionCtx, set_materialize_grads=noted)
 
 
 def gradients(

@@ -24,6 +24,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
+from torch_scan_hop._torch.replaced import replaced
+
 __all__ = ["compiled_graphs", "lower"]
 
 
@@ -105,8 +107,5 @@ def _without_code() -> Iterator[list[bool]]:
         reached.append(True)
         raise _Lowered
 
-    GraphLowering.codegen = stop  # type: ignore[method-assign]
-    try:
+    with replaced(GraphLowering, codegen=stop):
         yield reached
-    finally:
-        GraphLowering.codegen = codegen  # type: ignore[method-assign]

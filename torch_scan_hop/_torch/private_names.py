@@ -357,8 +357,7 @@ NAMES: dict[str, str] = {
         "torch._C._DisableAutocast torch._C._ForceDispatchKeyGuard "
         "torch._C._dispatch_get_registrations_for_dispatch_key "
         "torch._C._dispatch_has_kernel_for_dispatch_key torch._C._dispatch_tls_local_exclude_set "
-        "torch._C._dispatch_tls_local_include_set torch._from_functional_tensor "
-        "torch._functionalize_sync torch._is_functional_tensor "
+        "torch._C._dispatch_tls_local_include_set torch._is_functional_tensor "
         "torch._subclasses.fake_tensor.FakeTensor "
         "torch._subclasses.meta_utils.MetaTensorDescriber torch._to_functional_tensor "
         "torch_xla._XLAC"
@@ -642,6 +641,7 @@ REPLACED: dict[str, str] = {
     "torch._inductor.codegen.triton.TritonKernelOverrides.value_expr": "expr dtype",
     "torch._inductor.codegen.wrapper.WrapperLine.codegen": "self code",
     "torch._inductor.codegen.wrapper.WrapperLine.codegen_fx": "self converter",
+    "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder._deduce_value": "self node",
     "torch._inductor.fx_passes.post_grad.decompose_auto_functionalized": "graph",
     "torch._inductor.fx_passes.post_grad.decompose_scan_to_while_loop": "gm",
     "torch._inductor.fx_passes.post_grad.decompose_triton_kernel_wrapper_functional": "graph",
@@ -668,6 +668,7 @@ REPLACED: dict[str, str] = {
         "fake_device _fake_device requires_grad _is_param state"
     ),
     "torch._subclasses.meta_utils.MetaTensorDescriber.describe_tensor": "self t recurse trace",
+    "torch.autograd._engine_run_backward": "t_outputs args kwargs",
     "torch.autograd.function._SingleLevelFunction.backward": "ctx grad_outputs",
     "torch.autograd.function._SingleLevelFunction.forward": "args kwargs",
     "torch.autograd.function._SingleLevelFunction.setup_context": "ctx inputs output",

@@ -38,6 +38,7 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.dtensors import shards_of
 from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop._torch.operators import past_module_hooks
+from torch_scan_hop._torch.replaced import replaced
 
 # the errors of fakes if a value is read, or decides a shape
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -91,22 +92,17 @@ def _functionalized(fn: Callable[..., Any], mutated: set[int] | None = None) -> 
     return wrapper
 
 
-_state = threading.local()
+class _State(threading.local):
+    tracing_a_body = False
+    without_tokens = False
 
 
-@contextlib.contextmanager
-def _tracing_a_body() -> Iterator[None]:
-    before = is_tracing_a_body()
-    _state.tracing_a_body = True
-    try:
-        yield
-    finally:
-        _state.tracing_a_body = before
+_state = _State()
 
 
 def is_tracing_a_body() -> bool:
-    """Return True if the trace under way is :func:`trace`, not one by AOTAutograd or make_fx."""
-    return getattr(_state, "tracing_a_body", False)
+    """Whether the trace under way is :func:`trace`, not a caller's (AOTAutograd, make_fx)."""
+    return _state.tracing_a_body
 
 
 # Operators that torch >= 2.13 wants ordered by tokens, and whose order in a body is the graph's.
@@ -121,7 +117,7 @@ def _let_bodies_have_no_tokens() -> None:
 
     @functools.wraps(has_effects)
     def outside_bodies(op: Any, *args: Any, **kwargs: Any) -> bool:
-        if op in _UNORDERED and getattr(_state, "without_tokens", False):
+        if op in _UNORDERED and _state.without_tokens:
             return False
         return bool(has_effects(op, *args, **kwargs))
 
@@ -135,12 +131,8 @@ def without_tokens(body: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``body`` made to take and return no tokens in a functionalized trace."""
 
     def run(*args: Any) -> Any:
-        before = getattr(_state, "without_tokens", False)
-        _state.without_tokens = True
-        try:
+        with replaced(_state, without_tokens=True):
             return body(*args)
-        finally:
-            _state.without_tokens = before
 
     return run
 
@@ -153,7 +145,7 @@ def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode)
         mode,
         enable_python_dispatcher(),
         preserve_node_meta(),
-        _tracing_a_body(),
+        replaced(_state, tracing_a_body=True),
     ):
         graph_module = make_fx(_functionalized(fn), tracing_mode="real")(*examples)
     graph_module.graph.eliminate_dead_code()

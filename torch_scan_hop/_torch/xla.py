@@ -15,6 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 
+from torch_scan_hop._torch.operators import from_functional as unwrapped
+
 INSTALL = "pip install 'torch==2.9.1' 'torch_xla==2.9.0'"
 
 try:
@@ -82,13 +84,6 @@ def wrapped(value: Any) -> Any:
     """Return ``value`` as users hold it: an XLA tensor wrapped for C++ functionalization."""
     if isinstance(value, torch.Tensor) and not torch._is_functional_tensor(value):
         return torch._to_functional_tensor(value)
-    return value
-
-
-def unwrapped(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and torch._is_functional_tensor(value):
-        torch._functionalize_sync(value)
-        return torch._from_functional_tensor(value)
     return value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -31,38 +31,39 @@ def difference(first: nn.Module, layer: nn.Module, assigned: Assigned | None = N
     theirs = dict(layer.named_modules(remove_duplicate=False))
     registered = [t for m in (first, layer) for t in (*m.parameters(), *m.buffers())]
     compared = Comparison([(mine[n], theirs[n]) for n in mine if n in theirs], registered)
-    for name, module in mine.items():
-        if name not in theirs:
-            return Difference(_path(name), "is missing", "exists")
-        found = _of_modules(compared, _path(name), module, theirs[name], assigned or {})
-        if found is not None:
-            return found
-    for name in theirs:
-        if name not in mine:
-            return Difference(_path(name), "exists", "is missing")
-    if list(mine) != list(theirs):
-        return Difference("", "has its submodules in another order", "has them in an order")
+    try:
+        for where, one, other in _in_both("", mine, theirs):
+            _check_modules(compared, where, one, other, assigned or {})
+        if list(mine) != list(theirs):
+            raise Difference("", "has its submodules in another order", "has them in an order")
+    except Difference as found:
+        return found
     return None
 
 
-def _of_modules(
+def _in_both(
+    where: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    for name in [*mine, *(n for n in theirs if n not in mine)]:
+        place = f"{where}{_path(name)}"
+        if name not in theirs:
+            raise Difference(place, "is missing", "exists")
+        if name not in mine:
+            raise Difference(place, "exists", "is missing")
+        yield place, mine[name], theirs[name]
+
+
+def _check_modules(
     compared: Comparison, where: str, mine: nn.Module, theirs: nn.Module, assigned: Assigned
-) -> Difference | None:
+) -> None:
     kinds = [class_of(module) for module in (mine, theirs)]
     if kinds[0] is not kinds[1]:
         expected, got = (kind.__name__ for kind in kinds)
         more = " of another class of that name" if expected == got else ""
-        return Difference(where, f"is a {got}{more}", f"is a {expected}")
-    one, other = ({**own_attributes(m), **assigned.get(id(m), {})} for m in (mine, theirs))
-    for name in [*one, *(n for n in other if n not in one)]:
-        place = f"{where}.{name}"
-        if name not in one or name not in other:
-            got, expected = ("is missing", "exists") if name in one else ("exists", "is missing")
-            return Difference(place, got, expected)
-        found = compared.difference(place, one[name], other[name])
-        if found is not None:
-            return found
-    return None
+        raise Difference(where, f"is a {got}{more}", f"is a {expected}")
+    attributes = [{**own_attributes(m), **assigned.get(id(m), {})} for m in (mine, theirs)]
+    for place, one, other in _in_both(where, *attributes):
+        compared.check(place, one, other)
 
 
 def _path(name: str) -> str:

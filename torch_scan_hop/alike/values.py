@@ -9,7 +9,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -26,8 +26,8 @@ _SHARE = "Give all layers one and the same object, or its class an __eq__."
 _REGISTER = "Register it as a parameter or a buffer, or give all layers one and the same tensor."
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
+@dataclasses.dataclass(eq=False)
+class Difference(Exception):
     """``where``: a path from the layer on. ``got`` is the layer's, ``expected`` the first's."""
 
     where: str
@@ -51,90 +51,78 @@ class Comparison:
         # pairs that are being compared, or were: with the values, whose ids nobody takes meanwhile
         self._met: dict[tuple[int, int], tuple[Any, Any]] = {}
 
-    def difference(self, where: str, mine: Any, theirs: Any) -> Difference | None:
-        """The first of the differences, or None."""
+    def check(self, where: str, mine: Any, theirs: Any) -> None:
+        """Raise the first :class:`Difference`."""
         if id(mine) in self._twins:
-            if self._twins[id(mine)] is theirs:
-                return None
-            return Difference(where, "is another module", "is a module of that layer")
+            if self._twins[id(mine)] is not theirs:
+                raise Difference(where, "is another module", "is a module of that layer")
+            return
         pair = id(mine), id(theirs)
         if mine is theirs or pair in self._met:
-            return None
+            return
         if type(mine) is not type(theirs):
-            return Difference(where, f"is {_shown(theirs)}", f"is {_shown(mine)}")
+            raise Difference(where, f"is {_shown(theirs)}", f"is {_shown(mine)}")
         self._met[pair] = mine, theirs
         if isinstance(mine, torch.Tensor):
-            return self._of_tensors(where, mine, theirs)
-        if isinstance(mine, _PLAIN):
+            self._check_tensors(where, mine, theirs)
+        elif isinstance(mine, (float, complex)):
             # as text: a nan is the nan that it was, and 0.0 is not -0.0
-            alike = repr(mine) == repr(theirs) if isinstance(mine, (float, complex)) else None
-            return _unless(mine == theirs if alike is None else alike, where, mine, theirs)
-        if isinstance(mine, (set, frozenset)):
-            return _unless(mine == theirs, where, mine, theirs)
-        parts = _parts(mine, theirs)
-        if parts is not None:
-            return self._of_parts(where, mine, theirs, parts)
-        return self._of_objects(where, mine, theirs)
+            _check(repr(mine) == repr(theirs), where, mine, theirs)
+        elif isinstance(mine, (*_PLAIN, set, frozenset)):
+            _check(mine == theirs, where, mine, theirs)
+        elif (parts := _parts(mine, theirs)) is not None:
+            self._check_parts(where, mine, theirs, parts)
+        else:
+            self._check_objects(where, mine, theirs)
 
-    def _of_parts(
-        self, where: str, mine: Any, theirs: Any, parts: list[tuple[str, Any, Any]] | bool
-    ) -> Difference | None:
-        if isinstance(parts, bool):
-            return _unless(parts, where, mine, theirs)
-        for name, one, other in parts:
-            found = self.difference(where + name, one, other)
-            if found is not None:
-                return found
-        return None
+    def _check_parts(self, where: str, mine: Any, theirs: Any, parts: Parts) -> None:
+        _check(parts is not False, where, mine, theirs)
+        for name, one, other in parts or ():
+            self.check(where + name, one, other)
 
-    def _of_tensors(
-        self, where: str, mine: torch.Tensor, theirs: torch.Tensor
-    ) -> Difference | None:
+    def _check_tensors(self, where: str, mine: torch.Tensor, theirs: torch.Tensor) -> None:
         if describe(mine) != describe(theirs) or mine.device != theirs.device:
             one, other = (f"is {describe(t)} on {t.device}" for t in (mine, theirs))
-            return Difference(where, other, one)
+            raise Difference(where, other, one)
         trained = mine.requires_grad or theirs.requires_grad
         if trained or {id(mine), id(theirs)} & self._registered:
             one = "is a tensor that is not stacked with the parameters and buffers"
-            return Difference(where, "is another tensor", one, _REGISTER)
+            raise Difference(where, "is another tensor", one, _REGISTER)
         if mine.is_meta:
-            return None
+            return
         if not (has_values(mine) and has_values(theirs)):
-            return Difference(
-                where, "is another tensor", "is a tensor whose values are not known here", _REGISTER
-            )
+            one = "is a tensor whose values are not known here"
+            raise Difference(where, "is another tensor", one, _REGISTER)
         with values_at_hand():
             if mine.layout == theirs.layout and _same_bits(mine, theirs):
-                return None
+                return
             one, other = (f"is {_shown(tensor)}" for tensor in (mine, theirs))
         if one == other:
-            one, other = "has other values", "is a tensor"
-            return Difference(where, one, other, _REGISTER)
-        return Difference(where, other, one, _REGISTER)
+            one, other = "is a tensor", "has other values"
+        raise Difference(where, other, one, _REGISTER)
 
-    def _of_objects(self, where: str, mine: Any, theirs: Any) -> Difference | None:
+    def _check_objects(self, where: str, mine: Any, theirs: Any) -> None:
         """By the ``__eq__`` of their class, or else by their attributes, if that is all of them."""
         if type(mine).__eq__ is not object.__eq__:
             alike = _asked(mine, theirs)
             if alike:
-                return None
+                return
             # the __eq__ of a dataclass knows no more than its fields do, which say where
-            if alike is False and not dataclasses.is_dataclass(mine):
-                return _unless(False, where, mine, theirs)
+            _check(alike is None or dataclasses.is_dataclass(mine), where, mine, theirs)
         state, other = _state(mine), _state(theirs)
         if state is None or other is None:
             kind = f"is {_shown(mine)}"
-            return Difference(where, "is another, which cannot be shown to be equal", kind, _SHARE)
-        return self._of_parts(where, mine, theirs, _of_mappings(state, other, ".{}"))
+            raise Difference(where, "is another, which cannot be shown to be equal", kind, _SHARE)
+        self._check_parts(where, mine, theirs, _of_mappings(state, other, ".{}"))
 
 
-def _unless(alike: Any, where: str, mine: Any, theirs: Any) -> Difference | None:
+def _check(alike: bool, where: str, mine: Any, theirs: Any) -> None:
     if alike:
-        return None
+        return
     one, other = f"is {_shown(mine)}", f"is {_shown(theirs)}"
     if one == other:
-        return Difference(where, "is another one", one, _SHARE)
-    return Difference(where, other, one)
+        raise Difference(where, "is another one", one, _SHARE)
+    raise Difference(where, other, one)
 
 
 def _shown(value: Any) -> str:
@@ -158,8 +146,12 @@ def _same_bits(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     return floating and bool(torch.allclose(mine, theirs, rtol=0, atol=0, equal_nan=True))
 
 
-def _parts(mine: Any, theirs: Any) -> list[tuple[str, Any, Any]] | bool | None:
-    """What the values consist of, side by side; False if that differs; None for other objects."""
+#: what two values consist of, side by side; False if that differs
+Parts = list[tuple[str, Any, Any]] | Literal[False]
+
+
+def _parts(mine: Any, theirs: Any) -> Parts | None:
+    """None for other objects."""
     if isinstance(mine, (list, tuple, deque)):
         if len(mine) != len(theirs):
             return False
@@ -168,9 +160,7 @@ def _parts(mine: Any, theirs: Any) -> list[tuple[str, Any, Any]] | bool | None:
     if isinstance(mine, (dict, types.MappingProxyType)):
         one, other = (getattr(value, "default_factory", None) for value in (mine, theirs))
         entries = _of_mappings(mine, theirs, "[{!r}]")
-        if isinstance(entries, bool):
-            return entries
-        return [("", one, other), *entries, *_of_subclass(mine, theirs)]
+        return entries is not False and [("", one, other), *entries, *_of_subclass(mine, theirs)]
     if isinstance(mine, types.FunctionType):
         return _of_functions(mine, theirs)
     if isinstance(mine, types.MethodType):
@@ -185,20 +175,14 @@ def _parts(mine: Any, theirs: Any) -> list[tuple[str, Any, Any]] | bool | None:
         if isinstance(mine, types.BuiltinFunctionType) and owner is not None:
             same = mine.__name__ == theirs.__name__
             return same and [(".__self__", owner, theirs.__self__)]
-        return mine == theirs
-    if type(mine).__module__ == "numpy" and hasattr(mine, "tobytes") and not _holds_objects(mine):
+        return [] if mine == theirs else False
+    if type(mine).__module__ == "numpy" and hasattr(mine, "tobytes") and not mine.dtype.hasobject:
         same = (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
-        return same and mine.tobytes() == theirs.tobytes()
+        return [] if same and mine.tobytes() == theirs.tobytes() else False
     return None
 
 
-def _holds_objects(array: Any) -> bool:
-    return bool(array.dtype.hasobject)
-
-
-def _of_functions(
-    mine: types.FunctionType, theirs: types.FunctionType
-) -> list[tuple[str, Any, Any]] | bool:
+def _of_functions(mine: types.FunctionType, theirs: types.FunctionType) -> Parts:
     """Made by one line of code, with the same in their closures and defaults."""
     if mine.__code__ is not theirs.__code__ or mine.__globals__ is not theirs.__globals__:
         return False
@@ -218,9 +202,7 @@ def _content(cell: Any) -> Any:
         return types.CellType
 
 
-def _of_mappings(
-    mine: Mapping[Any, Any], theirs: Mapping[Any, Any], name: str
-) -> list[tuple[str, Any, Any]] | bool:
+def _of_mappings(mine: Mapping[Any, Any], theirs: Mapping[Any, Any], name: str) -> Parts:
     """In one order, too: a loop over them may depend on it."""
     if list(mine) != list(theirs):
         return False

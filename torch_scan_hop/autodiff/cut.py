@@ -16,10 +16,9 @@ are never redrawn.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -28,6 +27,7 @@ from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
 from torch_scan_hop.body.node_kinds import is_random, is_tensor_node, is_view, same_value
+from torch_scan_hop.rewrites.classify import ancestors
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class _Rules:
         #: what depends on a cotangent: the backward's own work
         self.of_cotangents = _reached_from(joint, joint.cotangents())
         self.varying = _reached_from(joint, [*roles.carry, *roles.xs], random=True)
-        self.of_forward = ancestors_of(outputs.flat())
+        self.of_forward = ancestors(outputs.flat())
         self.readable: set[fx.Node] | None = None
         if saved is not None:
             held = [outputs.ys[k] for k in sorted(saved)]
@@ -209,15 +209,3 @@ def _reached_from(
         if any(a in reached for a in node.all_input_nodes) or (random and is_random(node)):
             reached.add(node)
     return reached
-
-
-def ancestors_of(values: Sequence[Any]) -> set[fx.Node]:
-    """The nodes among ``values``, and what they are computed from."""
-    seen: set[fx.Node] = set()
-    pending = [v for v in values if isinstance(v, fx.Node)]
-    while pending:
-        node = pending.pop()
-        if node not in seen:
-            seen.add(node)
-            pending.extend(node.all_input_nodes)
-    return seen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -65,7 +64,9 @@ class Derivative:
         return [body for p in self._partitions() for body in (p.forward, p.backward)]
 
     def _slots(self) -> list[Handover]:
-        return [slot for partition in self._partitions() for slot in _saved_slots(partition)]
+        partitions = self._partitions()
+        handed = ((p, h) for p in partitions for h in (*p.per_step, *p.invariant))
+        return [slot for partition, handover in handed for slot in partition.slots(handover)]
 
 
 @dataclass(frozen=True)
@@ -143,16 +144,3 @@ def all_inputs(signature: Signature) -> list[Handover]:
         Source.ADDITIONAL: signature.n_additional,
     }
     return [Handover(source, k) for source, size in sizes.items() for k in range(size)]
-
-
-def _saved_slots(partition: Partition) -> Sequence[Handover]:
-    slots = []
-    for handover in (*partition.per_step, *partition.invariant):
-        if handover.source is Source.CARRY_IN:
-            index, shifted = partition.carry_stack[handover.index]
-            slots.append(Handover(Source.Y, index))
-            if shifted:
-                slots.append(handover)
-        elif handover.source is not Source.SIZE:
-            slots.append(handover)
-    return slots

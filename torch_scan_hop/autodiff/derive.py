@@ -100,7 +100,7 @@ def _derive(
     signature = examples.signature
     flow = gradient_flow(body, examples, wanted, mode)
     try:
-        first = _partition(body, signature, examples, flow, mode, checkpoint)
+        first = partition_at(body, signature, examples, flow, mode, checkpoint)
     except RuntimeError as error:
         if not is_backward(body) or not _NOT_IMPLEMENTED.search(str(error)):
             raise
@@ -114,7 +114,7 @@ def _derive(
     return _closed_under_differentiation(first, signature, examples, wanted, flow, mode)
 
 
-def _partition(
+def partition_at(
     body: Body,
     signature: Signature,
     examples: Inputs[Any],
@@ -123,6 +123,7 @@ def _partition(
     checkpoint: Any,
     saved: frozenset[int] | None = None,
 ) -> Partition:
+    """Of a step on these examples."""
     with torch.no_grad():
         outputs = run_fake(body, examples.flat(), mode)
     like = [contiguous_like(mode, o) for o in outputs]
@@ -134,9 +135,9 @@ def _partition(
 
 
 def _stacks_read(partition: Partition) -> frozenset[int]:
-    """Return the positions of the forward's ys that the backward reads."""
-    read = {h.index for h in partition.per_step if h.source is Source.Y}
-    return frozenset(read | {index for index, _ in partition.carry_stack.values()})
+    """Which of the forward's ys the backward reads."""
+    slots = (slot for h in partition.per_step for slot in partition.slots(h))
+    return frozenset(slot.index for slot in slots if slot.source is Source.Y)
 
 
 def _closed_under_differentiation(
@@ -155,7 +156,7 @@ def _closed_under_differentiation(
     forward, saved = first.forward, _stacks_read(first)
     for _ in range(3):
         second_flow = gradient_flow(forward, examples, wanted, mode)
-        second = _partition(forward, signature, examples, second_flow, mode, None, saved)
+        second = partition_at(forward, signature, examples, second_flow, mode, None, saved)
         forward, saved = second.forward, saved | _stacks_read(second)
         if second.n_residuals == 0:
             break

@@ -6,9 +6,8 @@ does (as in every RNN whose initial state is zeros). That takes at most ``1 + n_
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.operators import past_module_hooks
+from torch_scan_hop._torch.replaced import replaced
 from torch_scan_hop._torch.tracing import run_fake
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
 from torch_scan_hop.body.cache import autocast_state, metadata, remember
@@ -67,22 +67,16 @@ def _require(value: Any, flag: bool) -> Any:
     return value.detach().requires_grad_() if flag else value
 
 
-_state = threading.local()
+class _State(threading.local):
+    asks_for_flags_only = False
+
+
+_state = _State()
 
 
 def asks_for_flags_only() -> bool:
-    """Return True if the caller wants to know only which results require gradients."""
-    return getattr(_state, "asks_for_flags_only", False)
-
-
-@contextlib.contextmanager
-def _asking_for_flags_only() -> Iterator[None]:
-    before = asks_for_flags_only()
-    _state.asks_for_flags_only = True
-    try:
-        yield
-    finally:
-        _state.asks_for_flags_only = before
+    """Whether what runs is asked which of its results require gradients, and nothing else."""
+    return _state.asks_for_flags_only
 
 
 def gradient_flow(
@@ -115,7 +109,7 @@ def _gradient_flow(
             with torch.enable_grad():
                 return step(*(_require(v, f) for v, f in zip(flat, flags, strict=True)))
 
-        with _asking_for_flags_only():
+        with replaced(_state, asks_for_flags_only=True):
             return [needs_grad(out) for out in run_fake(run, examples.flat(), mode)]
 
     n_carry = len(examples.carry)

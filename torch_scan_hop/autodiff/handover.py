@@ -59,3 +59,12 @@ class Partition:
     carry_stack: dict[int, tuple[int, bool]]
     accumulated: tuple[int, ...]
     x_gradients: tuple[int, ...]
+
+    def slots(self, handover: Handover) -> list[Handover]:
+        """What is saved for it: of a carry its stack, and init if that is shifted by a step."""
+        if handover.source is Source.SIZE:
+            return []
+        if handover.source is not Source.CARRY_IN:
+            return [handover]
+        index, shifted = self.carry_stack[handover.index]
+        return [Handover(Source.Y, index), *([handover] if shifted else [])]

@@ -20,13 +20,14 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import as_traced
-from torch_scan_hop.autodiff.cut import Cut, ancestors_of, decide
+from torch_scan_hop.autodiff.cut import Cut, decide
 from torch_scan_hop.autodiff.derivative import as_backward
 from torch_scan_hop.autodiff.handover import Handover, Partition
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy
 from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.body.trim_scans import trim_scans
+from torch_scan_hop.rewrites.parts import extract
 
 aten = torch.ops.aten
 
@@ -48,23 +49,13 @@ def partition_of(
         accumulated=builder.accumulated,
         x_gradients=builder.x_gradients,
     )
-    if legality.check_after_each is not None:
-        legality.check_after_each.partition("partition", joint, partition)
+    legality.check("partition", "partition", joint, partition)
     return partition
 
 
 def _forward_module(joint: JointGraph, residuals: Sequence[fx.Node]) -> fx.GraphModule:
-    graph = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
     results = [*joint.outputs(), *residuals]
-    wanted = ancestors_of(results)
-    primals = set(joint.primals())
-    for node in joint.module.graph.nodes:
-        if node in primals or (node in wanted and node.op != "placeholder"):
-            env[node] = graph.node_copy(node, lambda n: env[n])
-    graph.output(tuple(env[r] if isinstance(r, fx.Node) else r for r in results))
-    graph.lint()
-    module = fx.GraphModule(joint.module, graph, "ScanForward")
+    module = extract(joint.module, joint.primals(), results, "ScanForward")
     trim_scans(module)
     return as_traced(module)
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
+from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.meta_values import call_recorded
-from torch_scan_hop.body.node_kinds import is_view
+from torch_scan_hop.body.node_kinds import is_alike, is_view
 
 aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ def add_to_slices(graph: fx.Graph) -> None:
 
 def _rewrite_additions(graph: fx.Graph, total_of: Callable[[Any, Any], fx.Node | None]) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
-        if node.kwargs or not all(_is_like(node, operand) for operand in node.args):
+        if node.kwargs or not all(is_alike(operand, node) for operand in node.args):
             continue
         if not is_large(node.meta["val"]):
             continue
@@ -61,14 +61,6 @@ def _rewrite_additions(graph: fx.Graph, total_of: Callable[[Any, Any], fx.Node |
 def is_large(value: torch.Tensor) -> bool:
     """Return True if copying ``value`` takes longer than one or two calls that avoid the copy."""
     return likely_value(value.numel()) * value.element_size() >= LARGE_BYTES
-
-
-def _is_like(node: fx.Node, operand: Any) -> bool:
-    value = operand.meta.get("val") if isinstance(operand, fx.Node) else None
-    if not isinstance(value, torch.Tensor):
-        return False
-    like = node.meta["val"]
-    return value.dtype == like.dtype and are_all_known_equal(value.shape, like.shape)
 
 
 def _is_zero(node: Any) -> bool:

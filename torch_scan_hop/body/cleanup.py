@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,9 +13,10 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import FakeTensor, is_lazy, plain_fake
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
-from torch_scan_hop.body.meta_values import replace_by_source
+from torch_scan_hop.body.meta_values import call_recorded, replace_by_source
 from torch_scan_hop.body.node_kinds import is_identity
 from torch_scan_hop.body.strided import index_strided_scatters, own_strided_memory
+from torch_scan_hop.signature import Inputs
 
 aten = torch.ops.aten
 
@@ -51,11 +54,9 @@ def drop_copies(graph: fx.Graph) -> None:
         value = node.args[1]
         with graph.inserting_before(node):
             if new.dtype != old.dtype:
-                value = graph.call_function(aten._to_copy.default, (value,), {"dtype": old.dtype})
-                value.meta["val"] = new.to(old.dtype)
+                value = call_recorded(aten._to_copy.default, value, dtype=old.dtype)
             if not same_shape:
-                value = graph.call_function(aten.expand.default, (value, list(old.shape)))
-                value.meta["val"] = new.expand(old.shape)
+                value = call_recorded(aten.expand.default, value, list(old.shape))
         replace_by_source(node, value)
         graph.erase_node(node)
 
@@ -130,6 +131,37 @@ def clean_up(module: fx.GraphModule) -> None:
     module.graph.eliminate_dead_code()
     module.recompile()
     legality.checked("clean_up", module, any_layout=True)
+
+
+def attributes_as_inputs(
+    body: fx.GraphModule,
+    inputs: Inputs[Any],
+    is_lifted: Callable[[torch.Tensor], bool] = lambda value: True,
+) -> Inputs[Any]:
+    """``inputs``, and tensors that ``body`` holds as attributes: it takes them from now on.
+
+    A saved program has none of them in it; on XLA their data change between two calls.
+    """
+    graph = body.graph
+    last = graph.find_nodes(op="placeholder")[-1]
+    lifted: dict[str, fx.Node] = {}
+    values: list[torch.Tensor] = []
+    for node in graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        value = getattr(body, name, None)
+        if not isinstance(value, torch.Tensor) or not is_lifted(value):
+            continue
+        if name not in lifted:
+            with graph.inserting_after(last):
+                last = lifted[name] = graph.placeholder(name.strip("_"))
+            last.meta.update(node.meta)
+            values.append(value)
+        node.replace_all_uses_with(lifted[name])
+        graph.erase_node(node)
+    for name in lifted:
+        delattr(body, name)
+    body.recompile()
+    return dataclasses.replace(inputs, additional=[*inputs.additional, *values])
 
 
 def copy_of(module: fx.GraphModule) -> fx.GraphModule:

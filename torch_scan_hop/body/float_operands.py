@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.fakes import fake_mode_of
+from torch_scan_hop.body.meta_values import call_recorded, value_of_call
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.signature import Inputs
@@ -130,7 +131,7 @@ def _read_as_tensor(number: fx.Node, origins: dict[fx.Node, set[fx.Node]]) -> No
         for size in filter(_is_number, number.all_input_nodes):
             number.replace_input_with(size, _tensor_of(size, number))
         number.target = _ARITHMETIC[number.target]
-        number.meta["val"] = _value_of(number)
+        number.meta["val"] = value_of_call(number)
     for user in [n for n in number.users if n not in origins]:
         if user.target == aten.full.default:
             _multiply_after(user, number)
@@ -146,11 +147,7 @@ def _read_as_tensor(number: fx.Node, origins: dict[fx.Node, set[fx.Node]]) -> No
 def _tensor_of(size: fx.Node, before: fx.Node) -> fx.Node:
     """A number that the body computes of sizes."""
     with before.graph.inserting_before(before):
-        made = before.graph.call_function(
-            aten.scalar_tensor.default, (size,), {"dtype": torch.float64}
-        )
-    made.meta["val"] = _value_of(made)
-    return made
+        return call_recorded(aten.scalar_tensor.default, size, dtype=torch.float64)
 
 
 def _use_form_for_tensors(user: fx.Node, number: fx.Node) -> None:
@@ -160,8 +157,7 @@ def _use_form_for_tensors(user: fx.Node, number: fx.Node) -> None:
     if dtype == torch.bool:
         dtype = torch.result_type(others[0].meta["val"], 1.0)
     with user.graph.inserting_before(user):
-        converted = user.graph.call_function(convert, (number, _computed_in(dtype)))
-    converted.meta["val"] = _value_of(converted)
+        converted = call_recorded(convert, number, _computed_in(dtype))
     user.replace_input_with(number, converted)
     if user.target == aten.masked_fill.Scalar:
         user.target = aten.where.self
@@ -169,7 +165,7 @@ def _use_form_for_tensors(user: fx.Node, number: fx.Node) -> None:
         user.args = (mask, value, x)
     else:
         user.target = _FORM[user.target]
-    user.meta["val"] = _value_of(user)
+    user.meta["val"] = value_of_call(user)
     if user.meta["val"].dtype != expected.dtype:
         _convert_after(user, expected)
 
@@ -190,11 +186,10 @@ def _multiply_after(full: fx.Node, number: fx.Node) -> None:
     graph, expected = full.graph, full.meta["val"]
     full.args = (full.args[0], 1.0)
     with graph.inserting_after(full):
-        converted = graph.call_function(convert, (number, expected.dtype))
+        converted = call_recorded(convert, number, expected.dtype)
     with graph.inserting_after(converted):
         product = graph.call_function(aten.mul.Tensor, (full, converted))
     full.replace_all_uses_with(product, delete_user_cb=lambda n: n is not product)
-    converted.meta["val"] = _value_of(converted)
     product.meta = {**full.meta, "val": expected}
 
 
@@ -209,8 +204,3 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype to which an operator with results of ``dtype`` converts a Python float."""
     real = dtype.to_real() if dtype.is_complex else dtype
     return torch.float32 if real in (torch.float16, torch.bfloat16) else real
-
-
-def _value_of(node: fx.Node) -> Any:
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
-    return node.target(*args, **kwargs)  # type: ignore[operator]

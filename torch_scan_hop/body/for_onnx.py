@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop.body.meta_values import call_recorded
 from torch_scan_hop.op import ScanOptions
 from torch_scan_hop.signature import Inputs, output_node
 
@@ -29,6 +30,4 @@ def fit_for_onnx(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions
 
 
 def _copied(value: fx.Node) -> fx.Node:
-    copy = value.graph.call_function(torch.ops.aten.clone.default, (value,))
-    copy.meta["val"] = value.meta["val"].clone()
-    return copy
+    return call_recorded(torch.ops.aten.clone.default, value)

@@ -22,6 +22,11 @@ from torch_scan_hop._torch.tracing import replaying, unwrap_functional
 from torch_scan_hop.signature import results_of
 
 
+def value_of(argument: Any) -> Any:
+    """Of a node, what is recorded; else the argument."""
+    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
+
+
 def replace_by_source(node: fx.Node, source: fx.Node) -> None:
     """Let all readers of ``node``, a copy of ``source``, read ``source``."""
     readers = list(node.users)
@@ -71,9 +76,14 @@ def run_node(node: fx.Node) -> Any:
 def call_recorded(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """Insert a node at the graph's point of insertion, with a record of its value."""
     node: fx.Node = args[0].graph.call_function(target, args, kwargs)
-    values = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
-    node.meta["val"] = target(*values[0], **values[1])
+    node.meta["val"] = value_of_call(node)
     return node
+
+
+def value_of_call(node: fx.Node) -> Any:
+    """As :func:`run_node`, where a trace is under way."""
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
+    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def recorded_arguments(node: fx.Node) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
+from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.stop_gradient import is_stop
 
 aten = torch.ops.aten
@@ -19,6 +20,14 @@ _IDENTITIES = {aten.alias.default, aten.lift_fresh_copy.default}
 
 def is_tensor_node(value: Any) -> bool:
     return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
+
+
+def is_alike(value: Any, like: fx.Node) -> bool:
+    """Whether ``value`` is a tensor of the dtype and shape of ``like``, as far as is known."""
+    if not is_tensor_node(value) or not is_tensor_node(like):
+        return False
+    own, other = value.meta["val"], like.meta["val"]
+    return own.dtype is other.dtype and are_all_known_equal(own.shape, other.shape)
 
 
 def is_identity(node: fx.Node) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -56,24 +55,12 @@ class CudaGraphs:
         generator.graphsafe_set_state(generator.clone_state())
 
 
-_served: dict[str, Graphs] = {"cuda": CudaGraphs()}
+SERVED: dict[str, Graphs] = {"cuda": CudaGraphs()}
 
 
 def graphs_for(device: torch.device) -> Graphs | None:
-    return _served[device.type] if is_served(device) else None
+    return SERVED[device.type] if is_served(device) else None
 
 
 def is_served(device: torch.device) -> bool:
-    return device.type in _served and why_off("cuda_graphs") is None
-
-
-@contextlib.contextmanager
-def serving(device_type: str, graphs: Graphs) -> Iterator[None]:
-    """Let ``graphs`` capture loops on devices of that type. It is for tests."""
-    before = _served.copy()
-    _served[device_type] = graphs
-    try:
-        yield
-    finally:
-        _served.clear()
-        _served.update(before)
+    return device.type in SERVED and why_off("cuda_graphs") is None

@@ -29,7 +29,12 @@ from torch_scan_hop._torch.tracing import (
     needs_no_trace,
     trace,
 )
-from torch_scan_hop.body.cleanup import copy_of, drop_lazy_values, own_strided_memory
+from torch_scan_hop.body.cleanup import (
+    attributes_as_inputs,
+    copy_of,
+    drop_lazy_values,
+    own_strided_memory,
+)
 from torch_scan_hop.body.float_operands import floats_as_tensors
 from torch_scan_hop.body.for_export import as_it_was, fit_for_readers, remember_policy
 from torch_scan_hop.body.for_onnx import fit_for_onnx
@@ -112,36 +117,6 @@ def _body_of_this_trace(
     return body
 
 
-def _constants_as_inputs(body: fx.GraphModule, inputs: Inputs[Any]) -> Inputs[Any]:
-    """Return the inputs, and the tensors that ``body`` holds as attributes.
-
-    A saved program has no tensors in a body.
-    """
-    constants = [n for n in body.graph.find_nodes(op="get_attr") if _is_tensor(body, n)]
-    if not constants:
-        return inputs
-    last = body.graph.find_nodes(op="placeholder")[-1]
-    lifted: dict[str, fx.Node] = {}
-    values: list[torch.Tensor] = []
-    for node in constants:
-        name = str(node.target)
-        if name not in lifted:
-            with body.graph.inserting_after(last):
-                last = lifted[name] = body.graph.placeholder(name.strip("_"))
-            last.meta.update(node.meta)
-            values.append(getattr(body, name))
-        node.replace_all_uses_with(lifted[name])
-        body.graph.erase_node(node)
-    for name in lifted:
-        delattr(body, name)
-    body.recompile()
-    return dataclasses.replace(inputs, additional=[*inputs.additional, *values])
-
-
-def _is_tensor(body: fx.GraphModule, node: fx.Node) -> bool:
-    return isinstance(getattr(body, str(node.target), None), torch.Tensor)
-
-
 def _as_tensor(mode: ProxyTorchDispatchMode, inputs: Inputs[Any], number: Any) -> torch.Tensor:
     """Write ``number`` as a tensor in the form that torch's pass for floats can compute.
 
@@ -194,7 +169,7 @@ def proxy(
             drop_stops(body)
         inputs = _without_unread(body, inputs)
         if mode.pre_dispatch:
-            inputs = _constants_as_inputs(body, inputs)
+            inputs = attributes_as_inputs(body, inputs)
         else:
             write_out_alpha(body.graph)
             inputs = floats_as_tensors(body, inputs, functools.partial(_as_tensor, mode, inputs))

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop.body.meta_values import value_of
+
 aten = torch.ops.aten
 
 # bindings that parse their arguments in C++, and take out=
@@ -61,10 +63,6 @@ def binding(target: Any) -> Callable[..., Any]:
         return fast
     # past OpOverload.__call__, which is Python
     return getattr(target, "_op", target)
-
-
-def value_of(node: fx.Node) -> torch.Tensor:
-    return node.meta["val"]
 
 
 def can_write_to(node: fx.Node, like: torch.Tensor) -> bool:

@@ -15,9 +15,8 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.linalg_checks import linalg_check, raise_if_failed
-from torch_scan_hop.body.meta_values import run_node, same_strides
+from torch_scan_hop.body.meta_values import run_node, same_strides, value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node
-from torch_scan_hop.eager.calls import value_of
 
 aten = torch.ops.aten
 

@@ -10,10 +10,10 @@ import torch
 from torch import fx
 
 from torch_scan_hop import progress_bar
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.cuda_graphs.capturable import why_not_captured
 from torch_scan_hop.cuda_graphs.devices import is_served
 from torch_scan_hop.cuda_graphs.graphed import GraphedLoop
-from torch_scan_hop.eager.calls import value_of
 from torch_scan_hop.eager.fuse import fused
 from torch_scan_hop.eager.writer import LoopWriter
 from torch_scan_hop.huge_pages import empty_stack

@@ -29,8 +29,9 @@ import torch
 from torch import fx
 
 from torch_scan_hop.body.cache import SYMBOLS
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
-from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, binding, can_write_to, value_of
+from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, binding, can_write_to
 from torch_scan_hop.eager.in_place import calls_in_place
 from torch_scan_hop.signature import Signature
 

@@ -97,10 +97,8 @@ def _signature(site: Site) -> list[Leaf]:
 
 
 def _ys(site: Site) -> list[Any]:
-    """Return the ys of one step, as fakes."""
-    (output,) = site.body.graph.find_nodes(op="output")
-    results = list(output.args[0])[len(site.operands.carry) :]
-    return [recorded(y) for y in results]
+    """One step's, as fakes."""
+    return list(map(recorded, site.operands.signature.outputs_of(site.body).ys))
 
 
 def _leaf(role: str, path: str, value: Any, owner: Any) -> Leaf:

@@ -50,8 +50,7 @@ def forward_site(site: Site, derivative: Derivative) -> Site:
 
 
 def _stacks(derivative: Derivative) -> list[fx.Node]:
-    (output,) = derivative.first.forward.graph.find_nodes(op="output")
-    return list(output.args[0])[derivative.signature.n_carry :]  # type: ignore[arg-type]
+    return derivative.signature.outputs_of(derivative.first.forward).ys
 
 
 # --- the backward ---
@@ -117,9 +116,7 @@ def _kept_name(site: Site, derivative: Derivative, k: int) -> str:
 def shifted_bytes(derivative: Derivative) -> int:
     """Return bytes per step of carries that the backward reads from a stack of later ones."""
     partition = derivative.first
-    carries = derivative.signature.split_inputs(
-        partition.forward.graph.find_nodes(op="placeholder")
-    ).carry
+    carries = derivative.signature.inputs_of(partition.forward).carry
     shifted = [k for k, (_, is_shifted) in partition.carry_stack.items() if is_shifted]
     return sum(nbytes_of(recorded(carries[k])) for k in shifted)
 
@@ -158,11 +155,7 @@ def _readers(partition: Partition) -> dict[Handover, str]:
     found: dict[Handover, list[str]] = {}
     received = placeholders[len(placeholders) - len(handovers) :]
     for handover, node in zip(handovers, received, strict=True):
-        slots = [handover]
-        if handover.source is Source.CARRY_IN:
-            index, shifted = partition.carry_stack[handover.index]
-            slots = [Handover(Source.Y, index), *([handover] if shifted else [])]
-        for slot in slots:
+        for slot in partition.slots(handover):
             found.setdefault(slot, []).extend(operator_name(u) for u in node.users)
     return {slot: ", ".join(dict.fromkeys(names)) for slot, names in found.items()}
 
@@ -176,9 +169,7 @@ _THERE_ANYWAY = {
 
 
 def _residual(site: Site, derivative: Derivative, slot: Handover, readers: str) -> Residual:
-    roles = derivative.signature.split_inputs(
-        derivative.first.forward.graph.find_nodes(op="placeholder")
-    )
+    roles = derivative.signature.inputs_of(derivative.first.forward)
     of_source = {
         Source.CARRY_IN: roles.carry,
         Source.X: roles.xs,

@@ -26,6 +26,7 @@ from torch_scan_hop.body.added_parts import is_large
 from torch_scan_hop.body.node_kinds import is_view, viewed
 from torch_scan_hop.body.partial_writes import PART_OF, WRITE_OF, writes_in_place
 from torch_scan_hop.op import scan_op
+from torch_scan_hop.rewrites.accumulate import added_term
 from torch_scan_hop.signature import Inputs, results_of
 
 aten = torch.ops.aten
@@ -122,23 +123,9 @@ def added_to(
     return [
         k
         for k, (before, after) in enumerate(pairs)
-        if _is_added_to(before, after) and results.count(after) == 1
-        if any(is_product(viewed(term)) for term in after.all_input_nodes)
+        if (term := added_term(before, after)) is not None and results.count(after) == 1
+        if is_product(viewed(term))
     ]
-
-
-def _is_added_to(before: fx.Node, after: fx.Node) -> bool:
-    """Return True if ``after`` is ``before`` plus a term, and nothing else reads ``before``.
-
-    Both must have its shape and dtype, so that each element is read where it is written.
-    """
-    if after.target is not aten.add.Tensor or [*before.users] != [after] or len(after.users) != 1:
-        return False
-    like, terms = after.meta["val"], [term.meta["val"] for term in after.all_input_nodes]
-    return len(terms) == 2 and all(
-        isinstance(term, torch.Tensor) and term.shape == like.shape and term.dtype == like.dtype
-        for term in terms
-    )
 
 
 def partly_written(body: fx.GraphModule, examples: StepExamples) -> dict[int, list[fx.Node]]:

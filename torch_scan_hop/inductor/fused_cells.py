@@ -11,7 +11,6 @@ it is.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor, fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_passes import trace_decomposed
+from torch_scan_hop.inductor.rewriter import inline
 
 aten = torch.ops.aten
 
@@ -107,14 +107,14 @@ def write_fused_cells(body: fx.GraphModule) -> None:
     """Write each such operator of ``body`` in parts."""
     found = [n for n in body.graph.nodes if n.target in PARTS]
     for node in found:
-        _write(node)
+        _write(body, node)
     if found:
         body.graph.eliminate_dead_code()
         body.recompile()
         legality.checked("write_fused_cells", body)
 
 
-def _write(node: fx.Node) -> None:
+def _write(body: fx.GraphModule, node: fx.Node) -> None:
     given = node.all_input_nodes
 
     def run(*values: Any) -> Any:
@@ -122,17 +122,4 @@ def _write(node: fx.Node) -> None:
         return PARTS[node.target](*fx.map_arg(node.args, lambda n: known[n]))
 
     traced = trace_decomposed(run, [n.meta["val"] for n in given])
-    graph = node.graph
-    env: dict[fx.Node, Any] = dict(
-        zip(traced.graph.find_nodes(op="placeholder"), given, strict=True)
-    )
-    with graph.inserting_before(node):
-        for part in traced.graph.nodes:
-            if part.op == "call_function":
-                env[part] = graph.node_copy(part, lambda n: env[n])
-    (output,) = traced.graph.find_nodes(op="output")
-    for user in list(node.users):
-        assert user.target is operator.getitem
-        user.replace_all_uses_with(env[output.args[0][user.args[1]]])
-        graph.erase_node(user)
-    graph.erase_node(node)
+    inline(body, node, traced, given)

@@ -29,6 +29,7 @@ from torch_scan_hop._torch.inductor import (
 from torch_scan_hop._torch.inductor_passes import decompose_mutating_operators
 from torch_scan_hop._torch.inductor_values import is_unrealized, shifted_by_one
 from torch_scan_hop.body.carries_in import is_in_graph
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.inductor import watch
 from torch_scan_hop.inductor.body import StepExamples, added_to, destination_passing, partly_written
 from torch_scan_hop.inductor.joined_parts import positions_of_joined
@@ -39,10 +40,6 @@ from torch_scan_hop.inductor.replayed import why_not_replayed, within_a_graph
 from torch_scan_hop.signature import Inputs
 
 aten = torch.ops.aten
-
-
-def _value(argument: Any) -> Any:
-    return argument.meta["val"] if isinstance(argument, torch.fx.Node) else argument
 
 
 def _is_zeros(argument: Any) -> bool:
@@ -93,7 +90,7 @@ def lower_to_loop_or_kernel(
     """
     given: Inputs[Any] = Inputs(*current_node().args[1:4])  # type: ignore[arg-type]
     results = current_node().meta["val"]
-    examples = _examples(given.map(_value), results[len(init) :])
+    examples = _examples(given.map(value_of), results[len(init) :])
     likes = examples.inputs.flat()
     values = [*init, *xs, *additional_inputs]
     # the carries into steps of another scan: a kernel computes them where it reads them

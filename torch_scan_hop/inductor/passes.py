@@ -34,8 +34,7 @@ def prepare_scans(gm: fx.GraphModule) -> None:
     _write_out(gm)
     replace_large_products(gm, theirs)
     mark_joined_parts(gm)
-    if legality.check_after_each is not None:
-        legality.check_after_each.bodies("prepare_scans", gm)
+    legality.check("bodies", "prepare_scans", gm)
 
 
 def _scans_of(gm: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
@@ -46,8 +45,7 @@ def _scans_of(gm: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
 
 
 def _write_plans(gm: fx.GraphModule) -> None:
-    if legality.check_after_each is not None:
-        legality.check_after_each.functional("Inductor's passes", gm)
+    legality.check("functional", "Inductor's passes", gm)
     for node, body in _scans_of(gm):
         mark_as_checked(gm)
         write_fused_cells(body)

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Iterator
+import threading
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from torch_scan_hop._torch.inductor import is_cudagraphed, is_tensor_ir, uses_cpp_wrapper
+from torch_scan_hop._torch.replaced import replaced
 from torch_scan_hop.cuda_graphs.capturable import why_not_captured
 from torch_scan_hop.cuda_graphs.devices import is_served
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.rewrites import current_options
 
-_in_a_graph: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "torch_scan_hop_in_a_graph", default=False
-)
+
+class _State(threading.local):
+    in_a_graph = False
 
 
-@contextlib.contextmanager
-def within_a_graph(is_replayed: bool) -> Iterator[None]:
-    """Lower a step; if its loop is replayed, loops in the step get no graphs of their own."""
-    token = _in_a_graph.set(_in_a_graph.get() or is_replayed)
-    try:
-        yield
-    finally:
-        _in_a_graph.reset(token)
+_state = _State()
+
+
+def within_a_graph(is_replayed: bool) -> AbstractContextManager[None]:
+    """Around the lowering of a step: what is replayed holds no graphs of its own."""
+    return replaced(_state, in_a_graph=_state.in_a_graph or is_replayed)
 
 
 def why_not_replayed(call: ScanCall) -> str:
@@ -38,7 +36,7 @@ def why_not_replayed(call: ScanCall) -> str:
         return "the wrapper is C++"
     if is_cudagraphed():
         return "torch makes one graph of all that is compiled with it"
-    if _in_a_graph.get():
+    if _state.in_a_graph:
         return "it is in a step of a loop that is replayed"
     if not all(map(is_tensor_ir, call.operands.flat())):
         return "a number among its operands is not known when it is captured"

@@ -20,7 +20,7 @@ from torch_scan_hop.body.carries_in import (
     stacks_of,
     with_joined,
 )
-from torch_scan_hop.body.meta_values import check_results
+from torch_scan_hop.body.meta_values import check_results, value_of
 from torch_scan_hop.inductor.kernels import (
     is_on_gpu,
     may_be_one_kernel,
@@ -44,16 +44,12 @@ from torch_scan_hop.rewrites.classify import nbytes
 from torch_scan_hop.rewrites.lane_sums import LaneSums, find_lane_sums
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs, Signature, results_of
 
 log = logging.getLogger(__name__)
 
 # marks a scan that was made of a complex one, and is still to be rewritten
 PAIRS = "torch_scan_hop.pairs"
-
-
-def _value(argument: Any) -> Any:
-    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
 def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
@@ -73,7 +69,7 @@ class ScanRewriter:
         given: Inputs[Any] = Inputs(*map(list, node.args[1:]))  # type: ignore[arg-type]
         self.signature = given.signature
         self.options = ScanOptions(**node.kwargs)  # type: ignore[arg-type]
-        self.trip_count = _value(given.xs[0]).shape[0]
+        self.trip_count = value_of(given.xs[0]).shape[0]
         #: xs that are the carries into the steps of another scan: (init, reverse)
         self.shifted: dict[int, tuple[fx.Node, bool]] = {}
         for k, x in enumerate(given.xs):
@@ -85,7 +81,7 @@ class ScanRewriter:
 
     def rewrite_pairs(self) -> bool:
         """Replace a scan with complex leaves by one of their parts; False if there are none."""
-        values = [_value(a) for a in self.operands]
+        values = [value_of(a) for a in self.operands]
         roles = self.signature.split_inputs(values[: self.signature.n_inputs])
         if not needs_pairs(self.body, roles):
             return False
@@ -102,12 +98,7 @@ class ScanRewriter:
             )
             return joined_results(call_scan(step, reals, self.options), complex_results)
 
-        traced = trace_decomposed(run, values)
-        if legality.check_after_each is not None:
-            legality.check_after_each.replacement("rewrite_pairs", traced)
-        for node in traced.graph.find_nodes(op="call_function", target=scan_op):
-            node.meta[PAIRS] = True
-        self._inline(traced)
+        self._replace_by(run, "rewrite_pairs", of_scans={PAIRS: True})
         return True
 
     def rewrite(self) -> None:
@@ -143,10 +134,7 @@ class ScanRewriter:
                 return scan_of_blocks(plan, call_scan, inputs, self.options, length)
             return plan.run(call_scan, with_joined(inputs, in_graph), self.options)
 
-        traced = trace_decomposed(run, [_value(a) for a in self.operands])
-        if legality.check_after_each is not None:
-            legality.check_after_each.replacement("rewrite", traced)
-        self._inline(traced)
+        self._replace_by(run, "rewrite")
 
     def write_out(self) -> None:
         """Replace the scan by one over the entries of its tensors, if that is one kernel."""
@@ -161,17 +149,14 @@ class ScanRewriter:
                 return step.run(with_joined(self._groups(flat), in_graph))
 
             try:
-                traced = trace_decomposed(run, [_value(a) for a in self.operands])
+                self._replace_by(run, "write_out")
             except NotScalars as why:
                 log.info("%s is not written out: %s", self.node, why)
                 continue
-            if legality.check_after_each is not None:
-                legality.check_after_each.replacement("write_out", traced)
-            self._inline(traced)
             return
 
     def _is_on_gpu(self) -> bool:
-        return is_on_gpu(map(_value, self.operands))
+        return is_on_gpu(map(value_of, self.operands))
 
     def _plan(
         self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
@@ -222,19 +207,19 @@ class ScanRewriter:
     def _retrace_if_unlike(self) -> None:
         """Trace the body again if a pass of Inductor's gave an operand other strides."""
         roles = self.signature.inputs_of(self.body)
-        groups = self._groups([_value(a) for a in self.operands])
+        groups = self._groups([value_of(a) for a in self.operands])
         slices = [x.stride()[1:] for x in stacks_of(groups.xs)]
         whole = [a.stride() if isinstance(a, torch.Tensor) else None for a in groups.additional]
         pairs = [*zip([*roles.xs, *roles.additional], [*slices, *whole], strict=True)]
-        pairs += [(n, _value(n).new_empty(_value(n).shape).stride()) for n in roles.carry]
-        if all(_has_strides(_value(n), stride) for n, stride in pairs if n.users):
+        pairs += [(n, value_of(n).new_empty(value_of(n).shape).stride()) for n in roles.carry]
+        if all(_has_strides(value_of(n), stride) for n, stride in pairs if n.users):
             return
 
         def run(*flat: Any) -> Any:
             inputs = with_joined(self._groups(flat), in_graph)
             return call_scan(self.body, inputs, self.options)
 
-        self._inline(trace_decomposed(run, [_value(a) for a in self.operands]))
+        self._replace_by(run, "retrace")
 
     def _copied_bytes(self, plan: ScanPlan) -> int:
         """Return the bytes per step of carries into steps that are not read in place."""
@@ -258,39 +243,47 @@ class ScanRewriter:
             used[user.args[1]] = used[user.args[1]] or bool(user.users)  # type: ignore[index]
         return used
 
-    def _inline(self, traced: fx.GraphModule) -> None:
-        """Copy ``traced`` in front of the scan node and let its results replace the scan's."""
+    def _replace_by(self, run: Any, name: str, of_scans: dict[str, Any] | None = None) -> None:
+        """``run``, a function of the operands, in place of the scan; ``of_scans``: marks of its."""
+        traced = trace_decomposed(run, [value_of(a) for a in self.operands])
+        legality.check("replacement", name, traced)
+        for node in traced.graph.find_nodes(op="call_function", target=scan_op):
+            node.meta.update(of_scans or {})
         check_results(traced.graph, self.node.meta["val"])
-        graph = self.gm.graph
-        env: dict[fx.Node, Any] = dict(
-            zip(traced.graph.find_nodes(op="placeholder"), self.operands, strict=True)
-        )
-        results: Any = ()
-        with graph.inserting_before(self.node):
-            for node in traced.graph.nodes:
-                if node.op == "placeholder":
-                    continue
-                if node.op == "output":
-                    results = fx.map_arg(node.args[0], lambda n: env[n])
-                elif node.op == "get_attr":
-                    env[node] = self._attribute(traced, node)
-                else:
-                    env[node] = graph.node_copy(node, lambda n: env[n])
-        for user in list(self.node.users):
-            replacement = results[user.args[1]]
-            if replacement is not None:
-                user.replace_all_uses_with(replacement)
-            graph.erase_node(user)
-        graph.erase_node(self.node)
+        inline(self.gm, self.node, traced, self.operands)
 
-    def _attribute(self, traced: fx.GraphModule, node: fx.Node) -> fx.Node:
-        """Put the attribute under a name of its own in the outer module."""
-        base = f"{self.node.name}_{str(node.target).replace('.', '_')}"
-        name, k = base, 0
-        while hasattr(self.gm, name):
-            k += 1
-            name = f"{base}_{k}"
-        setattr(self.gm, name, getattr(traced, str(node.target)))
-        copy = self.gm.graph.get_attr(name)
-        copy.meta = dict(node.meta)
-        return copy
+
+def inline(
+    gm: fx.GraphModule, call: fx.Node, traced: fx.GraphModule, operands: Sequence[Any]
+) -> None:
+    """Copy ``traced`` in front of ``call``, and let its results replace those of that."""
+    graph = call.graph
+    env: dict[fx.Node, Any] = dict(
+        zip(traced.graph.find_nodes(op="placeholder"), operands, strict=True)
+    )
+    with graph.inserting_before(call):
+        for node in traced.graph.nodes:
+            if node.op == "get_attr":
+                env[node] = _attribute(gm, call, traced, node)
+            elif node.op == "call_function":
+                env[node] = graph.node_copy(node, lambda n: env[n])
+    results: Any = fx.map_arg(results_of(traced.graph), lambda n: env[n])
+    for user in list(call.users):
+        replacement = results[user.args[1]]
+        if replacement is not None:
+            user.replace_all_uses_with(replacement)
+        graph.erase_node(user)
+    graph.erase_node(call)
+
+
+def _attribute(gm: fx.GraphModule, call: fx.Node, traced: fx.GraphModule, node: fx.Node) -> fx.Node:
+    """The attribute under a name of its own in the outer module."""
+    base = f"{call.name}_{str(node.target).replace('.', '_')}"
+    name, k = base, 0
+    while hasattr(gm, name):
+        k += 1
+        name = f"{base}_{k}"
+    setattr(gm, name, getattr(traced, str(node.target)))
+    copy = gm.graph.get_attr(name)
+    copy.meta = dict(node.meta)
+    return copy

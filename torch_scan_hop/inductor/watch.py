@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+
+from torch_scan_hop._torch.replaced import replaced
 
 #: ``(call, kernel)``: the class of the kernel, None where the scan is a counted loop
 Watcher = Callable[[Any, Any], None]
 
-_watcher: contextvars.ContextVar[Watcher | None] = contextvars.ContextVar(
-    "torch_scan_hop_watcher", default=None
-)
+
+class _State(threading.local):
+    watcher: Watcher | None = None
 
 
-@contextlib.contextmanager
-def watching(watcher: Watcher) -> Iterator[None]:
-    """Have ``watcher`` told of every scan that is lowered in this context."""
-    token = _watcher.set(watcher)
-    try:
-        yield
-    finally:
-        _watcher.reset(token)
+_state = _State()
+
+
+def watching(watcher: Watcher) -> AbstractContextManager[None]:
+    """Have ``watcher`` told of every scan that is lowered in this thread."""
+    return replaced(_state, watcher=watcher)
 
 
 def tell(call: Any, kernel: Any) -> None:
-    watcher = _watcher.get()
-    if watcher is not None:
-        watcher(call, kernel)
+    if _state.watcher is not None:
+        _state.watcher(call, kernel)

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.body.node_kinds import is_tensor_node
-from torch_scan_hop.rewrites.classify import ancestors
+from torch_scan_hop.body.node_kinds import is_alike, is_tensor_node
 
 aten = torch.ops.aten
 
@@ -186,6 +185,17 @@ def _untransposed(node: fx.Node) -> fx.Node:
     return node
 
 
+def added_term(carry_in: fx.Node, carry_out: Any) -> fx.Node | None:
+    """What a step adds to a carry that it does nothing else with."""
+    is_sum = isinstance(carry_out, fx.Node) and carry_out.target is aten.add.Tensor
+    if not is_sum or carry_out.kwargs or [*carry_in.users] != [carry_out]:
+        return None
+    if len(carry_out.users) != 1:  # a running sum that is also read or returned as y
+        return None
+    term = next((a for a in carry_out.args if a is not carry_in), None)
+    return term if is_alike(term, carry_in) else None
+
+
 def find_accumulator(
     index: int, carry_in: fx.Node, carry_out: Any, is_known: Callable[[fx.Node], bool]
 ) -> Accumulator | None:
@@ -193,19 +203,8 @@ def find_accumulator(
 
     ``is_known``: whether a value is at hand after the loop, and the same for every step.
     """
-    if not isinstance(carry_out, fx.Node) or carry_out.target is not aten.add.Tensor:
-        return None
-    if carry_out.kwargs or len(carry_in.users) != 1 or carry_out not in carry_in.users:
-        return None
-    left, right = carry_out.args[:2]
-    term = right if left is carry_in else left
-    if term is carry_in or not is_tensor_node(term):
-        return None
-    assert isinstance(term, fx.Node)
-    value, like = term.meta["val"], carry_in.meta["val"]
-    if value.shape != like.shape or value.dtype != like.dtype or carry_in in ancestors([term]):
-        return None
-    if len(carry_out.users) != 1:  # a running sum that is also read or returned as y
+    term = added_term(carry_in, carry_out)
+    if term is None:
         return None
     first, maps = term, list[fx.Node]()
     while (base := argument_of_linear(term, is_known)) is not None:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -101,10 +101,10 @@ def classify(
     return found
 
 
-def ancestors(nodes: list[fx.Node], stop: set[fx.Node] | None = None) -> set[fx.Node]:
-    """Return ``nodes`` and all that they are computed from, without looking through ``stop``."""
+def ancestors(values: Iterable[Any], stop: set[fx.Node] | None = None) -> set[fx.Node]:
+    """The nodes among ``values`` and all they are computed from, not looking through ``stop``."""
     seen: set[fx.Node] = set()
-    pending = list(nodes)
+    pending = [v for v in values if isinstance(v, fx.Node)]
     while pending:
         node = pending.pop()
         if node not in seen:

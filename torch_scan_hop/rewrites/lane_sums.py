@@ -21,8 +21,8 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import are_all_known_equal
-from torch_scan_hop.body.node_kinds import is_tensor_node
-from torch_scan_hop.rewrites.accumulate import SUMS, argument_of_linear
+from torch_scan_hop.body.node_kinds import is_alike
+from torch_scan_hop.rewrites.accumulate import SUMS, added_term, argument_of_linear
 from torch_scan_hop.rewrites.classify import Dependence, ancestors, classify, is_pinned
 from torch_scan_hop.rewrites.parts import Part, unique
 from torch_scan_hop.signature import Inputs, Signature
@@ -88,7 +88,7 @@ def find_lane_sums(
     terms: dict[int, list[fx.Node]] = {}
     added: dict[int, fx.Node] = {}
     for k, (before, after) in enumerate(zip(roles.carry, outputs.carry, strict=True)):
-        term = _added_to(before, after) if results.count(after) == 1 else None
+        term = added_term(before, after) if results.count(after) == 1 else None
         if term is not None and used_outputs[k]:
             added[k] = term
             terms[k] = _terms(term, lambda n: dependence[n] is Dependence.INVARIANT)
@@ -115,28 +115,11 @@ def find_lane_sums(
     )
 
 
-def _added_to(before: fx.Node, after: Any) -> fx.Node | None:
-    """Return what a step adds to the carry ``before``, if the step does nothing else with it."""
-    is_sum = isinstance(after, fx.Node) and after.target is aten.add.Tensor and not after.kwargs
-    if not is_sum or set(before.users) != {after} or len(after.users) != 1:
-        return None
-    term = next((a for a in after.args if a is not before), None)
-    if not isinstance(term, fx.Node) or not is_tensor_node(term) or before in ancestors([term]):
-        return None
-    return term if _are_alike(term, before) else None
-
-
-def _are_alike(node: fx.Node, other: fx.Node) -> bool:
-    value, like = node.meta["val"], other.meta["val"]
-    return value.dtype is like.dtype and are_all_known_equal(value.shape, like.shape)
-
-
 def _terms(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> list[fx.Node]:
     """Return the terms in which ``node`` is linear."""
     if node.target is aten.add.Tensor and not node.kwargs:
-        summands = [a for a in node.args if isinstance(a, fx.Node) and is_tensor_node(a)]
-        if len(summands) == 2 and all(_are_alike(a, node) for a in summands):
-            return [term for a in summands for term in _terms(a, is_known)]
+        if all(is_alike(a, node) for a in node.args):
+            return [term for a in node.args for term in _terms(a, is_known)]  # type: ignore[arg-type]
     base = argument_of_linear(node, is_known)
     return [node] if base is None else _terms(base, is_known)
 

@@ -31,7 +31,7 @@ class Part:
         name: str,
     ) -> None:
         candidates = unique(inputs)
-        wanted = ancestors(list(outputs), stop=set(candidates))
+        wanted = ancestors(outputs, stop=set(candidates))
         self.inputs = [n for n in candidates if n in wanted]
         self.outputs = list(outputs)
         self.module = extract(owner, self.inputs, outputs, name)
@@ -87,7 +87,7 @@ class Part:
 
 
 def extract(
-    owner: fx.GraphModule, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str
+    owner: fx.GraphModule, inputs: Sequence[fx.Node], outputs: Sequence[Any], name: str
 ) -> fx.GraphModule:
     """A module ``(inputs) -> (outputs)`` made of nodes of ``owner``'s graph."""
     graph = fx.Graph()
@@ -95,10 +95,10 @@ def extract(
     for node in inputs:
         env[node] = graph.placeholder(node.name)
         env[node].meta = dict(node.meta)
-    wanted = ancestors(list(outputs), stop=set(inputs))
+    wanted = ancestors(outputs, stop=set(inputs))
     for node in owner.graph.nodes:
         if node in wanted and node not in env:
             env[node] = graph.node_copy(node, lambda n: env[n])
-    graph.output(tuple(env[node] for node in outputs))
+    graph.output(fx.map_arg(tuple(outputs), lambda n: env[n]))
     graph.lint()
     return fx.GraphModule(owner, graph, name)

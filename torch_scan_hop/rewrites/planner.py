@@ -171,12 +171,9 @@ class Planner:
         )
 
     def _checked_plan(self, decisions: Decisions) -> ScanPlan:
-        check = legality.check_after_each
-        if check is not None:
-            check.decisions("decisions", self.body, self.signature, decisions)
+        legality.check("decisions", "decisions", self.body, self.signature, decisions)
         plan = ScanPlan(self.body, self.signature, decisions)
-        if check is not None:
-            check.plan("plan", plan)
+        legality.check("plan", "plan", plan)
         return plan
 
     def _is_given(self, node: fx.Node) -> bool:
@@ -186,7 +183,7 @@ class Planner:
         )
 
     def _loop_nodes(self, roots: Sequence[fx.Node]) -> set[fx.Node]:
-        found = {n for n in ancestors(list(roots)) if self.dependence[n] is Dependence.LOOP}
+        found = {n for n in ancestors(roots) if self.dependence[n] is Dependence.LOOP}
         found |= {self.roles.carry[k] for k in self.loop_carry}
         # elements of a tuple live where the tuple does
         found |= {u for n in found for u in n.users if u.target is operator.getitem}
@@ -219,8 +216,8 @@ class Planner:
         return None if fits else Stays.MEMORY
 
     def _frontier(self, sunk: Sequence[fx.Node], in_loop: set[fx.Node]) -> list[fx.Node]:
-        """Return the loop's per-step values that work after it reads."""
-        seen = ancestors(list(sunk), stop=in_loop)
+        """Per-step values of the loop that work after it reads."""
+        seen = ancestors(sunk, stop=in_loop)
         return [n for n in self.body.graph.nodes if n in seen and n in in_loop]
 
     # --- before the loop ---

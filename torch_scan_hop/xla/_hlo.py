@@ -6,26 +6,13 @@ an error here and nowhere else.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import TypedDict
 
 #: Roles of the body's parameters beside carries, whose role is their index.
 SLICED = -1
 INVARIANT = -2
-
-
-class Computation(TypedDict):
-    """One computation of an HLO module."""
-
-    name: str
-    id: int
-    entry: bool
-    opcodes: dict[str, int]
-    #: ``(opcode, ids of the computations it calls)``; of a while: body, condition.
-    calls: list[tuple[str, list[int]]]
 
 
 class ExtensionNotBuiltError(ImportError):
@@ -62,37 +49,3 @@ def assemble_scan(
     """
     module: bytes = _extension().assemble_scan(body, n_carry, length, reverse, roles, name)
     return module
-
-
-def computations(module: bytes) -> list[Computation]:
-    """The computations of a serialized ``HloModuleProto``, callees before callers."""
-    found: list[Computation] = _extension().computations(module)
-    return found
-
-
-def opcode_counts(module: bytes) -> Counter[str]:
-    """Return how often each opcode occurs in the module, counting every computation once."""
-    return _count(computations(module))
-
-
-def loop_opcode_counts(module: bytes) -> Counter[str]:
-    """Return how often each opcode occurs in what the module's while loops run at every step."""
-    by_id = {computation["id"]: computation for computation in computations(module)}
-    pending = [
-        called[0] for c in by_id.values() for opcode, called in c["calls"] if opcode == "while"
-    ]
-    reached: dict[int, Computation] = {}
-    while pending:
-        identifier = pending.pop()
-        if identifier in reached or identifier not in by_id:
-            continue
-        reached[identifier] = by_id[identifier]
-        pending += [i for _, called in by_id[identifier]["calls"] for i in called]
-    return _count(list(reached.values()))
-
-
-def _count(found: list[Computation]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for computation in found:
-        total.update(computation["opcodes"])
-    return total

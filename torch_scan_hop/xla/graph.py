@@ -6,8 +6,6 @@ such a placeholder that escapes in a traceback causes a segfault later on.
 
 from __future__ import annotations
 
-import dataclasses
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +14,8 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import DATA_DEPENDENT_ERRORS, trace
-from torch_scan_hop.body.cleanup import clean_up
-from torch_scan_hop.body.meta_values import run_node
+from torch_scan_hop.body.cleanup import attributes_as_inputs, clean_up
+from torch_scan_hop.body.meta_values import call_recorded
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.op import Body
@@ -55,10 +53,10 @@ def trace_step(body: Body, inputs: Inputs[Any]) -> StepGraph:
     clean_up(module)
     drop_stops(module)
     legality.run_passes(module, [_spell_out_dropout])
-    attributes = _lift_attributes(module)
-    with_attributes = dataclasses.replace(inputs, additional=[*inputs.additional, *attributes])
+    with_attributes = attributes_as_inputs(module, inputs, lambda v: v.device.type == "xla")
+    attributes = with_attributes.additional[len(inputs.additional) :]
     signature = with_attributes.signature
-    legality.checked("_lift_attributes", module, signature, any_layout=True)
+    legality.checked("attributes_as_inputs", module, signature, any_layout=True)
     return StepGraph(module, signature, tuple(attributes))
 
 
@@ -94,49 +92,16 @@ def _spell_out_dropout(graph: fx.Graph) -> None:
         results = {user.args[1]: user for user in node.users}
         with graph.inserting_before(node):
             if train is False or p == 0:
-                mask = graph.call_function(aten.ones_like.default, (x,), {"dtype": torch.bool})
+                mask = call_recorded(aten.ones_like.default, x, dtype=torch.bool)
                 dropped = x
             else:
-                kind: dict[str, Any] = {"dtype": torch.float32}
-                uniform = graph.call_function(aten.rand_like.default, (x,), kind)
-                mask = graph.call_function(aten.ge.Scalar, (uniform, p))
-                kept = graph.call_function(aten.mul.Tensor, (x, mask))
+                uniform = call_recorded(aten.rand_like.default, x, dtype=torch.float32)
+                mask = call_recorded(aten.ge.Scalar, uniform, p)
                 scale = 0.0 if p == 1 else 1 / (1 - p)
-                dropped = graph.call_function(aten.mul.Tensor, (kept, scale))
-        _record_all_before(node)
+                kept = call_recorded(aten.mul.Tensor, x, mask)
+                dropped = call_recorded(aten.mul.Tensor, kept, scale)
         for k, value in enumerate((dropped, mask)):
             if k in results:
                 results[k].replace_all_uses_with(value)
                 graph.erase_node(results[k])
         graph.erase_node(node)
-
-
-def _record_all_before(node: fx.Node) -> None:
-    """Record the values of nodes that a rewrite has just made before ``node``."""
-    made: list[fx.Node] = []
-    while node.prev.op == "call_function" and "val" not in node.prev.meta:
-        node = node.prev
-        made.append(node)
-    for new in reversed(made):
-        new.meta["val"] = run_node(new)
-
-
-def _lift_attributes(module: fx.GraphModule) -> list[torch.Tensor]:
-    """Turns ``get_attr`` nodes of XLA tensors into placeholders, after the others."""
-    graph = module.graph
-    lifted: dict[str, fx.Node] = {}
-    tensors: list[torch.Tensor] = []
-    for node in graph.find_nodes(op="get_attr"):
-        value = operator.attrgetter(node.target)(module)
-        if not isinstance(value, torch.Tensor) or value.device.type != "xla":
-            continue
-        if node.target not in lifted:
-            placeholders = graph.find_nodes(op="placeholder")
-            anchor = placeholders[-1] if placeholders else graph._root
-            with graph.inserting_after(anchor):
-                lifted[node.target] = graph.placeholder(f"attribute_{len(tensors)}")
-            tensors.append(value)
-        node.replace_all_uses_with(lifted[node.target])
-        graph.erase_node(node)
-    module.recompile()
-    return tensors

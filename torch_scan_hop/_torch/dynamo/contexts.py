@@ -30,6 +30,8 @@ from torch.overrides import (
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torch_scan_hop._torch.replaced import replaced
+
 
 @contextlib.contextmanager
 def not_fx_tracing() -> Iterator[None]:
@@ -101,8 +103,7 @@ def parameters_of_symbolic_size() -> Iterator[None]:
         del FakeTensor.nbytes
 
 
-@contextlib.contextmanager
-def functorch_views() -> Iterator[None]:
+def functorch_views() -> contextlib.AbstractContextManager[None]:
     """Let Dynamo make fakes of functorch wrappers that are views, or results of operators.
 
     Every dual tensor is a view, and ``grad`` of a function that computes ``init`` gives no leaf.
@@ -110,8 +111,7 @@ def functorch_views() -> Iterator[None]:
     body that captures them reads them, and what it may do with them does not depend on that.
     """
     if peek_interpreter_stack() is None:
-        yield
-        return
+        return contextlib.nullcontext()
     original = MetaTensorDescriber.describe_tensor
 
     @functools.wraps(original)
@@ -121,11 +121,7 @@ def functorch_views() -> Iterator[None]:
             description = dataclasses.replace(description, is_view=False, is_leaf=True)
         return description
 
-    MetaTensorDescriber.describe_tensor = describe  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        MetaTensorDescriber.describe_tensor = original  # type: ignore[method-assign]
+    return replaced(MetaTensorDescriber, describe_tensor=describe)
 
 
 @contextlib.contextmanager
@@ -182,8 +178,7 @@ def under_tracer_modes() -> bool:
 CAPTURES_PER_FUNCTION = 64
 
 
-@contextlib.contextmanager
-def more_captures(floats_vary: bool) -> Iterator[None]:
+def more_captures(floats_vary: bool) -> contextlib.AbstractContextManager[None]:
     config: Any = dynamo_config
     wanted = {
         "recompile_limit": max(config.recompile_limit, CAPTURES_PER_FUNCTION),
@@ -200,14 +195,7 @@ def more_captures(floats_vary: bool) -> Iterator[None]:
         # them.
         "use_numpy_random_stream": True,
     }
-    before = {name: getattr(config, name) for name in wanted}
-    for name, value in wanted.items():
-        setattr(config, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(config, name, value)
+    return replaced(config, **wanted)
 
 
 _utils = torch._higher_order_ops.utils

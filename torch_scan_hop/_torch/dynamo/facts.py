@@ -20,6 +20,7 @@ from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
 from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop._torch.replaced import replaced
 
 #: code that is not the user's: torch's, and this package's
 _OTHERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
@@ -108,15 +109,15 @@ def facts_noted() -> Iterator[Facts]:
                 facts.compared.append((example_value(tensors[0]), example_value(tensors[1])))
         return call(self, tx, args, kwargs)
 
-    setattr(TensorVariable, _GETATTR, note_attribute)
-    BuiltinVariable.call_function = note_comparison  # type: ignore[method-assign]
     _noting.append(facts)
     try:
-        yield facts
+        with (
+            replaced(TensorVariable, **{_GETATTR: note_attribute}),
+            replaced(BuiltinVariable, call_function=note_comparison),
+        ):
+            yield facts
     finally:
         _noting.remove(facts)
-        setattr(TensorVariable, _GETATTR, read)
-        BuiltinVariable.call_function = call  # type: ignore[method-assign]
 
 
 def _is_users(tx: Any) -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch._dynamo.variables.builder import VariableBuilder
 
+from torch_scan_hop._torch.replaced import replaced
 
-@contextlib.contextmanager
-def floats_are_read_outside_bodies() -> Iterator[None]:
-    """Read a float that varies in the program's own graph.
+
+def floats_are_read_outside_bodies() -> AbstractContextManager[None]:
+    """A float that varies is a tensor to read: it is read in the program's own graph.
 
     Dynamo reads it, as a tensor, in the graph of the body that meets it first, and remembers the
     number. Another body that meets it would get a node of that graph, which is not around it.
@@ -22,15 +22,7 @@ def floats_are_read_outside_bodies() -> Iterator[None]:
     @functools.wraps(wrap_symfloat)
     def wrap(self: Any, value: float) -> Any:
         output = self.tx.output
-        tracers = output.tracers
-        output.tracers = tracers[:1]
-        try:
+        with replaced(output, tracers=output.tracers[:1]):
             return wrap_symfloat(self, value)
-        finally:
-            output.tracers = tracers
 
-    VariableBuilder.wrap_symfloat = wrap  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        VariableBuilder.wrap_symfloat = wrap_symfloat  # type: ignore[method-assign]
+    return replaced(VariableBuilder, wrap_symfloat=wrap)

@@ -22,6 +22,7 @@ from torch_scan_hop._torch.dynamo.contexts import (
     without_dispatch_modes,
 )
 from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop._torch.replaced import replaced
 
 
 def capture_graph(
@@ -69,9 +70,8 @@ def capture_graph(
     return gm, values, names, [position.get(id(leaf), leaf) for leaf in leaves], spec
 
 
-@contextlib.contextmanager
-def _objects_stay_as_they_are() -> Iterator[None]:
-    """Let a captured program assign nothing to the objects of the caller's program."""
+def _objects_stay_as_they_are() -> contextlib.AbstractContextManager[None]:
+    """What is captured assigns nothing to the program's objects, when it is called."""
     original = SideEffects._get_modified_vars
 
     @functools.wraps(original)
@@ -79,11 +79,7 @@ def _objects_stay_as_they_are() -> Iterator[None]:
         made = (AttributeMutationNew, ValueMutationNew)
         return [v for v in original(self) if isinstance(v.mutation_type, made)]
 
-    SideEffects._get_modified_vars = new_objects  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        SideEffects._get_modified_vars = original  # type: ignore[method-assign]
+    return replaced(SideEffects, _get_modified_vars=new_objects)
 
 
 @contextlib.contextmanager

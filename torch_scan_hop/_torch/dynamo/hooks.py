@@ -5,9 +5,9 @@ Dynamo registers a hook once, when the program has run, on a tensor of the progr
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,16 +22,16 @@ from torch._dynamo.variables.tensor import TensorVariable
 
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import install_body, known_modules, make_attr
+from torch_scan_hop._torch.replaced import replaced
 
 #: ``hooked(tensor, hook, *captured)``: its result, for whoever reads the tensor after it
 Hooked = Callable[..., torch.Tensor]
 
 
-@contextlib.contextmanager
-def hooks_are_captured(hooked: Hooked, operator: Any) -> Iterator[None]:
-    """Register hooks of tensors by calls of ``hooked`` while ``operator``, a scan, is traced."""
-    tracker: Any = TensorVariable
-    original = tracker._method_register_hook
+def hooks_are_captured(hooked: Hooked, operator: Any) -> AbstractContextManager[None]:
+    """While ``operator``, a scan, is traced, a tensor that it makes gets its hook from a call of
+    ``hooked``."""
+    original = TensorVariable._method_register_hook
 
     @functools.wraps(original)
     def register_hook(self: TensorVariable, *args: Any) -> VariableTracker:
@@ -46,11 +46,7 @@ def hooks_are_captured(hooked: Hooked, operator: Any) -> Iterator[None]:
         _register(tx, self, hook, hooked, operator)
         return _Handle(mutation_type=ValueMutationNew())
 
-    tracker._method_register_hook = register_hook
-    try:
-        yield
-    finally:
-        tracker._method_register_hook = original
+    return replaced(TensorVariable, _method_register_hook=register_hook)
 
 
 class _Handle(RemovableHandleVariable):

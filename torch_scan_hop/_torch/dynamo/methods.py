@@ -7,12 +7,11 @@ captured.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import itertools
 import types
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch._dynamo.guards import GuardBuilder, install_guard
@@ -24,11 +23,11 @@ from torch._guards import Guard, TracingContext
 from torch.nn.modules import module as module_hooks
 
 from torch_scan_hop._torch.dynamo.modules import TAKES_THE_STACK
+from torch_scan_hop._torch.replaced import replaced
 
 
-@contextlib.contextmanager
-def methods_are_guarded() -> Iterator[None]:
-    """Guard methods while a body is traced."""
+def methods_are_guarded() -> AbstractContextManager[None]:
+    """While a body is traced."""
     original = InliningInstructionTranslator.build_inline_tracer
 
     @functools.wraps(original)
@@ -36,12 +35,8 @@ def methods_are_guarded() -> Iterator[None]:
         _guard_method(getattr(func, "fn", None), args)
         return original(parent, func, args, *rest, **named)
 
-    translator: Any = InliningInstructionTranslator
-    translator.build_inline_tracer = staticmethod(build_inline_tracer)
-    try:
-        yield
-    finally:
-        translator.build_inline_tracer = staticmethod(original)
+    inlined = staticmethod(build_inline_tracer)
+    return replaced(InliningInstructionTranslator, build_inline_tracer=inlined)
 
 
 def _guard_method(fn: Any, args: Any) -> None:

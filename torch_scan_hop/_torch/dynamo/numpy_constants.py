@@ -19,6 +19,8 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.misc import NumpyVariable, get_np_to_tnp_map
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable
 
+from torch_scan_hop._torch.replaced import replaced
+
 # more entries are data, not sizes and positions
 MAX_ENTRIES = 1024
 # NumPy scalars of other dtypes are no Python numbers: operators promote them in another way.
@@ -86,13 +88,11 @@ def numpy_constants_are_folded() -> Iterator[None]:
         function = self.fn if is_known else None
         return _folded(tx, function, args, kwargs, functools.partial(insert_operator, self))
 
-    NumpyVariable.call_function = call  # type: ignore[method-assign]
-    BuiltinVariable._handle_insert_op_in_graph = insert  # type: ignore[method-assign]
-    try:
+    with (
+        replaced(NumpyVariable, call_function=call),
+        replaced(BuiltinVariable, _handle_insert_op_in_graph=insert),
+    ):
         yield
-    finally:
-        NumpyVariable.call_function = call_numpy  # type: ignore[method-assign]
-        BuiltinVariable._handle_insert_op_in_graph = insert_operator  # type: ignore[method-assign]
 
 
 def _folded(tx: Any, function: Any, args: Any, kwargs: dict[str, Any], traced: Any) -> Any:

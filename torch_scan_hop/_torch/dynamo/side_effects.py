@@ -35,6 +35,7 @@ from torch_scan_hop._torch.dynamo.places import (
     refused_change,
     users_line,
 )
+from torch_scan_hop._torch.replaced import replaced
 
 try:
     from torch._dynamo.variables.sets import SetVariable
@@ -203,8 +204,7 @@ def changes_are_undone() -> Iterator[None]:
         _undone.pop()
 
 
-@contextlib.contextmanager
-def _changes_noted(watch: _Watch) -> Iterator[None]:
+def _changes_noted(watch: _Watch) -> contextlib.AbstractContextManager[None]:
     check, store_attr = SideEffects.check_allowed_side_effect, SideEffects.store_attr
 
     @functools.wraps(check)
@@ -225,24 +225,15 @@ def _changes_noted(watch: _Watch) -> Iterator[None]:
     ) -> None:
         if _is_watched(self, item):
             watch.assigns(self, item, name, value, (*how, *named.values()))
-        watch.assigning = True
-        try:
+        with replaced(watch, assigning=True):
             store_attr(self, item, name, value, *how, **named)
-        finally:
-            watch.assigning = False
 
-    effects: Any = SideEffects
-    instead = {"check_allowed_side_effect": watch_change, "store_attr": watch_assignment}
-    if hasattr(effects, "snapshot_attr_mutation"):  # torch > 2.9 has a check of its own
-        instead["snapshot_attr_mutation"] = lambda *_: False
-    before = {name: getattr(effects, name) for name in instead}
-    for name, method in instead.items():
-        setattr(effects, name, method)
-    try:
-        yield
-    finally:
-        for name, method in before.items():
-            setattr(effects, name, method)
+    own: dict[str, Any] = {}
+    if hasattr(SideEffects, "snapshot_attr_mutation"):  # torch > 2.9 has a check of its own
+        own["snapshot_attr_mutation"] = lambda *_: False
+    return replaced(
+        SideEffects, check_allowed_side_effect=watch_change, store_attr=watch_assignment, **own
+    )
 
 
 @functools.cache
@@ -268,19 +259,14 @@ def _contents_noted(watch: _Watch) -> Iterator[None]:
 
         return functools.wraps(method)(call)
 
-    methods = [(cls, name, vars(cls)[name]) for cls, name in _methods_that_change()]
-    for cls, name, method in methods:
-        setattr(cls, name, noting(method))
-    try:
+    with contextlib.ExitStack() as stack:
+        for cls, name in _methods_that_change():
+            stack.enter_context(replaced(cls, **{name: noting(vars(cls)[name])}))
         yield
-    finally:
-        for cls, name, method in methods:
-            setattr(cls, name, method)
 
 
-@contextlib.contextmanager
-def _generators_refused() -> Iterator[None]:
-    """Refuse a body that reads from a generator, which changes it though no attribute tells."""
+def _generators_refused() -> contextlib.AbstractContextManager[None]:
+    """A body that reads from a generator changes it, and no attribute tells."""
     wrap_value = VariableBuilder._wrap
 
     @functools.wraps(wrap_value)
@@ -289,8 +275,4 @@ def _generators_refused() -> Iterator[None]:
             raise refused_change("a generator, by reading from it", users_line())
         return wrap_value(self, value)
 
-    VariableBuilder._wrap = wrap  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        VariableBuilder._wrap = wrap_value  # type: ignore[method-assign]
+    return replaced(VariableBuilder, _wrap=wrap)

@@ -26,6 +26,7 @@ from torch_scan_hop._torch.dynamo.attempts import restore_changes
 from torch_scan_hop._torch.dynamo.methods import methods_are_guarded
 from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
 from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop._torch.replaced import replaced
 from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM, NUMBER_OF_TENSOR
 
 
@@ -78,9 +79,8 @@ def numbers_of_tensors_are_refused() -> Iterator[None]:
         raise Unsupported(NUMBER_OF_TENSOR) from error
 
 
-@contextlib.contextmanager
-def _custom_functions_are_nodes() -> Iterator[None]:
-    """Capture a custom ``autograd.Function`` with its backward.
+def _custom_functions_are_nodes() -> contextlib.AbstractContextManager[None]:
+    """A custom ``autograd.Function`` is captured with its backward.
 
     Dynamo inlines its forward if no argument requires grad; but a carry may from the second
     step on, and a functorch level may want its derivative.
@@ -94,11 +94,7 @@ def _custom_functions_are_nodes() -> Iterator[None]:
         args = [_as_requiring_grad(a.realize()) for a in args]
         return original(self, tx, args, kwargs)
 
-    AutogradFunctionVariable.call_apply = call_apply  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        AutogradFunctionVariable.call_apply = original  # type: ignore[method-assign]
+    return replaced(AutogradFunctionVariable, call_apply=call_apply)
 
 
 def _as_requiring_grad(variable: VariableTracker) -> VariableTracker:

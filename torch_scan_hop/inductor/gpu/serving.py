@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,24 +14,11 @@ DTYPES = {
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 }  # fmt: skip
 
-_devices = {"cuda"}
-
-
-@contextlib.contextmanager
-def on_the_cpu() -> Iterator[None]:
-    """Let the kernels take scans on the CPU, too: with TRITON_INTERPRET=1 they run there.
-
-    For tests: it is slower than any other way to run a scan.
-    """
-    _devices.add("cpu")
-    try:
-        yield
-    finally:
-        _devices.discard("cpu")
+DEVICES = {"cuda"}
 
 
 def is_gpu(device: torch.device) -> bool:
-    return device.type in _devices
+    return device.type in DEVICES
 
 
 def are_served(values: Iterable[Any]) -> bool:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from legality import IllegalRewrite
+from legality.structure import value_of
 from torch_scan_hop.body.strided import ONE_LAYOUT, has_known_strides
-from torch_scan_hop.legality import IllegalRewrite
-from torch_scan_hop.legality.structure import value_of
 
 aten = torch.ops.aten
 _FOR_ONE_STRIDE = {aten.view.default, aten._unsafe_view.default}

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.body.node_kinds import is_random, is_tensor_node
-from torch_scan_hop.legality import IllegalRewrite
-from torch_scan_hop.legality.structure import (
+from legality import IllegalRewrite
+from legality.structure import (
     check_arity,
     check_same_kind,
     may_be_same,
@@ -26,6 +25,7 @@ from torch_scan_hop.legality.structure import (
     strides_agree,
     value_of,
 )
+from torch_scan_hop.body.node_kinds import is_random, is_tensor_node
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.rewrites.classify import ancestors, is_pinned
 from torch_scan_hop.rewrites.plan import Decisions, ScanPlan

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import fx
 
+from legality import IllegalRewrite
 from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
 from torch_scan_hop.body.node_kinds import viewed
-from torch_scan_hop.legality import IllegalRewrite
 
 
 def check_writes(

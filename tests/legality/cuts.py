@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import fx
 
+from legality import IllegalRewrite
+from legality.structure import check_arity, check_same_kind, outputs_of, value_of
 from torch_scan_hop.autodiff.handover import Partition, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.body.node_kinds import is_random
-from torch_scan_hop.legality import IllegalRewrite
-from torch_scan_hop.legality.structure import check_arity, check_same_kind, outputs_of, value_of
 
 
 def check_partition(where: str, joint: JointGraph, partition: Partition) -> None:

@@ -11,25 +11,25 @@ from typing import Any
 
 from torch import fx
 
-from torch_scan_hop import legality
-from torch_scan_hop.legality import IllegalRewrite
-from torch_scan_hop.legality.cuts import check_partition
-from torch_scan_hop.legality.layouts import check_any_layout
-from torch_scan_hop.legality.moves import (
+from legality import IllegalRewrite
+from legality.cuts import check_partition
+from legality.layouts import check_any_layout
+from legality.moves import (
     check_decisions,
     check_operands,
     check_plan,
     check_stacks,
 )
-from torch_scan_hop.legality.results import check_results_are_own, check_results_of_run
-from torch_scan_hop.legality.structure import (
+from legality.results import check_results_are_own, check_results_of_run
+from legality.structure import (
     check_same_kind,
     check_structure,
     outputs_of,
     value_of,
 )
-from torch_scan_hop.legality.values import Values
-from torch_scan_hop.legality.writes import check_writes
+from legality.values import Values
+from legality.writes import check_writes
+from torch_scan_hop import legality as hook
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.signature import Inputs, Signature
 
@@ -172,12 +172,12 @@ class Checker:
 @contextlib.contextmanager
 def checking(checker: Checker) -> Iterator[Checker]:
     """``checker`` is called after each rewrite inside."""
-    before = legality.check_after_each
-    legality.check_after_each = checker
+    before = hook.check_after_each
+    hook.check_after_each = checker
     try:
         yield checker
     finally:
-        legality.check_after_each = before
+        hook.check_after_each = before
 
 
 def _fingerprint(module: fx.GraphModule) -> Any:

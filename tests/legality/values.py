@@ -14,12 +14,12 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
+from legality import IllegalRewrite
+from legality.structure import strides_agree
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop._torch.sizes import are_all_known_equal, are_known_equal
 from torch_scan_hop.body.cache import SYMBOLS
 from torch_scan_hop.body.meta_values import recorded_arguments, run_node
-from torch_scan_hop.legality import IllegalRewrite
-from torch_scan_hop.legality.structure import strides_agree
 
 # how many sizes, or values, these have, only data can tell
 _OF_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}

@@ -9,10 +9,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
+from legality import IllegalRewrite
 from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
 from torch_scan_hop._torch.sizes import are_known_equal
 from torch_scan_hop.body.cache import SYMBOLS
-from torch_scan_hop.legality import IllegalRewrite
 from torch_scan_hop.signature import Signature, results_of
 
 # modules of the functions that compute with sizes

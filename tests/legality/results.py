@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from legality import IllegalRewrite
+from legality.structure import outputs_of, value_of
 from torch_scan_hop._torch.operators import is_plain_tensor, storage_of
 from torch_scan_hop.body.node_kinds import viewed
-from torch_scan_hop.legality import IllegalRewrite
-from torch_scan_hop.legality.structure import outputs_of, value_of
 
 
 def check_results_are_own(where: str, module: fx.GraphModule) -> None:

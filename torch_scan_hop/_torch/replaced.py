@@ -1,0 +1,30 @@
+"""Attributes that are others for a while: of torch's classes, and of what a thread keeps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, **instead: Any) -> Iterator[None]:
+    """Within, ``owner`` has these attributes instead of its own.
+
+    >>> class Torchs:
+    ...     method = staticmethod(lambda: "theirs")
+    >>> with replaced(Torchs, method=staticmethod(lambda: "ours")):
+    ...     Torchs.method()
+    'ours'
+    >>> Torchs.method()
+    'theirs'
+    """
+    # as it is in the class: a static method is a function when it is read from there
+    before = {name: vars(owner).get(name, getattr(owner, name)) for name in instead}
+    try:
+        for name, value in instead.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
