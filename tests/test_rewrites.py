@@ -134,7 +134,7 @@ class TestBatchXs:
         check_values(plan, body, [h], [xs], [w, u])
         batched = make_fx(
             lambda xs, w: plan.batched_part.over_steps(
-                {plan.roles.xs[0]: xs}, {plan.roles.additional[0]: w}
+                {plan.roles.xs[0]: xs}, {plan.roles.additional[0]: w}, False
             )[plan.batched_part.outputs[0]]
         )(xs, w)
         products = [n for n in batched.graph.nodes if n.target is torch.ops.aten.mm.default]
@@ -547,7 +547,6 @@ FACTORISED = {
         torch.linalg.cholesky(a), x, upper=False
     ),
     "cholesky solve": lambda a, x: torch.cholesky_solve(x, torch.linalg.cholesky(a)),
-    "cholesky inverse": lambda a, x: torch.cholesky_inverse(torch.linalg.cholesky(a)),
     "inverse": lambda a, x: torch.linalg.inv(a),
     "solve": lambda a, x: torch.linalg.solve(a, x),
     "lu": lambda a, x: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), x),

@@ -56,9 +56,8 @@ NORMS = {"native_layer_norm.default"}
 # have for many matrices at once, may give the negative one.
 FACTORISATIONS = {
     "_linalg_det.default", "_linalg_slogdet.default", "_linalg_solve_ex.default",
-    "cholesky_inverse.default", "cholesky_solve.default", "linalg_cholesky_ex.default",
-    "linalg_inv_ex.default", "linalg_lu_factor_ex.default", "linalg_lu_solve.default",
-    "linalg_solve_triangular.default",
+    "cholesky_solve.default", "linalg_cholesky_ex.default", "linalg_inv_ex.default",
+    "linalg_lu_factor_ex.default", "linalg_lu_solve.default", "linalg_solve_triangular.default",
 }  # fmt: skip
 SORTS = {"cummax.default", "logcumsumexp.default", "sort.default", "topk.default"}
 MAKES = {
@@ -77,7 +76,7 @@ POINTWISE = {
 }  # fmt: skip
 # Their rules ask how many steps there are: what is traced for any trip count would be for that one.
 FOR_ONE_TRIP_COUNT = {
-    "cat.default", "convolution.default", "embedding.default", "gather.default",
+    "_linalg_solve_ex.default", "linalg_lu_solve.default", "cat.default", "convolution.default", "embedding.default", "gather.default",
     "gelu_backward.default", "index_select.default", "native_layer_norm.default",
     "scatter.src", "scatter.value", "scatter_add.default", "slice_backward.default",
 }  # fmt: skip
@@ -172,6 +171,11 @@ def is_batchable_operator(target: Any) -> bool:
     return packet not in NOT_POINTWISE and not packet.startswith("special_")
 
 
+def _raises_by_itself(node: fx.Node) -> bool:
+    """Return True for a factorisation whose error names a matrix among all that it was given."""
+    return bool(node.kwargs.get("check_errors"))
+
+
 def is_factorisation(node: fx.Node) -> bool:
     """Return True for a factorisation of a matrix, a solve, or the check that one succeeded."""
     if not isinstance(node.target, OpOverload):
@@ -197,7 +201,7 @@ def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
         return all(map(_is_integer_index, node.args[1]))  # type: ignore[arg-type]
     if node.target is aten.index_select.default:
         return node.args[2].meta["val"].dim() == 1  # type: ignore[union-attr]
-    return is_batchable_operator(node.target)
+    return is_batchable_operator(node.target) and not _raises_by_itself(node)
 
 
 def _is_for_one_trip_count(target: Any) -> bool:

@@ -10,6 +10,7 @@ from torch import fx
 
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.node_kinds import is_tensor_node
+from torch_scan_hop.rewrites.batchable import is_factorisation
 from torch_scan_hop.rewrites.classify import Dependence, is_contraction, nbytes
 
 # bytes; a block of MIN_BLOCK stacked states that are larger leaves a core's cache
@@ -30,6 +31,11 @@ class Costs:
         An estimate decides what pays and not what is right, so it needs no guard.
         """
         return nbytes(node) if self.guard_sizes else likely_value(nbytes(node))
+
+    def may_be_batched(self, node: fx.Node) -> bool:
+        """Return False for a factorisation, where a compiler's loop has small matrices in
+        registers, entry by entry."""
+        return self.pointwise_pays or not is_factorisation(node)
 
     def product_pays(self, node: fx.Node, dependence: Mapping[fx.Node, Dependence]) -> bool:
         """Return True if ``node`` is a product that is faster when made for all steps at once."""

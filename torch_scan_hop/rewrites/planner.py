@@ -17,7 +17,7 @@ from torch_scan_hop.rewrites.accumulate import (
     is_cheap_to_sum,
     read_stack_instead,
 )
-from torch_scan_hop.rewrites.batchable import is_batchable, is_factorisation
+from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.rewrites.classify import (
     Dependence,
     Stays,
@@ -72,11 +72,7 @@ class Planner:
         return classify(self.body.graph, roles, self._may_be_batched)
 
     def _may_be_batched(self, node: fx.Node) -> bool:
-        # A compiler's loop has small matrices in registers, entry by entry; of large ones, what a
-        # call costs besides its work is little.
-        if is_factorisation(node) and not self.costs.pointwise_pays:
-            return False
-        return is_batchable(node, self.any_trip_count)
+        return self.costs.may_be_batched(node) and is_batchable(node, self.any_trip_count)
 
     def _product_pays(self, node: fx.Node) -> bool:
         return self.costs.product_pays(node, self.dependence)
