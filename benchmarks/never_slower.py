@@ -148,7 +148,7 @@ def _call(text: str, run: Callable[..., Any], training: bool) -> Callable[[], li
             with torch.no_grad():
                 return tree.tensors(namespace["program"](run, **inputs))
         total = weighted_sum(namespace["program"](run, **inputs))
-        return [g for g in torch.autograd.grad(total, wanted, allow_unused=True) if g is not None]
+        return list(torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True))
 
     return call
 

@@ -76,8 +76,9 @@ POINTWISE = {
 }  # fmt: skip
 # Their rules ask how many steps there are: what is traced for any trip count would be for that one.
 FOR_ONE_TRIP_COUNT = {
-    "_linalg_solve_ex.default", "linalg_lu_solve.default", "cat.default", "convolution.default", "embedding.default", "gather.default",
-    "gelu_backward.default", "index_select.default", "native_layer_norm.default",
+    "_linalg_solve_ex.default", "cat.default", "convolution.default", "embedding.default",
+    "gather.default", "gelu_backward.default", "index_select.default", "linalg_lu_solve.default",
+    "native_layer_norm.default",
     "scatter.src", "scatter.value", "scatter_add.default", "slice_backward.default",
 }  # fmt: skip
 NAMED = (

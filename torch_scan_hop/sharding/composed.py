@@ -71,7 +71,8 @@ def composed_steps(body: fx.GraphModule, signature: Signature, states: Sequence[
     for k, value in zip(states, like, strict=True):
         if not (value.is_floating_point() or value.is_complex()):
             raise NotComposed(f"carry {k} is of {value.dtype}")
-    values = [node.meta["val"] for node in others]
+    # a number, which is a constant of the graph, has no record on torch 2.13
+    values = [node.meta.get("val") for node in others]
     tensors = [*like, *(v for v in values if isinstance(v, Tensor))]
     mode = fake_mode_of(tensors)
     with disable_proxy_modes_tracing(), torch.no_grad():
