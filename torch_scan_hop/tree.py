@@ -1,13 +1,12 @@
 """Pytrees of scan: tensors in order, and the carry matched against init by key.
 
-They are walked by plain recursion over containers, so that Dynamo can trace it inside a compiled
-region. ``None`` is an empty leaf everywhere.
-"""
+They are walked by plain recursion over containers, which Dynamo can trace. ``None`` is an empty
+leaf everywhere."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,11 +70,21 @@ def leaves_with_paths(value: Any, root: str) -> list[tuple[str, Any]]:
     return [pair for suffix, child in parts for pair in leaves_with_paths(child, root + suffix)]
 
 
+def _parts(value: Any) -> Sequence[Any] | None:
+    """:func:`children` without their paths, which loops do not need at every step."""
+    if type(value) in (tuple, list):
+        return value
+    if type(value) is dict:
+        return list(value.values())
+    found = children(value)
+    return None if found is None else [child for _, child in found]
+
+
 def leaves(value: Any) -> list[Any]:
-    parts = children(value)
+    parts = _parts(value)
     if parts is None:
         return [value]
-    return [leaf for _, child in parts for leaf in leaves(child)]
+    return [leaf for child in parts for leaf in leaves(child)]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -114,11 +123,11 @@ def unflatten(template: Any, values: list[Any]) -> Any:
 def _unflatten(template: Any, values: list[Any]) -> tuple[Any, list[Any]]:
     if template is None:
         return None, values
-    parts = children(template)
+    parts = _parts(template)
     if parts is None:
         return values[0], values[1:]
     rebuilt = []
-    for _, child in parts:
+    for child in parts:
         part, values = _unflatten(child, values)
         rebuilt.append(part)
     return _rebuild(template, rebuilt), values
@@ -142,12 +151,8 @@ def _changed(
     fix: str = CARRY_FIX,
     grows: bool = False,
 ) -> Exception:
-    """Return an error about the carry at ``path``.
-
-    It may say that the carry ``grows``: None becomes a tensor, a number or a smaller tensor a
-    larger one, a list a tuple. Programs do that on purpose in their first step, and a scan may
-    begin after it.
-    """
+    """Return an error about the carry at ``path``, which ``grows``, as first steps do on purpose:
+    None becomes a tensor, a number or a smaller tensor a larger one, a list a tuple."""
     return refused(kind, carry_mismatch(path, expected, got, fix), path, grows)
 
 
@@ -156,10 +161,8 @@ def _is_carry(value: Any) -> bool:
 
 
 def _grows(shape: Any, to: Any) -> bool:
-    """Return True if ``shape`` may grow ``to`` a shape: by broadcasting, or because it is empty.
-
-    Some libraries begin with an empty tensor.
-    """
+    """Return True if ``shape`` may grow ``to`` a shape: by broadcasting, or because it is empty
+    (some libraries begin with an empty tensor)."""
     if any(size == 0 for size in shape):
         return True
     missing = len(to) - len(shape)
