@@ -587,7 +587,8 @@ def test_the_error_of_a_factorisation_is_that_of_the_step_that_ran_first(batch, 
     init = torch.eye(3).double().expand(*batch, 3, 3)
     xs = torch.zeros(T, *batch, 3, 3).double()
     for t, place in ((1, 0), (4, 2)):
-        xs[t].reshape(-1, 3, 3)[min(place, len(xs[t].reshape(-1, 3, 3)) - 1), place, place] = -5
+        matrices = xs[t].reshape(-1, 3, 3)
+        matrices[min(place, len(matrices) - 1), place, place] = -5
     with pytest.raises(torch.linalg.LinAlgError) as expected:
         scan_loop(cell, init, xs, T, reverse)
     with pytest.raises(torch.linalg.LinAlgError) as got:

@@ -1,4 +1,4 @@
-"""Where a rewrite says that it is done, for tests to check what it made.
+"""Rewrites report here what they made, and tests check it.
 
 What a rewrite may assume of a graph, and must leave as it found it, is stated in the checker of the
 tests (``tests/legality``), which stands in ``check_after_each`` while they run. In production
@@ -21,19 +21,19 @@ check_after_each: Any = None
 
 
 def check(what: str, name: str, *args: Any, **kwargs: Any) -> None:
-    """What the rewrite of this name made, for the checker's method ``what``."""
+    """Hand what the rewrite ``name`` made to the checker's method ``what``."""
     if check_after_each is not None:
         getattr(check_after_each, what)(name, *args, **kwargs)
 
 
 def checked(name: str, module: fx.GraphModule, *args: Any, **kwargs: Any) -> fx.GraphModule:
-    """``module``, as the rewrite of this name has made it; see ``Checker.graph``."""
+    """Return ``module``, as the rewrite ``name`` made it, once ``Checker.graph`` has seen it."""
     check("graph", name, module, *args, **kwargs)
     return module
 
 
 def run_passes(module: fx.GraphModule, passes: Sequence[Callable[[fx.Graph], None]]) -> None:
-    """Rewrites of one graph, one after the other; each is checked by its name."""
+    """Run rewrites of one graph, one after the other, and check each under its name."""
     for rewrite in passes:
         rewrite(module.graph)
         checked(rewrite.__name__, module)

@@ -23,7 +23,7 @@ from torch_scan_hop.signature import results_of
 
 
 def value_of(argument: Any) -> Any:
-    """Of a node, what is recorded; else the argument."""
+    """Return the recorded value of a node; another argument is its own value."""
     return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
