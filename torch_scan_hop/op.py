@@ -154,8 +154,8 @@ class ScanOperator(FlatOperator):
             )
             return tuple(next(results) if keep else None for keep in positions)
         arguments = (combine_fn, list(init), list(xs), tuple(additional_inputs))
-        flat = (combine_fn, *init, *xs, *additional_inputs)
-        tracer = symbolic_tracer_of(flat)
+        flat = (*init, *xs, *additional_inputs)
+        tracer = symbolic_tracer_of((combine_fn, *flat))
         if tracer is not None:
             return trace_symbolically(tracer, self, arguments, options)  # type: ignore[return-value]
         return self.call_flat(flat, *arguments, **options)

@@ -98,7 +98,7 @@ def steps(order: range) -> Iterable[int]:
     >>> steps(range(3))
     range(0, 3)
     """
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or _bar.get() is None:
         return order  # a program that holds the steps has no bar
     bar = _bar_at_hand()
     if bar is None:

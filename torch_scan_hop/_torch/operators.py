@@ -72,7 +72,9 @@ class FlatOperator(HigherOrderOperator):
     """
 
     def call_flat(self, flat: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
-        """The operator called with ``args`` and ``kwargs``, whose leaves are ``flat``."""
+        """The operator called with ``args`` and ``kwargs``, whose leaves are ``flat``; the body is
+        none of them.
+        """
         if torch.overrides.has_torch_function(flat):
             return torch.overrides.handle_torch_function(self, flat, *args, **kwargs)
         tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
@@ -89,9 +91,12 @@ class FlatOperator(HigherOrderOperator):
         if torch.overrides.has_torch_function(flat):
             return False
         tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
-        with below_autograd():
+        with torch._C._AutoDispatchBelowAutograd():
             key = key_extractor(tensors, self.non_fallthrough_keys).highestPriorityTypeId()
-        return key in (DispatchKey.CPU, DispatchKey.CUDA)
+        return key in _KERNELS
+
+
+_KERNELS = (DispatchKey.CPU, DispatchKey.CUDA)
 
 
 def past_module_hooks(fn: Callable[..., Any]) -> Callable[..., Any]:

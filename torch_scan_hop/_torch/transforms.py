@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -86,32 +87,37 @@ def _layers(depth: int) -> list[Any]:
     return layers
 
 
-@contextlib.contextmanager
-def put_back_on_error() -> Iterator[None]:
-    """Close whatever a failed trace left open: functorch levels, forward mode, hooks."""
-    depth = get_dynamic_layer_stack_depth()
-    layers = _layers(depth) if depth else []
-    was_forward_mode = in_forward_mode()
-    grad, forward_grad = torch.is_grad_enabled(), _is_fwd_grad_enabled()
-    hooks: Any = torch._C._autograd
-    hooks_were_enabled = hooks._saved_tensors_hooks_is_enabled()
-    nesting = eager_transforms.JVP_NESTING
-    try:
-        yield
-    except BaseException:
-        while get_dynamic_layer_stack_depth() > depth:
+class put_back_on_error:
+    """A context that closes whatever a failed trace left open: functorch levels, forward mode,
+    hooks.
+
+    Each call of a scan enters it, so it is no generator, which would be nine calls.
+    """
+
+    def __enter__(self) -> None:
+        self.depth = get_dynamic_layer_stack_depth()
+        self.layers = _layers(self.depth) if self.depth else []
+        self.was_forward_mode = in_forward_mode()
+        self.grad, self.forward_grad = torch.is_grad_enabled(), _is_fwd_grad_enabled()
+        self.hooks: Any = torch._C._autograd
+        self.hooks_were_enabled = self.hooks._saved_tensors_hooks_is_enabled()
+        self.nesting = eager_transforms.JVP_NESTING
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            return
+        while get_dynamic_layer_stack_depth() > self.depth:
             _close_level()
-        for layer in layers[get_dynamic_layer_stack_depth() :]:
+        for layer in self.layers[get_dynamic_layer_stack_depth() :]:
             push_dynamic_layer_stack(layer)  # set aside by what failed
-        if in_forward_mode() and not was_forward_mode:
+        if in_forward_mode() and not self.was_forward_mode:
             exit_dual_level(True)
             forward_ad._current_level = -1
-        eager_transforms.JVP_NESTING = nesting
-        torch._C._set_grad_enabled(grad)
-        torch._C._set_fwd_grad_enabled(forward_grad)
-        if hooks_were_enabled:
-            hooks._saved_tensors_hooks_enable()
-        raise
+        eager_transforms.JVP_NESTING = self.nesting
+        torch._C._set_grad_enabled(self.grad)
+        torch._C._set_fwd_grad_enabled(self.forward_grad)
+        if self.hooks_were_enabled:
+            self.hooks._saved_tensors_hooks_enable()
 
 
 def collect_failed_trace() -> None:
@@ -173,6 +179,9 @@ def make_dual(primal: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
     return torch._VF._make_dual(primal, tangent, level=0)  # type: ignore[attr-defined]
 
 
+_load_batching_rules = functools.cache(lazy_load_decompositions)
+
+
 def over_first_dimension(
     fn: Callable[..., Sequence[torch.Tensor]],
     args: Sequence[Any],
@@ -185,12 +194,12 @@ def over_first_dimension(
     torch's own vmap flattens trees and makes a wrapper at each call, which takes longer than a
     small operator.
     """
-    lazy_load_decompositions()
+    _load_batching_rules()
     levels: Any = functorch
     level = levels._vmap_increment_nesting(batch_size, "error")
     try:
         pairs = zip(args, batched, strict=True)
-        results = fn(*(levels._add_batch_dim(a, 0, level) if b else a for a, b in pairs))
+        results = fn(*[levels._add_batch_dim(a, 0, level) if b else a for a, b in pairs])
         return [levels._remove_batch_dim(r, level, batch_size, 0) for r in results]
     finally:
         levels._vmap_decrement_nesting()
@@ -201,9 +210,12 @@ def in_forward_mode() -> bool:
 
     Asking each tensor instead makes a view of it, which costs 10 us on XLA.
     """
-    entered = enter_dual_level()
-    exit_dual_level(entered)
-    return not entered
+    try:
+        torch._C._enter_dual_level()
+    except RuntimeError:
+        return True
+    torch._C._exit_dual_level(level=0)
+    return False
 
 
 def has_tangents(values: Iterable[Any]) -> bool:

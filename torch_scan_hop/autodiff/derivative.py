@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
@@ -11,6 +12,41 @@ from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.handover import Handover, Partition, Source
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Signature
+
+
+class BackwardScan:
+    """What the scan of a backward takes and gives, at its places in the call's flat lists.
+
+    Attributes:
+        carry: the carries whose cotangents are its carries; sums of gradients follow them.
+        ys: the ys whose cotangents are its first xs.
+        gradients: for each of its results, the flat input whose gradient that is.
+        body: its body.
+    """
+
+    def __init__(self, signature: Signature, partition: Partition, flow: GradientFlow) -> None:
+        n_carry, n_xs = signature.n_carry, signature.n_xs
+        self.partition = partition
+        self.n_inputs = signature.n_inputs
+        self.carry = [k for k, flag in enumerate(flow.carry) if flag]
+        self.ys = [n_carry + k for k, flag in enumerate(flow.ys) if flag]
+        self.gradients = [
+            *self.carry,
+            *(n_carry + n_xs + k for k in partition.accumulated),
+            *(n_carry + k for k in partition.x_gradients),
+        ]
+        self.body: Body = partition.backward
+        if not partition.per_step and not self.ys:
+            self.body = self._passing_over_x(len(self.carry) + len(partition.accumulated))
+
+    def _passing_over_x(self, n_carry: int) -> Body:
+        """Return a body whose scan has an x for the trip count, since nothing else varies."""
+        backward = self.partition.backward
+
+        def body(*flat: Any) -> Any:
+            return backward(*flat[:n_carry], *flat[n_carry + 1 :])
+
+        return body
 
 
 @dataclass(frozen=True)
@@ -40,13 +76,15 @@ class Derivative:
         found = [h for p in self._partitions() for h in p.invariant if h.source is Source.SIZE]
         return tuple(dict.fromkeys(found))
 
-    def differentiable(self, n_outputs: int) -> list[bool]:
-        """Return for each output of the forward scan whether it is differentiable.
+    @functools.cached_property
+    def n_outputs(self) -> int:
+        """Results of the scan; residuals come after them."""
+        return len(self.flow.outputs())
 
-        Residuals come last, and are not.
-        """
-        flags = list(self.flow.outputs())
-        return flags + [False] * (n_outputs - len(flags))
+    @functools.cached_property
+    def differentiable(self) -> tuple[bool, ...]:
+        """Whether each output of the forward scan is differentiable; those that follow are not."""
+        return self.flow.outputs()
 
     def backward_of(self, residuals_too: bool) -> tuple[Partition, GradientFlow]:
         """Return the partition whose backward computes the gradients, and how gradients flow in it.
@@ -55,6 +93,16 @@ class Derivative:
         """
         assert not residuals_too
         return self.first, self.flow
+
+    @functools.cached_property
+    def _first_backward(self) -> BackwardScan:
+        return BackwardScan(self.signature, *self.backward_of(False))
+
+    def backward_scan(self, residuals_too: bool) -> BackwardScan:
+        """Return the scan of :meth:`backward_of`."""
+        if not residuals_too:
+            return self._first_backward
+        return BackwardScan(self.signature, *self.backward_of(True))
 
     def _partitions(self) -> list[Partition]:
         return [self.first]
@@ -79,9 +127,10 @@ class ClosedDerivative(Derivative):
     second: Partition
     second_flow: GradientFlow
 
-    def differentiable(self, n_outputs: int) -> list[bool]:
+    @functools.cached_property
+    def differentiable(self) -> tuple[bool, ...]:
         # what autograd says of each residual: some are constants to it (a layer norm's mean)
-        return [*self.flow.outputs(), *self.second_flow.ys[len(self.flow.ys) :]]
+        return (*self.flow.outputs(), *self.second_flow.ys[len(self.flow.ys) :])
 
     def backward_of(self, residuals_too: bool) -> tuple[Partition, GradientFlow]:
         return (self.second, self.second_flow) if residuals_too else (self.first, self.flow)

@@ -14,7 +14,7 @@ from torch import fx
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.selective_checkpoints import is_in_region, users_policy_in_force
 from torch_scan_hop._torch.symbols import Symbols
-from torch_scan_hop._torch.tracing import is_traced, run_fake
+from torch_scan_hop._torch.tracing import run_fake
 from torch_scan_hop.autodiff.custom import has_custom_function
 from torch_scan_hop.autodiff.derivative import (
     ClosedDerivative,
@@ -33,7 +33,7 @@ from torch_scan_hop.body.any_size import derived
 from torch_scan_hop.body.node_kinds import is_random
 from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.eager.nested import keep_scans
-from torch_scan_hop.op import Body, RunScan, ScanOptions
+from torch_scan_hop.op import FORWARD, REVERSE, Body, RunScan, ScanOptions
 from torch_scan_hop.signature import Inputs, Signature
 
 # what torch says of an operator without a derivative
@@ -43,30 +43,33 @@ _NOT_IMPLEMENTED = re.compile("derivative for .* is not implemented")
 def differentiated_call(
     body: Body,
     inputs: Inputs[Any],
-    wanted: Inputs[bool],
+    wanted: tuple[bool, ...],
     options: ScanOptions,
     run_forward: RunScan,
     tangents_of: RunScan | None = None,
+    traced: bool = False,
 ) -> DifferentiatedCall:
     """Return the call that an autograd function of the tensors among ``inputs`` is applied to."""
-    traced = is_traced(inputs.flat())
     derivative, sizes = derivative_of(body, inputs, wanted, options.checkpoint, traced)
     numbers = tuple([None if isinstance(a, torch.Tensor) else a for a in inputs.additional])
-    return DifferentiatedCall(
-        derivative, numbers, options.reverse, traced, run_forward, sizes, tangents_of
-    )
+    options = REVERSE if options.reverse else FORWARD
+    return DifferentiatedCall(derivative, numbers, options, run_forward, sizes, tangents_of)
 
 
 def derivative_of(
-    body: Body, inputs: Inputs[Any], wanted: Inputs[bool], checkpoint: Any, traced: bool
+    body: Body, inputs: Inputs[Any], wanted: tuple[bool, ...], checkpoint: Any, traced: bool
 ) -> tuple[Derivative, dict[Handover, Any]]:
-    """Return the derivative, and the sizes that it hands over if it is for any size."""
+    """Return the derivative, and the sizes that it hands over if it is for any size.
+
+    ``wanted``: for each flat input, whether its gradient is.
+    """
     checkpoint = policy_of(body, checkpoint)
     if traced and checkpoint is None and is_in_region():
         checkpoint = users_policy_in_force() or RECOMPUTED_WHOLE
 
     def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> _ForAnySize:
-        derivative = _derive(body, mode, examples, wanted, checkpoint, traced)
+        roles = examples.signature.split_inputs(wanted)
+        derivative = _derive(body, mode, examples, roles, checkpoint, traced)
         if checkpoint is not None:
             for made in derivative.bodies():
                 keep_scans(made)
@@ -75,7 +78,7 @@ def derivative_of(
         sizes = derivative.sizes()
         return _ForAnySize(derivative, sizes, symbols.function([s.size for s in sizes]))
 
-    key = ("derivative", tuple(wanted.flat()), checkpoint, traced)
+    key = ("derivative", wanted, checkpoint, traced)
     found, numbers = derived(body, key, inputs, make)
     return found.derivative, dict(zip(found.sizes, found.evaluate(*numbers), strict=True))
 

@@ -47,6 +47,10 @@ def needs_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
+def wants_gradients(values: Sequence[Any]) -> tuple[bool, ...]:
+    return tuple([isinstance(v, torch.Tensor) and v.requires_grad for v in values])
+
+
 @dataclass(frozen=True)
 class GradientFlow:
     """For each leaf of each role, whether it is differentiated."""

@@ -9,6 +9,7 @@ so that double backward, transforms and traces of it come by composition.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,24 +35,13 @@ class DifferentiatedCall:
 
     derivative: Derivative
     additional: tuple[Any, ...]  # with None where a tensor stands
-    reverse: bool
-    #: True if a trace or a functionalization watches the call
-    is_traced: bool
+    #: without a policy: what is saved is decided already
+    options: ScanOptions
     run_forward: RunScan
     #: the values in this call of the sizes handed over, if the derivative is for any size
     sizes: Mapping[Handover, Any]
     #: a scan of (primal, tangent) pairs, where inputs have tangents
     tangents_of: RunScan | None = None
-
-    @property
-    def options(self) -> ScanOptions:
-        """Options of the forward scan, without a policy: what is saved is decided already."""
-        return REVERSE if self.reverse else FORWARD
-
-    @property
-    def n_outputs(self) -> int:
-        """Results of the scan; residuals come after them."""
-        return len(self.derivative.flow.outputs())
 
     def inputs(self, tensors: Sequence[Any], numbers: Sequence[Any] | None = None) -> Inputs[Any]:
         """Return all inputs: ``tensors``, and ``numbers`` in the places of the others."""
@@ -65,10 +55,8 @@ class DifferentiatedCall:
         return self.derivative.signature.split_inputs([*tensors[:n], *additional])
 
 
-def run(call: DifferentiatedCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(
-        call.run_forward(call.derivative.first.forward, call.inputs(tensors), call.options)
-    )
+def run(call: DifferentiatedCall, inputs: Inputs[Any]) -> tuple[Any, ...]:
+    return tuple(call.run_forward(call.derivative.first.forward, inputs, call.options))
 
 
 @dataclass(frozen=True)
@@ -87,19 +75,16 @@ def _metadata(values: Sequence[Any]) -> list[Any]:
     return [(v.shape, v.dtype, v.device) if isinstance(v, torch.Tensor) else None for v in values]
 
 
-def save(
-    ctx: Any, call: DifferentiatedCall, tensors: Sequence[Any], outputs: Sequence[Any]
-) -> None:
+def save(ctx: Any, call: DifferentiatedCall, inputs: Inputs[Any], outputs: Sequence[Any]) -> None:
     """Save for the backward the values that it reads, and nothing else."""
     derivative = call.derivative
-    inputs = call.inputs(tensors)
     ctx.set_materialize_grads(False)
-    flags = derivative.differentiable(len(outputs))
-    stopped = [o for o, flag in zip(outputs, flags, strict=True) if not flag]
-    if call.tangents_of is not None:
+    stopped = []
+    for output, flag in itertools.zip_longest(outputs, derivative.differentiable):
         # autograd refuses a tangent of what it calls not differentiable, and what is made under
         # no_grad has one: the operator's kernel cuts such results off once they have theirs
-        stopped = [o for o in stopped if not (o.is_floating_point() or o.is_complex())]
+        if not flag and (call.tangents_of is None or not _may_have_tangent(output)):
+            stopped.append(output)
     ctx.mark_non_differentiable(*stopped)
     values = {
         Source.CARRY_IN: inputs.carry,
@@ -115,8 +100,13 @@ def save(
             slots[slot.source, slot.index] = len(kept)
             kept.append(value)
     ctx.save_for_backward(*kept)
-    outputs_like, additional_like = _metadata(outputs), _metadata(inputs.additional)
-    ctx.record = _Record(call, slots, inputs.trip_count, outputs_like, additional_like)
+    trip_count = inputs.xs[0].shape[0]
+    like = _metadata(outputs), _metadata(inputs.additional)
+    ctx.record = _Record(call, slots, trip_count, *like)
+
+
+def _may_have_tangent(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 class _Zeros:
@@ -144,25 +134,23 @@ class _BackwardPass:
     def __init__(self, ctx: Any, cotangents: Sequence[Any]) -> None:
         self.record: _Record = ctx.record
         self.call = self.record.call
-        self.derivative = self.call.derivative
-        of_residuals = any(c is not None for c in cotangents[self.call.n_outputs :])
-        self.partition, self.flow = self.derivative.backward_of(of_residuals)
-        self.cotangents = cotangents[: len(self.flow.outputs())]
+        n_outputs = self.call.derivative.n_outputs
+        of_residuals = any([c is not None for c in cotangents[n_outputs:]])
+        self.scan = self.call.derivative.backward_scan(of_residuals)
+        self.cotangents = cotangents
         self.saved = ctx.saved_tensors
         self.zeros = _Zeros()
 
-    def _value(self, source: Source, index: int) -> Any:
-        return self.saved[self.record.slots[source, index]]
-
     def _per_step(self, handover: Handover) -> torch.Tensor | CarriesIn:
+        slots, saved = self.record.slots, self.saved
         if handover.source is not Source.CARRY_IN:
-            return self._value(handover.source, handover.index)
-        index, shifted = self.partition.carry_stack[handover.index]
-        stack = self._value(Source.Y, index)
+            return saved[slots[handover.source, handover.index]]
+        index, shifted = self.scan.partition.carry_stack[handover.index]
+        stack = saved[slots[Source.Y, index]]
         if not shifted:
             return stack
-        init = self._value(Source.CARRY_IN, handover.index)
-        return CarriesIn(stack, init, self.call.reverse)
+        init = saved[slots[Source.CARRY_IN, handover.index]]
+        return CarriesIn(stack, init, self.call.options.reverse)
 
     def _invariant(self, handover: Handover) -> Any:
         if handover.source is Source.SIZE:
@@ -170,37 +158,39 @@ class _BackwardPass:
         number = self.call.additional[handover.index]
         if number is not None:
             return number
-        return self._value(handover.source, handover.index)
+        return self.saved[self.record.slots[handover.source, handover.index]]
 
-    def _cotangent(self, k: int) -> torch.Tensor:
-        given = self.cotangents[k]
-        return given if given is not None else self.zeros(self.record.outputs_like[k], True)
+    def _cotangents(self, positions: Sequence[int]) -> list[torch.Tensor]:
+        given, like = self.cotangents, self.record.outputs_like
+        return [self.zeros(like[k], True) if given[k] is None else given[k] for k in positions]
 
     def run(self) -> list[Any]:
-        sig, flow, partition = self.derivative.signature, self.flow, self.partition
-        n_carry = sig.n_carry
-        carry = [k for k, flag in enumerate(flow.carry) if flag]
-        ys = [k for k, flag in enumerate(flow.ys) if flag]
+        """Return one gradient for each flat input, None where there is none."""
+        scan = self.scan
+        partition = scan.partition
         xs: list[torch.Tensor | CarriesIn] = [
-            *[self._cotangent(n_carry + k) for k in ys],
+            *self._cotangents(scan.ys),
             *[self._per_step(h) for h in partition.per_step],
         ]
         if not xs:
             xs = [torch.empty((self.record.trip_count, 0))]
         additional = [self._invariant(h) for h in partition.invariant]
-        inputs = Inputs([self._cotangent(k) for k in carry], xs, additional)
-        results = self._scan(self._body(len(carry) + len(partition.accumulated)), inputs)
-        return self._gather(results, carry)
+        results = self._scan(Inputs(self._cotangents(scan.carry), xs, additional))
+        flat: list[Any] = [None] * scan.n_inputs
+        for place, gradient in zip(scan.gradients, results, strict=True):
+            flat[place] = gradient
+        return flat
 
     def _with_sums(self, inputs: Inputs[Any], only_read: bool) -> Inputs[Any]:
         """Add the carries that accumulate gradients of inputs that are the same at every step."""
         like = self.record.additional_like
-        sums = [self.zeros(like[k], only_read) for k in self.partition.accumulated]
+        sums = [self.zeros(like[k], only_read) for k in self.scan.partition.accumulated]
         return Inputs([*inputs.carry, *sums], inputs.xs, inputs.additional)
 
-    def _scan(self, body: Body, inputs: Inputs[Any]) -> Sequence[Any]:
+    def _scan(self, inputs: Inputs[Any]) -> Sequence[Any]:
         """Run the backward's scan; carries stay in place where no derivative of it is taken."""
-        options = FORWARD if self.call.reverse else REVERSE
+        body = self.scan.body
+        options = FORWARD if self.call.options.reverse else REVERSE
         flat = tuple(with_stacks(inputs).flat())
         join: Callable[[CarriesIn], torch.Tensor] = CarriesIn.whole
         # for compiled autograd Dynamo traces this very function, and is to see the operator
@@ -217,30 +207,6 @@ class _BackwardPass:
         inputs = self._with_sums(inputs, only_read=False)
         return call_scan(body, with_joined(inputs, join), options)
 
-    def _body(self, n_carry: int) -> Body:
-        partition = self.partition
-        if partition.per_step or any(self.flow.ys):
-            return partition.backward
-        # the body takes no xs, since nothing varies from step to step; the scan has one all the
-        # same, whose length is the trip count, and the body passes it over
-        backward = partition.backward
-
-        def body(*flat: Any) -> Any:
-            return backward(*flat[:n_carry], *flat[n_carry + 1 :])
-
-        return body
-
-    def _gather(self, results: Sequence[Any], carry: list[int]) -> list[Any]:
-        """Return one gradient for each flat input, None where there is none."""
-        sig, partition = self.derivative.signature, self.partition
-        places = [
-            *carry,
-            *(sig.n_carry + sig.n_xs + k for k in partition.accumulated),
-            *(sig.n_carry + k for k in partition.x_gradients),
-        ]
-        found = dict(zip(places, results, strict=True))
-        return [found.get(k) for k in range(sig.n_inputs)]
-
 
 def _gradients_of_loop(ctx: Any, body: Body, cotangents: Sequence[Any]) -> list[Any]:
     record: _Record = ctx.record
@@ -251,7 +217,7 @@ def _gradients_of_loop(ctx: Any, body: Body, cotangents: Sequence[Any]) -> list[
         for slot in slots
     ]
     roles = derivative.signature.split_inputs(inputs)
-    return gradients_of_loop(body, roles, call.reverse, cotangents[: call.n_outputs])
+    return gradients_of_loop(body, roles, call.options.reverse, cotangents[: derivative.n_outputs])
 
 
 def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
@@ -280,8 +246,9 @@ class ScanFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: DifferentiatedCall, *tensors: Any) -> Any:  # type: ignore[override]
-        outputs = run(call, tensors)
-        save(ctx, call, tensors, outputs)
+        inputs = call.inputs(tensors)
+        outputs = run(call, inputs)
+        save(ctx, call, inputs, outputs)
         if call.tangents_of is not None:
             ctx.save_for_forward(*tensors)
         return outputs

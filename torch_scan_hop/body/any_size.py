@@ -36,6 +36,8 @@ Make = Callable[[FakeTensorMode, Inputs[Any], "Symbols | None"], Result]
 
 # a trace may be right for some sizes only; a body that wants more of them gets static ones
 MAX_TRACES = 4
+# sizes and numbers of so many calls are answered without a look at guards
+MAX_RECENT = 16
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +71,23 @@ def derived(
     make: Make[Result],
 ) -> tuple[Result, tuple[Number, ...]]:
     """Return ``make``'s result for inputs like these, and the numbers behind its symbols."""
-    key = (*key, autocast_state())
+    state, like = autocast_state(), inputs_metadata(inputs)
+    recent: dict[Any, tuple[Result, tuple[Number, ...]]] = remember(body, (*key, "recent"), dict)
+    try:
+        found = recent.get((state, like))
+    except TypeError:  # symbols: what is derived for them is not kept
+        return _derived(body, (*key, state), inputs, like, make)
+    if found is None:
+        found = _derived(body, (*key, state), inputs, like, make)
+        if len(recent) >= MAX_RECENT:
+            recent.clear()
+        recent[state, like] = found
+    return found
+
+
+def _derived(
+    body: Body, key: tuple[Any, ...], inputs: Inputs[Any], like: Any, make: Make[Result]
+) -> tuple[Result, tuple[Number, ...]]:
     varying = _varying_of(body)
     if varying is not None and _are_plain(inputs.flat()):
         numbers = _numbers(varying, inputs)
@@ -92,7 +110,7 @@ def derived(
         with disable_proxy_modes_tracing():
             return make(*step_examples(inputs), None)
 
-    return remember(body, (*key, inputs_metadata(inputs)), make_static), ()
+    return remember(body, (*key, like), make_static), ()
 
 
 def _trace_member(

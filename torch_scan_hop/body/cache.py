@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -23,33 +23,27 @@ class _Symbol:
     __hash__ = None  # type: ignore[assignment]
 
 
-def metadata(value: Any, drop_leading: bool = False) -> Any:
-    """Return what a trace depends on in ``value``: for xs, that is not the trip count."""
+def metadata(value: Any) -> Any:
+    """Return what a trace depends on in ``value``."""
     if not isinstance(value, torch.Tensor):
         return _Symbol() if isinstance(value, SYMBOLS) else (type(value), value)  # 1 == True
-    shape = tuple(value.shape)[1 if drop_leading else 0 :]
-    return (shape, value.dtype, value.device)
+    return (tuple(value.shape), value.dtype, value.device)
 
 
 def inputs_metadata(inputs: Inputs[Any]) -> tuple[Any, ...]:
-    return (
-        _all_metadata(inputs.carry),
-        _all_metadata(inputs.xs, drop_leading=True),
-        _all_metadata(inputs.additional),
-    )
+    """Return :func:`metadata` of each input, and how many of them are carries and xs.
 
-
-def _all_metadata(values: Sequence[Any], drop_leading: bool = False) -> tuple[Any, ...]:
-    """Return :func:`metadata` of each value, in one call: every call of a scan asks for all."""
-    first = 1 if drop_leading else 0
-    return tuple(
-        [
-            (tuple(value.shape)[first:], value.dtype, value.device)
-            if isinstance(value, torch.Tensor)
-            else metadata(value)
-            for value in values
-        ]
-    )
+    Every call of a scan asks for it, so it is one loop without calls.
+    """
+    n_carry, n_xs = len(inputs.carry), len(inputs.xs)
+    found: list[Any] = [n_carry, n_xs]
+    for k, value in enumerate([*inputs.carry, *inputs.xs, *inputs.additional], -n_carry):
+        if isinstance(value, torch.Tensor):
+            shape = tuple(value.shape)
+            found.append((shape[1:] if 0 <= k < n_xs else shape, value.dtype, value.device))
+        else:
+            found.append(metadata(value))
+    return tuple(found)
 
 
 _AUTOCAST_DEVICES = ("cpu", "cuda", "xla", "xpu", "mps", "hpu", "mtia")
@@ -57,14 +51,16 @@ _AUTOCAST_DEVICES = ("cpu", "cuda", "xla", "xpu", "mps", "hpu", "mtia")
 
 def autocast_state() -> tuple[Any, ...]:
     """Return the global state that a trace depends on: every device's autocast, defaults, flags."""
+    enabled = tuple(map(torch.is_autocast_enabled, _AUTOCAST_DEVICES))
     return (
-        *[
-            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-            for device in _AUTOCAST_DEVICES
-        ],
+        *(map(_autocast_dtype, _AUTOCAST_DEVICES, enabled) if True in enabled else enabled),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
     )
+
+
+def _autocast_dtype(device: str, is_enabled: bool) -> Any:
+    return is_enabled and torch.get_autocast_dtype(device)
 
 
 def remember(body: Any, key: tuple[Any, ...], make: Callable[[], Result]) -> Result:

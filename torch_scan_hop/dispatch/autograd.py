@@ -20,7 +20,7 @@ from torch_scan_hop.autodiff.derive import differentiated_call
 from torch_scan_hop.autodiff.differentiability import (
     asks_for_flags_only,
     gradient_flow,
-    needs_grad,
+    wants_gradients,
 )
 from torch_scan_hop.autodiff.function import ScanFunction
 from torch_scan_hop.body.step_examples import step_examples
@@ -73,28 +73,31 @@ def _cut_off(dual: Any) -> Any:
 @scan_op.kernel(DispatchKey.Autograd)
 def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
     flat = inputs.flat()
-    wanted = inputs.map(needs_grad)
-    differentiated = torch.is_grad_enabled() and any(wanted.flat())
+    wanted = wants_gradients(flat)
+    differentiated = torch.is_grad_enabled() and any(wanted)
     duals = has_tangents(flat)
     if duals and not differentiated:
         return scan_of_duals(body, inputs, options)
+    # then no trace watches the call, and no tensor is a fake
+    is_plain = scan_op.goes_to_kernel(tuple(flat))
     if not differentiated:
-        return below(body, inputs, options)
+        return (dense if is_plain else below)(body, inputs, options)
     tensors = [t for t in flat if isinstance(t, torch.Tensor)]
-    if (under_compiler() or asks_for_flags_only()) and not is_traced(tensors):
+    traced = not is_plain and is_traced(tensors)
+    if not is_plain and not traced and (under_compiler() or asks_for_flags_only()):
         if any(isinstance(shard, FakeTensor) for shard in shards_of(tensors)):
-            return _on_fakes(body, inputs, wanted, options)
-    call = differentiated_call(
-        body, inputs, wanted, options, below, tangent_scan if duals else None
-    )
-    outputs = ScanFunction.apply(call, *tensors)[: call.n_outputs]
+            return _on_fakes(body, inputs, inputs.signature.split_inputs(wanted), options)
+    run_forward = dense if is_plain else below
+    tangents_of = tangent_scan if duals else None
+    call = differentiated_call(body, inputs, wanted, options, run_forward, tangents_of, traced)
+    derivative = call.derivative
+    outputs = ScanFunction.apply(call, *tensors)[: derivative.n_outputs]
     if duals:
-        flow = call.derivative.flow.outputs()
+        flow = derivative.flow.outputs()
         outputs = tuple(o if d else _cut_off(o) for o, d in zip(outputs, flow, strict=True))
-    if call.is_traced or not all(map(is_plain_tensor, tensors)):
+    if not is_plain and (traced or not all(map(is_plain_tensor, tensors))):
         return outputs
     # A caller may change ys in place, as those of a loop. Where the backward reads a y, the caller
     # gets a copy on write of it.
-    read = call.derivative.saved_ys
-    n_carry = len(inputs.carry)
+    n_carry, read = len(inputs.carry), derivative.saved_ys
     return tuple([copy_on_write(o) if k - n_carry in read else o for k, o in enumerate(outputs)])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.operators import TransformType
+from torch_scan_hop._torch.tracing import is_traced
 from torch_scan_hop._torch.transforms import (
     SingleLevelFunction,
     enable_single_level_autograd_function,
@@ -16,7 +17,7 @@ from torch_scan_hop._torch.transforms import (
     wrap_for_level,
 )
 from torch_scan_hop.autodiff.derive import differentiated_call
-from torch_scan_hop.autodiff.differentiability import needs_grad
+from torch_scan_hop.autodiff.differentiability import wants_gradients
 from torch_scan_hop.autodiff.function import DifferentiatedCall, gradients, run, save
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs
@@ -27,12 +28,12 @@ class GradLevelScan(SingleLevelFunction):  # type: ignore[misc]
 
     @staticmethod
     def forward(call: DifferentiatedCall, *tensors: Any) -> Any:
-        return run(call, tensors)
+        return run(call, call.inputs(tensors))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         call, *tensors = inputs
-        save(ctx, call, tensors, output)
+        save(ctx, call, call.inputs(tensors), output)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
@@ -55,11 +56,12 @@ def grad(
     interpreter: Any, body: Body, inputs: Inputs[Any], options: ScanOptions
 ) -> tuple[Any, ...]:
     run_forward = functools.partial(one_level_down, interpreter)
-    wanted = inputs.map(needs_grad)
-    if not torch.is_grad_enabled() or not any(wanted.flat()):
+    wanted = wants_gradients(inputs.flat())
+    if not torch.is_grad_enabled() or not any(wanted):
         return tuple(run_forward(body, inputs, options))
-    call = differentiated_call(body, inputs, wanted, options, run_forward)
+    traced = is_traced(inputs.flat())
+    call = differentiated_call(body, inputs, wanted, options, run_forward, traced=traced)
     tensors = [t for t in inputs.flat() if isinstance(t, torch.Tensor)]
     with enable_single_level_autograd_function():
         outputs = GradLevelScan.apply(call, *tensors)
-    return tuple(outputs[: call.n_outputs])
+    return tuple(outputs[: call.derivative.n_outputs])

@@ -22,7 +22,6 @@ from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import run_fake, trace
 from torch_scan_hop.body.added_parts import add_at_indices, add_to_slices
 from torch_scan_hop.body.any_size import derived
-from torch_scan_hop.body.cache import remember
 from torch_scan_hop.body.carries_in import CarriesIn, with_joined, with_stacks
 from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.body.step_examples import step_examples
@@ -42,7 +41,7 @@ from torch_scan_hop.step import check_device
 
 log = logging.getLogger(__name__)
 
-AnyPlan = ScanPlan | PlanForAnySize
+AnyPlan = SizedPlan | PlanForAnySize
 # below this, tracing and batching cost more than they save
 MIN_TRIP_COUNT = 3
 
@@ -114,27 +113,21 @@ def loop(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tup
 
 
 def straight_line_loop(
-    body: fx.GraphModule,
+    loop: EagerLoop,
+    body: Body,
     inputs: Inputs[Any],
     options: ScanOptions,
     *,
-    own_xs: Sequence[int],
     into: Sequence[torch.Tensor | None] | None = None,
     like: Sequence[StackLike] | None = None,
 ) -> tuple[Any, ...]:
-    """Run the loop that a plan leaves, by :class:`~torch_scan_hop.eager.loop.EagerLoop`."""
-    eager = eager_loop(body, inputs.signature, own_xs)
-    carry, stacks = eager(inputs, options.reverse, into, like)
+    """Run the loop that a plan leaves; ``body`` is what it was written from."""
+    carry, stacks = loop(inputs, options.reverse, into, like)
     return (*unaliased(carry, [*inputs.flat(), *stacks]), *stacks)
-
-
-def eager_loop(body: fx.GraphModule, signature: Signature, own_xs: Sequence[int]) -> EagerLoop:
-    return remember(body, ("eager",), lambda: EagerLoop(body, signature, own_xs))
 
 
 def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
     """Return the optimised form of ``body`` for inputs like these, which is made once."""
-    signature = inputs.signature
 
     def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> AnyPlan:
         with torch.no_grad():
@@ -145,22 +138,27 @@ def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
         drop_stops(graph)
         legality.run_passes(graph, [add_at_indices, add_to_slices])
         if symbols is None:
-            return make_plan(graph, signature, current_options(), pointwise_pays=True)
-        return _for_any_size(graph, signature, symbols)
+            plan = make_plan(graph, inputs.signature, current_options(), pointwise_pays=True)
+            return SizedPlan(plan, loop_of(plan))
+        return _for_any_size(graph, inputs.signature, symbols)
 
     found, numbers = derived(body, ("plan", current_options()), inputs, make)
-    return SizedPlan(found) if isinstance(found, ScanPlan) else found.at(numbers)
+    return found if isinstance(found, SizedPlan) else found.at(numbers)
 
 
 def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols) -> PlanForAnySize:
     graph, signature, sizes = lift_integers(graph, signature)
     options = current_options()
     plan = make_plan(graph, signature, options, pointwise_pays=True, guard_sizes=False)
-    n_loop = (len(plan.decisions.loop_carry), max(1, len(plan.loop_xs)), len(plan.loop_additional))
-    # Made now, though it runs later: what looks at a size must do so while the look is recorded as
-    # a guard, by which the plan is later found to fit a call or not.
-    loop = eager_loop(plan.body, Signature(*n_loop), plan.own_xs)
-    return PlanForAnySize(plan, sizes, loop.ys, symbols)
+    # The loop is made now, though it runs later: what looks at a size must do so while the look is
+    # recorded as a guard, by which the plan is later found to fit a call or not.
+    return PlanForAnySize(SizedPlan(plan, loop_of(plan)), sizes, symbols)
+
+
+def loop_of(plan: ScanPlan) -> EagerLoop:
+    d = plan.decisions
+    n_loop = (len(d.loop_carry), max(1, len(plan.loop_xs)), len(plan.loop_additional))
+    return EagerLoop(plan.body, Signature(*n_loop), plan.own_xs)
 
 
 def dense(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[torch.Tensor, ...]:
@@ -193,9 +191,9 @@ def _planned(
     plan, trip_count = sized.plan, inputs.trip_count
     if sized.additional:
         inputs = Inputs(inputs.carry, inputs.xs, [*inputs.additional, *sized.additional])
-    shifted = sum(x.stack[0].nbytes for x in inputs.xs if isinstance(x, CarriesIn))
+    shifted = sum([x.stack[0].nbytes for x in inputs.xs if isinstance(x, CarriesIn)])
     length = block_length(plan, trip_count, shifted, sized.stacked_bytes)
-    run = functools.partial(straight_line_loop, own_xs=plan.own_xs, like=sized.loop_ys)
+    run = functools.partial(straight_line_loop, sized.loop, like=sized.loop_ys)
     if length < trip_count:
         results = run_in_blocks(plan, run, inputs, options, length, ys_like=sized.ys)
     else:

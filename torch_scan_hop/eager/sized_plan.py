@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_scan_hop._torch.symbols import Number, Symbols
-from torch_scan_hop.eager.loop import StackLike
+from torch_scan_hop.eager.loop import EagerLoop, StackLike
 from torch_scan_hop.rewrites import ScanPlan
 
 
@@ -17,6 +17,7 @@ class SizedPlan:
     """A plan, and the sizes that a call adds to its inputs if the plan is for any size."""
 
     plan: ScanPlan
+    loop: EagerLoop  # of what the plan leaves
     additional: tuple[int, ...] = ()  # sizes, which the plan takes as further additional inputs
     stacked_bytes: int | None = None
     ys: list[StackLike] | None = None
@@ -26,25 +27,23 @@ class SizedPlan:
 class PlanForAnySize:
     """A plan that takes ``sizes`` (symbolic) as further additional inputs."""
 
-    def __init__(
-        self, plan: ScanPlan, sizes: list[Any], loop_ys: list[StackLike], symbols: Symbols
-    ) -> None:
-        self.plan = plan
+    def __init__(self, symbolic: SizedPlan, sizes: list[Any], symbols: Symbols) -> None:
+        self.symbolic = symbolic
         self.n_sizes = len(sizes)
-        self.loop_ys = loop_ys
+        plan = symbolic.plan
         self.ys = [StackLike.of(y.meta["val"]) for y in plan.outputs.ys]
-        dimensions = [size for y in [*self.ys, *loop_ys] for size in y.shape]
+        dimensions = [size for y in [*self.ys, *symbolic.loop.ys] for size in y.shape]
         self.evaluate = symbols.function([*sizes, sum(plan.stacked_sizes()), *dimensions])
 
     def at(self, numbers: Sequence[Number]) -> SizedPlan:
         values = self.evaluate(*numbers)
         rest = iter(values[self.n_sizes :])
-        return SizedPlan(
-            self.plan,
-            values[: self.n_sizes],
-            next(rest),
-            [_sized(y, rest) for y in self.ys],
-            [_sized(y, rest) for y in self.loop_ys],
+        return dataclasses.replace(
+            self.symbolic,
+            additional=values[: self.n_sizes],
+            stacked_bytes=next(rest),
+            ys=[_sized(y, rest) for y in self.ys],
+            loop_ys=[_sized(y, rest) for y in self.symbolic.loop.ys],
         )
 
 

@@ -13,7 +13,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
 from torch_scan_hop.autodiff.derivative import Derivative
 from torch_scan_hop.autodiff.derive import derivative_of
-from torch_scan_hop.autodiff.differentiability import needs_grad
+from torch_scan_hop.autodiff.differentiability import wants_gradients
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.partition import Partition
 from torch_scan_hop.capture.reasons import reason_of
@@ -26,7 +26,7 @@ from torch_scan_hop.signature import Inputs
 
 
 def is_trained(site: Site) -> bool:
-    return torch.is_grad_enabled() and any(map(needs_grad, site.operands.flat()))
+    return torch.is_grad_enabled() and any(wants_gradients(site.operands.flat()))
 
 
 def derivative_at(site: Site) -> Derivative:
@@ -34,7 +34,7 @@ def derivative_at(site: Site) -> Derivative:
 
     Then the call would run as a loop, and raise in its backward.
     """
-    wanted: Inputs[bool] = site.operands.map(needs_grad)
+    wanted = wants_gradients(site.operands.flat())
     try:
         with preserve_node_meta():  # of which the lines of nodes are
             return derivative_of(site.body, site.operands, wanted, site.checkpoint, False)[0]

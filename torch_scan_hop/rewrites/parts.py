@@ -38,8 +38,6 @@ class Part:
 
     def __call__(self, values: dict[fx.Node, Any]) -> dict[fx.Node, Any]:
         """The outputs, by node."""
-        if not self.outputs:
-            return {}
         results = past_module_hooks(self.module)(*[values[n] for n in self.inputs])
         return dict(zip(self.outputs, results, strict=True))
 
@@ -54,8 +52,6 @@ class Part:
 
         ``reverse``: whether the last step runs first, so that its error is the one to raise.
         """
-        if not self.outputs:
-            return {}
         arguments = [stacks[n] if n in stacks else values[n] for n in self.inputs]
         stacked = [n in stacks for n in self.inputs]
         n_steps = arguments[stacked.index(True)].shape[0]

@@ -55,7 +55,7 @@ def _contiguous_matrix(value: Any) -> Any:
 
 def _lies_apart(value: Any) -> bool:
     """Return True if neither rows nor columns are contiguous, so that each product copies it."""
-    if not isinstance(value, torch.Tensor) or value.dim() < 2:
+    if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.is_contiguous():
         return False
     rows, columns = value.stride()[-2:]
     return likely_value(rows) > 1 and likely_value(columns) > 1
@@ -163,7 +163,7 @@ class ScanPlan:
         """
         values = self.invariants(inputs)
         carry = [inputs.carry[k] for k in self.carried]
-        if adds_in_place:
+        if adds_in_place and self.decisions.accumulators:
             carry = self.with_own_sums(carry)
         carry, stacks = self.run_steps(
             run_scan, carry, inputs.xs, values, options, sums_are_own=adds_in_place
@@ -175,9 +175,10 @@ class ScanPlan:
         """Return all values that are the same at every step."""
         constants = [inputs.carry[k] for k in self.decisions.constant_carry]
         values = dict(zip(self.fixed, [*inputs.additional, *constants], strict=True))
-        for node, value in self.invariant_part(values).items():
-            # products of all steps at once read a matrix rarely enough to take it as it lies
-            values[node] = _contiguous_matrix(value) if node in self.loop_additional else value
+        if self.decisions.invariants:
+            for node, value in self.invariant_part(values).items():
+                # products of all steps at once read a matrix rarely enough to take it as it lies
+                values[node] = _contiguous_matrix(value) if node in self.loop_additional else value
         for node in self._fixed_factors:
             if _lies_apart(values[node]):
                 values[node] = _contiguous_matrix(values[node])
@@ -212,7 +213,8 @@ class ScanPlan:
         d = self.decisions
         n = len(d.loop_carry)
         stacks = dict(zip(self.roles.xs, xs, strict=True))
-        stacks |= self.batched_part.over_steps(stacks, values, options.reverse)
+        if d.batched:
+            stacks |= self.batched_part.over_steps(stacks, values, options.reverse)
         results: Sequence[Any] = []
         if n or d.stacked:
             loop_xs = [xs[0]] if self.counts_only else [stacks[n] for n in self.loop_xs]
@@ -222,7 +224,8 @@ class ScanPlan:
                 legality.check_after_each.operands("loop", self.body, operands)
             results = run_scan(self.body, operands, options)
         stacks |= dict(zip(d.stacked, results[n:], strict=True))
-        stacks |= self.sunk_part.over_steps(stacks, values, options.reverse)
+        if d.sunk:
+            stacks |= self.sunk_part.over_steps(stacks, values, options.reverse)
         sums = []
         for a, before in zip(d.accumulators, carry[n:], strict=True):
             leaves = [stacks[leaf] for leaf in a.leaves]
@@ -248,18 +251,27 @@ class ScanPlan:
         self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any], trip_count: Any
     ) -> list[Any]:
         """Return all ys, contiguous, each a tensor of its own; None where nothing reads it."""
-        # a y must not share memory with an input or with another y: such a view is copied
-        # (the stack of a carry is the loop's own)
+        return [
+            None if copy is None else _own_stack(node, stacks, values, trip_count, copy)
+            for node, copy in self._gathered
+        ]
+
+    @functools.cached_property
+    def _gathered(self) -> list[tuple[fx.Node, bool | None]]:
+        """Return each y, and whether it must be copied; None where nothing reads it.
+
+        A y must not share memory with an input or with another y: such a view is copied. (The stack
+        of a carry is the loop's own.)
+        """
         taken = {*self.roles.xs, *self.roles.additional}
-        ys: list[Any] = []
-        for k, node in enumerate(self.outputs.ys):
-            if not self.decisions.used_outputs[self.signature.n_carry + k]:
-                ys.append(None)
-                continue
+        found: list[tuple[fx.Node, bool | None]] = []
+        used = self.decisions.used_outputs[self.signature.n_carry :]
+        for node, is_used in zip(self.outputs.ys, used, strict=True):
             owner = viewed(node)
-            ys.append(_own_stack(node, stacks, values, trip_count, copy=owner in taken))
-            taken.add(owner)
-        return ys
+            found.append((node, owner in taken if is_used else None))
+            if is_used:
+                taken.add(owner)
+        return found
 
 
 def _own_stack(
