@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 
 from torch_scan_hop import legality, scan
 
-#: torch's own included; 300 is the aim
-MOST_CALLS = 540
+#: torch's own included, which are some 30 more on 2.9.1; 300 is the aim
+MOST_CALLS = 370
 
 
 @pytest.mark.torch_version
@@ -30,12 +31,16 @@ def test_python_calls_of_a_training_call(monkeypatch):
         nonlocal calls
         calls += event == "call"
 
-    for is_counted in (False, False, False, True):
-        if is_counted:
-            sys.setprofile(count)
+    counted = []
+    for _ in range(6):
+        calls = 0
+        gc.disable()  # what it frees may call Python, too
+        sys.setprofile(count)
         try:
             carry, ys = scan(cell, init, xs)
             (carry.sum() + ys.sum()).backward()
         finally:
             sys.setprofile(None)
-    assert 100 < calls <= MOST_CALLS
+            gc.enable()
+        counted.append(calls)
+    assert 100 < min(counted) <= MOST_CALLS

@@ -100,8 +100,9 @@ def scan(
         >>> hs.shape, bool((h == hs[-1]).all())
         (torch.Size([3, 2]), True)
     """
+    by_default = defaults()
     if compile is None:
-        compile = defaults().compile
+        compile = by_default.compile
     check_flag("scan", "compile", compile)
     call = checked_call(combine_fn, init, xs, length, dim, Schedule(reverse, unroll, checkpoint))
     check_progress(progress)
@@ -113,7 +114,7 @@ def scan(
         carry, ys = run_with_bar(progress, call.trip_count if one_loop else None, run)
     else:
         carry, ys = _run(combine_fn, init, call.xs, call.trip_count, call.schedule, compile)
-    if defaults().detect_nonfinite:
+    if by_default.detect_nonfinite:
         check_results(combine_fn, init, call.xs, call.trip_count, reverse, (carry, ys))
     return carry, stacked_along(dim, call.xs, ys)
 

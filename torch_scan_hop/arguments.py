@@ -31,8 +31,7 @@ def checked_call(
     """Check the arguments, and raise for those that do not fit."""
     _check_options(combine_fn, length, dim, schedule.reverse, schedule.unroll)
     check_policy(schedule.checkpoint)
-    _check_leaves(init, xs)
-    trip_count = _trip_count(xs, length, dim)
+    trip_count = _trip_count(_checked_leaves(init, xs), length, dim)
     if dim != 0:
         xs = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
     return CheckedCall(xs, trip_count, schedule)
@@ -89,7 +88,8 @@ def _check_kind(combine_fn: Any) -> None:
         raise ScanTypeError("scan: combine_fn must be a function, but is async. Drop async.")
 
 
-def _check_leaves(init: Any, xs: Any) -> None:
+def _checked_leaves(init: Any, xs: Any) -> list[tuple[str, Any]]:
+    """Return the leaves of ``xs`` with their paths."""
     for path, leaf in tree.leaves_with_paths(init, "init"):
         if leaf is not None and not isinstance(leaf, (torch.Tensor, *tree.NUMBERS)):
             raise refused(
@@ -97,13 +97,15 @@ def _check_leaves(init: Any, xs: Any) -> None:
                 f"scan: {path} must be a tensor, a number or None, but got {describe(leaf)}. "
                 + _instead_of(leaf, "Close over other values instead of carrying them."),
             )
-    for path, leaf in tree.leaves_with_paths(xs, "xs"):
+    x_leaves = tree.leaves_with_paths(xs, "xs")
+    for path, leaf in x_leaves:
         if leaf is not None and not isinstance(leaf, torch.Tensor):
             raise refused(
                 ScanTypeError,
                 f"scan: {path} must be a tensor or None, but got {describe(leaf)}. "
                 + _instead_of(leaf, "Close over values that do not change from step to step."),
             )
+    return x_leaves
 
 
 def _instead_of(leaf: Any, otherwise: str) -> str:
@@ -120,9 +122,9 @@ def _instead_of(leaf: Any, otherwise: str) -> str:
     return otherwise
 
 
-def _trip_count(xs: Any, length: int | None, dim: int) -> Any:
+def _trip_count(x_leaves: list[tuple[str, Any]], length: int | None, dim: int) -> Any:
     found: tuple[str, Any] | None = None
-    for path, leaf in tree.leaves_with_paths(xs, "xs"):
+    for path, leaf in x_leaves:
         if leaf is None:
             continue
         if not -leaf.ndim <= dim < leaf.ndim:

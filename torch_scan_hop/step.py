@@ -30,7 +30,7 @@ def as_carry(leaf: Any, device: torch.device) -> torch.Tensor:
 
 def start_of(init: Any, xs: Any) -> tuple[Any, Any]:
     """Return what a step's carry is compared with (``api.run_scheduled``), and the first carry."""
-    if not any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init)):
+    if not any([isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(init)]):
         return None, init
     device = device_of(init, xs)
     carry = tree.map_leaves(lambda leaf: as_carry(leaf, device), init)

@@ -272,14 +272,20 @@ _by_hand.update(_expanded(tuple(os.environ.get(VARIABLE, "").replace(",", " ").s
 
 #: True if scans are captured. It is a value, because Dynamo traces code that reads it.
 captures = not _by_hand & {"operator", "capture"}
+_is_found_out = False
 
 
 def find_out_whether_captures(imports: bool = True) -> bool:
-    """Return True if scans can be captured; asked when Dynamo is loaded."""
-    global captures
-    if captures and why_off("capture", imports) is not None:
-        captures = False
-        is_there("capture", imports)
+    """Return True if scans can be captured; asked when Dynamo is loaded.
+
+    What it needs of torch is looked for once. What is switched off later sets ``captures``.
+    """
+    global captures, _is_found_out
+    if captures and not _is_found_out:
+        if why_off("capture", imports) is not None:
+            captures = False
+            is_there("capture", imports)
+        _is_found_out = imports
     return captures
 
 

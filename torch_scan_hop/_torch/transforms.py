@@ -56,6 +56,7 @@ __all__ = [
     "over_grads_batch",
     "put_back_on_error",
     "restore_vmap",
+    "under_nothing",
     "under_transform",
     "unpack_dual",
     "unwrap_batched",
@@ -138,6 +139,15 @@ def collect_failed_trace() -> None:
 def under_transform() -> bool:
     """Return True if a functorch transform (grad, vmap, jvp, ...) is active."""
     return peek_interpreter_stack() is not None
+
+
+def under_nothing() -> bool:
+    """Return True if no transform, mode or tracer is active, not even a default device."""
+    return (
+        peek_interpreter_stack() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+    )
 
 
 def in_plain_eager() -> bool:

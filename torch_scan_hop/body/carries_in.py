@@ -84,27 +84,20 @@ def joined(
     return [join(x) if isinstance(x, CarriesIn) else x for x in xs]
 
 
-def _are_any_shifted(xs: Sequence[Any]) -> bool:
-    for x in xs:  # no generator: that is a call for each x, of every call of a scan
-        if isinstance(x, CarriesIn):
-            return True
-    return False
-
-
 def with_stacks(inputs: Inputs[Any]) -> Inputs[Any]:
     """Apply :func:`stacks_of` to the xs of a scan's inputs."""
-    if not _are_any_shifted(inputs.xs):
+    if CarriesIn not in map(type, inputs.xs):
         return inputs
-    return Inputs(inputs.carry, list(stacks_of(inputs.xs)), inputs.additional)
+    return Inputs(inputs.carry, stacks_of(inputs.xs), inputs.additional)
 
 
 def with_joined(
     inputs: Inputs[Any], join: Callable[[CarriesIn], Tensor] = CarriesIn.whole
 ) -> Inputs[Any]:
     """Apply :func:`joined` to the xs of a scan's inputs."""
-    if not _are_any_shifted(inputs.xs):
+    if CarriesIn not in map(type, inputs.xs):
         return inputs
-    return Inputs(inputs.carry, list(joined(inputs.xs, join)), inputs.additional)
+    return Inputs(inputs.carry, joined(inputs.xs, join), inputs.additional)
 
 
 def _joined(rows: Tensor, edge: Tensor, reverse: bool) -> Tensor:

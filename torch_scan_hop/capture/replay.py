@@ -28,6 +28,7 @@ from torch_scan_hop._torch.transforms import (
     StopRecomputation,
     in_plain_eager,
     put_back_on_error,
+    under_nothing,
     under_transform,
 )
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
@@ -61,7 +62,9 @@ def explicit(fn: Any) -> Any:
         else:
             keywords = {**function.keywords, **keywords}
             function, args = function.func, (*function.args, *args)
-    if isinstance(function, types.FunctionType):
+    if isinstance(function, types.FunctionType) and (
+        function.__defaults__ or function.__kwdefaults__
+    ):
         keywords = {**_defaults(function, n_given=len(args) + 2), **keywords}
     if not args and not keywords:
         return fn
@@ -235,12 +238,7 @@ def history_of(combine_fn: Any) -> list[str]:
 def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entry:
     from torch_scan_hop._torch.dynamo.captures import CapturedFunction
 
-    # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
-    static = under_transform() or on_xla
-    # in a trace a number is a constant: one that varies would be a tensor of it, and a read of that
-    traced = under_tracer() or floats_are_on_default_device()
-    # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
-    kind = (static, under_users_mode(), traced, compiled)
+    static, _, traced, _ = kind = _kind_of_capture(on_xla, compiled)
     code = code_of(combine_fn)
     entries = _entries.setdefault(code, {})
     if kind not in entries:
@@ -255,6 +253,17 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
             floats_vary=not traced,
         )
     return entries[kind]
+
+
+def _kind_of_capture(on_xla: bool, compiled: bool) -> CaptureKind:
+    if under_nothing():
+        return on_xla, False, False, compiled
+    # functorch's wrappers do not know their sizes as symbols, and XLA compiles for fixed ones
+    static = under_transform() or on_xla
+    # in a trace a number is a constant: one that varies would be a tensor of it, and a read of that
+    traced = under_tracer() or floats_are_on_default_device()
+    # under a user's mode torch 2.9 captures nothing, and never looks at that entry again
+    return static, under_users_mode(), traced, compiled
 
 
 def _on_xla(args: tuple[Any, ...]) -> bool:

@@ -17,6 +17,7 @@ So, but for rounding, does a cast to a wider type.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,8 +75,14 @@ class Accumulator:
     maps: tuple[fx.Node, ...]
     leaves: tuple[fx.Node, ...]
 
+    @functools.cached_property
     def is_product(self) -> bool:
         return self.term.target in _PRODUCTS
+
+    @functools.cached_property
+    def _is_transposed(self) -> list[bool]:
+        """Whether each factor of a product is the transpose of the leaf that is stacked for it."""
+        return [a is not leaf for a, leaf in zip(self.term.args, self.leaves, strict=True)]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -105,7 +112,7 @@ class Accumulator:
 
         ``values`` has what ``maps`` read besides.
         """
-        if self.is_product():
+        if self.is_product:
             left, right = self._factors(stacks)
             total = torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
         elif self.leaves[0] is not self.term:
@@ -123,7 +130,7 @@ class Accumulator:
         self, before: torch.Tensor, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]
     ) -> torch.Tensor:
         """Add :meth:`total` to ``before`` in place; a product needs no memory for that."""
-        if not self.is_product() or not all(map(_is_matrix_transpose, self.maps)):
+        if not self.is_product or not all(map(_is_matrix_transpose, self.maps)):
             return before.add_(self.total(stacks, values))
         turned = before.t() if len(self.maps) % 2 else before
         add_product = turned.addmm_ if turned.dim() == 2 else turned.baddbmm_
@@ -135,10 +142,10 @@ class Accumulator:
 
         ``flatten``, since ``reshape`` cannot tell what -1 is where another size is zero.
         """
-        left, right = (
-            _transposed(stack, leaf, argument)
-            for stack, leaf, argument in zip(stacks, self.leaves, self.term.args, strict=True)
-        )
+        left, right = [
+            stack.transpose(1, 2) if flag else stack
+            for stack, flag in zip(stacks, self._is_transposed, strict=True)
+        ]
         if left.dim() == 3:  # [T, m, k] @ [T, k, n]
             return left.permute(1, 0, 2).flatten(1), right.flatten(0, 1)
         # [T, b, m, k] @ [T, b, k, n]
@@ -170,10 +177,6 @@ def _is_matrix_transpose(node: Any) -> bool:
     if node.target is aten.t.default:
         return True
     return node.target is aten.permute.default and tuple(node.args[1]) == (1, 0)  # type: ignore[arg-type]
-
-
-def _transposed(stack: torch.Tensor, leaf: fx.Node, argument: Any) -> torch.Tensor:
-    return stack if leaf is argument else stack.transpose(1, 2)
 
 
 def _untransposed(node: fx.Node) -> fx.Node:

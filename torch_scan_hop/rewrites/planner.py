@@ -90,7 +90,7 @@ class Planner:
         ]
         candidates = [a for a in found if a is not None and self.used[a.index]]
         at_hand = {*self.roles.xs, *self.ys}
-        at_hand |= {leaf for a in candidates if a.is_product() for leaf in a.leaves}
+        at_hand |= {leaf for a in candidates if a.is_product for leaf in a.leaves}
         at_hand |= {
             a.operand for a in candidates if is_cheap_to_sum(a, self.costs.nbytes, self.step_bytes)
         }
@@ -109,7 +109,7 @@ class Planner:
     def _accumulator_pays(self, accumulator: Accumulator, at_hand: set[fx.Node]) -> bool:
         if any(self.dependence[leaf] is Dependence.INVARIANT for leaf in accumulator.leaves):
             return False
-        if accumulator.is_product() or accumulator.leaves[0] in at_hand:
+        if accumulator.is_product or accumulator.leaves[0] in at_hand:
             return True
         # A fused loop adds in registers, for nothing. Where each operator costs a dispatch, a stack
         # of small terms, summed at once, is cheaper than an addition per step.
