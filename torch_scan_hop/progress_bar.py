@@ -115,6 +115,8 @@ def calls(trip_count: int, most: int) -> Iterable[tuple[int, int]]:
     >>> list(calls(5, 2)), list(calls(0, 2))
     ([(0, 2), (2, 4), (4, 5)], [(0, 0)])
     """
+    if trip_count <= most and _bar.get() is None:
+        return ((0, trip_count),)
     bar = _bar_at_hand()
     if bar is None or trip_count == 0:
         spans = range(0, max(1, trip_count), most)

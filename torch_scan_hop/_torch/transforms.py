@@ -89,8 +89,7 @@ def _layers(depth: int) -> list[Any]:
 
 
 class put_back_on_error:
-    """A context that closes whatever a failed trace left open: functorch levels, forward mode,
-    hooks.
+    """Closes whatever a failed trace left open: functorch levels, forward mode, hooks.
 
     Each call of a scan enters it, so it is no generator, which would be nine calls.
     """
