@@ -2,8 +2,9 @@
 
     python -m benchmarks.memory [--quick]
 
-Eager; the cell of ``tests/test_memory.py`` in float32, and a tanh RNN. A policy takes no larger
-T once its first call, which traces it, took ``LIMIT_SECONDS``, or fwd+bwd of the next T would.
+Eager; the cell of ``tests/autodiff/test_memory.py`` in float32, and a tanh RNN. A policy takes no
+larger T once its first call, which traces it, took ``LIMIT_SECONDS``, or fwd+bwd of the next T
+would.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ POLICIES: dict[str, Any] = {
 
 
 class ManyValues(TanhRNN):
-    """The cell of ``tests/test_memory.py``: several values per step that backward needs."""
+    """The cell of ``tests/autodiff/test_memory.py``: several values per step for the backward."""
 
     def problem(self, dtype: torch.dtype, T: int, B: int, D: int = D, H: int = H) -> Problem:
         given = super().problem(dtype, T, B, D, H)

@@ -46,7 +46,7 @@ def _names(marks: Iterator[ast.expr]) -> tuple[list[str], set[str]]:
 def shown_by() -> dict[str, dict[str, set[str]]]:
     """For each thing that works the files whose tests show it, and what leaves those out."""
     found: dict[str, dict[str, set[str]]] = {}
-    for file in sorted(TESTS.glob("test_*.py")):
+    for file in sorted(TESTS.rglob("test_*.py"), key=lambda file: file.stem):
         tree = ast.parse(file.read_text())
         of_file, plain_of_file = _names(_marks(tree))
         for node in tree.body:

@@ -5,7 +5,7 @@ batched value and an unbatched self keeps the last value for every row; ``as_str
 the strides that a batch will have; what depends on the values of a mask cannot be batched at all.
 So a value leaves the loop only by operators that are named here, and every one of them is compared
 with the loop, for every pattern of batched and unbatched arguments, in
-``tests/test_batchable.py``. All others stay in the loop, where they are what they were.
+``tests/rewrites/test_batchable.py``. All others stay in the loop, where they are what they were.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ class ScanPlan:
     ) -> list[Any]:
         """Return all ys, contiguous, each a tensor of its own; None where nothing reads it."""
         return [
-            None if copy is None else _own_stack(node, stacks, values, trip_count, copy)
+            None if copy is None else _own_stack(node, stacks, values, trip_count, copy=copy)
             for node, copy in self._gathered
         ]
 

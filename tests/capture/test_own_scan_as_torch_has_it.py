@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parent / "own_scan_report.py"
+SCRIPT = Path(__file__).parents[1] / "own_scan_report.py"
 
 
 def report(imports: str, group: str, folder: Path) -> dict[str, str]:

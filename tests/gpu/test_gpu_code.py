@@ -55,7 +55,7 @@ LARGE = {
     "gru, 128 wide": row_case(gru, "wub", 40, 128, gates=3),
 }
 
-REGISTERS = Path(__file__).parent / "gpu_registers.json"
+REGISTERS = Path(__file__).parents[1] / "gpu_registers.json"
 FIRST = ["gated", "counter"]
 TRAINED = [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 

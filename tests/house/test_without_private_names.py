@@ -20,7 +20,7 @@ import torch_scan_hop
 from torch_scan_hop._torch import capabilities, forms
 from torch_scan_hop._torch.private_names import CALLED, NAMES, ONLY_IN, REPLACED
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 VERSION = torch.__version__.partition("+")[0]

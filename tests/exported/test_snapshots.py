@@ -1,6 +1,6 @@
 """What a scan looks like to each consumer of graphs, pinned: a change here is seen by users.
 
-``EXPECTTEST_ACCEPT=1 make test ARGS=tests/test_snapshots.py`` writes the snapshots anew.
+``EXPECTTEST_ACCEPT=1 make test ARGS=tests/exported/test_snapshots.py`` writes the snapshots anew.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 import torch
 from oracle import check
 
-FOLDER = Path(__file__).parent.parent / "examples" / "cookbook"
+FOLDER = Path(__file__).parents[2] / "examples" / "cookbook"
 RECIPES = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem != "compare")
 
 

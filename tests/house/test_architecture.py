@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import slow_tests
 
 import torch_scan_hop
 
@@ -75,7 +76,7 @@ def given_by(tree: ast.AST) -> set[str]:
 
 
 GIVEN = {name: given_by(ast.parse(file.read_text())) for name, file in NAMES.items()}
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("folder", ["torch_scan_hop", "tests", "benchmarks", "examples"])
@@ -284,3 +285,17 @@ def test_docstrings_are_no_part_of_a_functions_length():
     source = 'def f():\n    """Two\n    lines."""\n    return 1\n'
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef) and lines_of(function) == 2
+
+
+def test_every_test_that_is_listed_as_slow_exists():
+    functions: dict[str, set[str]] = {}
+    for name in slow_tests.listed():
+        file, *_, function = name.split("[")[0].split("::")
+        functions.setdefault(file, set()).add(function)
+    for file, named in functions.items():
+        if not file.startswith("tests/"):  # a doctest
+            continue
+        defined = set(
+            re.findall(r"^ *def (test_\w+)", (REPOSITORY / file).read_text(), re.MULTILINE)
+        )
+        assert named <= defined, file

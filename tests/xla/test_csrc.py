@@ -385,7 +385,7 @@ def test_absence_is_explained(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_sanitizers():
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     done = subprocess.run(
         ["make", "fuzz"], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )

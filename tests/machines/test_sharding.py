@@ -293,7 +293,7 @@ def test_numbers_and_collectives(backend, processes):
 
 @pytest.mark.slow
 def test_the_recipe_of_sequence_parallel():
-    recipe = Path(__file__).parent.parent / "examples" / "cookbook" / "sequence_parallel.py"
+    recipe = Path(__file__).parents[2] / "examples" / "cookbook" / "sequence_parallel.py"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*launcher, "--nproc-per-node", "2", recipe], capture_output=True, text=True, timeout=300

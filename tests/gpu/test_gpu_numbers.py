@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 #: what the interpreter computes depends on Triton; one version of it is enough for `make test`
 ON_OTHERS_SLOW = pytest.mark.slow if torch.__version__ < "2.15" else pytest.mark.torch_version
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 FILES = [str(HERE / "interpreted_kernels.py"), str(HERE / "interpreted_tiles.py")]

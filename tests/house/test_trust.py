@@ -23,7 +23,7 @@ from torch_scan_hop import scan
 from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop.reference import scan_loop
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 H, XS = torch.zeros(2), torch.linspace(0, 1, 12).reshape(6, 2)
 
 # --- leaks ---
