@@ -99,8 +99,8 @@ class put_back_on_error:
         self.layers = _layers(self.depth) if self.depth else []
         self.was_forward_mode = in_forward_mode()
         self.grad, self.forward_grad = torch.is_grad_enabled(), _is_fwd_grad_enabled()
-        self.hooks: Any = torch._C._autograd
-        self.hooks_were_enabled = self.hooks._saved_tensors_hooks_is_enabled()
+        hooks: Any = torch._C._autograd
+        self.hooks_were_enabled = hooks._saved_tensors_hooks_is_enabled()
         self.nesting = eager_transforms.JVP_NESTING
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -117,7 +117,8 @@ class put_back_on_error:
         torch._C._set_grad_enabled(self.grad)
         torch._C._set_fwd_grad_enabled(self.forward_grad)
         if self.hooks_were_enabled:
-            self.hooks._saved_tensors_hooks_enable()
+            hooks: Any = torch._C._autograd
+            hooks._saved_tensors_hooks_enable()
 
 
 def collect_failed_trace() -> None:
@@ -188,7 +189,9 @@ def make_dual(primal: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
     return torch._VF._make_dual(primal, tangent, level=0)  # type: ignore[attr-defined]
 
 
-_load_batching_rules = functools.cache(lazy_load_decompositions)
+@functools.cache
+def _load_batching_rules() -> None:
+    lazy_load_decompositions()
 
 
 def over_first_dimension(
