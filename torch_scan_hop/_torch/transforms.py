@@ -124,9 +124,8 @@ class put_back_on_error:
 def collect_failed_trace() -> None:
     """Free what a failed trace left, with the dispatcher's state kept.
 
-    Under functorch transforms, Dynamo of torch 2.13 leaves something behind that changes the keys
-    which the dispatcher leaves out, when it is freed. Without this call that would happen whenever
-    the garbage collector runs, to whatever runs then.
+    Dynamo of torch 2.13 leaves something behind under transforms that changes the keys which the
+    dispatcher leaves out when it is freed, which would be whenever the collector runs.
     """
     if not under_transform():
         return
@@ -200,11 +199,9 @@ def over_first_dimension(
     batched: Sequence[bool],
     batch_size: Any,
 ) -> list[torch.Tensor]:
-    """Return ``torch.vmap`` of a flat ``fn``, along the first dimension of the arguments
-    ``batched``.
+    """Return ``torch.vmap`` of a flat ``fn`` along the first dimension of ``batched`` arguments.
 
-    torch's own vmap flattens trees and makes a wrapper at each call, which takes longer than a
-    small operator.
+    torch's own flattens trees and makes a wrapper, which takes longer than a small operator.
     """
     _load_batching_rules()
     levels: Any = functorch
@@ -262,8 +259,8 @@ def over_grads_batch(
 ) -> list[Any] | None:
     """Return ``fn`` vmapped where ``is_grads_batched=True`` calls it; None if nothing is batched.
 
-    ``autograd.grad`` batches cotangents by torch's first vmap, whose wrappers no operator in
-    Python can take. Here they are unwrapped, and batched by functorch.
+    ``autograd.grad`` batches by torch's first vmap, whose wrappers no operator in Python can take.
+    Here they are unwrapped, and batched by functorch.
     """
     if torch.compiler.is_dynamo_compiling():
         return None  # compiled autograd traces this, and knows no such vmap
