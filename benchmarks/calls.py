@@ -2,11 +2,17 @@
 
     python -m benchmarks.calls
 
-One thread, ``tanh(h @ w)`` over the weights ``w`` of B=4, D=8: a step takes microseconds.
+One thread, ``tanh(h @ w)`` over the weights ``w`` of B=4, D=8: a step takes microseconds. The way of
+a call is what ``sys.setprofile`` sees of it: calls of Python functions, of how many functions, in
+how many files.
 """
 
 from __future__ import annotations
 
+import gc
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -14,8 +20,10 @@ import torch
 from benchmarks import report
 from benchmarks.page import Page
 from benchmarks.timing import interleaved
+from torch_scan_hop import __file__ as package
 from torch_scan_hop import scan
 
+PACKAGE = str(Path(package).parent)
 TRIP_COUNTS = (1, 5, 20, 100)
 B, D = 4, 8
 ROUNDS = 41
@@ -58,10 +66,50 @@ def measure(T: int) -> list[list[object]]:
     return rows
 
 
+def way(T: int) -> list[list[object]]:
+    """Return calls, functions and files on the way of one warm training call of a tanh RNN."""
+    w, u = (torch.randn(D, D, requires_grad=True) for _ in range(2))
+    xs, init = torch.randn(T, B, D), torch.zeros(B, D)
+
+    def rnn(h: torch.Tensor, x: torch.Tensor) -> Any:
+        h = torch.tanh(x @ w + h @ u)
+        return h, h
+
+    codes: list[CodeType] = []
+
+    def see(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            codes.append(frame.f_code)
+
+    for _ in range(4):
+        codes.clear()
+        gc.collect()
+        sys.setprofile(see)
+        try:
+            h, hs = scan(rnn, init, xs)
+            (h.sum() + hs.sum()).backward()
+        finally:
+            sys.setprofile(None)
+    ours = [code for code in codes if PACKAGE in code.co_filename]
+    return [
+        [whose, len(of), len(set(of)), len({code.co_filename for code in of})]
+        for whose, of in (("this package", ours), ("torch's and Python's too", codes))
+    ]
+
+
 def main() -> None:
     page = Page("Small calls", "calls")
     rows = [row for T in TRIP_COUNTS for row in page.measured("measure", T)]
-    page.write(["Microseconds.", "", *report.table(["T", "", "loop", "scan", "more"], rows)])
+    page.write(
+        [
+            "Microseconds.",
+            "",
+            *report.table(["T", "", "loop", "scan", "more"], rows),
+            "The way of a warm training call of a tanh RNN, T=16:",
+            "",
+            *report.table(["", "calls", "functions", "files"], page.measured("way", 16)),
+        ]
+    )
 
 
 if __name__ == "__main__":
