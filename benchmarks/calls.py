@@ -2,9 +2,9 @@
 
     python -m benchmarks.calls
 
-One thread, ``tanh(h @ w)`` over the weights ``w`` of B=4, D=8: a step takes microseconds. The way of
-a call is what ``sys.setprofile`` sees of it: calls of Python functions, of how many functions, in
-how many files.
+One thread, ``tanh(h @ w)`` over the weights ``w`` of B=4, D=8: a step takes microseconds. The way
+of a call is what ``sys.setprofile`` sees of it: calls of Python functions, of how many functions,
+in how many files.
 """
 
 from __future__ import annotations
