@@ -285,6 +285,20 @@ def hook_that_closes_over_a_value() -> Program:
 
 
 @program
+def hook_beside_state() -> Program:
+    w, module = weight(), nn.Module()
+    module.n, module.last = 0, None
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        module.n, module.last = module.n + 1, h * 2
+        h = torch.tanh(h @ w + x)
+        h.register_hook(lambda g: g * 0.5)
+        return h, h * 2
+
+    return Program(cell, zeros(), steps(), [w], lambda: [module.n, module.last])
+
+
+@program
 def forward_hook_of_a_module() -> Program:
     layer = nn.Linear(4, 4).double()
     layer.register_forward_hook(lambda module, args, output: output * 0.5)
