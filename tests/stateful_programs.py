@@ -217,6 +217,34 @@ def numbers_that_become_int8() -> Program:
     return _numbers(torch.int8, 0)
 
 
+@program
+def half_before_integers() -> Program:
+    return Program(lambda c, x: (x, c + x), 0.5, torch.arange(5), [])
+
+
+@program
+def asks_if_its_carry_is_a_tensor() -> Program:
+    w = weight()
+
+    def cell(h: Any, x: Tensor) -> Any:
+        h = torch.tanh(h @ w + x) if isinstance(h, Tensor) else torch.tanh(x)
+        return h, h
+
+    return Program(cell, 0.0, steps(), [w])
+
+
+@program
+def true_at_first() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        h, is_first = carry
+        h = torch.tanh(x @ w) if is_first is True else torch.tanh(h @ w + x)
+        return (h, h.sum() > 9), h
+
+    return Program(cell, (zeros(), True), steps(), [w])
+
+
 # --- hooks ---
 
 

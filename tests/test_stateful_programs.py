@@ -221,6 +221,20 @@ def test_what_cannot_be_carried_runs_as_the_loop(case):
     assert_same(actual, run(loop))
 
 
+def test_a_number_that_is_asked_for_its_type_runs_as_the_loop():
+    w, xs = weight(), steps()
+
+    def cell(carry, x):
+        n, h = carry
+        h = torch.tanh(h @ w + x) * n if isinstance(n, float) else h * 0
+        return (n * 0.5, h), h
+
+    with pytest.warns(UserWarning, match="asks if leaf 0 of the carry is a number") as caught:
+        _, actual = scan(cell, (1.0, zeros()), xs)
+    assert "test_stateful_programs.py" in str(caught[0].message)
+    assert_same(actual, loop(cell, (1.0, zeros()), xs)[1])
+
+
 def test_gradient_scaling_of_a_carry_that_is_a_y_too():
     """A hook of the carry is one of the y that it was: a loop, and never a silent half of it."""
     w, xs = weight(), steps()

@@ -48,11 +48,12 @@ from torch_scan_hop.step import device_of, split_result
 
 
 class FirstStepDiffers(Unsupported):
-    """The first step would be traced differently from the others, because of ``leaf``."""
+    """The first step would be traced differently from the others: ``text`` says which leaf of the
+    carry, and why."""
 
-    def __init__(self, leaf: str, text: str) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__(text)
-        note_leaf(self, leaf, grows=True)
+        note_leaf(self, text, grows=True)
 
 
 def check_facts(
@@ -61,12 +62,24 @@ def check_facts(
     init: Sequence[VariableTracker],
     examples: Sequence[VariableTracker],
     after: Sequence[VariableTracker],
+    numbers: Sequence[int],
 ) -> None:
-    """Raise FirstStepDiffers if what the body asks of a carry is answered differently later."""
+    """Raise FirstStepDiffers if what the body asks of a carry is answered differently later.
+
+    The carries at ``numbers`` are Python numbers at first.
+    """
     for k, (first, example, later) in enumerate(zip(init, examples, after, strict=False)):
+        line = facts.line_of_kind(example) if k in numbers else ""
+        if line:
+            raise FirstStepDiffers(
+                f"the body asks if leaf {k} of the carry is a number, at {line}: it is one in "
+                "init, and a tensor in a scan of further steps. Ask for its value with "
+                "torch.where, or keep what is asked out of the carry"
+            )
         if facts.change(tx, first, example, later):
-            text = f"what the body asks of leaf {k} of the carry changes after the first step"
-            raise FirstStepDiffers(text, text)
+            raise FirstStepDiffers(
+                f"what the body asks of leaf {k} of the carry changes after the first step"
+            )
 
 
 class SteadyScanVariable(TorchHigherOrderOperatorVariable):

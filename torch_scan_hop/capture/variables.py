@@ -67,6 +67,8 @@ class _Call:
     inputs: Inputs[VariableTracker]
     reverse: bool
     checkpoint: Any
+    #: positions of the carries that are Python numbers at first
+    numbers: tuple[int, ...] = ()
 
 
 def _call_of(
@@ -145,7 +147,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
                 result, spec, graph, lifted = speculate(
                     tx, call.combine_fn, examples, self._operator()
                 )
-        check_facts(tx, facts, given.carry, examples, sequence_items(tx, result))
+        check_facts(tx, facts, given.carry, examples, sequence_items(tx, result), call.numbers)
         refuse_hooks_of_used_carries(graph, n_carry)
         self._check_step(tx, examples[:n_carry], result, spec)
         make_levels_relative(graph, levels)
@@ -200,7 +202,7 @@ class ScanOfNumbersVariable(ScanVariable):
         call = _call_of(tx, *args, **kwargs)
         numbers = [v.as_python_constant() for v in sequence_items(tx, positions)]
         inputs = with_dtypes_of_step(tx, call.combine_fn, call.inputs, numbers)
-        return replace(call, inputs=inputs)
+        return replace(call, inputs=inputs, numbers=tuple(numbers))
 
     def _operator(self) -> Any:
         return scan_op
