@@ -251,6 +251,25 @@ def test_gradient_scaling_of_a_carry_that_is_a_y_too():
     assert_same(actual, torch.autograd.grad(loop(cell, zeros(), xs)[1].sum(), w))
 
 
+@pytest.mark.parametrize("from_carry", [False, True])
+def test_second_derivatives_with_a_hook(from_carry):
+    """Autograd calls the hook again, for what the second derivative sends through the tensor."""
+    w, h0, xs = weight(), torch.randn(4, dtype=F64, requires_grad=True), steps()
+
+    def cell(h, x):
+        v = torch.sin(h @ w if from_carry else w.mean(0) * x)
+        v.register_hook(lambda g: torch.tanh(g))
+        return torch.tanh(h * 0.5 + v), v * 2
+
+    def second(run):
+        h, ys = run(cell, h0, xs)
+        first = torch.autograd.grad((h * ys).sum(), (w, h0), create_graph=True)
+        return first, torch.autograd.grad(sum(g.square().sum() for g in first), (w, h0))
+
+    with torch_scan_hop.fallback("error"):
+        assert_same(second(scan), second(loop))
+
+
 def test_what_grows_at_each_step_is_named():
     with pytest.raises(
         ValueError, match=r"carry\['h'\] must keep.*expected float64\[4\]"

@@ -1,8 +1,10 @@
-"""Bodies with a custom ``autograd.Function``, whose backward serves one derivative only.
+"""Bodies with a custom ``autograd.Function`` or a hook, which serve one derivative only.
 
 A trace below autograd inlines the function's forward, and differentiates that by torch's own rules.
 So the first derivative of such a body is a scan like any other, but a second one goes through a
-loop of the body, and functorch transforms run the user's function step by step.
+loop of the body, and functorch transforms run the user's function step by step. A hook is in no
+trace of a step with its gradients, but has changed one of them: autograd calls it in the second
+derivative, too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from torch import fx
 
 from torch_scan_hop._torch.custom_functions import is_custom_function, with_connected_functions
 from torch_scan_hop.body.cache import remember
+from torch_scan_hop.capture.hooks import has_hook
 from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM
 from torch_scan_hop.op import Body
 from torch_scan_hop.reference import scan_loop
@@ -31,6 +34,13 @@ def _has_apply(module: torch.nn.Module) -> bool:
     if not isinstance(module, fx.GraphModule):
         return False
     return any(map(is_custom_function, module.graph.nodes))
+
+
+def has_own_backward(body: Body) -> bool:
+    """Return True if a second derivative of ``body`` must go through a loop of it."""
+    if not isinstance(body, fx.GraphModule):
+        return False
+    return has_custom_function(body) or remember(body, ("hook",), lambda: has_hook(body))
 
 
 def refuse_custom_function(body: Body) -> None:

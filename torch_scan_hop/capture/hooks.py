@@ -25,6 +25,14 @@ def hooked(
     return tensor
 
 
+def has_hook(body: Any) -> bool:
+    """Return True if ``body``, or a graph within it, is a graph with a hook."""
+    if not isinstance(body, fx.GraphModule):
+        return False
+    graphs = [m.graph for m in body.modules() if isinstance(m, fx.GraphModule)]
+    return any(node.target is hooked for graph in graphs for node in graph.nodes)
+
+
 def refuse_hooks_of_used_carries(graph: fx.Graph, n_carry: int) -> None:
     """Refuse a hook on a carry that the step before has also used in another way, in a y, say.
 
