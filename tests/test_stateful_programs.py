@@ -258,16 +258,22 @@ def test_second_derivatives_with_a_hook(from_carry):
 
     def cell(h, x):
         v = torch.sin(h @ w if from_carry else w.mean(0) * x)
-        v.register_hook(lambda g: torch.tanh(g))
+        v.register_hook(hook)
         return torch.tanh(h * 0.5 + v), v * 2
 
-    def second(run):
+    def second(run, power):
         h, ys = run(cell, h0, xs)
-        first = torch.autograd.grad((h * ys).sum(), (w, h0), create_graph=True)
+        loss = h.sum() + ys.sum() if power == 1 else h.pow(power).sum() + ys.pow(power).sum()
+        first = torch.autograd.grad(loss, (w, h0), create_graph=True)
         return first, torch.autograd.grad(sum(g.square().sum() for g in first), (w, h0))
 
     with torch_scan_hop.fallback("error"):
-        assert_same(second(scan), second(loop))
+        hook = lambda g: torch.tanh(g)  # noqa: E731
+        assert_same(second(scan, 1), second(loop, 1))
+        with pytest.raises(RuntimeError, match=r"in a custom autograd\.Function"):
+            second(scan, 2)
+        hook = lambda g: -g * 0.5  # noqa: E731
+        assert_same(second(scan, 2), second(loop, 2))
 
 
 def test_what_grows_at_each_step_is_named():

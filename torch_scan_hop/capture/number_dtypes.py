@@ -20,8 +20,8 @@ from torch_scan_hop._torch.dynamo.variables import (
     sequence_items,
 )
 from torch_scan_hop._torch.functorch_levels import is_wrapped
+from torch_scan_hop.capture.first_steps import FirstStepDiffers
 from torch_scan_hop.capture.refusals import note_leaf
-from torch_scan_hop.capture.steady_variables import FirstStepDiffers
 from torch_scan_hop.signature import Inputs
 
 #: by position of a carry; None where it is a number

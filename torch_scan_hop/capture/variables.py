@@ -46,13 +46,14 @@ from torch_scan_hop._torch.inference_regions import make_no_grad
 from torch_scan_hop._torch.symbols import has_unknown_size
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.capture.cache_key import add_cache_key
+from torch_scan_hop.capture.first_steps import check_facts
 from torch_scan_hop.capture.hooks import refuse_hooks_of_used_carries
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
 from torch_scan_hop.capture.purify import CapturedBody
 from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
 from torch_scan_hop.capture.steady import STEADY
-from torch_scan_hop.capture.steady_variables import check_facts, told_of_steps
+from torch_scan_hop.capture.steady_variables import told_of_steps
 from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.signature import Inputs
