@@ -542,3 +542,15 @@ def pruned_layer() -> Program:
     from torch.nn.utils import prune
 
     return _normed(lambda m: prune.random_unstructured(m, "weight", 0.3), "weight")
+
+
+@program
+def functional_call_of_an_lstm() -> Program:
+    layer = nn.LSTM(4, 4).double()
+    weights = {name: w.detach().clone().requires_grad_() for name, w in layer.named_parameters()}
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        ys, _ = torch.func.functional_call(layer, weights, (torch.stack([x, h])[:, None],))
+        return ys[1, 0], ys[0, 0]
+
+    return Program(cell, zeros(), steps(), list(weights.values()))

@@ -129,6 +129,21 @@ def test_a_counter_goes_on_and_is_captured_for_any_value():
             assert module.n == 5 * (call + 1) and type(module.n) is int
 
 
+def test_a_float_goes_on_and_is_captured_for_any_value():
+    layer, module = nn.Linear(4, 4).double(), nn.Module()
+    module.decay = 1.0
+
+    def cell(h, x):
+        module.decay *= 0.9
+        return torch.tanh(layer(x) + h) * module.decay, None
+
+    with torch_scan_hop.fallback("error"):
+        for call in range(3):
+            scan(cell, zeros(), steps())
+            assert type(module.decay) is float
+            assert abs(module.decay - 0.9 ** (5 * (call + 1))) < 1e-12
+
+
 def test_hooks_on_all_modules_come_and_go():
     layer, xs = nn.Linear(4, 4).double(), steps()
 
