@@ -93,9 +93,9 @@ NAMES: dict[str, str] = {
     ),
     "dynamo.loading": "torch._dynamo.variables.higher_order_ops._hop_name_to_variable_class",
     "dynamo.methods": (
-        "torch._dynamo.guards.GuardBuilder torch._dynamo.guards.install_guard "
-        "torch._dynamo.source.AttrSource torch._dynamo.source.GlobalStateSource "
-        "torch._dynamo.source.TypeSource "
+        "torch._dynamo.exc.Unsupported torch._dynamo.guards.GuardBuilder "
+        "torch._dynamo.guards.install_guard torch._dynamo.source.AttrSource "
+        "torch._dynamo.source.GlobalStateSource torch._dynamo.source.TypeSource "
         "torch._dynamo.symbolic_convert.InliningInstructionTranslator "
         "torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable "
         "torch._dynamo.variables.user_defined.UserDefinedObjectVariable torch._guards.Guard "
