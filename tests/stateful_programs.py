@@ -217,6 +217,34 @@ def numbers_that_become_int8() -> Program:
     return _numbers(torch.int8, 0)
 
 
+@program
+def half_before_integers() -> Program:
+    return Program(lambda c, x: (x, c + x), 0.5, torch.arange(5), [])
+
+
+@program
+def asks_if_its_carry_is_a_tensor() -> Program:
+    w = weight()
+
+    def cell(h: Any, x: Tensor) -> Any:
+        h = torch.tanh(h @ w + x) if isinstance(h, Tensor) else torch.tanh(x)
+        return h, h
+
+    return Program(cell, 0.0, steps(), [w])
+
+
+@program
+def true_at_first() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        h, is_first = carry
+        h = torch.tanh(x @ w) if is_first is True else torch.tanh(h @ w + x)
+        return (h, h.sum() > 9), h
+
+    return Program(cell, (zeros(), True), steps(), [w])
+
+
 # --- hooks ---
 
 
@@ -282,6 +310,20 @@ def hook_that_closes_over_a_value() -> Program:
         return h, h * 2
 
     return Program(cell, zeros(), steps(), [w])
+
+
+@program
+def hook_beside_state() -> Program:
+    w, module = weight(), nn.Module()
+    module.n, module.last = 0, None
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        module.n, module.last = module.n + 1, h * 2
+        h = torch.tanh(h @ w + x)
+        h.register_hook(lambda g: g * 0.5)
+        return h, h * 2
+
+    return Program(cell, zeros(), steps(), [w], lambda: [module.n, module.last])
 
 
 @program
@@ -500,3 +542,15 @@ def pruned_layer() -> Program:
     from torch.nn.utils import prune
 
     return _normed(lambda m: prune.random_unstructured(m, "weight", 0.3), "weight")
+
+
+@program
+def functional_call_of_an_lstm() -> Program:
+    layer = nn.LSTM(4, 4).double()
+    weights = {name: w.detach().clone().requires_grad_() for name, w in layer.named_parameters()}
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        ys, _ = torch.func.functional_call(layer, weights, (torch.stack([x, h])[:, None],))
+        return ys[1, 0], ys[0, 0]
+
+    return Program(cell, zeros(), steps(), list(weights.values()))

@@ -22,6 +22,7 @@ from torch_scan_hop.step import (
     outputs_of,
     split_result,
     stacked,
+    stacked_dtype,
 )
 
 
@@ -106,7 +107,10 @@ def scan_loop(
         # neither is the next step's, or the caller's, to change
         carry = tree.map_leaves(own, _after_step(carry, after, device, settling))
     if has_numbers:
-        last = steps[order[-1]]
+        dtypes = [leaf.dtype for leaf in steps[order[-1]]]
+        for leaves in steps:
+            pairs = zip(leaves, dtypes, strict=True)
+            dtypes = [stacked_dtype(leaf.dtype, dtype) for leaf, dtype in pairs]
         for t in order:
-            steps[t] = [v.to(like.dtype) for v, like in zip(steps[t], last, strict=True)]
+            steps[t] = [v.to(dtype) for v, dtype in zip(steps[t], dtypes, strict=True)]
     return as_tensors(carry, device), stacked(y, steps)

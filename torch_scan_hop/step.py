@@ -55,6 +55,15 @@ def empty_stack(y: Any, trip_count: Any) -> torch.Tensor:
     return torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device)
 
 
+def stacked_dtype(one: torch.dtype, later: torch.dtype) -> torch.dtype:
+    """Return the dtype of ys of which an early one may be made of numbers that ``init`` holds.
+
+    That is what ``later`` steps give them. But a kind that comes before is kept, as ``torch.stack``
+    keeps it: after ``0.5 + x`` of integers x, ys of integers would lose the half.
+    """
+    return later if tree.kind_of(one) <= tree.kind_of(later) else torch.promote_types(one, later)
+
+
 def stacked(y: Any, steps: Sequence[Sequence[torch.Tensor]]) -> Any:
     """The leaves of all steps, in the order of xs, as a pytree like ``y``, one step's."""
     try:

@@ -249,7 +249,7 @@ def exact_tensor(value: Any, device: torch.device) -> torch.Tensor:
     return torch.full((), value, device=device, dtype=_WIDEST[type(value)])
 
 
-def _kind(dtype: torch.dtype) -> int:
+def kind_of(dtype: torch.dtype) -> int:
     """The position in ``NUMBERS`` of a dtype's kind: a number of no later kind fits it."""
     if dtype.is_complex:
         return 3
@@ -265,7 +265,7 @@ def _expected(template: Any) -> str:
 def _match_leaf(template: Any, value: Any, device: torch.device, path: str) -> torch.Tensor:
     is_number = isinstance(template, NUMBERS)  # a scalar whose dtype the step decides
     if isinstance(value, NUMBERS):
-        fits = not is_number and NUMBERS.index(type(value)) <= _kind(template.dtype)
+        fits = not is_number and NUMBERS.index(type(value)) <= kind_of(template.dtype)
         place = device if is_number else template.device
         value = number_tensor(value, place, template.dtype if fits else None)
     if not isinstance(value, torch.Tensor):

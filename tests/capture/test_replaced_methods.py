@@ -10,7 +10,7 @@ import torch
 from oracle import assert_same, loop
 from torch import nn
 
-from torch_scan_hop import scan
+from torch_scan_hop import fallback, scan
 
 pytestmark = pytest.mark.torch_version
 
@@ -57,6 +57,24 @@ REPLACED = {
     "property": lambda: mock.patch.object(Derived, "factor", property(lambda self: 4.0)),
     "of torch": lambda: mock.patch.object(nn.Tanh, "forward", lambda self, x: x.sin()),
 }
+
+
+def test_what_calls_all_modules_is_replaced_for_a_while():
+    """A trace goes past it: the loop runs, as long as it is there."""
+    module, h, xs = nn.Linear(2, 2), torch.ones(2), torch.ones(3, 2)
+    call = nn.Module.__call__
+
+    def cell(h, x):
+        h = module(h) + x
+        return h, h
+
+    with fallback("error"):
+        before = scan(cell, h, xs)
+    with mock.patch.object(nn.Module, "__call__", lambda self, *args: 0.5 * call(self, *args)):
+        with pytest.warns(UserWarning, match="Module.__call__ has been replaced"):
+            assert_same(scan(cell, h, xs), loop(cell, h, xs), 1e-6)
+    with fallback("error"):
+        assert_same(scan(cell, h, xs), before)
 
 
 @pytest.mark.parametrize(

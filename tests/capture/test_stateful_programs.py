@@ -129,6 +129,21 @@ def test_a_counter_goes_on_and_is_captured_for_any_value():
             assert module.n == 5 * (call + 1) and type(module.n) is int
 
 
+def test_a_float_goes_on_and_is_captured_for_any_value():
+    layer, module = nn.Linear(4, 4).double(), nn.Module()
+    module.decay = 1.0
+
+    def cell(h, x):
+        module.decay *= 0.9
+        return torch.tanh(layer(x) + h) * module.decay, None
+
+    with torch_scan_hop.fallback("error"):
+        for call in range(3):
+            scan(cell, zeros(), steps())
+            assert type(module.decay) is float
+            assert abs(module.decay - 0.9 ** (5 * (call + 1))) < 1e-12
+
+
 def test_hooks_on_all_modules_come_and_go():
     layer, xs = nn.Linear(4, 4).double(), steps()
 
@@ -221,6 +236,20 @@ def test_what_cannot_be_carried_runs_as_the_loop(case):
     assert_same(actual, run(loop))
 
 
+def test_a_number_that_is_asked_for_its_type_runs_as_the_loop():
+    w, xs = weight(), steps()
+
+    def cell(carry, x):
+        n, h = carry
+        h = torch.tanh(h @ w + x) * n if isinstance(n, float) else h * 0
+        return (n * 0.5, h), h
+
+    with pytest.warns(UserWarning, match="asks if leaf 0 of the carry is a number") as caught:
+        _, actual = scan(cell, (1.0, zeros()), xs)
+    assert "test_stateful_programs.py" in str(caught[0].message)
+    assert_same(actual, loop(cell, (1.0, zeros()), xs)[1])
+
+
 def test_gradient_scaling_of_a_carry_that_is_a_y_too():
     """A hook of the carry is one of the y that it was: a loop, and never a silent half of it."""
     w, xs = weight(), steps()
@@ -235,6 +264,31 @@ def test_gradient_scaling_of_a_carry_that_is_a_y_too():
         _, ys = scan(cell, zeros(), xs)
     actual = torch.autograd.grad(ys.sum(), w)
     assert_same(actual, torch.autograd.grad(loop(cell, zeros(), xs)[1].sum(), w))
+
+
+@pytest.mark.parametrize("from_carry", [False, True])
+def test_second_derivatives_with_a_hook(from_carry):
+    """Autograd calls the hook again, for what the second derivative sends through the tensor."""
+    w, h0, xs = weight(), torch.randn(4, dtype=F64, requires_grad=True), steps()
+
+    def cell(h, x):
+        v = torch.sin(h @ w if from_carry else w.mean(0) * x)
+        v.register_hook(hook)
+        return torch.tanh(h * 0.5 + v), v * 2
+
+    def second(run, power):
+        h, ys = run(cell, h0, xs)
+        loss = h.sum() + ys.sum() if power == 1 else h.pow(power).sum() + ys.pow(power).sum()
+        first = torch.autograd.grad(loss, (w, h0), create_graph=True)
+        return first, torch.autograd.grad(sum(g.square().sum() for g in first), (w, h0))
+
+    with torch_scan_hop.fallback("error"):
+        hook = lambda g: torch.tanh(g)  # noqa: E731
+        assert_same(second(scan, 1), second(loop, 1))
+        with pytest.raises(RuntimeError, match=r"in a custom autograd\.Function"):
+            second(scan, 2)
+        hook = lambda g: -g * 0.5  # noqa: E731
+        assert_same(second(scan, 2), second(loop, 2))
 
 
 def test_what_grows_at_each_step_is_named():

@@ -64,6 +64,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.exc.UserError torch._dynamo.exc.UserErrorType"
     ),
     "dynamo.facts": (
+        "torch._dynamo.symbolic_convert torch._dynamo.symbolic_convert.compare_op_handlers "
         "torch._dynamo.variables.base.VariableTracker "
         "torch._dynamo.variables.builtin.BuiltinVariable "
         "torch._dynamo.variables.tensor.TensorVariable"
@@ -76,7 +77,7 @@ NAMES: dict[str, str] = {
     ),
     "dynamo.hooks": (
         "torch._C._functorch.peek_interpreter_stack torch._dynamo.exc.Unsupported "
-        "torch._dynamo.output_graph.OutputGraph "
+        "torch._dynamo.output_graph.OutputGraph torch._dynamo.side_effects.SideEffects "
         "torch._dynamo.symbolic_convert.InstructionTranslator "
         "torch._dynamo.variables.RemovableHandleVariable "
         "torch._dynamo.variables.base.ValueMutationNew "
@@ -92,9 +93,9 @@ NAMES: dict[str, str] = {
     ),
     "dynamo.loading": "torch._dynamo.variables.higher_order_ops._hop_name_to_variable_class",
     "dynamo.methods": (
-        "torch._dynamo.guards.GuardBuilder torch._dynamo.guards.install_guard "
-        "torch._dynamo.source.AttrSource torch._dynamo.source.GlobalStateSource "
-        "torch._dynamo.source.TypeSource "
+        "torch._dynamo.exc.Unsupported torch._dynamo.guards.GuardBuilder "
+        "torch._dynamo.guards.install_guard torch._dynamo.source.AttrSource "
+        "torch._dynamo.source.GlobalStateSource torch._dynamo.source.TypeSource "
         "torch._dynamo.symbolic_convert.InliningInstructionTranslator "
         "torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable "
         "torch._dynamo.variables.user_defined.UserDefinedObjectVariable torch._guards.Guard "
@@ -404,6 +405,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.builder.VariableBuilder._wrap": "self value",
     "torch._dynamo.variables.builder.VariableBuilder.wrap_symfloat": "self value",
     "torch._dynamo.variables.builder.wrap_fx_proxy": "proxy= tx=",
+    "torch._dynamo.variables.builtin.BuiltinVariable": "fn",
     "torch._dynamo.variables.builtin.BuiltinVariable.call_function": "self tx args kwargs",
     "torch._dynamo.variables.constant.ConstantVariable.create": "value",
     "torch._dynamo.variables.higher_order_ops._call_function_and_unflatten_output": (
@@ -418,8 +420,8 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.higher_order_ops.speculate_subgraph": (
         "tx f sub_args sub_kwargs description restore_side_effects= set_subgraph_inputs= "
         "should_flatten_outputs= source_target= supports_aliasing= supports_input_mutation= ...; "
-        "tx f sub_args sub_kwargs description set_subgraph_inputs= source_target= "
-        "supports_aliasing="
+        "tx f sub_args sub_kwargs description restore_side_effects= set_subgraph_inputs= "
+        "source_target= supports_aliasing="
     ),
     "torch._dynamo.variables.lazy.LazyVariableTracker.realize_all": "value",
     "torch._dynamo.variables.lists.ListVariable": "items",

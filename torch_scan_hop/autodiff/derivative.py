@@ -141,7 +141,7 @@ class ClosedDerivative(Derivative):
 
 @dataclass(frozen=True)
 class DerivativeThroughLoop(Derivative):
-    """The derivative of a body with a custom function.
+    """The derivative of a body with a custom function or a hook.
 
     Its second derivative goes through a loop of ``body``.
     """

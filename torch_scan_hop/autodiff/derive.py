@@ -15,7 +15,7 @@ from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.selective_checkpoints import is_in_region, users_policy_in_force
 from torch_scan_hop._torch.symbols import Symbols
 from torch_scan_hop._torch.tracing import run_fake
-from torch_scan_hop.autodiff.custom import has_custom_function
+from torch_scan_hop.autodiff.custom import has_own_backward
 from torch_scan_hop.autodiff.derivative import (
     ClosedDerivative,
     Derivative,
@@ -112,7 +112,7 @@ def _derive(
     if traced:
         # a second derivative of a traced backward is that trace's: it does not come back here
         return Derivative(signature, flow, first)
-    if has_custom_function(body):
+    if has_own_backward(body):
         return DerivativeThroughLoop(signature, flow, first, body)
     return _closed_under_differentiation(first, signature, examples, wanted, flow, mode)
 

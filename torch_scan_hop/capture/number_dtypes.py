@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop import tree
 from torch_scan_hop._torch.dtensors import is_dtensor
 from torch_scan_hop._torch.dynamo.attempts import changes_are_taken_back
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_in_force
@@ -19,6 +20,8 @@ from torch_scan_hop._torch.dynamo.variables import (
     sequence_items,
 )
 from torch_scan_hop._torch.functorch_levels import is_wrapped
+from torch_scan_hop.capture.first_steps import FirstStepDiffers
+from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.signature import Inputs
 
 #: by position of a carry; None where it is a number
@@ -72,9 +75,19 @@ def with_dtypes_of_step(
         dtypes = dict.fromkeys(positions)
     widest = {k: example_value(inputs.carry[k]).dtype for k in positions}
     whole: Dtypes = {k: dtypes[k] or _default_dtype(widest[k]) for k in positions}
-    settled = found.settle(whole)
+    try:
+        settled = found.settle(whole)
+    except Exception as error:  # the step asks for a number, or multiplies matrices by what grows
+        note_leaf(error, "a step takes no scalars for the numbers in init", grows=True)
+        raise
     # a step that returns a number itself: the scalar that it becomes
     last: Dtypes = {k: settled[k] or found.of_numbers[k] for k in positions}
+    for k, dtype in last.items():
+        if dtype is not None and tree.kind_of(dtype) < tree.kind_of(widest[k]):
+            number = type(_NUMBER_OF_DTYPE[widest[k]]).__name__
+            raise FirstStepDiffers(
+                f"leaf {k} of the carry is a {number} at first, and then {dtype}"
+            )
     return replace(inputs, carry=found.carry_in(last))
 
 

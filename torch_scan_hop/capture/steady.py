@@ -20,7 +20,7 @@ from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
 from torch_scan_hop.fallback import announce, refuse_if_not_allowed
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.step import device_of, outputs_of, split_result, start_of
+from torch_scan_hop.step import device_of, outputs_of, split_result, stacked_dtype, start_of
 
 #: the key in a body's meta for the leaves that differ after the first step, which then runs on its
 #: own, and for what steps leave for one another in objects
@@ -110,7 +110,8 @@ def joined(y: Any, ys: Any, reverse: bool) -> Any:
             text = f"is {describe(one)} at step 0 and {describe(later)} at step 1"
             raise refused(ScanValueError, _not_the_same(path, text))
         if one is not None:
-            both = [one.to(more.dtype).unsqueeze(0), more]
+            dtype = stacked_dtype(one.dtype, more.dtype)
+            both = [one.to(dtype).unsqueeze(0), more.to(dtype)]
             parts.append(torch.cat(both[::-1] if reverse else both))
     return tree.unflatten(ys, parts)
 

@@ -24,7 +24,6 @@ from torch_scan_hop._torch.dynamo.errors import (
     stack_of,
     uncaptured,
 )
-from torch_scan_hop._torch.dynamo.facts import Facts
 from torch_scan_hop._torch.dynamo.hooks import hooks_are_captured
 from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
@@ -41,32 +40,10 @@ from torch_scan_hop._torch.dynamo.variables import (
 from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop.capture.hooks import hooked
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
-from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry, note_leaf
+from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
 from torch_scan_hop.capture.user_code import PACKAGE
 from torch_scan_hop.step import device_of, split_result
-
-
-class FirstStepDiffers(Unsupported):
-    """The first step would be traced differently from the others, because of ``leaf``."""
-
-    def __init__(self, leaf: str, text: str) -> None:
-        super().__init__(text)
-        note_leaf(self, leaf, grows=True)
-
-
-def check_facts(
-    tx: Any,
-    facts: Facts,
-    init: Sequence[VariableTracker],
-    examples: Sequence[VariableTracker],
-    after: Sequence[VariableTracker],
-) -> None:
-    """Raise FirstStepDiffers if what the body asks of a carry is answered differently later."""
-    for k, (first, example, later) in enumerate(zip(init, examples, after, strict=False)):
-        if facts.change(tx, first, example, later):
-            text = f"what the body asks of leaf {k} of the carry changes after the first step"
-            raise FirstStepDiffers(text, text)
 
 
 class SteadyScanVariable(TorchHigherOrderOperatorVariable):

@@ -46,13 +46,14 @@ from torch_scan_hop._torch.inference_regions import make_no_grad
 from torch_scan_hop._torch.symbols import has_unknown_size
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.capture.cache_key import add_cache_key
+from torch_scan_hop.capture.first_steps import check_facts
 from torch_scan_hop.capture.hooks import refuse_hooks_of_used_carries
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
 from torch_scan_hop.capture.purify import CapturedBody
 from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
 from torch_scan_hop.capture.steady import STEADY
-from torch_scan_hop.capture.steady_variables import check_facts, told_of_steps
+from torch_scan_hop.capture.steady_variables import told_of_steps
 from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.signature import Inputs
@@ -67,6 +68,8 @@ class _Call:
     inputs: Inputs[VariableTracker]
     reverse: bool
     checkpoint: Any
+    #: positions of the carries that are Python numbers at first
+    numbers: tuple[int, ...] = ()
 
 
 def _call_of(
@@ -145,7 +148,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
                 result, spec, graph, lifted = speculate(
                     tx, call.combine_fn, examples, self._operator()
                 )
-        check_facts(tx, facts, given.carry, examples, sequence_items(tx, result))
+        check_facts(tx, facts, given.carry, examples, sequence_items(tx, result), call.numbers)
         refuse_hooks_of_used_carries(graph, n_carry)
         self._check_step(tx, examples[:n_carry], result, spec)
         make_levels_relative(graph, levels)
@@ -200,7 +203,7 @@ class ScanOfNumbersVariable(ScanVariable):
         call = _call_of(tx, *args, **kwargs)
         numbers = [v.as_python_constant() for v in sequence_items(tx, positions)]
         inputs = with_dtypes_of_step(tx, call.combine_fn, call.inputs, numbers)
-        return replace(call, inputs=inputs)
+        return replace(call, inputs=inputs, numbers=tuple(numbers))
 
     def _operator(self) -> Any:
         return scan_op

@@ -32,7 +32,7 @@ def taken_back_on_error(tx: Any) -> Iterator[None]:
     except BaseException:
         torch._C._set_grad_enabled(grad_enabled)
         _take_back(tx, before)
-        _erase_after(tracer, last)
+        _erase_after(tx, tracer, last)
         raise
 
 
@@ -77,10 +77,13 @@ def _keep_known_objects(before: Any, after: Any) -> None:
             before.keepalive.append(value)
 
 
-def _erase_after(tracer: Any, last: Any) -> None:
-    """Erase nodes after ``last`` that nobody reads, except inputs and sizes that are noted."""
+def _erase_after(tx: Any, tracer: Any, last: Any) -> None:
+    """Erase nodes after ``last`` that nobody reads, except inputs, and sizes and floats that are
+    noted."""
     proxies = (p for p in tracer.bound_symbols.values() if isinstance(p, fx.Proxy))
     noted = {proxy.node for proxy in proxies}
+    for tensor in tx.output.unspec_variable_map.values():  # of a float that varies
+        noted.update(tensor.as_proxy().node.users)
     for node in reversed(list(tracer.graph.nodes)):
         if node is last:
             return

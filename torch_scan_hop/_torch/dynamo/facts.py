@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo import symbolic_convert
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
+from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import example_value
 from torch_scan_hop._torch.replaced import replaced
 
@@ -35,7 +37,8 @@ class Facts:
 
     grad: bool = False
     leaf: bool = False
-    kind: bool = False
+    #: tensors whose type the body asked for, or if they are a certain number; and the lines
+    kinds: list[tuple[Any, str]] = field(default_factory=list)
     attributes: set[str] = field(default_factory=set)
     compared: list[tuple[Any, Any]] = field(default_factory=list)
     #: carries of scans within the body, and what those begin with
@@ -56,7 +59,7 @@ class Facts:
             return True
         if self.leaf and first.requires_grad and first.is_leaf:
             return True
-        if self.kind and getattr(init, "class_type", torch.Tensor) is not torch.Tensor:
+        if self.kinds and getattr(init, "class_type", torch.Tensor) is not torch.Tensor:
             return True
         if any(_has(tx, init, name) for name in self.attributes):
             return True
@@ -66,10 +69,23 @@ class Facts:
         pairs = [*self.compared, *((b, a) for a, b in self.compared)]
         return any(self._origin(a) is given and b is first for a, b in pairs)
 
+    def line_of_kind(self, example: VariableTracker) -> str:
+        """Return the line on which the body asked for the type of ``example``; "" for none."""
+        if example.is_python_constant():
+            return ""
+        given = example_value(example)
+        return next((line for value, line in self.kinds if self._origin(value) is given), "")
+
     def _origin(self, value: Any) -> Any:
         """Return the value with which an inner scan begins, for a carry of that scan."""
         origins = [first for carry, first in self.begun if carry is value]
         return self._origin(origins[0]) if origins else value
+
+
+def _is_number(variable: VariableTracker) -> bool:
+    if not variable.is_python_constant():
+        return False
+    return isinstance(variable.as_python_constant(), (bool, int, float, complex))
 
 
 def _has(tx: Any, variable: VariableTracker, name: str) -> bool:
@@ -104,16 +120,23 @@ def facts_noted() -> Iterator[Facts]:
     def note_comparison(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
         if self.fn in (operator.is_, operator.is_not, isinstance, type) and _is_users(tx):
             tensors = [a for a in args if isinstance(a.realize(), TensorVariable)]
-            facts.kind = facts.kind or (bool(tensors) and self.fn in (isinstance, type))
+            if tensors and (self.fn in (isinstance, type) or any(map(_is_number, args))):
+                facts.kinds.append((example_value(tensors[0]), users_line()))
             if len(tensors) == 2:
                 facts.compared.append((example_value(tensors[0]), example_value(tensors[1])))
         return call(self, tx, args, kwargs)
 
+    handlers = symbolic_convert.compare_op_handlers  # their methods were bound before
+    noting = {
+        name: functools.partial(note_comparison, BuiltinVariable(fn))
+        for name, fn in (("is", operator.is_), ("is not", operator.is_not))
+    }
     _noting.append(facts)
     try:
         with (
             replaced(TensorVariable, **{_GETATTR: note_attribute}),
             replaced(BuiltinVariable, call_function=note_comparison),
+            replaced(symbolic_convert, compare_op_handlers={**handlers, **noting}),
         ):
             yield facts
     finally:

@@ -21,6 +21,7 @@ from torch._dynamo.variables.higher_order_ops import discard_graph_changes, spec
 from torch._dynamo.variables.tensor import TensorVariable
 
 from torch_scan_hop._torch.dynamo.places import users_line
+from torch_scan_hop._torch.dynamo.speculation import forget_changes
 from torch_scan_hop._torch.dynamo.variables import install_body, known_modules, make_attr
 from torch_scan_hop._torch.replaced import replaced
 
@@ -69,6 +70,7 @@ def _register(
         raise Unsupported("the body registers a hook on a tensor that does not require gradient")
     with discard_graph_changes(tx):
         gradient = tensor.call_method(tx, "detach", [], {}).call_method(tx, "clone", [], {})
+    before = tx.output.side_effects.clone()
     (result, _), graph, lifted = speculate_subgraph(
         tx,
         hook,
@@ -77,8 +79,10 @@ def _register(
         "a hook of a scan's body",
         source_target=operator,
         set_subgraph_inputs="flatten_manual",
+        restore_side_effects=False,
         supports_aliasing=True,
     )
+    forget_changes(tx.output.side_effects, before)
     if result.is_python_constant():  # None: the gradient stays what it is
         return
     module = fx.GraphModule(known_modules(tx), graph, "Hook")

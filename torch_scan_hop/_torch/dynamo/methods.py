@@ -14,6 +14,7 @@ import types
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, GlobalStateSource, TypeSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
@@ -23,6 +24,7 @@ from torch._guards import Guard, TracingContext
 from torch.nn.modules import module as module_hooks
 
 from torch_scan_hop._torch.dynamo.modules import TAKES_THE_STACK
+from torch_scan_hop._torch.module_calls import users_module_call
 from torch_scan_hop._torch.replaced import replaced
 
 
@@ -45,6 +47,11 @@ def _guard_method(fn: Any, args: Any) -> None:
         return
     owner = args[0].realize()
     if isinstance(owner, UnspecializedNNModuleVariable):
+        if users_module_call() is not None:
+            raise Unsupported(
+                "torch.nn.Module.__call__ has been replaced, and a trace calls modules without it. "
+                "Register a hook on all modules (torch.nn.modules.module), or replace forward"
+            )
         _guard_hooks_of_all_modules()
     if not isinstance(owner, UserDefinedObjectVariable) or owner.source is None:
         return
@@ -63,8 +70,8 @@ _HOOKS = [
 ]
 
 
-def _hooks_of_all_modules() -> list[tuple[int, ...]]:
-    return list(map(tuple, _HOOKS))
+def _hooks_of_all_modules() -> list[Any]:
+    return [users_module_call(), *map(tuple, _HOOKS)]
 
 
 def _guard_hooks_of_all_modules() -> None:

@@ -45,17 +45,26 @@ except ImportError:  # torch 2.9
 # the file of torch that swaps a module's tensors; a body's own assignments are elsewhere
 _SWAPPER = "torch/nn/utils/_named_member_accessor.py"
 
+# where an nn.LSTM lists its weights anew: before it runs, if they have been swapped
+_LISTS_WEIGHTS = ("torch/nn/modules/rnn.py", "_init_flat_weights")
+
 
 # where torch remembers which function computes a divergence: whoever comes first fills that in
 _MEMO = "torch/distributions/kl.py"
 
 
 def _is_swap(effects: SideEffects) -> bool:
-    """Return True if the code being traced right now is ``functional_call``'s own swap."""
+    """Return True if the code being traced right now is ``functional_call``'s own swap, or what
+    comes of it."""
     output = effects.output_graph_weakref()
     if output is None:
         return False
-    return output.current_tx.f_code.co_filename.replace("\\", "/").endswith(_SWAPPER)
+    tx: Any = output.current_tx
+    while tx.f_code.co_name == "__setattr__" and hasattr(tx, "parent"):
+        tx = tx.parent
+    file = tx.f_code.co_filename.replace("\\", "/")
+    place, name = _LISTS_WEIGHTS
+    return file.endswith(_SWAPPER) or (file.endswith(place) and tx.f_code.co_name == name)
 
 
 def _contents(variable: VariableTracker) -> Any:

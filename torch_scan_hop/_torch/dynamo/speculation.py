@@ -60,8 +60,7 @@ def speculate(
             supports_aliasing=True,
             **_ALIASED_INPUTS,
         )
-    _keep_new_objects(before, tx.output.side_effects)
-    restore_changes(tx.output.side_effects, before)
+    forget_changes(tx.output.side_effects, before)
     return result, spec, graph, lifted
 
 
@@ -104,26 +103,27 @@ def _as_requiring_grad(variable: VariableTracker) -> VariableTracker:
     return variable.clone(requires_grad=True)
 
 
-def _keep_new_objects(before: Any, after: Any) -> None:
-    """Add to ``before`` what Dynamo must know ``after`` a body was traced.
+def forget_changes(effects: Any, before: Any) -> None:
+    """Forget what a function, which has been traced since ``before``, assigned to attributes.
 
-    What a body assigns to attributes is forgotten (``module.steps += 1`` assigns what was
-    there), as Dynamo does for its own operators; but not the objects that the body made, or it
-    could return no dataclass.
+    Dynamo does so for its own operators (``module.steps += 1`` assigns what was there). But the
+    objects that the function made stay known, or it could return no dataclass. And ``effects``
+    stays the same object (``restore_changes``): so Dynamo's own way does not do.
     """
-    before.track_runahead_tensor_and_symvar_side_effects(after)
+    before.track_runahead_tensor_and_symvar_side_effects(effects)
     for name in ("store_attr_mutations", "attr_mutation_kinds"):  # the second since 2.13
         known = getattr(before, name, {})
-        for variable, attributes in getattr(after, name, {}).items():
+        for variable, attributes in getattr(effects, name, {}).items():
             if not isinstance(variable.mutation_type, AttributeMutationExisting):
                 known.setdefault(variable, attributes)
-    for value in after.keepalive:
-        variable = after.id_to_variable[id(value)]
+    for value in effects.keepalive:
+        variable = effects.id_to_variable[id(value)]
         if id(value) not in before.id_to_variable and isinstance(
             variable.mutation_type, AttributeMutationNew
         ):
             before.id_to_variable[id(value)] = variable
             before.keepalive.append(value)
+    restore_changes(effects, before)
 
 
 _ALIASED_INPUTS: dict[str, Any] = (

@@ -1,0 +1,46 @@
+"""Why the first step of a scan is traced on its own: what makes a carry another one after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch_scan_hop._torch.dynamo.errors import Unsupported
+from torch_scan_hop._torch.dynamo.facts import Facts
+from torch_scan_hop._torch.dynamo.variables import VariableTracker
+from torch_scan_hop.capture.refusals import note_leaf
+
+
+class FirstStepDiffers(Unsupported):
+    """The first step would be traced differently from the others: ``text`` says which leaf of the
+    carry, and why."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        note_leaf(self, text, grows=True)
+
+
+def check_facts(
+    tx: Any,
+    facts: Facts,
+    init: Sequence[VariableTracker],
+    examples: Sequence[VariableTracker],
+    after: Sequence[VariableTracker],
+    numbers: Sequence[int],
+) -> None:
+    """Raise FirstStepDiffers if what the body asks of a carry is answered differently later.
+
+    The carries at ``numbers`` are Python numbers at first.
+    """
+    for k, (first, example, later) in enumerate(zip(init, examples, after, strict=False)):
+        line = facts.line_of_kind(example) if k in numbers else ""
+        if line:
+            raise FirstStepDiffers(
+                f"the body asks if leaf {k} of the carry is a number, at {line}: it is one in "
+                "init, and a tensor in a scan of further steps. Ask for its value with "
+                "torch.where, or keep what is asked out of the carry"
+            )
+        if facts.change(tx, first, example, later):
+            raise FirstStepDiffers(
+                f"what the body asks of leaf {k} of the carry changes after the first step"
+            )
