@@ -18,6 +18,15 @@ aten = torch.ops.aten
 _IDENTITIES = {aten.alias.default, aten.lift_fresh_copy.default}
 
 
+def operator_name(node: fx.Node) -> str:
+    """
+    >>> operator_name(fx.Graph().call_function(aten.add.Tensor))
+    'add'
+    """
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", packet))
+
+
 def is_tensor_node(value: Any) -> bool:
     return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 

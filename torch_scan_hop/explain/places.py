@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from torch_scan_hop.body.node_kinds import is_random
+from torch_scan_hop.body.node_kinds import is_random, operator_name
 from torch_scan_hop.explain.facts import (
     AFTER,
     ALL_STEPS,
@@ -147,13 +147,3 @@ def _why_pinned(node: fx.Node) -> str:
     if is_random(node):
         return "random: drawn step by step"
     return "has an effect or a body of its own"
-
-
-def operator_name(node: fx.Node) -> str:
-    """
-    >>> import torch
-    >>> operator_name(fx.Graph().call_function(torch.ops.aten.add.Tensor))
-    'add'
-    """
-    packet = getattr(node.target, "overloadpacket", node.target)
-    return str(getattr(packet, "__name__", packet))

@@ -25,6 +25,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop.body.node_kinds import is_alike, is_tensor_node
+from torch_scan_hop.signature import Outputs
 
 aten = torch.ops.aten
 
@@ -185,27 +186,30 @@ def _untransposed(node: fx.Node) -> fx.Node:
     return node
 
 
-def added_term(carry_in: fx.Node, carry_out: Any) -> fx.Node | None:
-    """What a step adds to a carry that it does nothing else with."""
+def added_terms(before: Sequence[fx.Node], after: Outputs[Any]) -> dict[int, fx.Node]:
+    """Return what a step adds to each carry that it does nothing else with."""
+    results = after.flat()
+    # a running sum that is returned as a y, too, must be known after every step
+    pairs = zip(before, after.carry, strict=True)
+    found = {k: _added_term(*pair) for k, pair in enumerate(pairs) if results.count(pair[1]) == 1}
+    return {k: term for k, term in found.items() if term is not None}
+
+
+def _added_term(carry_in: fx.Node, carry_out: Any) -> fx.Node | None:
     is_sum = isinstance(carry_out, fx.Node) and carry_out.target is aten.add.Tensor
     if not is_sum or carry_out.kwargs or [*carry_in.users] != [carry_out]:
         return None
-    if len(carry_out.users) != 1:  # a running sum that is also read or returned as y
+    if len(carry_out.users) != 1:  # a running sum that is also read
         return None
     term = next((a for a in carry_out.args if a is not carry_in), None)
     return term if is_alike(term, carry_in) else None
 
 
-def find_accumulator(
-    index: int, carry_in: fx.Node, carry_out: Any, is_known: Callable[[fx.Node], bool]
-) -> Accumulator | None:
-    """Return the accumulator that carry ``index`` is, or None.
+def accumulator_of(index: int, term: fx.Node, is_known: Callable[[fx.Node], bool]) -> Accumulator:
+    """Return the accumulator of ``term``, which is added to carry ``index``.
 
     ``is_known``: whether a value is at hand after the loop, and the same for every step.
     """
-    term = added_term(carry_in, carry_out)
-    if term is None:
-        return None
     first, maps = term, list[fx.Node]()
     while (base := argument_of_linear(term, is_known)) is not None:
         maps.append(term)

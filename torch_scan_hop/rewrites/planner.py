@@ -13,7 +13,8 @@ from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.rewrites.accumulate import (
     SMALL_TERM,
     Accumulator,
-    find_accumulator,
+    accumulator_of,
+    added_terms,
     is_cheap_to_sum,
     read_stack_instead,
 )
@@ -80,15 +81,11 @@ class Planner:
     # --- carries ---
 
     def _accumulators(self) -> list[Accumulator]:
-        pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
-        results = self.outputs.flat()
-        found = [
-            find_accumulator(k, before, after, self._is_known)
-            for k, (before, after) in enumerate(pairs)
-            # a running sum that is returned as a y, too, must be known after every step
-            if k not in self.constant_carry and results.count(after) == 1
+        candidates = [
+            accumulator_of(k, term, self._is_known)
+            for k, term in added_terms(self.roles.carry, self.outputs).items()
+            if self.used[k]
         ]
-        candidates = [a for a in found if a is not None and self.used[a.index]]
         at_hand = {*self.roles.xs, *self.ys}
         at_hand |= {leaf for a in candidates if a.is_product() for leaf in a.leaves}
         at_hand |= {

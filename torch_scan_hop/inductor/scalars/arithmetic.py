@@ -11,10 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop._torch.operators import OpOverload
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars.entries import (
     Entries,
     Lanes,
-    NotScalars,
     broadcast,
     build,
     indices,
@@ -54,7 +54,7 @@ def pointwise(target: Any, args: Any, kwargs: Any) -> Entries:
 
 def convert(lanes: Lanes, like: Any, source: Entries, *_: Any, **kwargs: Any) -> Entries:
     if kwargs.get("device") not in (None, source.flat[0].device):
-        raise NotScalars("a copy to another device")
+        raise Refusal("a copy to another device")
     return source if source.dtype == like.dtype else source.map(lambda v: v.to(like.dtype))
 
 
@@ -67,7 +67,7 @@ def _number(value: Any, like: Any) -> Any:
 
 def full(lanes: Lanes, like: Any, size: Any, value: Any, **_: Any) -> Entries:
     if not isinstance(value, (int, float, bool)):
-        raise NotScalars("a fill that is no number")
+        raise Refusal("a fill that is no number")
     lane = 0 if like.shape and lanes.begin(like.shape[0]) else None
     grid = lanes.grid_of(like.shape, lane)
     return Entries(grid, [_number(value, like)] * math.prod(grid), lane)
@@ -99,7 +99,7 @@ def _reduction(join: Callable[[Any, Any], Any]) -> Callable[..., Entries]:
         kept = [1 if d in dims else n for d, n in enumerate(source.shape)]
         folded = [n if d in dims else 1 for d, n in enumerate(source.shape)]
         if not math.prod(folded):
-            raise NotScalars("a reduction of nothing")
+            raise Refusal("a reduction of nothing")
 
         def entry(index: Sequence[int]) -> Any:
             own = ([i + k for i, k in zip(index, more, strict=True)] for more in indices(folded))
@@ -140,7 +140,7 @@ def _product(left: Entries, right: Entries) -> Entries:
     """Return the product of matrices, or of stacks of them."""
     rank, inner = len(left.shape), left.shape[-1]
     if left.lane == rank - 1 or right.lane == rank - 2 or not inner:
-        raise NotScalars("a product across lanes")
+        raise Refusal("a product across lanes")
     # [..., n, 1, k] and [..., 1, m, k]: what a product multiplies, side by side
     rows = Entries((*left.shape[:-1], 1, inner), left.flat, left.lane)
     turned = permute(Lanes(None), None, right, [*range(rank - 2), rank - 1, rank - 2])

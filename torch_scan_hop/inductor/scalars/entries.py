@@ -11,12 +11,9 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.sizes import are_known_equal
+from torch_scan_hop.errors import Refusal
 
 Index = tuple[int, ...]
-
-
-class NotScalars(Exception):
-    """A body, or a part of it, that is not written out."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class Entries:
         """Return ``dim``, counted from the front, for a dimension without lanes."""
         dim = self.any_dim(dim)
         if dim == self.lane:
-            raise NotScalars("work across lanes")
+            raise Refusal("work across lanes")
         return dim
 
     def any_dim(self, dim: int) -> int:
@@ -110,7 +107,7 @@ def common_lane(operands: Iterable[Entries]) -> int | None:
     """Return the dimension of the lanes in operands of one rank."""
     lanes = {e.lane for e in operands} - {None}
     if len(lanes) > 1:
-        raise NotScalars("lanes in two dimensions")
+        raise Refusal("lanes in two dimensions")
     return next(iter(lanes), None)
 
 
@@ -127,7 +124,7 @@ def expanded(entries: Entries, shape: Index, lane: int | None) -> Entries:
     else:
         has_place = entries.lane == lane and own[lane] == shape[lane]
     if not repeats or not has_place:
-        raise NotScalars(f"{own} with lanes in {entries.lane}, for {shape} with lanes in {lane}")
+        raise Refusal(f"{own} with lanes in {entries.lane}, for {shape} with lanes in {lane}")
     if own == shape:
         return Entries(shape, entries.flat, lane)
     at = lambda i: tuple(0 if n == 1 else k for k, n in zip(i, own, strict=True))  # noqa: E731
@@ -152,7 +149,7 @@ class Lanes:
         """The shape of the entries of a tensor of ``shape``."""
         grid = [1 if d == lane else n for d, n in enumerate(shape)]
         if not all(type(n) is int for n in grid):
-            raise NotScalars("a size that is not known")
+            raise Refusal("a size that is not known")
         return tuple(grid)
 
     def reshaped(self, entries: Entries, shape: Sequence[Any]) -> Entries:
@@ -170,4 +167,4 @@ class Lanes:
             if math.prod(shape[:lane]) == before and not left:
                 if are_known_equal(shape[lane], inner * self.size):
                     return Entries((*shape[:lane], inner, *rest), entries.flat, lane)
-        raise NotScalars("lanes that are no longer the outer part of a dimension")
+        raise Refusal("lanes that are no longer the outer part of a dimension")

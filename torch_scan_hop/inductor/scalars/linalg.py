@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars import factors
 from torch_scan_hop.inductor.scalars.entries import (
     Entries,
     Index,
     Lanes,
-    NotScalars,
     build,
     common_lane,
     expanded,
@@ -31,7 +31,7 @@ def _batch_of(matrices: Entries) -> Index:
     """The shape of a stack of matrices. The lanes are in it: no matrix is spread over them."""
     batch = matrices.shape[:-2]
     if matrices.lane is not None and matrices.lane >= len(batch):
-        raise NotScalars("matrices across lanes")
+        raise Refusal("matrices across lanes")
     return batch
 
 
@@ -73,7 +73,7 @@ def _turned(matrices: Entries) -> Entries:
 
 def _square(matrices: Entries) -> int:
     if len(matrices.shape) < 2 or not matrices.shape[-1]:
-        raise NotScalars("no matrices")
+        raise Refusal("no matrices")
     _batch_of(matrices)
     return matrices.shape[-1]
 
@@ -179,7 +179,7 @@ def factor(
 ) -> list[Entries]:
     n = _square(matrix)
     if not pivot or matrix.shape[-2] != n:
-        raise NotScalars("a factorisation without pivots, or of what is not square")
+        raise Refusal("a factorisation without pivots, or of what is not square")
 
     def run(rows: Rows) -> tuple[Rows, Rows, Rows]:
         found = LU(rows, n)

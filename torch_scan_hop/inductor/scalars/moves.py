@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars.entries import (
     Entries,
     Lanes,
-    NotScalars,
     build,
     expanded,
 )
@@ -135,7 +135,7 @@ def cat(lanes: Lanes, like: Any, parts: Sequence[Entries], dim: int = 0) -> Entr
     parts = [p for p in parts if p.shape != (0,)]
     dim = parts[0].dim(dim)
     if any(p.lane != parts[0].lane for p in parts):
-        raise NotScalars("lanes put beside what has none")
+        raise Refusal("lanes put beside what has none")
     places = [(p.map(lambda v: v.to(like.dtype)), k) for p in parts for k in range(p.shape[dim])]
 
     def entry(index: Sequence[int]) -> Any:
