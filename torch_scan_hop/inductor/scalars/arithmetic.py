@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +16,6 @@ from torch_scan_hop.inductor.scalars.entries import (
     Entries,
     Lanes,
     broadcast,
-    build,
-    indices,
 )
 from torch_scan_hop.inductor.scalars.moves import permute, reshape
 
@@ -96,16 +94,13 @@ def _reduction(join: Callable[[Any, Any], Any]) -> Callable[..., Entries]:
             dims = range(rank)
         dims = {source.dim(d) for d in ([dims] if isinstance(dims, int) else dims)} if rank else ()
         source = source.map(lambda v: v.to(like.dtype))
-        kept = [1 if d in dims else n for d, n in enumerate(source.shape)]
-        folded = [n if d in dims else 1 for d, n in enumerate(source.shape)]
-        if not math.prod(folded):
+        folded = math.prod(source.shape[d] for d in dims)
+        if not folded:
             raise Refusal("a reduction of nothing")
-
-        def entry(index: Sequence[int]) -> Any:
-            own = ([i + k for i, k in zip(index, more, strict=True)] for more in indices(folded))
-            return functools.reduce(join, (source[i] for i in own))
-
-        return reshape(lanes, like, build(kept, source.lane, entry))
+        turned = permute(lanes, None, source, sorted(range(rank), key=lambda d: (d in dims, d)))
+        kept = tuple(1 if d in dims else n for d, n in enumerate(source.shape))
+        found = [functools.reduce(join, row) for row in turned.rows(folded)]
+        return reshape(lanes, like, Entries(kept, found, source.lane))
 
     return rule
 
@@ -147,12 +142,9 @@ def _product(left: Entries, right: Entries) -> Entries:
     lane = turned.lane if turned.lane is None or turned.lane < rank - 2 else rank - 1
     columns = Entries((*turned.shape[:-2], 1, *turned.shape[-2:]), turned.flat, lane)
     rows, columns = broadcast(rows, columns)
-
-    def entry(index: Sequence[int]) -> Any:
-        terms = (rows.at(*index, k) * columns.at(*index, k) for k in range(inner))
-        return functools.reduce(torch.add, terms)
-
-    return build(rows.shape[:-1], rows.lane, entry)
+    pairs = zip(rows.rows(inner), columns.rows(inner), strict=True)
+    found = [functools.reduce(torch.add, map(torch.mul, *pair)) for pair in pairs]
+    return Entries(rows.shape[:-1], found, rows.lane)
 
 
 def product(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:

@@ -18,7 +18,7 @@ Index = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Entries:
-    """``tensor[..., l * shape[lane] + i, ...][l]`` is ``self[..., i, ...]`` in lane ``l``.
+    """``tensor[..., l * shape[lane] + i, ...]`` is entry ``[..., i, ...]`` in lane ``l``.
 
     Attributes:
         shape: of the grid. Where the lanes are, it holds what stands beside them in that
@@ -36,16 +36,6 @@ class Entries:
     def __post_init__(self) -> None:
         assert len(self.flat) == math.prod(self.shape)
 
-    def __getitem__(self, index: Sequence[int]) -> Any:
-        position = 0
-        for i, n in zip(index, self.shape, strict=True):
-            assert 0 <= i < n
-            position = position * n + i
-        return self.flat[position]
-
-    def at(self, *index: int) -> Any:
-        return self[index]
-
     @property
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.flat[0].dtype
@@ -56,6 +46,24 @@ class Entries:
 
     def like(self, flat: Iterable[Any]) -> Entries:
         return Entries(self.shape, list(flat), self.lane)
+
+    def moved(
+        self, shape: Iterable[int], strides: Iterable[int], lane: int | None, offset: int = 0
+    ) -> Entries:
+        """Return a view of ``flat``, as ``torch.as_strided`` does; strides may be negative."""
+        shape = tuple(shape)
+        positions = [offset]
+        for n, stride in zip(shape, strides, strict=True):
+            positions = [p + k * stride for p in positions for k in range(n)]
+        return Entries(shape, [self.flat[p] for p in positions], lane)
+
+    @property
+    def strides(self) -> list[int]:
+        return [math.prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
+
+    def rows(self, length: int) -> list[list[Any]]:
+        """Return so many entries that follow each other, then so many, and so on."""
+        return [self.flat[p : p + length] for p in range(0, len(self.flat), length)]
 
     def of_rank(self, rank: int) -> Entries:
         """Return the entries of a tensor with so many dimensions: see ``flat``."""
@@ -84,11 +92,6 @@ class Entries:
 
     def any_dim(self, dim: int) -> int:
         return dim % len(self.shape) if self.shape else 0
-
-
-def build(shape: Iterable[int], lane: int | None, entry: Callable[[Index], Any]) -> Entries:
-    shape = tuple(shape)
-    return Entries(shape, [entry(i) for i in indices(shape)], lane)
 
 
 def indices(shape: Sequence[int]) -> Iterator[Index]:
@@ -125,10 +128,8 @@ def expanded(entries: Entries, shape: Index, lane: int | None) -> Entries:
         has_place = entries.lane == lane and own[lane] == shape[lane]
     if not repeats or not has_place:
         raise Refusal(f"{own} with lanes in {entries.lane}, for {shape} with lanes in {lane}")
-    if own == shape:
-        return Entries(shape, entries.flat, lane)
-    at = lambda i: tuple(0 if n == 1 else k for k, n in zip(i, own, strict=True))  # noqa: E731
-    return build(shape, lane, lambda i: entries[at(i)])
+    strides = [0 if n == 1 else stride for n, stride in zip(own, entries.strides, strict=True)]
+    return entries.moved(shape, strides, lane)
 
 
 class Lanes:
