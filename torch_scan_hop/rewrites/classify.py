@@ -9,14 +9,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Any
 
 import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator
-from torch_scan_hop.body.node_kinds import is_random
+from torch_scan_hop.body.node_kinds import is_random, operator_name
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.signature import Inputs
 
@@ -29,13 +29,18 @@ class Dependence(IntEnum):
     LOOP = 2
 
 
-class Stays(Enum):
-    """A reason why work stays in the loop though the carry neither determines nor needs it."""
+#: says why work stays in the loop though the carry neither determines nor needs it
+Stays = str
 
-    NO_RULE = "no trusted batching rule for it"
-    MEMORY = "memory gate"
-    CHEAP = "too cheap to be worth a stack"
-    SWITCHED_OFF = "switched off"
+CHEAP = "too cheap to be worth a stack"
+
+
+def no_rule_for(node: fx.Node) -> Stays:
+    return f"no trusted batching rule for {operator_name(node)}"
+
+
+def too_large(node: fx.Node) -> Stays:
+    return f"memory gate: a stack of {node.name} is larger than memory_gate allows"
 
 
 # the operators whose batching over steps pays for the memory of its operands
