@@ -18,16 +18,13 @@ from torch import fx
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.meta_values import call_recorded
 from torch_scan_hop.body.node_kinds import is_alike, is_view
+from torch_scan_hop.body.operator_table import operators
 
 aten = torch.ops.aten
 
 LARGE_BYTES = 2**14
 
-_ZEROS = {
-    aten.zeros.default,
-    aten.zeros_like.default,
-    aten.new_zeros.default,
-}
+_ZEROS = operators("zeros")
 # operators of (into, where..., added values) that add to ``into``, be it zeros or anything else
 _ADDING = {aten.index_add.default, aten.scatter_add.default, aten.index_put.default}
 

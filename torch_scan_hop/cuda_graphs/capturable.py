@@ -16,10 +16,9 @@ from torch import fx
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.body.carries_in import carries_in_op
 from torch_scan_hop.body.node_kinds import is_random, operator_name
+from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.cuda_graphs.devices import is_served
 from torch_scan_hop.op import scan_op
-
-aten = torch.ops.aten
 
 # their bodies are what torch ships, and launch on the current stream
 NAMESPACES = {"aten", "prims"}
@@ -32,10 +31,7 @@ _UNFIT = {
     torch.Tag.dynamic_output_shape: "the shape of its result depends on values",
 }
 
-_INDEXED = {
-    aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default,
-    aten._unsafe_index_put.default,
-}  # fmt: skip
+_INDEXED = operators("by_index")
 
 # tagged as random for the dropout that they may have
 _ATTENTION = "_scaled_dot_product"

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop.body.node_kinds import is_view, operator_name
+from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.errors import Refusal
 
 _MAKE_OR_CONVERT = {
@@ -30,7 +31,7 @@ def is_transcendental(node: fx.Node) -> bool:
     return getattr(node.target, "_opname", "") in _TRANSCENDENTAL
 
 
-PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+PRODUCTS = operators("weighted")
 CAT = torch.ops.aten.cat.default
 
 

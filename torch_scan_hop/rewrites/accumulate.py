@@ -25,6 +25,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop.body.node_kinds import is_alike, is_tensor_node
+from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.signature import Outputs
 
 aten = torch.ops.aten
@@ -37,28 +38,14 @@ SMALL_TERM = 4096
 # beside what a step reads and writes anyway: at most a CHEAP_STACKS-th of those bytes.
 CHEAP_STACKS = 4
 
-_LINEAR = {
-    aten.clone.default,
-    aten.t.default,
-    aten.permute.default,
-    aten.transpose.int,
-    aten.view.default,
-    aten.reshape.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-}
-
-
-SUMS = {aten.sum.default, aten.sum.dim_IntList}
-_PRODUCTS = {aten.mm.default, aten.bmm.default}
+SUMS = operators("sum")
+_LINEAR, _PRODUCTS, _SCALINGS = operators("linear"), operators("product"), operators("scaling")
 
 # Autocast's: the gradient of a weight in float32 is that of its copy in bfloat16. The terms of one
 # product, or of one sum, are added in float32 whatever its type is, and rounded once, not in every
 # step. (Of float16 the sum may overflow where each of its terms does not.)
-_CASTS = {aten._to_copy.default, torch.ops.prims.convert_element_type.default}
+_CASTS = operators("cast")
 
-_SCALINGS = {aten.mul.Tensor, aten.div.Tensor, aten.neg.default}
 # A sum of narrower numbers may overflow where that of the scaled ones does not.
 _WIDE = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 

@@ -12,15 +12,13 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any
 
-import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator
 from torch_scan_hop.body.node_kinds import is_random, operator_name
+from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.signature import Inputs
-
-aten = torch.ops.aten
 
 
 class Dependence(IntEnum):
@@ -43,35 +41,12 @@ def too_large(node: fx.Node) -> Stays:
     return f"memory gate: a stack of {node.name} is larger than memory_gate allows"
 
 
-# the operators whose batching over steps pays for the memory of its operands
-CONTRACTIONS = {
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten.baddbmm.default,
-    aten.convolution.default,
-    aten.mv.default,
-    aten.addmv.default,
-}
-
-
 def is_contraction(node: fx.Node) -> bool:
-    return node.target in CONTRACTIONS
-
-
-# the operators that keep a body from being pointwise, and a loop from being one kernel
-REDUCTIONS = {
-    aten.amax.default,
-    aten.amin.default,
-    aten.mean.default,
-    aten.mean.dim,
-    aten.sum.default,
-    aten.sum.dim_IntList,
-}
+    return node.target in operators("contraction")
 
 
 def is_reduction(node: fx.Node) -> bool:
-    return node.target in REDUCTIONS
+    return node.target in operators("reduction")
 
 
 def is_pinned(node: fx.Node) -> bool:

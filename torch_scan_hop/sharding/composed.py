@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
 from torch_scan_hop._torch.operators import disable_proxy_modes_tracing
 from torch_scan_hop._torch.tracing import trace
+from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.op import ScanOptions, call_scan
 from torch_scan_hop.rewrites.affine import NOT_LINEAR, ONE, RULES, Form, Pair, closure
@@ -175,10 +176,7 @@ _RULE_OF: dict[Any, Callable[..., Form]] = {
             aten.threshold_backward.default,
         )
     },
-    **dict.fromkeys(
-        (aten.clone.default, aten.alias.default, aten.detach.default),
-        lambda inner, a, **_: a,
-    ),
+    **dict.fromkeys(operators("copy"), lambda inner, a, **_: a),
 }
 
 
@@ -204,8 +202,7 @@ class _Forms(fx.Interpreter):
         if not any(isinstance(a, Form) for a in flat):
             return super().call_function(target, args, kwargs)
         rule = _RULE_OF.get(target)
-        is_copy = target in (aten.clone.default, aten.alias.default, aten.detach.default)
-        if rule is None or (kwargs and not is_copy):
+        if rule is None or (kwargs and target not in operators("copy")):
             raise Refusal(f"a carry goes through {target}")
         try:
             return rule(self.inner, *args, **kwargs)
