@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.sizes import likely_value
-from torch_scan_hop.body.meta_values import call_recorded
+from torch_scan_hop.body.meta_values import call_recorded, replace
 from torch_scan_hop.body.node_kinds import is_alike, is_view
 from torch_scan_hop.body.operator_table import operators
 
@@ -49,8 +49,7 @@ def _rewrite_additions(graph: fx.Graph, total_of: Callable[[Any, Any], fx.Node |
             with graph.inserting_before(node):
                 total = total_of(into, added) if len(added.users) == 1 else None
             if total is not None:
-                node.replace_all_uses_with(total)
-                graph.erase_node(node)
+                replace(node, total)
                 break
     graph.eliminate_dead_code()
 

@@ -22,7 +22,7 @@ from torch import fx
 
 from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop._torch.sizes import are_known_equal, likely_value
-from torch_scan_hop.body.meta_values import call_recorded
+from torch_scan_hop.body.meta_values import call_recorded, replace
 from torch_scan_hop.body.operator_table import operators
 
 aten = torch.ops.aten
@@ -111,8 +111,7 @@ def index_strided_scatters(graph: fx.Graph) -> None:
             continue
         with graph.inserting_before(node):
             replacement = _as_index_put(node, order)
-        node.replace_all_uses_with(replacement)
-        graph.erase_node(node)
+        replace(node, replacement)
 
 
 def _as_index_put(node: fx.Node, order: list[int]) -> fx.Node:

@@ -15,7 +15,7 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.linalg_checks import linalg_check, raise_if_failed
-from torch_scan_hop.body.meta_values import run_node, same_strides, value_of
+from torch_scan_hop.body.meta_values import replace, run_node, same_strides, value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.body.operator_table import operators
 
@@ -66,8 +66,7 @@ def _check_in_order(graph: fx.Graph, check: fx.Node) -> None:
         raising = graph.call_function(raise_if_failed, (info, name), {"is_matrix": is_matrix})
     raising.meta["val"] = None
     for user, result in results.items():
-        user.replace_all_uses_with(result)  # type: ignore[arg-type]
-        graph.erase_node(user)
+        replace(user, result)  # type: ignore[arg-type]
     graph.erase_node(check)
 
 
@@ -88,8 +87,7 @@ def _fuse_addition(graph: fx.Graph, node: fx.Node) -> None:
         if not _keeps_layout(replacement):
             graph.erase_node(replacement)
             continue
-        node.replace_all_uses_with(replacement)
-        graph.erase_node(node)
+        replace(node, replacement)
         graph.erase_node(term)
         return
 

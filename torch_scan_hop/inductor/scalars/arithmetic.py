@@ -131,24 +131,20 @@ REDUCTIONS: dict[Any, Callable[..., Entries]] = {
 # --- products ---
 
 
-def _product(left: Entries, right: Entries) -> Entries:
+def product(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
     """Return the product of matrices, or of stacks of them."""
     rank, inner = len(left.shape), left.shape[-1]
     if left.lane == rank - 1 or right.lane == rank - 2 or not inner:
         raise Refusal("a product across lanes")
     # [..., n, 1, k] and [..., 1, m, k]: what a product multiplies, side by side
     rows = Entries((*left.shape[:-1], 1, inner), left.flat, left.lane)
-    turned = permute(Lanes(None), None, right, [*range(rank - 2), rank - 1, rank - 2])
+    turned = permute(lanes, like, right, [*range(rank - 2), rank - 1, rank - 2])
     lane = turned.lane if turned.lane is None or turned.lane < rank - 2 else rank - 1
     columns = Entries((*turned.shape[:-2], 1, *turned.shape[-2:]), turned.flat, lane)
     rows, columns = broadcast(rows, columns)
     pairs = zip(rows.rows(inner), columns.rows(inner), strict=True)
     found = [functools.reduce(torch.add, map(torch.mul, *pair)) for pair in pairs]
     return Entries(rows.shape[:-1], found, rows.lane)
-
-
-def product(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
-    return _product(left, right)
 
 
 def added_product(
@@ -162,13 +158,13 @@ def added_product(
     alpha: Any = 1,
 ) -> Entries:
     scaled = lambda e, by: e if by == 1 else e.map(lambda v: v * by)  # noqa: E731
-    added, found = broadcast(scaled(added, beta), scaled(_product(left, right), alpha))
+    added, found = broadcast(scaled(added, beta), scaled(product(lanes, like, left, right), alpha))
     return found.like(map(torch.add, added.flat, found.flat))
 
 
 def matrix_by_vector(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
     column = Entries((*right.shape, 1), right.flat, right.lane)
-    return reshape(lanes, like, _product(left, column))
+    return reshape(lanes, like, product(lanes, like, left, column))
 
 
 def dot(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
