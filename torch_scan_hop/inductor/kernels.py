@@ -120,7 +120,7 @@ def kernel_of(call: ScanCall) -> tuple[KernelNode | None, Refusals]:
         except Refusal as refusal:
             refusals[kernel] = str(refusal)
         except NotPointwise as error:
-            reason = str(error).splitlines()[0]
+            reason = (str(error).splitlines() or [""])[0]
             refusals[kernel] = f"it needs a buffer within a step ({reason})"
         except Exception as error:  # the counted loop runs every body
             log.warning("no %s for a scan, which is a counted loop", kernel.__name__, exc_info=True)
