@@ -31,6 +31,10 @@ class ScanValueError(ValueError):
     """An argument of the right kind with a value that does not fit."""
 
 
+class Refusal(Exception):
+    """Raised by what decides against something; the text says why."""
+
+
 class NonFiniteError(ArithmeticError):
     """A step of a scan gave nan or inf, and ``debug(detect_nonfinite=True)`` is in force."""
 

@@ -31,7 +31,8 @@ from torch_scan_hop.autodiff.differentiability import gradient_flow, needs_grad
 from torch_scan_hop.autodiff.handover import Partition, Source
 from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.errors import hint_about
-from torch_scan_hop.signature import Inputs
+from torch_scan_hop.rewrites.parts import extract
+from torch_scan_hop.signature import Inputs, results_of
 
 
 @dataclass(frozen=True)
@@ -181,40 +182,18 @@ def _unique(names: Sequence[str]) -> list[str]:
     return result
 
 
-def _copy_with_names(
-    source: fx.GraphModule, order: Sequence[fx.Node], names: Sequence[str]
-) -> tuple[fx.Graph, dict[fx.Node, fx.Node], Any]:
-    """Copy ``source``'s graph with placeholders in ``order``, renamed; return results, too."""
-    graph = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
-    for node, name in zip(order, names, strict=True):
-        env[node] = graph.placeholder(name)
-        env[node].meta = dict(node.meta)
-    results: Any = ()
-    for node in source.graph.nodes:
-        if node.op == "output":
-            results = fx.map_arg(node.args[0], lambda n: env[n])
-        elif node not in env:
-            env[node] = graph.node_copy(node, lambda n: env[n])
-    return graph, env, results
-
-
 def _forward_graph(partition: Partition, names: Sequence[str]) -> tuple[fx.GraphModule, list[str]]:
     """Return the forward with all that the backward is handed, and what each of that is."""
     placeholders = partition.forward.graph.find_nodes(op="placeholder")
-    graph, env, results = _copy_with_names(partition.forward, placeholders, names)
+    results = results_of(partition.forward.graph)
     n_outputs = len(results) - partition.n_residuals
-    residuals, saved = [], []
-    for handover in partition.per_step:
-        if handover.source is Source.X:
-            residuals.append(env[placeholders[handover.index]])
-            saved.append(names[handover.index])
-        else:
-            residuals.append(results[handover.index])
-            saved.append(results[handover.index].name)
-    graph.output((*results[:n_outputs], *residuals))
-    graph.lint()
-    return fx.GraphModule(partition.forward, graph, "Forward"), saved
+    handed = [
+        (placeholders if h.source is Source.X else results)[h.index] for h in partition.per_step
+    ]
+    outputs = [*results[:n_outputs], *handed]
+    module = extract(partition.forward, placeholders, outputs, "Forward", names)
+    saved = results_of(module.graph)[n_outputs:]
+    return module, [str(n.target) if n.op == "placeholder" else n.name for n in saved]
 
 
 def _backward_graph(partition: Partition, saved: Sequence[str], n_inputs: int) -> fx.GraphModule:
@@ -222,10 +201,8 @@ def _backward_graph(partition: Partition, saved: Sequence[str], n_inputs: int) -
     n_cotangents = len(placeholders) - len(saved)
     order = [*placeholders[n_cotangents:], *placeholders[:n_cotangents]]
     names = _unique([*saved, *(f"cotangent_{k}" for k in range(n_cotangents))])
-    graph, _, results = _copy_with_names(partition.backward, order, names)
     gradients: list[Any] = [None] * n_inputs
+    results = results_of(partition.backward.graph)
     for k, gradient in zip(partition.x_gradients, results, strict=True):
         gradients[k] = gradient
-    graph.output(tuple(gradients))
-    graph.lint()
-    return fx.GraphModule(partition.backward, graph, "Backward")
+    return extract(partition.backward, order, gradients, "Backward", names)

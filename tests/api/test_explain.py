@@ -663,7 +663,7 @@ def test_kernels_are_those_that_inductor_takes():
     taken = []
     compiled = torch.compile(lambda init, xs: scan(body, init, xs), fullgraph=True)
     no_caches = torch._inductor.config.patch(force_disable_caches=True)
-    with watching(lambda call, kernel: taken.append(kernel)), no_caches:
+    with watching(lambda _, kernel, __: taken.append(kernel)), no_caches:
         compiled(init, xs)[1].sum().backward()
     assert [kind != "a counted loop" for kind in said] == [k is not None for k in taken]
 

@@ -266,7 +266,7 @@ def _kernels_of_a_gpu(found: list[str]) -> Iterator[None]:
     from torch_scan_hop.inductor import gpu
     from torch_scan_hop.inductor.watch import watching
 
-    def take(_: Any, kernel: Any) -> None:
+    def take(_: Any, kernel: Any, __: Any) -> None:
         if kernel in gpu.KERNELS:
             found.append(kernel.__name__)
 

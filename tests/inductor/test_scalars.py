@@ -146,7 +146,7 @@ def no_caches():
 
 def run_and_name_kernels(run, *args):
     names = []
-    with watching(lambda _, kernel: names.append(getattr(kernel, "__name__", "a loop"))):
+    with watching(lambda _, kernel, __: names.append(getattr(kernel, "__name__", "a loop"))):
         return run(*args), names
 
 

@@ -8,8 +8,10 @@ from oracle import assert_same, written_loop
 
 from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
 from torch_scan_hop._torch.tracing import trace
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.op import FORWARD
-from torch_scan_hop.sharding.composed import NotComposed, composed_steps
+from torch_scan_hop.sharding.composed import composed_steps
+from torch_scan_hop.sharding.over_ranks import _roles
 from torch_scan_hop.signature import Signature
 
 T, B, D = 7, 2, 3
@@ -73,11 +75,21 @@ NOT = {
 
 @pytest.mark.parametrize("reason", NOT)
 def test_others_say_what_a_carry_goes_through(reason):
-    with pytest.raises(NotComposed, match=f"a carry goes through {reason}"):
+    with pytest.raises(Refusal, match=f"a carry goes through {reason}"):
         composed_steps(body_of(NOT[reason], 1, torch.float64), Signature(1, 1, 0), [0])
 
 
 def test_whole_numbers_take_turns():
-    with pytest.raises(NotComposed, match=r"carry 0 is of torch.int64"):
+    with pytest.raises(Refusal, match=r"carry 0 is of torch.int64"):
         body = body_of(lambda c, x: (c[0] + x,), 1, torch.int64)
         composed_steps(body, Signature(1, 1, 0), [0])
+
+
+@pytest.mark.parametrize("is_returned", [False, True])
+def test_a_running_sum_that_is_returned_is_no_sum_of_ranks(is_returned):
+    def step(carry, x):
+        total = carry[0] + x
+        return total, total if is_returned else x * 2
+
+    roles = _roles(body_of(step, 1, torch.float64), Signature(1, 1, 0))
+    assert (roles.sums, roles.states) == (([], [0]) if is_returned else ([0], []))

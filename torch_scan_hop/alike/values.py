@@ -8,8 +8,8 @@ import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ _PLAIN = (
     *(bool, int, float, complex, str, bytes, bytearray, range, slice, type(None), type(...)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum),
 )
-_NAMED = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType)
+_BY_EQUALITY = (*_PLAIN, set, frozenset, type, types.ModuleType, types.CodeType)
 _SHARE = "Give all layers one and the same object, or its class an __eq__."
 _REGISTER = "Register it as a parameter or a buffer, or give all layers one and the same tensor."
 
@@ -65,19 +65,21 @@ class Comparison:
         self._met[pair] = mine, theirs
         if isinstance(mine, torch.Tensor):
             self._check_tensors(where, mine, theirs)
-        elif isinstance(mine, (float, complex)):
-            # as text: a nan is the nan that it was, and 0.0 is not -0.0
-            _check(repr(mine) == repr(theirs), where, mine, theirs)
-        elif isinstance(mine, (*_PLAIN, set, frozenset)):
-            _check(mine == theirs, where, mine, theirs)
-        elif (parts := _parts(mine, theirs)) is not None:
-            self._check_parts(where, mine, theirs, parts)
-        else:
-            self._check_objects(where, mine, theirs)
-
-    def _check_parts(self, where: str, mine: Any, theirs: Any, parts: Parts) -> None:
-        _check(parts is not False, where, mine, theirs)
-        for name, one, other in parts or ():
+            return
+        parts, others = _parts(mine), _parts(theirs)
+        if parts is None or others is None:
+            equal = _are_equal(mine, theirs)
+            if equal:
+                return
+            # the __eq__ of a dataclass knows no more than its fields do, which say where
+            _check(equal is None or dataclasses.is_dataclass(mine), where, mine, theirs)
+            parts, others = _attributes(mine), _attributes(theirs)
+        if parts is None or others is None:
+            kind = f"is {_shown(mine)}"
+            raise Difference(where, "is another, which cannot be shown to be equal", kind, _SHARE)
+        keys, other_keys = ([key for key, *_ in found] for found in (parts, others))
+        _check(keys == other_keys, where, mine, theirs)
+        for (_, name, one), (_, _, other) in zip(parts, others, strict=True):
             self.check(where + name, one, other)
 
     def _check_tensors(self, where: str, mine: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -100,20 +102,6 @@ class Comparison:
         if one == other:
             one, other = "is a tensor", "has other values"
         raise Difference(where, other, one, _REGISTER)
-
-    def _check_objects(self, where: str, mine: Any, theirs: Any) -> None:
-        """By the ``__eq__`` of their class, or else by their attributes, if that is all of them."""
-        if type(mine).__eq__ is not object.__eq__:
-            alike = _asked(mine, theirs)
-            if alike:
-                return
-            # the __eq__ of a dataclass knows no more than its fields do, which say where
-            _check(alike is None or dataclasses.is_dataclass(mine), where, mine, theirs)
-        state, other = _state(mine), _state(theirs)
-        if state is None or other is None:
-            kind = f"is {_shown(mine)}"
-            raise Difference(where, "is another, which cannot be shown to be equal", kind, _SHARE)
-        self._check_parts(where, mine, theirs, _of_mappings(state, other, ".{}"))
 
 
 def _check(alike: bool, where: str, mine: Any, theirs: Any) -> None:
@@ -146,53 +134,45 @@ def _same_bits(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     return floating and bool(torch.allclose(mine, theirs, rtol=0, atol=0, equal_nan=True))
 
 
-#: what two values consist of, side by side; False if that differs
-Parts = list[tuple[str, Any, Any]] | Literal[False]
+#: what a value consists of: a key that its twin has, a path, and what is compared in its turn
+Parts = list[tuple[Any, str, Any]]
 
 
-def _parts(mine: Any, theirs: Any) -> Parts | None:
-    """None for other objects."""
-    if isinstance(mine, (list, tuple, deque)):
-        if len(mine) != len(theirs):
-            return False
-        items = [(f"[{k}]", *pair) for k, pair in enumerate(zip(mine, theirs, strict=True))]
-        return [*items, *_of_subclass(mine, theirs)]
-    if isinstance(mine, (dict, types.MappingProxyType)):
-        one, other = (getattr(value, "default_factory", None) for value in (mine, theirs))
-        entries = _of_mappings(mine, theirs, "[{!r}]")
-        return entries is not False and [("", one, other), *entries, *_of_subclass(mine, theirs)]
-    if isinstance(mine, types.FunctionType):
-        return _of_functions(mine, theirs)
-    if isinstance(mine, types.MethodType):
-        return [("", mine.__func__, theirs.__func__), (".__self__", mine.__self__, theirs.__self__)]
-    if isinstance(mine, functools.partial):
-        names = ("func", "args", "keywords", "__dict__")
-        return [(f".{n}", getattr(mine, n), getattr(theirs, n)) for n in names]
-    if isinstance(mine, weakref.ref):
-        return [("", mine(), theirs())]
-    if isinstance(mine, _NAMED):
-        owner = getattr(mine, "__self__", None)
-        if isinstance(mine, types.BuiltinFunctionType) and owner is not None:
-            same = mine.__name__ == theirs.__name__
-            return same and [(".__self__", owner, theirs.__self__)]
-        return [] if mine == theirs else False
-    if type(mine).__module__ == "numpy" and hasattr(mine, "tobytes") and not mine.dtype.hasobject:
-        same = (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
-        return [] if same and mine.tobytes() == theirs.tobytes() else False
-    return None
+def _parts(value: Any) -> Parts | None:
+    """Return None for an object of any other kind."""
+    if isinstance(value, (float, complex)):
+        return [(repr(value), "", None)]  # as text: a nan is a nan, and 0.0 is not -0.0
+    if isinstance(value, _BY_EQUALITY):
+        return [(value, "", None)]
+    if (
+        type(value).__module__ == "numpy"
+        and hasattr(value, "tobytes")
+        and not value.dtype.hasobject
+    ):
+        return [((value.dtype, value.shape, value.tobytes()), "", None)]
+    if isinstance(value, (list, tuple, deque)):
+        return [*((k, f"[{k}]", v) for k, v in enumerate(value)), *_of_subclass(value)]
+    if isinstance(value, (dict, types.MappingProxyType)):
+        # in one order, too: a loop over them may depend on it
+        return [*((k, f"[{k!r}]", v) for k, v in value.items()), *_of_subclass(value)]
+    if isinstance(value, types.FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        of_cells = [(name, f" ({name})", _content(cell)) for name, cell in cells]
+        made_by = id(value.__code__), id(value.__globals__)
+        named = _named(value, "__defaults__", "__kwdefaults__", "__dict__")
+        return [(made_by, "", None), *named, *of_cells]
+    if isinstance(value, types.MethodType):
+        return [("", "", value.__func__), *_named(value, "__self__")]
+    if isinstance(value, types.BuiltinFunctionType):
+        owner = value.__self__
+        return [(value if owner is None else value.__name__, ".__self__", owner)]
+    if isinstance(value, functools.partial):
+        return _named(value, "func", "args", "keywords", "__dict__")
+    return [("", "", value())] if isinstance(value, weakref.ref) else None
 
 
-def _of_functions(mine: types.FunctionType, theirs: types.FunctionType) -> Parts:
-    """Made by one line of code, with the same in their closures and defaults."""
-    if mine.__code__ is not theirs.__code__ or mine.__globals__ is not theirs.__globals__:
-        return False
-    parts = [(f".{n}", getattr(mine, n), getattr(theirs, n)) for n in _OF_A_FUNCTION]
-    cells = [[_content(cell) for cell in f.__closure__ or ()] for f in (mine, theirs)]
-    names = mine.__code__.co_freevars
-    return parts + [(f" ({n})", *pair) for n, *pair in zip(names, *cells, strict=True)]
-
-
-_OF_A_FUNCTION = ("__defaults__", "__kwdefaults__", "__dict__")
+def _named(value: Any, *names: str) -> Parts:
+    return [(name, f".{name}", getattr(value, name)) for name in names if hasattr(value, name)]
 
 
 def _content(cell: Any) -> Any:
@@ -202,21 +182,19 @@ def _content(cell: Any) -> Any:
         return types.CellType
 
 
-def _of_mappings(mine: Mapping[Any, Any], theirs: Mapping[Any, Any], name: str) -> Parts:
-    """In one order, too: a loop over them may depend on it."""
-    if list(mine) != list(theirs):
-        return False
-    return [(name.format(key), mine[key], theirs[key]) for key in mine]
+def _of_subclass(value: Any) -> Parts:
+    """Return what else it has: a list may have attributes, if its class is the user's."""
+    names = ("default_factory", "__dict__")
+    return [(name, "", getattr(value, name)) for name in names if hasattr(value, name)]
 
 
-def _of_subclass(mine: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
-    """A list may have attributes, if its class is the user's."""
-    one, other = (getattr(value, "__dict__", {}) for value in (mine, theirs))
-    return [("", one, other)] if one or other else []
+def _are_equal(mine: Any, theirs: Any) -> bool | None:
+    """Return what the class's ``__eq__`` says.
 
-
-def _asked(mine: Any, theirs: Any) -> bool | None:
-    """What ``==`` says; None if that is neither True nor False, or fails (tensors in a field)."""
+    None if it has none, or that answers neither True nor False, or fails (tensors in a field).
+    """
+    if type(mine).__eq__ is object.__eq__:
+        return None
     try:
         answer = mine == theirs
     except Exception:
@@ -224,14 +202,13 @@ def _asked(mine: Any, theirs: Any) -> bool | None:
     return answer if isinstance(answer, bool) else None
 
 
-def _state(value: Any) -> dict[str, Any] | None:
+def _attributes(value: Any) -> Parts | None:
     """All attributes of an object; None if it is more than those: a file, a lock, a generator."""
-    kinds = type(value).__mro__
-    declared = (vars(kind).get("__slots__", ()) for kind in kinds)
+    declared = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
     slots = [n for given in declared for n in ([given] if isinstance(given, str) else given)]
     words = (type(value).__basicsize__ - object.__basicsize__) // 8
     own = [n for n in slots if n not in ("__dict__", "__weakref__")]
     if words > len(own) + 2 or not (own or hasattr(value, "__dict__")):
         return None
-    found = dict(getattr(value, "__dict__", {}))
-    return found | {n: getattr(value, n) for n in own if hasattr(value, n)}
+    stored = getattr(value, "__dict__", {}).items()
+    return [*((name, f".{name}", part) for name, part in stored), *_named(value, *own)]

@@ -16,18 +16,15 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.sizes import likely_value
-from torch_scan_hop.body.meta_values import call_recorded
+from torch_scan_hop.body.meta_values import call_recorded, replace
 from torch_scan_hop.body.node_kinds import is_alike, is_view
+from torch_scan_hop.body.operator_table import operators
 
 aten = torch.ops.aten
 
 LARGE_BYTES = 2**14
 
-_ZEROS = {
-    aten.zeros.default,
-    aten.zeros_like.default,
-    aten.new_zeros.default,
-}
+_ZEROS = operators("zeros")
 # operators of (into, where..., added values) that add to ``into``, be it zeros or anything else
 _ADDING = {aten.index_add.default, aten.scatter_add.default, aten.index_put.default}
 
@@ -52,8 +49,7 @@ def _rewrite_additions(graph: fx.Graph, total_of: Callable[[Any, Any], fx.Node |
             with graph.inserting_before(node):
                 total = total_of(into, added) if len(added.users) == 1 else None
             if total is not None:
-                node.replace_all_uses_with(total)
-                graph.erase_node(node)
+                replace(node, total)
                 break
     graph.eliminate_dead_code()
 

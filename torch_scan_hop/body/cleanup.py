@@ -13,7 +13,7 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import FakeTensor, is_lazy, plain_fake
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
-from torch_scan_hop.body.meta_values import call_recorded, replace_by_source
+from torch_scan_hop.body.meta_values import call_recorded, replace, replace_by_source
 from torch_scan_hop.body.node_kinds import is_identity
 from torch_scan_hop.body.strided import index_strided_scatters, own_strided_memory
 from torch_scan_hop.signature import Inputs
@@ -25,7 +25,6 @@ def drop_identities(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if is_identity(node):
             replace_by_source(node, node.args[0])
-            graph.erase_node(node)
 
 
 _VIEWS_OF_ANY_STRIDE = {
@@ -58,7 +57,6 @@ def drop_copies(graph: fx.Graph) -> None:
             if not same_shape:
                 value = call_recorded(aten.expand.default, value, list(old.shape))
         replace_by_source(node, value)
-        graph.erase_node(node)
 
 
 def _have_same_shape(old: Any, new: Any) -> bool:
@@ -77,8 +75,7 @@ def drop_detaches(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.detach.default):
         source = node.args[0]
         if not (isinstance(source, fx.Node) and source.op == "get_attr"):
-            node.replace_all_uses_with(source)
-            graph.erase_node(node)
+            replace(node, source)
 
 
 # Lazy forms of a value: a flag on a view says that it is to be read conjugated or negated, and
@@ -156,8 +153,7 @@ def attributes_as_inputs(
                 last = lifted[name] = graph.placeholder(name.strip("_"))
             last.meta.update(node.meta)
             values.append(value)
-        node.replace_all_uses_with(lifted[name])
-        graph.erase_node(node)
+        replace(node, lifted[name])
     for name in lifted:
         delattr(body, name)
     body.recompile()

@@ -24,7 +24,7 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload, storage_of
 from torch_scan_hop.body.cleanup import copy_of
-from torch_scan_hop.body.meta_values import call_recorded, replace_by_source, same_strides
+from torch_scan_hop.body.meta_values import call_recorded, replace, replace_by_source, same_strides
 from torch_scan_hop.body.node_kinds import is_identity, is_tensor_node, is_view
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.signature import Signature, output_node, results_of
@@ -111,7 +111,6 @@ def _drop_copies(body: fx.GraphModule) -> None:
         is_input = isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
         if is_identity(node) and (is_input or node in results):
             replace_by_source(node, node.args[0])
-            body.graph.erase_node(node)
     body.recompile()
 
 
@@ -132,8 +131,7 @@ def _reverse_instead_of_flips(node: fx.Node) -> None:
     node.args = (*node.args[:2], [x.args[0] for x in xs], *node.args[3:])
     node.kwargs = {**node.kwargs, "reverse": not node.kwargs.get("reverse", False)}
     for flip in flips:
-        flip.replace_all_uses_with(flip.args[0])  # type: ignore[arg-type]
-        node.graph.erase_node(flip)
+        replace(flip, flip.args[0])  # type: ignore[arg-type]
     for x in dict.fromkeys(xs):
         if not x.users:
             node.graph.erase_node(x)

@@ -27,10 +27,16 @@ def value_of(argument: Any) -> Any:
     return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
-def replace_by_source(node: fx.Node, source: fx.Node) -> None:
+def replace(node: fx.Node, by: Any) -> None:
+    """Let all readers of ``node`` read ``by``, and erase it."""
+    node.replace_all_uses_with(by)
+    node.graph.erase_node(node)
+
+
+def replace_by_source(node: fx.Node, source: Any) -> None:
     """Let all readers of ``node``, a copy of ``source``, read ``source``."""
     readers = list(node.users)
-    node.replace_all_uses_with(source)
+    replace(node, source)
     if not same_strides(node.meta.get("val"), source.meta.get("val")):
         record_again(readers)
 

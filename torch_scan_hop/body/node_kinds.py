@@ -10,12 +10,21 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
 from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.body.stop_gradient import is_stop
 
 aten = torch.ops.aten
 
-# values pass through these unchanged in a functional graph, and so do gradients
-_IDENTITIES = {aten.alias.default, aten.lift_fresh_copy.default}
+_IDENTITIES = operators("identity")
+
+
+def operator_name(node: fx.Node) -> str:
+    """
+    >>> operator_name(fx.Graph().call_function(aten.add.Tensor))
+    'add'
+    """
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", packet))
 
 
 def is_tensor_node(value: Any) -> bool:

@@ -169,7 +169,6 @@ def drop_stops(module: fx.GraphModule) -> None:
             found = part.graph.find_nodes(op="call_function", target=stop_gradient)
             for node in found:
                 replace_by_source(node, node.args[0])  # type: ignore[arg-type]
-                part.graph.erase_node(node)
             if found:
                 part.recompile()
     legality.checked("drop_stops", module)

@@ -22,7 +22,8 @@ from torch import fx
 
 from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop._torch.sizes import are_known_equal, likely_value
-from torch_scan_hop.body.meta_values import call_recorded
+from torch_scan_hop.body.meta_values import call_recorded, replace
+from torch_scan_hop.body.operator_table import operators
 
 aten = torch.ops.aten
 
@@ -71,20 +72,10 @@ ONE_LAYOUT = {
     aten.native_group_norm_backward.default: (0, 1),
 }
 
-#: their results are new and contiguous, whatever the strides of what they read are
-_CONTIGUOUS = {
-    aten.select_backward.default,
-    aten.slice_backward.default,
-    aten.stack.default,
-    aten.zeros.default,
-    aten.full.default,
-    aten.mm.default,
-}
-
 
 def has_known_strides(node: Any) -> bool:
     """Return True if ``node`` has the strides of its example, however the inputs are laid out."""
-    return is_dense_copy(node) or node.target in _CONTIGUOUS
+    return is_dense_copy(node) or node.target in operators("contiguous")
 
 
 def own_strided_memory(graph: fx.Graph) -> None:
@@ -120,8 +111,7 @@ def index_strided_scatters(graph: fx.Graph) -> None:
             continue
         with graph.inserting_before(node):
             replacement = _as_index_put(node, order)
-        node.replace_all_uses_with(replacement)
-        graph.erase_node(node)
+        replace(node, replacement)
 
 
 def _as_index_put(node: fx.Node, order: list[int]) -> fx.Node:

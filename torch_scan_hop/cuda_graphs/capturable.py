@@ -15,11 +15,10 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.body.carries_in import carries_in_op
-from torch_scan_hop.body.node_kinds import is_random
+from torch_scan_hop.body.node_kinds import is_random, operator_name
+from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.cuda_graphs.devices import is_served
 from torch_scan_hop.op import scan_op
-
-aten = torch.ops.aten
 
 # their bodies are what torch ships, and launch on the current stream
 NAMESPACES = {"aten", "prims"}
@@ -32,10 +31,7 @@ _UNFIT = {
     torch.Tag.dynamic_output_shape: "the shape of its result depends on values",
 }
 
-_INDEXED = {
-    aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default,
-    aten._unsafe_index_put.default,
-}  # fmt: skip
+_INDEXED = operators("by_index")
 
 # tagged as random for the dropout that they may have
 _ATTENTION = "_scaled_dot_product"
@@ -46,13 +42,8 @@ def why_not_captured(body: fx.GraphModule) -> str:
     for node in body.graph.nodes:
         reason = _why_not(body, node)
         if reason:
-            return f"{_name(node)}: {reason}"
+            return f"{operator_name(node)}: {reason}"
     return ""
-
-
-def _name(node: fx.Node) -> str:
-    target: Any = node.target
-    return target.overloadpacket.__name__ if isinstance(target, OpOverload) else str(target)
 
 
 def _why_not(body: fx.GraphModule, node: fx.Node) -> str:
@@ -86,13 +77,13 @@ def _why_not_operator(node: fx.Node) -> str:
     unfit = [reason for tag, reason in _UNFIT.items() if tag in target.tags]
     if unfit:
         return unfit[0]
-    draws = is_random(node) or _name(node).startswith("inductor_")
+    draws = is_random(node) or operator_name(node).startswith("inductor_")
     return "it draws random numbers" if draws and not _has_no_dropout(node) else ""
 
 
 def _has_no_dropout(node: fx.Node) -> bool:
     """Return True if ``node`` is attention, and drops nothing."""
-    if not _name(node).startswith(_ATTENTION):
+    if not operator_name(node).startswith(_ATTENTION):
         return False
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs

@@ -15,8 +15,9 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.linalg_checks import linalg_check, raise_if_failed
-from torch_scan_hop.body.meta_values import run_node, same_strides, value_of
+from torch_scan_hop.body.meta_values import replace, run_node, same_strides, value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node
+from torch_scan_hop.body.operator_table import operators
 
 aten = torch.ops.aten
 
@@ -27,7 +28,7 @@ def fused(body: fx.GraphModule) -> fx.GraphModule:
     env: dict[fx.Node, fx.Node] = {}
     graph.output(graph.graph_copy(body.graph, env))
     for node in graph.nodes:
-        if node.target in _VIEWS:
+        if node.target in operators("reshaping"):
             _drop_identity(graph, node)
     for node in graph.find_nodes(op="call_function", target=linalg_check):
         _check_in_order(graph, node)
@@ -35,14 +36,6 @@ def fused(body: fx.GraphModule) -> fx.GraphModule:
         if not node.kwargs:
             _fuse_addition(graph, node)
     return legality.checked("fused", fx.GraphModule(body, graph, "FusedBody"))
-
-
-_VIEWS = {
-    aten.expand.default,
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-}
 
 
 def _drop_identity(graph: fx.Graph, node: fx.Node) -> None:
@@ -73,8 +66,7 @@ def _check_in_order(graph: fx.Graph, check: fx.Node) -> None:
         raising = graph.call_function(raise_if_failed, (info, name), {"is_matrix": is_matrix})
     raising.meta["val"] = None
     for user, result in results.items():
-        user.replace_all_uses_with(result)  # type: ignore[arg-type]
-        graph.erase_node(user)
+        replace(user, result)  # type: ignore[arg-type]
     graph.erase_node(check)
 
 
@@ -95,8 +87,7 @@ def _fuse_addition(graph: fx.Graph, node: fx.Node) -> None:
         if not _keeps_layout(replacement):
             graph.erase_node(replacement)
             continue
-        node.replace_all_uses_with(replacement)
-        graph.erase_node(node)
+        replace(node, replacement)
         graph.erase_node(term)
         return
 

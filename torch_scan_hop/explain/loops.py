@@ -9,12 +9,13 @@ import torch
 from torch import fx
 from torch.fx.traceback import preserve_node_meta
 
+from torch_scan_hop.body.node_kinds import operator_name
 from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.eager.run import is_planned, plan_of
 from torch_scan_hop.errors import describe
 from torch_scan_hop.explain.costs import Cost, Limits, cost_of, work_of
 from torch_scan_hop.explain.facts import LOOP, Loop, Operator, Value, Work
-from torch_scan_hop.explain.places import Places, operator_name
+from torch_scan_hop.explain.places import Places
 from torch_scan_hop.explain.sites import Site, nbytes_of, recorded, scan_nodes, site_of
 from torch_scan_hop.rewrites import ScanPlan
 from torch_scan_hop.rewrites.blocks import block_length

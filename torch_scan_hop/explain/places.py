@@ -19,8 +19,7 @@ from torch_scan_hop.explain.facts import (
 from torch_scan_hop.op import ScanOperator
 from torch_scan_hop.rewrites import ScanPlan
 from torch_scan_hop.rewrites.accumulate import Accumulator
-from torch_scan_hop.rewrites.batchable import is_batchable
-from torch_scan_hop.rewrites.classify import Dependence, Stays, ancestors, is_pinned
+from torch_scan_hop.rewrites.classify import Dependence, Stays, ancestors, is_pinned, no_rule_for
 
 DEPENDENCE = {Dependence.INVARIANT: INVARIANT, Dependence.XS: XS, Dependence.LOOP: CARRY}
 _WHY_THERE = {
@@ -29,7 +28,6 @@ _WHY_THERE = {
     AFTER: "the next step does not need it",
     DROPPED: "nothing reads it",
 }
-_SWITCHES = {INVARIANT: "hoist_invariant", XS: "batch_xs", CARRY: "sink_outputs"}
 # how many names a reason lists
 _MAX_NAMES = 3
 
@@ -88,10 +86,10 @@ class Places:
         if node not in self.of_next_carry or self.dependence[node] is not Dependence.LOOP:
             stays = self._decision_about(node)
             if stays is not None:
-                return self._why_it_stays(node, *stays)
+                return stays
         return self._cause(node)
 
-    def _decision_about(self, node: fx.Node) -> tuple[fx.Node, Stays] | None:
+    def _decision_about(self, node: fx.Node) -> Stays | None:
         """Return the planner's decision about ``node``, or about the first value after it that has
         one.
 
@@ -101,23 +99,11 @@ class Places:
         while pending:
             current = pending.pop(0)
             if current in self.plan.decisions.stays:
-                return current, self.plan.decisions.stays[current]
+                return self.plan.decisions.stays[current]
             users = [u for u in current.users if self.place_of(u) == LOOP and u not in seen]
             seen.update(users)
             pending += users
         return None
-
-    def _why_it_stays(self, node: fx.Node, about: fx.Node, stays: Stays) -> str:
-        if stays is Stays.SWITCHED_OFF:
-            switch = _SWITCHES[self.depends_on(about)]
-            return f"{switch} is switched off"
-        if stays is Stays.NO_RULE:
-            chain = sorted(ancestors([about]), key=list(self.graph.nodes).index)
-            without = [n for n in chain if not is_batchable(n) and self.place_of(n) == LOOP]
-            return f"no trusted batching rule for {operator_name((without or [about])[0])}"
-        if stays is Stays.MEMORY:
-            return f"memory gate: a stack of {about.name} is larger than memory_gate allows"
-        return f"{stays.value}"
 
     def _cause(self, node: fx.Node) -> str:
         """Return why ``node`` is known step by step only."""
@@ -132,8 +118,8 @@ class Places:
             if is_pinned(root):
                 return f"reads {root.name}: {_why_pinned(root)}"
         if node in roots:
-            return f"no trusted batching rule for {operator_name(node)}"
-        return f"reads {roots[0].name}: no trusted batching rule for {operator_name(roots[0])}"
+            return no_rule_for(node)
+        return f"reads {roots[0].name}: {no_rule_for(roots[0])}"
 
 
 def _listed(names: list[str]) -> str:
@@ -147,13 +133,3 @@ def _why_pinned(node: fx.Node) -> str:
     if is_random(node):
         return "random: drawn step by step"
     return "has an effect or a body of its own"
-
-
-def operator_name(node: fx.Node) -> str:
-    """
-    >>> import torch
-    >>> operator_name(fx.Graph().call_function(torch.ops.aten.add.Tensor))
-    'add'
-    """
-    packet = getattr(node.target, "overloadpacket", node.target)
-    return str(getattr(packet, "__name__", packet))

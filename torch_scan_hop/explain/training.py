@@ -16,11 +16,11 @@ from torch_scan_hop.autodiff.derive import derivative_of
 from torch_scan_hop.autodiff.differentiability import wants_gradients
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.partition import Partition
+from torch_scan_hop.body.node_kinds import operator_name
 from torch_scan_hop.capture.reasons import reason_of
 from torch_scan_hop.capture.replay import NotCaptured
 from torch_scan_hop.explain.facts import Memory, Residual
 from torch_scan_hop.explain.loops import line_of, type_of, value_name
-from torch_scan_hop.explain.places import operator_name
 from torch_scan_hop.explain.sites import Site, nbytes_of, recorded, scan_nodes
 from torch_scan_hop.signature import Inputs
 

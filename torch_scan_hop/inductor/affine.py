@@ -7,26 +7,23 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.inductor_values import NotPointwise, handled_by, handler_at_hand
+from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.lane_body import PointwiseBody
 from torch_scan_hop.inductor.step import StepOps
-from torch_scan_hop.rewrites.affine import ONE, RULES, Form
+from torch_scan_hop.rewrites.affine import NOT_LINEAR, ONE, RULES, Form
 
 # Carries of other types are rounded, or wrap around, in every step.
 DTYPES = {torch.float32, torch.float64, torch.int32, torch.int64}
 
 
-class NotAffine(NotPointwise):
-    """Raised where a carry enters a step in no affine way; says which operator it goes through."""
-
-
 def forms_of_carries(
     body: PointwiseBody, lane: Sequence[Any], dtypes: Sequence[torch.dtype]
 ) -> list[Form]:
-    """Return the next carries of a lane as forms; NotAffine if one has none."""
+    """Return the next carries of a lane as forms; refuse a carry that enters in no affine way."""
     for k, dtype in enumerate(dtypes):
         if dtype not in DTYPES:
-            raise NotAffine(f"carry {k} is of {dtype}")
+            raise Refusal(f"carry {k} is of {dtype}")
     handler = FormOps(handler_at_hand(), body, dtypes)
     with handled_by(handler):
         values = body.values(lane, dtypes)
@@ -43,10 +40,10 @@ def _check_extremes(forms: Sequence[Form]) -> None:
     for k, form in enumerate(forms):
         others = form.coefficients.keys() - {k}
         if form.extreme and others:
-            raise NotAffine(f"carry {k} is the {form.extreme} of another carry")
+            raise Refusal(f"carry {k} is the {form.extreme} of another carry")
         if not form.extreme and extremes & others:
             other = min(extremes & others)
-            raise NotAffine(f"carry {k} depends on carry {other}, a {forms[other].extreme}")
+            raise Refusal(f"carry {k} depends on carry {other}, a {forms[other].extreme}")
 
 
 def _unwrapped(value: Any) -> Any:
@@ -62,17 +59,18 @@ class FormOps(StepOps):
     def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not any(isinstance(a, Form) for a in (*args, *kwargs.values())):
             return super()._default(name, args, kwargs)
-        rule = RULES.get(name)
-        form = None if rule is None else rule(self._inner, *args, **kwargs)
-        if form is None:
-            raise NotAffine(f"a carry goes through {name}, in which it is not linear")
-        return form
+        try:
+            if name in RULES:
+                return RULES[name](self._inner, *args, **kwargs)
+            raise Refusal(NOT_LINEAR)
+        except Refusal as refusal:
+            raise Refusal(f"a carry goes through {name}, {refusal}") from None
 
     def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Any:
         def plain() -> Any:
             value = body()
             if isinstance(_unwrapped(value), Form):
-                raise NotAffine("a carry is read behind a mask")
+                raise Refusal("a carry is read behind a mask")
             return value
 
         return super().masked(mask, plain, other)

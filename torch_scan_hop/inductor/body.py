@@ -26,7 +26,7 @@ from torch_scan_hop.body.added_parts import is_large
 from torch_scan_hop.body.node_kinds import is_view, viewed
 from torch_scan_hop.body.partial_writes import PART_OF, WRITE_OF, writes_in_place
 from torch_scan_hop.op import scan_op
-from torch_scan_hop.rewrites.accumulate import added_term
+from torch_scan_hop.rewrites.accumulate import added_terms
 from torch_scan_hop.signature import Inputs, results_of
 
 aten = torch.ops.aten
@@ -118,14 +118,8 @@ def added_to(
     the term, and in place that costs more.
     """
     signature = examples.inputs.signature
-    results = results_of(body.graph)
-    pairs = zip(signature.inputs_of(body).carry, signature.outputs_of(body).carry, strict=True)
-    return [
-        k
-        for k, (before, after) in enumerate(pairs)
-        if (term := added_term(before, after)) is not None and results.count(after) == 1
-        if is_product(viewed(term))
-    ]
+    terms = added_terms(signature.inputs_of(body).carry, signature.outputs_of(body))
+    return [k for k, term in terms.items() if is_product(viewed(term))]
 
 
 def partly_written(body: fx.GraphModule, examples: StepExamples) -> dict[int, list[fx.Node]]:

@@ -18,6 +18,7 @@ from torch import fx
 from torch_scan_hop._torch.capabilities import attempt, is_there, why_off
 from torch_scan_hop._torch.inductor_values import NotPointwise
 from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 from torch_scan_hop.inductor.qualify import is_pointwise
 from torch_scan_hop.rewrites import current_options
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+#: why kernels do not take a scan
+Refusals = dict[type[KernelNode], str]
 
 #: lowerings of this package's operators that each device implements in its own way
 LOWERINGS: dict[Any, Any] = {}
@@ -104,20 +108,21 @@ def is_product(node: fx.Node) -> bool:
     return is_contraction(node) or (_large_product is not None and node.target is _large_product)
 
 
-def kernel_of(call: ScanCall) -> KernelNode | None:
-    """The node of the kernel that takes this scan; None if none does."""
+def kernel_of(call: ScanCall) -> tuple[KernelNode | None, Refusals]:
+    """Return the node of the first kernel that takes this scan, and why those before it do not."""
     if not current_options().one_kernel:
-        return None
-    nodes = (_kernel_or_none(kernel, call) for kernel in kernels())
-    return next((node for node in nodes if node is not None), None)
-
-
-def _kernel_or_none(kernel: type[KernelNode], call: ScanCall) -> KernelNode | None:
-    """Return the kernel, or None if anything is wrong: the counted loop runs every body."""
-    try:
-        return kernel.lower(call) if kernel.may_qualify(call.body) else None
-    except NotPointwise:
-        return None
-    except Exception:
-        log.warning("no %s for a scan, which is a counted loop", kernel.__name__, exc_info=True)
-        return None
+        return None, dict.fromkeys(kernels(), "one_kernel is switched off")
+    refusals: Refusals = {}
+    for kernel in kernels():
+        try:
+            kernel.check(call.body)
+            return kernel.lower(call), refusals
+        except Refusal as refusal:
+            refusals[kernel] = str(refusal)
+        except NotPointwise as error:
+            reason = (str(error).splitlines() or [""])[0]
+            refusals[kernel] = f"it needs a buffer within a step ({reason})"
+        except Exception as error:  # the counted loop runs every body
+            log.warning("no %s for a scan, which is a counted loop", kernel.__name__, exc_info=True)
+            refusals[kernel] = f"it failed: {type(error).__name__}"
+    return None, refusals

@@ -19,6 +19,7 @@ from torch_scan_hop._torch.inductor_values import (
     ops,
 )
 from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.step import CARRY, lane_symbols, step_index, step_inputs
@@ -28,17 +29,16 @@ from torch_scan_hop.signature import Inputs
 LONG = 100
 
 
-def has_one_shape(examples: StepExamples) -> bool:
-    """Return True if carries and ys all have the shape of the lanes."""
-    carry = examples.inputs.carry
-    if not carry:
-        return False
-    shape = carry[0].shape
-    return (
-        # without a guard: two symbolic sizes may have met by chance
-        all(are_all_known_equal(c.shape, shape) for c in carry)
-        and all(are_all_known_equal(y.shape[1:], shape) for y in examples.ys)
-    )
+READS_ELSEWHERE = "a step reads the carry elsewhere than where it writes it"
+
+
+def check_one_shape(examples: StepExamples) -> None:
+    """Refuse carries and ys that have not all the shape of the lanes."""
+    shapes = [*(c.shape for c in examples.inputs.carry), *(y.shape[1:] for y in examples.ys)]
+    # without a guard: two symbolic sizes may have met by chance
+    same = all(are_all_known_equal(shape, shapes[0]) for shape in shapes)
+    if not (examples.inputs.carry and same):
+        raise Refusal("its carries and ys have not one shape")
 
 
 class PointwiseBody:
@@ -81,13 +81,14 @@ def merged_dimensions(
     return merged or [sympy.Integer(1)], lambda lanes: reindex(lanes[: len(merged)])
 
 
-def independent_lanes(call: ScanCall) -> PointwiseBody | None:
-    """Return the step if its lanes have one shape and read no other lane; else None."""
-    if not has_one_shape(call.examples):
-        return None
+def independent_lanes(call: ScanCall) -> PointwiseBody:
+    """Return the step; refuse lanes that have not one shape, or read another lane."""
+    check_one_shape(call.examples)
     index = step_index(call.trip_count, call.reverse)
     step = PointwiseBody(call.body, call.operands, index)
-    return step if _read_no_other(step, call.examples) else None
+    if not _read_no_other(step, call.examples):
+        raise Refusal(READS_ELSEWHERE)
+    return step
 
 
 def _read_no_other(step: PointwiseBody, examples: StepExamples) -> bool:

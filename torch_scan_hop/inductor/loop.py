@@ -36,7 +36,7 @@ from torch_scan_hop.inductor.joined_parts import positions_of_joined
 from torch_scan_hop.inductor.kernels import is_product, kernel_of
 from torch_scan_hop.inductor.loop_code import ZEROS, CountedLoop, CppLoop, PythonLoop, ReplayedLoop
 from torch_scan_hop.inductor.node import ScanCall
-from torch_scan_hop.inductor.replayed import why_not_replayed, within_a_graph
+from torch_scan_hop.inductor.replayed import CUDA_GRAPH, why_not_replayed, within_a_graph
 from torch_scan_hop.signature import Inputs
 
 aten = torch.ops.aten
@@ -102,14 +102,17 @@ def lower_to_loop_or_kernel(
     split = given.signature.split_inputs(operands)
     joined = positions_of_joined(current_node())
     call = ScanCall(combine_fn.graph_module, split, examples, reverse, into, joined)
-    node = kernel_of(call)
-    watch.tell(call, None if node is None else type(node))
+    node, refusals = kernel_of(call)
     if node is not None:
+        watch.tell(call, type(node), refusals)
         return node.results()
-    return _counted_loop(call, f"{combine_fn.name}_step", given.carry).results()
+    not_replayed = why_not_replayed(call)
+    watch.tell(call, None, {**refusals, CUDA_GRAPH: not_replayed})
+    name = f"{combine_fn.name}_step"
+    return _counted_loop(call, name, given.carry, is_replayed=not not_replayed).results()
 
 
-def _counted_loop(call: ScanCall, name: str, init: Sequence[Any]) -> ScanLoop:
+def _counted_loop(call: ScanCall, name: str, init: Sequence[Any], is_replayed: bool) -> ScanLoop:
     """Lower to a counted loop; ``init``: the graph's nodes of the carries' first values."""
     examples = call.examples
     pairs = zip(call.operands.flat(), examples.inputs.flat(), strict=True)
@@ -119,7 +122,6 @@ def _counted_loop(call: ScanCall, name: str, init: Sequence[Any]) -> ScanLoop:
     writes = [write for chain in written.values() for write in chain]
     step_module = destination_passing(call.body, examples, fake_mode(), in_place, writes)
     decompose_mutating_operators(step_module)
-    is_replayed = not why_not_replayed(call)
     with within_a_graph(is_replayed):
         step = lower_subgraph(name, step_module, examples.of_step(in_place))
     if not is_replayed:

@@ -25,6 +25,7 @@ from torch_scan_hop._torch.inductor import (
     uses_cpp_wrapper,
     written_output,
 )
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.huge_stacks import advise_when_run
 from torch_scan_hop.signature import Inputs
@@ -135,21 +136,32 @@ class KernelNode(ScanNode):
     """A scan that is one call of a kernel; each subclass is a kind of kernel, for some bodies.
 
     Attributes:
+        kind: says in an explanation what a loop becomes.
         step: what :meth:`call_kernel` generates code of.
     """
+
+    kind: str
 
     def __init__(self, call: ScanCall, step: Any) -> None:
         super().__init__(call)
         self.step = step
 
     @staticmethod
-    def may_qualify(body: fx.GraphModule) -> bool:
-        """Return True if the kernel may take ``body``, by its operators before lowering."""
+    def check(body: fx.GraphModule) -> None:
+        """Refuse a body that the kernel cannot take, by its operators before lowering."""
         raise NotImplementedError
 
     @classmethod
-    def lower(cls, call: ScanCall) -> KernelNode | None:
-        """Return the node for a body that may qualify; None or NotPointwise if it does not."""
+    def may_qualify(cls, body: fx.GraphModule) -> bool:
+        try:
+            cls.check(body)
+        except Refusal:
+            return False
+        return True
+
+    @classmethod
+    def lower(cls, call: ScanCall) -> KernelNode:
+        """Return the node for a body that passes the check; Refusal or NotPointwise if none is."""
         raise NotImplementedError
 
     def call_kernel(self, wrapper: Any) -> None:

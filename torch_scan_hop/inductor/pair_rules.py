@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_scan_hop.body.operator_table import operators
+
 aten = torch.ops.aten
 
 
@@ -234,19 +236,8 @@ def _full(size: Any, value: Any, *, dtype: Any = None, device: Any = None, **_: 
     return Pair(*(torch.full(size, part, dtype=real, device=device) for part in (re, im)))
 
 
-_LINEAR = (
-    aten.neg.default, aten.clone.default, aten.alias.default, aten.view.default,
-    aten.reshape.default, aten._unsafe_view.default, aten.permute.default, aten.t.default,
-    aten.transpose.int, aten.expand.default, aten.unsqueeze.default, aten.squeeze.default,
-    aten.squeeze.dim, aten.squeeze.dims, aten.select.int, aten.slice.Tensor, aten.sum.default,
-    aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.flip.default, aten.cumsum.default,
-    aten.diagonal.default, aten.index.Tensor, aten.gather.default, aten.index_select.default,
-    aten.constant_pad_nd.default, aten.roll.default, aten.tril.default, aten.triu.default,
-    aten.repeat.default, aten.lift_fresh_copy.default,
-)  # fmt: skip
-
 RULES: dict[Any, Callable[..., Any]] = {
-    **{target: _each(target) for target in _LINEAR},
+    **{target: _each(target) for target in operators("apart")},
     aten.add.Tensor: _add,
     aten.add.Scalar: _add,
     aten.sub.Tensor: _sub,

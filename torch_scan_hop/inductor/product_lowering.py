@@ -23,10 +23,14 @@ aten = torch.ops.aten
 
 
 class ProductLowering(InlineLowering):
-    """``parts`` has, by id, what was put together: ``(value, dim, parts)``."""
+    """``products``: as they are recorded.
+
+    ``parts`` has, by id, what was put together: ``(value, dim, parts)``.
+    """
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm)
+        self.products: list[Any] = []
         self.parts: dict[int, tuple[Any, int, list[Any]]] = {}
         self._ranges: dict[Any, Any] | None = None
 

@@ -15,6 +15,8 @@ from torch_scan_hop.cuda_graphs.devices import is_served
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.rewrites import current_options
 
+CUDA_GRAPH = "a CUDA graph"
+
 
 class _State(threading.local):
     in_a_graph = False

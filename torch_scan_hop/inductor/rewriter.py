@@ -21,6 +21,7 @@ from torch_scan_hop.body.carries_in import (
     with_joined,
 )
 from torch_scan_hop.body.meta_values import check_results, value_of
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.kernels import (
     is_on_gpu,
     may_be_one_kernel,
@@ -35,7 +36,7 @@ from torch_scan_hop.inductor.pairs import (
     joined_results,
     needs_pairs,
 )
-from torch_scan_hop.inductor.scalars.entries import Lanes, NotScalars
+from torch_scan_hop.inductor.scalars.entries import Lanes
 from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
 from torch_scan_hop.op import ScanOptions, call_scan, scan_op
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
@@ -150,7 +151,7 @@ class ScanRewriter:
 
             try:
                 self._replace_by(run, "write_out")
-            except NotScalars as why:
+            except Refusal as why:
                 log.info("%s is not written out: %s", self.node, why)
                 continue
             return

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch_scan_hop._torch.replaced import replaced
 
-#: ``(call, kernel)``: the class of the kernel, None where the scan is a counted loop
-Watcher = Callable[[Any, Any], None]
+#: ``(call, kernel, refusals)``: the class of the kernel, None where the scan is a counted loop, and
+#: why it is no other kernel, and no CUDA graph
+Watcher = Callable[[Any, Any, dict[Any, str]], None]
 
 
 class _State(threading.local):
@@ -25,6 +26,6 @@ def watching(watcher: Watcher) -> AbstractContextManager[None]:
     return replaced(_state, watcher=watcher)
 
 
-def tell(call: Any, kernel: Any) -> None:
+def tell(call: Any, kernel: Any, refusals: dict[Any, str]) -> None:
     if _state.watcher is not None:
-        _state.watcher(call, kernel)
+        _state.watcher(call, kernel, refusals)

@@ -26,6 +26,8 @@ import torch
 from torch import fx
 
 from torch_scan_hop.body.node_kinds import is_alike, is_tensor_node
+from torch_scan_hop.body.operator_table import operators
+from torch_scan_hop.signature import Outputs
 
 aten = torch.ops.aten
 
@@ -37,28 +39,14 @@ SMALL_TERM = 4096
 # beside what a step reads and writes anyway: at most a CHEAP_STACKS-th of those bytes.
 CHEAP_STACKS = 4
 
-_LINEAR = {
-    aten.clone.default,
-    aten.t.default,
-    aten.permute.default,
-    aten.transpose.int,
-    aten.view.default,
-    aten.reshape.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-}
-
-
-SUMS = {aten.sum.default, aten.sum.dim_IntList}
-_PRODUCTS = {aten.mm.default, aten.bmm.default}
+SUMS = operators("sum")
+_LINEAR, _PRODUCTS, _SCALINGS = operators("linear"), operators("product"), operators("scaling")
 
 # Autocast's: the gradient of a weight in float32 is that of its copy in bfloat16. The terms of one
 # product, or of one sum, are added in float32 whatever its type is, and rounded once, not in every
 # step. (Of float16 the sum may overflow where each of its terms does not.)
-_CASTS = {aten._to_copy.default, torch.ops.prims.convert_element_type.default}
+_CASTS = operators("cast")
 
-_SCALINGS = {aten.mul.Tensor, aten.div.Tensor, aten.neg.default}
 # A sum of narrower numbers may overflow where that of the scaled ones does not.
 _WIDE = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 
@@ -188,27 +176,30 @@ def _untransposed(node: fx.Node) -> fx.Node:
     return node
 
 
-def added_term(carry_in: fx.Node, carry_out: Any) -> fx.Node | None:
-    """What a step adds to a carry that it does nothing else with."""
+def added_terms(before: Sequence[fx.Node], after: Outputs[Any]) -> dict[int, fx.Node]:
+    """Return what a step adds to each carry that it does nothing else with."""
+    results = after.flat()
+    # a running sum that is returned as a y, too, must be known after every step
+    pairs = zip(before, after.carry, strict=True)
+    found = {k: _added_term(*pair) for k, pair in enumerate(pairs) if results.count(pair[1]) == 1}
+    return {k: term for k, term in found.items() if term is not None}
+
+
+def _added_term(carry_in: fx.Node, carry_out: Any) -> fx.Node | None:
     is_sum = isinstance(carry_out, fx.Node) and carry_out.target is aten.add.Tensor
     if not is_sum or carry_out.kwargs or [*carry_in.users] != [carry_out]:
         return None
-    if len(carry_out.users) != 1:  # a running sum that is also read or returned as y
+    if len(carry_out.users) != 1:  # a running sum that is also read
         return None
     term = next((a for a in carry_out.args if a is not carry_in), None)
     return term if is_alike(term, carry_in) else None
 
 
-def find_accumulator(
-    index: int, carry_in: fx.Node, carry_out: Any, is_known: Callable[[fx.Node], bool]
-) -> Accumulator | None:
-    """Return the accumulator that carry ``index`` is, or None.
+def accumulator_of(index: int, term: fx.Node, is_known: Callable[[fx.Node], bool]) -> Accumulator:
+    """Return the accumulator of ``term``, which is added to carry ``index``.
 
     ``is_known``: whether a value is at hand after the loop, and the same for every step.
     """
-    term = added_term(carry_in, carry_out)
-    if term is None:
-        return None
     first, maps = term, list[fx.Node]()
     while (base := argument_of_linear(term, is_known)) is not None:
         maps.append(term)

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop.errors import Refusal
+
 ONE = 1  # a coefficient that is that number, and no value
 
 
@@ -55,19 +57,22 @@ def closure(pairs: set[Pair]) -> set[Pair]:
         pairs = grown
 
 
-# --- rules: of operators at hand and arguments, one of them a form; None for no form ---
+# --- rules: of operators at hand and arguments, one of them a form ---
+
+NOT_LINEAR = "in which it is not linear"
 
 
-def _affine(value: Any, like: Form) -> Form | None:
+def _affine(value: Any, like: Form) -> Form:
     if not isinstance(value, Form):
         return Form(like.dtype, constant=value)
-    return None if value.extreme else value
+    if value.extreme:
+        raise Refusal(NOT_LINEAR)
+    return value
 
 
-def _both(a: Any, b: Any) -> tuple[Form, Form] | None:
+def _both(a: Any, b: Any) -> tuple[Form, Form]:
     like = a if isinstance(a, Form) else b
-    first, second = _affine(a, like), _affine(b, like)
-    return None if first is None or second is None else (first, second)
+    return _affine(a, like), _affine(b, like)
 
 
 def _value(inner: Any, coefficient: Any, dtype: torch.dtype) -> Any:
@@ -84,33 +89,29 @@ def _map(inner: Any, form: Form, fn: Callable[[Any], Any]) -> Form:
     return Form(form.dtype, found, None if form.constant is None else fn(form.constant))
 
 
-def _sum(inner: Any, a: Any, b: Any) -> Form | None:
-    both = _both(a, b)
-    if both is None:
-        return None
-    first, second = both
+def _sum(inner: Any, a: Any, b: Any) -> Form:
+    first, second = _both(a, b)
     found = dict(first.coefficients)
     for j, value in second.coefficients.items():
         terms = [found[j], value] if j in found else []
         found[j] = inner.add(*(_value(inner, t, first.dtype) for t in terms)) if terms else value
-    constants = [form.constant for form in both if form.constant is not None]
+    constants = [form.constant for form in (first, second) if form.constant is not None]
     constant = inner.add(*constants) if len(constants) == 2 else (constants or [None])[0]
     return Form(first.dtype, found, constant)
 
 
-def _neg(inner: Any, a: Form) -> Form | None:
-    return None if a.extreme else _map(inner, a, inner.neg)
+def _neg(inner: Any, a: Form) -> Form:
+    return _map(inner, _affine(a, a), inner.neg)
 
 
-def _sub(inner: Any, a: Any, b: Any) -> Form | None:
-    negative = _neg(inner, b) if isinstance(b, Form) else inner.neg(b)
-    return None if negative is None else _sum(inner, a, negative)
+def _sub(inner: Any, a: Any, b: Any) -> Form:
+    return _sum(inner, a, _neg(inner, b) if isinstance(b, Form) else inner.neg(b))
 
 
-def _mul(inner: Any, a: Any, b: Any) -> Form | None:
+def _mul(inner: Any, a: Any, b: Any) -> Form:
     form, factor = (a, b) if isinstance(a, Form) else (b, a)
     if isinstance(factor, Form) or form.extreme:
-        return None
+        raise Refusal(NOT_LINEAR)
     # the factor itself is what a carry is multiplied with
     coefficients = {
         j: factor if value is ONE else inner.mul(value, factor)
@@ -120,23 +121,21 @@ def _mul(inner: Any, a: Any, b: Any) -> Form | None:
     return Form(form.dtype, coefficients, constant)
 
 
-def _truediv(inner: Any, a: Any, b: Any) -> Form | None:
+def _truediv(inner: Any, a: Any, b: Any) -> Form:
     if isinstance(b, Form) or a.extreme or not (a.dtype.is_floating_point or a.dtype.is_complex):
-        return None
+        raise Refusal(NOT_LINEAR)
     return _map(inner, a, lambda value: inner.truediv(value, b))
 
 
-def _fma(inner: Any, a: Any, b: Any, c: Any) -> Form | None:
+def _fma(inner: Any, a: Any, b: Any, c: Any) -> Form:
     is_form = isinstance(a, Form) or isinstance(b, Form)
-    product = _mul(inner, a, b) if is_form else inner.mul(a, b)
-    return None if product is None else _sum(inner, product, c)
+    return _sum(inner, _mul(inner, a, b) if is_form else inner.mul(a, b), c)
 
 
-def _where(inner: Any, condition: Any, a: Any, b: Any) -> Form | None:
-    both = None if isinstance(condition, Form) else _both(a, b)
-    if both is None:
-        return None
-    first, second = both
+def _where(inner: Any, condition: Any, a: Any, b: Any) -> Form:
+    if isinstance(condition, Form):
+        raise Refusal(NOT_LINEAR)
+    first, second = _both(a, b)
 
     def chosen(*values: Any) -> Any:
         if values[0] is values[1]:
@@ -144,17 +143,17 @@ def _where(inner: Any, condition: Any, a: Any, b: Any) -> Form | None:
         return inner.where(condition, *(_value(inner, v, first.dtype) for v in values))
 
     places = {**first.coefficients, **second.coefficients}
-    found = {j: chosen(*(form.coefficients.get(j) for form in both)) for j in places}
+    found = {j: chosen(*(form.coefficients.get(j) for form in (first, second))) for j in places}
     return Form(first.dtype, found, chosen(first.constant, second.constant))
 
 
-def _extreme(name: str) -> Callable[..., Form | None]:
-    def rule(inner: Any, a: Any, b: Any) -> Form | None:
+def _extreme(name: str) -> Callable[..., Form]:
+    def rule(inner: Any, a: Any, b: Any) -> Form:
         form, value = (a, b) if isinstance(a, Form) else (b, a)
         [coefficient, *others] = form.coefficients.values()
         is_carry = coefficient is ONE and not others and form.constant is None
         if isinstance(value, Form) or not (is_carry or form.extreme == name):
-            return None
+            raise Refusal(NOT_LINEAR)
         if form.constant is not None:
             value = getattr(inner, name)(form.constant, value)
         return Form(form.dtype, form.coefficients, value, name)
@@ -162,11 +161,13 @@ def _extreme(name: str) -> Callable[..., Form | None]:
     return rule
 
 
-def _to_dtype(_: Any, a: Any, dtype: torch.dtype, *__: Any, **___: Any) -> Form | None:
-    return a if dtype == a.dtype else None
+def _to_dtype(_: Any, a: Any, dtype: torch.dtype, *__: Any, **___: Any) -> Form:
+    if dtype != a.dtype:
+        raise Refusal(NOT_LINEAR)
+    return a  # type: ignore[no-any-return]
 
 
-RULES: dict[str, Callable[..., Form | None]] = {
+RULES: dict[str, Callable[..., Form]] = {
     "add": _sum,
     "sub": _sub,
     "neg": _neg,

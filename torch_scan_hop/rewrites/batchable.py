@@ -3,7 +3,7 @@
 torch's batching rules are many, and not all of them are right: ``vmap`` of ``index_fill`` with a
 batched value and an unbatched self keeps the last value for every row; ``as_strided`` cannot know
 the strides that a batch will have; what depends on the values of a mask cannot be batched at all.
-So a value leaves the loop only by operators that are named here, and every one of them is compared
+So a value leaves the loop only by operators that the table names, and each of them is compared
 with the loop, for every pattern of batched and unbatched arguments, in
 ``tests/rewrites/test_batchable.py``. All others stay in the loop, where they are what they were.
 """
@@ -19,72 +19,13 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.body.linalg_checks import linalg_check, linalg_check_in_steps
+from torch_scan_hop.body.operator_table import names
 
 aten = torch.ops.aten
 
-VIEWS = {
-    "alias.default", "detach.default", "diagonal.default", "expand.default", "permute.default",
-    "reshape.default", "_reshape_alias.default", "select.int", "slice.Tensor", "split.Tensor",
-    "split_with_sizes.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "t.default",
-    "transpose.int", "unbind.int", "unfold.default", "unsqueeze.default", "view.default",
-    "_unsafe_view.default",
-}  # fmt: skip
-REDUCTIONS = {
-    "all.default", "all.dim", "amax.default", "amin.default", "any.default", "any.dim",
-    "argmax.default", "argmin.default", "cumprod.default", "cumsum.default", "logsumexp.default",
-    "max.dim", "mean.default", "mean.dim", "min.dim", "prod.default", "prod.dim_int",
-    "sum.default", "sum.dim_IntList", "var.correction", "_softmax.default", "_log_softmax.default",
-    "_softmax_backward_data.default", "_log_softmax_backward_data.default",
-    "linalg_vector_norm.default",
-}  # fmt: skip
-PRODUCTS = {
-    "addmm.default", "baddbmm.default", "bmm.default", "dot.default", "mm.default", "mv.default",
-    "convolution.default",
-}  # fmt: skip
-JOINS = {
-    "cat.default", "stack.default", "flip.default", "roll.default", "constant_pad_nd.default",
-    "tril.default", "triu.default", "repeat.default",
-}  # fmt: skip
-# a slice's gradient is a write into zeros
-WRITES = {
-    "scatter.src", "scatter.value", "scatter_add.default", "select_backward.default",
-    "slice_backward.default",
-}  # fmt: skip
-READS = {"embedding.default", "gather.default", "index_select.default"}
-NORMS = {"native_layer_norm.default"}
-# Those whose result is unique: of an eigenvector or a singular vector, another algorithm, as GPUs
-# have for many matrices at once, may give the negative one.
-FACTORISATIONS = {
-    "_linalg_det.default", "_linalg_slogdet.default", "_linalg_solve_ex.default",
-    "cholesky_solve.default", "linalg_cholesky_ex.default", "linalg_inv_ex.default",
-    "linalg_lu_factor_ex.default", "linalg_lu_solve.default", "linalg_solve_triangular.default",
-}  # fmt: skip
-SORTS = {"cummax.default", "logcumsumexp.default", "sort.default", "topk.default"}
-MAKES = {
-    "clone.default", "full_like.default", "new_full.default", "new_ones.default",
-    "new_zeros.default", "ones_like.default", "zeros_like.default", "_to_copy.default",
-    "view_as_real.default", "view_as_complex.default",
-}  # fmt: skip
-# pointwise, with arguments of their own, or without torch's tag
-POINTWISE = {
-    "_prelu_kernel.default", "_prelu_kernel_backward.default", "clamp.default", "clamp.Tensor",
-    "clip.default", "clip.Tensor", "div.Scalar_mode", "div.Tensor_mode", "elu_backward.default",
-    "glu.default", "hardsigmoid_backward.default", "hardswish.default",
-    "hardswish_backward.default", "hardtanh_backward.default", "leaky_relu_backward.default",
-    "log_sigmoid_backward.default", "log_sigmoid_forward.default", "round.decimals",
-    "smooth_l1_loss_backward.default", "softplus_backward.default",
-}  # fmt: skip
-# Their rules ask how many steps there are: what is traced for any trip count would be for that one.
-FOR_ONE_TRIP_COUNT = {
-    "_linalg_solve_ex.default", "cat.default", "convolution.default", "embedding.default",
-    "gather.default", "gelu_backward.default", "index_select.default", "linalg_lu_solve.default",
-    "native_layer_norm.default",
-    "scatter.src", "scatter.value", "scatter_add.default", "slice_backward.default",
-}  # fmt: skip
-NAMED = (
-    VIEWS | REDUCTIONS | PRODUCTS | JOINS | READS | WRITES | NORMS | FACTORISATIONS | SORTS | MAKES
-    | POINTWISE
-)  # fmt: skip
+NAMED = names("batchable")
+FOR_ONE_TRIP_COUNT = names("one_count")
+FACTORISATIONS = names("factorisation")
 
 # pointwise operators without a rule, or with arguments that the test has no values for
 NOT_POINTWISE = {"equal", "fill", "rrelu_with_noise"}

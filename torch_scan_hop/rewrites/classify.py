@@ -9,18 +9,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Any
 
-import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator
-from torch_scan_hop.body.node_kinds import is_random
+from torch_scan_hop.body.node_kinds import is_random, operator_name
+from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.signature import Inputs
-
-aten = torch.ops.aten
 
 
 class Dependence(IntEnum):
@@ -29,44 +27,26 @@ class Dependence(IntEnum):
     LOOP = 2
 
 
-class Stays(Enum):
-    """A reason why work stays in the loop though the carry neither determines nor needs it."""
+#: says why work stays in the loop though the carry neither determines nor needs it
+Stays = str
 
-    NO_RULE = "no trusted batching rule for it"
-    MEMORY = "memory gate"
-    CHEAP = "too cheap to be worth a stack"
-    SWITCHED_OFF = "switched off"
+CHEAP = "too cheap to be worth a stack"
 
 
-# the operators whose batching over steps pays for the memory of its operands
-CONTRACTIONS = {
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten.baddbmm.default,
-    aten.convolution.default,
-    aten.mv.default,
-    aten.addmv.default,
-}
+def no_rule_for(node: fx.Node) -> Stays:
+    return f"no trusted batching rule for {operator_name(node)}"
+
+
+def too_large(node: fx.Node) -> Stays:
+    return f"memory gate: a stack of {node.name} is larger than memory_gate allows"
 
 
 def is_contraction(node: fx.Node) -> bool:
-    return node.target in CONTRACTIONS
-
-
-# the operators that keep a body from being pointwise, and a loop from being one kernel
-REDUCTIONS = {
-    aten.amax.default,
-    aten.amin.default,
-    aten.mean.default,
-    aten.mean.dim,
-    aten.sum.default,
-    aten.sum.dim_IntList,
-}
+    return node.target in operators("contraction")
 
 
 def is_reduction(node: fx.Node) -> bool:
-    return node.target in REDUCTIONS
+    return node.target in operators("reduction")
 
 
 def is_pinned(node: fx.Node) -> bool:

@@ -22,7 +22,7 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.node_kinds import is_alike
-from torch_scan_hop.rewrites.accumulate import SUMS, added_term, argument_of_linear
+from torch_scan_hop.rewrites.accumulate import SUMS, added_terms, argument_of_linear
 from torch_scan_hop.rewrites.classify import Dependence, ancestors, classify, is_pinned
 from torch_scan_hop.rewrites.parts import Part, unique
 from torch_scan_hop.signature import Inputs, Signature
@@ -84,14 +84,10 @@ def find_lane_sums(
     """
     roles, outputs = signature.inputs_of(body), signature.outputs_of(body)
     dependence = classify(body.graph, roles)
-    results = outputs.flat()
-    terms: dict[int, list[fx.Node]] = {}
-    added: dict[int, fx.Node] = {}
-    for k, (before, after) in enumerate(zip(roles.carry, outputs.carry, strict=True)):
-        term = added_term(before, after) if results.count(after) == 1 else None
-        if term is not None and used_outputs[k]:
-            added[k] = term
-            terms[k] = _terms(term, lambda n: dependence[n] is Dependence.INVARIANT)
+    found = added_terms(roles.carry, outputs)
+    added = {k: term for k, term in found.items() if used_outputs[k]}
+    is_known = lambda n: dependence[n] is Dependence.INVARIANT  # noqa: E731
+    terms = {k: _terms(term, is_known) for k, term in added.items()}
     others = (k for k in range(signature.n_carry) if roles.carry[k] is not outputs.carry[k])
     like = min((k for k in others if k not in terms), default=None)
     if like is None:

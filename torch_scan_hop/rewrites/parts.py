@@ -83,13 +83,17 @@ class Part:
 
 
 def extract(
-    owner: fx.GraphModule, inputs: Sequence[fx.Node], outputs: Sequence[Any], name: str
+    owner: fx.GraphModule,
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[Any],
+    name: str,
+    names: Sequence[str] = (),
 ) -> fx.GraphModule:
-    """A module ``(inputs) -> (outputs)`` made of nodes of ``owner``'s graph."""
+    """A module ``(inputs) -> (outputs)`` of nodes of ``owner``'s graph. ``names``: of inputs."""
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    for node in inputs:
-        env[node] = graph.placeholder(node.name)
+    for node, own in zip(inputs, names or [node.name for node in inputs], strict=True):
+        env[node] = graph.placeholder(own)
         env[node].meta = dict(node.meta)
     wanted = ancestors(outputs, stop=set(inputs))
     for node in owner.graph.nodes:

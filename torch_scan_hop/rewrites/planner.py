@@ -13,18 +13,21 @@ from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.rewrites.accumulate import (
     SMALL_TERM,
     Accumulator,
-    find_accumulator,
+    accumulator_of,
+    added_terms,
     is_cheap_to_sum,
     read_stack_instead,
 )
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.rewrites.classify import (
+    CHEAP,
     Dependence,
-    Stays,
     ancestors,
     classify,
     is_pinned,
     is_reduction,
+    no_rule_for,
+    too_large,
 )
 from torch_scan_hop.rewrites.costs import Costs
 from torch_scan_hop.rewrites.options import Options
@@ -59,7 +62,7 @@ class Planner:
         self.budget = options.memory_gate * self.step_bytes
         self.accumulators = self._accumulators() if options.contract_accumulators else []
         self.loop_carry = self._live_carry()
-        self.stays: dict[fx.Node, Stays] = {}
+        self.stays: dict[fx.Node, str] = {}
 
     def _constant_carry(self) -> list[int]:
         pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
@@ -80,15 +83,11 @@ class Planner:
     # --- carries ---
 
     def _accumulators(self) -> list[Accumulator]:
-        pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
-        results = self.outputs.flat()
-        found = [
-            find_accumulator(k, before, after, self._is_known)
-            for k, (before, after) in enumerate(pairs)
-            # a running sum that is returned as a y, too, must be known after every step
-            if k not in self.constant_carry and results.count(after) == 1
+        candidates = [
+            accumulator_of(k, term, self._is_known)
+            for k, term in added_terms(self.roles.carry, self.outputs).items()
+            if self.used[k]
         ]
-        candidates = [a for a in found if a is not None and self.used[a.index]]
         at_hand = {*self.roles.xs, *self.ys}
         at_hand |= {leaf for a in candidates if a.is_product for leaf in a.leaves}
         at_hand |= {
@@ -140,9 +139,8 @@ class Planner:
         for node in targets:
             if node not in in_loop and node not in sunk:
                 why = self._why_not_sunk(node, in_loop)
-                self.stays |= {} if why is None else {node: why}
-        emitted = [n for n in targets if n not in sunk]
-        in_loop |= self._loop_nodes(emitted)
+                self.stays |= {node: why} if why else {}
+        in_loop |= self._loop_nodes([n for n in targets if n not in sunk])
         # a value that the loop computes anyway, on the way to another result, is returned by it
         sunk = [n for n in sunk if n not in in_loop]
         emitted = [n for n in targets if n not in sunk]
@@ -191,25 +189,26 @@ class Planner:
             return False
         if self.dependence[node] is Dependence.XS and not self.options.batch_xs:
             return False
-        return self._why_not_sunk(node, in_loop) is None
+        return not self._why_not_sunk(node, in_loop)
 
-    def _why_not_sunk(self, node: fx.Node, in_loop: set[fx.Node]) -> Stays | None:
+    def _why_not_sunk(self, node: fx.Node, in_loop: set[fx.Node]) -> str:
         if not self.options.sink_outputs:
-            return Stays.SWITCHED_OFF
+            return "sink_outputs is switched off"
         chain = ancestors([node], stop=in_loop) - in_loop
         varying = [n for n in chain if self.dependence[n] is not Dependence.INVARIANT]
-        if not all(map(self._may_be_batched, varying)):
-            return Stays.NO_RULE
+        without = {n for n in varying if not self._may_be_batched(n)}
+        if without:
+            return no_rule_for(next(n for n in self.body.graph.nodes if n in without))
         added = [n for n in self._frontier([node], in_loop) if n not in self.ys]
         if not all(map(is_tensor_node, added)):
-            return Stays.NO_RULE  # a size is no stack
+            return no_rule_for(node)  # a size is no stack
         if not self.costs.pointwise_pays and not any(map(self._product_pays, varying)):
             # A reduction in the body keeps the loop from being one kernel. After the loop it costs
             # one pass over stacks, which is worth it if those are returned anyway.
             pays = any(is_reduction(n) for n in varying) and not added
-            return None if pays else Stays.CHEAP
+            return "" if pays else CHEAP
         fits = self.costs.fits(added, self.budget, varying, self.dependence)
-        return None if fits else Stays.MEMORY
+        return "" if fits else too_large(node)
 
     def _frontier(self, sunk: Sequence[fx.Node], in_loop: set[fx.Node]) -> list[fx.Node]:
         """Per-step values of the loop that work after it reads."""
@@ -230,21 +229,21 @@ class Planner:
             if not is_tensor_node(node) or not self._is_read(node, roots, in_loop):
                 continue
             why = self._why_not_batched(node, spent)
-            if why is None:
+            if why:
+                self.stays[node] = why
+            else:
                 spent += self.costs.nbytes(node)
                 found.append(node)
-            else:
-                self.stays[node] = why
         return found
 
-    def _why_not_batched(self, node: fx.Node, spent: Any) -> Stays | None:
+    def _why_not_batched(self, node: fx.Node, spent: Any) -> str:
         if not self.options.batch_xs:
-            return Stays.SWITCHED_OFF
+            return "batch_xs is switched off"
         sources = ancestors([node])
         if not self._batching_pays(sources):
-            return Stays.CHEAP
+            return CHEAP
         fits = self.costs.fits([node], self.budget - spent, sources, self.dependence)
-        return None if fits else Stays.MEMORY
+        return "" if fits else too_large(node)
 
     def _batching_pays(self, sources: set[fx.Node]) -> bool:
         xs_only = (n for n in sources if self.dependence[n] is Dependence.XS)
@@ -264,7 +263,8 @@ class Planner:
             if self._is_known(node):
                 found.append(node)
                 continue
-            self.stays[node] = Stays.MEMORY if self.options.hoist_invariant else Stays.SWITCHED_OFF
+            off = "hoist_invariant is switched off"
+            self.stays[node] = too_large(node) if self.options.hoist_invariant else off
         return found
 
     def _invariant_is_small(self, node: fx.Node) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.body.meta_values import record_again
+from torch_scan_hop.body.meta_values import record_again, replace
 
 aten = torch.ops.aten
 
@@ -31,8 +31,7 @@ def split_fused_products(graph: fx.Graph) -> None:
             total = graph.call_function(aten.add.Tensor, (added, product))
         product.meta = dict(node.meta)
         total.meta = dict(node.meta)
-        node.replace_all_uses_with(total)
-        graph.erase_node(node)
+        replace(node, total)
         record_again([total])  # laid out as what was added, not as a product
 
 

@@ -15,6 +15,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.symbols import is_symbolic
+from torch_scan_hop.body.meta_values import replace
 from torch_scan_hop.signature import Inputs, Signature
 
 aten = torch.ops.aten
@@ -59,8 +60,7 @@ def lift_sizes(
         with lifted.graph.inserting_after(last):
             last = lifted.graph.placeholder(node.name)
         last.meta = dict(node.meta)
-        node.replace_all_uses_with(last)
-        lifted.graph.erase_node(node)
+        replace(node, last)
     lifted.recompile()
     grown = Signature(signature.n_carry, signature.n_xs, signature.n_additional + len(sizes))
     legality.checked("lift_sizes", lifted, grown)

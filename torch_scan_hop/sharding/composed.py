@@ -19,16 +19,14 @@ from torch import Tensor, fx
 from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
 from torch_scan_hop._torch.operators import disable_proxy_modes_tracing
 from torch_scan_hop._torch.tracing import trace
+from torch_scan_hop.body.operator_table import operators
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.op import ScanOptions, call_scan
-from torch_scan_hop.rewrites.affine import ONE, RULES, Form, Pair, closure
+from torch_scan_hop.rewrites.affine import NOT_LINEAR, ONE, RULES, Form, Pair, closure
 from torch_scan_hop.rewrites.parts import extract
 from torch_scan_hop.signature import Inputs, Signature
 
 aten = torch.ops.aten
-
-
-class NotComposed(Exception):
-    """Raised where steps do not compose; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +68,7 @@ def composed_steps(body: fx.GraphModule, signature: Signature, states: Sequence[
     like = [c.meta["val"] for c in carries]
     for k, value in zip(states, like, strict=True):
         if not (value.is_floating_point() or value.is_complex()):
-            raise NotComposed(f"carry {k} is of {value.dtype}")
+            raise Refusal(f"carry {k} is of {value.dtype}")
     # a number, which is a constant of the graph, has no record on torch 2.13
     values = [node.meta.get("val") for node in others]
     tensors = [*like, *(v for v in values if isinstance(v, Tensor))]
@@ -138,28 +136,27 @@ class _Tensors:
         return torch.full((), value, dtype=dtype, device=self.device)
 
 
-def _lerp(inner: Any, a: Any, b: Any, weight: Any) -> Form | None:
+def _lerp(inner: Any, a: Any, b: Any, weight: Any) -> Form:
     difference = RULES["sub"](inner, b, a)
-    moved = None if difference is None else RULES["mul"](inner, difference, weight)
-    return None if moved is None else RULES["add"](inner, a, moved)
+    return RULES["add"](inner, a, RULES["mul"](inner, difference, weight))
 
 
-def _addcmul(inner: Any, a: Any, b: Any, c: Any) -> Form | None:
+def _addcmul(inner: Any, a: Any, b: Any, c: Any) -> Form:
     return RULES["fma"](inner, b, c, a)
 
 
-def _linear_in_first(target: Any) -> Callable[..., Form | None]:
+def _linear_in_first(target: Any) -> Callable[..., Form]:
     """Derivatives are linear in what they are given of the result's."""
 
-    def rule(inner: Any, cotangent: Any, result: Any, *others: Any) -> Form | None:
+    def rule(inner: Any, cotangent: Any, result: Any, *others: Any) -> Form:
         if isinstance(result, Form):
-            return None
+            raise Refusal(NOT_LINEAR)
         return RULES["mul"](inner, cotangent, target(torch.ones_like(result), result, *others))
 
     return rule
 
 
-_RULE_OF: dict[Any, Callable[..., Form | None]] = {
+_RULE_OF: dict[Any, Callable[..., Form]] = {
     aten.add.Tensor: RULES["add"],
     aten.sub.Tensor: RULES["sub"],
     aten.rsub.Scalar: lambda inner, a, b: RULES["sub"](inner, b, a),
@@ -179,10 +176,7 @@ _RULE_OF: dict[Any, Callable[..., Form | None]] = {
             aten.threshold_backward.default,
         )
     },
-    **dict.fromkeys(
-        (aten.clone.default, aten.alias.default, aten.detach.default),
-        lambda inner, a, **_: a,
-    ),
+    **dict.fromkeys(operators("copy"), lambda inner, a, **_: a),
 }
 
 
@@ -199,7 +193,7 @@ class _Forms(fx.Interpreter):
         if isinstance(value, Form):
             like = node.meta["val"]
             if like.dtype != value.dtype:
-                raise NotComposed(f"a carry goes through {node.target}, which gives {like.dtype}")
+                raise Refusal(f"a carry goes through {node.target}, which gives {like.dtype}")
         return value
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -208,13 +202,12 @@ class _Forms(fx.Interpreter):
         if not any(isinstance(a, Form) for a in flat):
             return super().call_function(target, args, kwargs)
         rule = _RULE_OF.get(target)
-        is_copy = target in (aten.clone.default, aten.alias.default, aten.detach.default)
-        if rule is None or (kwargs and not is_copy):
-            raise NotComposed(f"a carry goes through {target}")
-        form = rule(self.inner, *args, **kwargs)
-        if form is None:
-            raise NotComposed(f"a carry goes through {target}, in which it is not linear")
-        return form
+        if rule is None or (kwargs and target not in operators("copy")):
+            raise Refusal(f"a carry goes through {target}")
+        try:
+            return rule(self.inner, *args, **kwargs)
+        except Refusal as refusal:
+            raise Refusal(f"a carry goes through {target}, {refusal}") from None
 
 
 def _forms(part: fx.GraphModule, like: Sequence[Tensor], values: Sequence[Any]) -> list[Form]:

@@ -18,10 +18,11 @@ from torch import Tensor, fx
 
 from torch_scan_hop._torch.dtensors import Stretches
 from torch_scan_hop.body.cache import inputs_metadata, remember
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.fallback import announce_in_turn
 from torch_scan_hop.op import ScanOptions, call_scan
-from torch_scan_hop.rewrites.accumulate import find_accumulator
-from torch_scan_hop.sharding.composed import Composed, NotComposed, composed_steps
+from torch_scan_hop.rewrites.accumulate import added_terms
+from torch_scan_hop.sharding.composed import Composed, composed_steps
 from torch_scan_hop.signature import Inputs, Signature
 
 
@@ -38,13 +39,11 @@ class _Roles:
 
 
 def _roles(body: fx.GraphModule, signature: Signature) -> _Roles:
-    before, after = signature.inputs_of(body).carry, signature.outputs_of(body).carry
-    pairs = enumerate(zip(before, after, strict=True))
-    sums = [k for k, (c, n) in pairs if find_accumulator(k, c, n, lambda _: False)]
-    states = [k for k in range(len(before)) if k not in sums]
+    sums = list(added_terms(signature.inputs_of(body).carry, signature.outputs_of(body)))
+    states = [k for k in range(signature.n_carry) if k not in sums]
     try:
         composed: Composed | str = composed_steps(body, signature, states) if states else ""
-    except NotComposed as error:
+    except Refusal as error:
         composed = str(error)
     return _Roles(sums, states, composed)
 

@@ -15,7 +15,8 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.tracing import DATA_DEPENDENT_ERRORS, trace
 from torch_scan_hop.body.cleanup import attributes_as_inputs, clean_up
-from torch_scan_hop.body.meta_values import call_recorded
+from torch_scan_hop.body.meta_values import call_recorded, value_of
+from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.op import Body
@@ -71,14 +72,8 @@ def reads_data(what: str) -> RuntimeError:
 
 def _leaves_device(node: fx.Node) -> bool:
     """A tensor without data cannot be copied to the host: torch_xla aborts the process."""
-    devices = [v.device.type for v in map(_value, node.all_input_nodes) if v is not None]
-    result = _value(node)
-    return "xla" in devices and result is not None and result.device.type != "xla"
-
-
-def _value(node: fx.Node) -> torch.Tensor | None:
-    value = node.meta.get("val")
-    return value if isinstance(value, torch.Tensor) else None
+    devices = [value_of(n).device.type for n in filter(is_tensor_node, node.all_input_nodes)]
+    return "xla" in devices and is_tensor_node(node) and value_of(node).device.type != "xla"
 
 
 def _spell_out_dropout(graph: fx.Graph) -> None:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import fx
 
 from torch_scan_hop.body.node_kinds import is_tensor_node
+from torch_scan_hop.errors import Refusal
+from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.qualify import is_transcendental
 
 DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
 
 
-def are_on_cpu(values: Iterable[Any]) -> bool:
-    return all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
-
-
-def are_stored_in_vectors(results: Iterable[torch.Tensor]) -> bool:
-    return all(t.dtype in DTYPES for t in results)
+def check_tensors(examples: StepExamples) -> None:
+    """Refuse tensors on other devices, and results that cannot be stored in vectors."""
+    tensors = [v for v in examples.flat() if isinstance(v, torch.Tensor)]
+    devices = {t.device.type for t in tensors} - {"cpu"}
+    if devices:
+        raise Refusal(f"it is for the CPU, and this is on {', '.join(sorted(devices))}")
+    others = {t.dtype for t in examples.results()} - DTYPES
+    if others:
+        names = sorted(str(dtype).removeprefix("torch.") for dtype in others)
+        raise Refusal(f"not for carries or ys of {', '.join(names)}")
 
 
 def are_tails_worth_masks(body: fx.GraphModule) -> bool:

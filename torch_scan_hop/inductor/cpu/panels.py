@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
-from torch_scan_hop.body.meta_values import call_recorded, record_again
+from torch_scan_hop.body.meta_values import call_recorded, record_again, replace
 from torch_scan_hop.inductor.cpu.libraries import onednn_is_faster
 from torch_scan_hop.inductor.cpu.product import likely_sizes, panel_width
 from torch_scan_hop.inductor.cpu.rows import RowsKernel
@@ -118,8 +118,7 @@ def _read_panels(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
             if columns % width:
                 result = call_recorded(aten.slice.Tensor, result, 1, 0, columns)
         readers = list(node.users)
-        node.replace_all_uses_with(result)
-        graph.erase_node(node)
+        replace(node, result)
         record_again(readers)
 
 

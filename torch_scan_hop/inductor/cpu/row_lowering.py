@@ -7,7 +7,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch import fx
 
 from torch_scan_hop._torch.inductor_values import NotPointwise, tensor_of
 from torch_scan_hop.inductor.cpu.places import PRODUCT, Place, Product, Store, float_buffer
@@ -16,10 +15,6 @@ from torch_scan_hop.inductor.product_lowering import ProductLowering
 
 class RowLowering(ProductLowering):
     """Products are recorded; what they make are buffers."""
-
-    def __init__(self, gm: fx.GraphModule) -> None:
-        super().__init__(gm)
-        self.products: list[Product] = []
 
     def product(self, left: Any, weight: Any) -> Any:
         static = all(isinstance(n, (int, sympy.Integer)) for n in weight.get_size())

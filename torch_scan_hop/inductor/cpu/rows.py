@@ -15,13 +15,14 @@ from typing import Any
 from torch import fx
 
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
-from torch_scan_hop.inductor.body import StepExamples
-from torch_scan_hop.inductor.cpu.fits import are_on_cpu, are_stored_in_vectors
+from torch_scan_hop.errors import Refusal
+from torch_scan_hop.inductor.cpu.fits import check_tensors
 from torch_scan_hop.inductor.cpu.row_body import RowBody
 from torch_scan_hop.inductor.cpu.row_code import emit_rows
 from torch_scan_hop.inductor.cpu.row_independence import rows_are_independent
+from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
 from torch_scan_hop.inductor.node import ScanCall
-from torch_scan_hop.inductor.qualify import CAT, PRODUCTS, is_plain, is_pointwise
+from torch_scan_hop.inductor.qualify import PRODUCTS, check_pointwise_around_products, is_plain
 from torch_scan_hop.inductor.spans import KernelInSpans, Span
 from torch_scan_hop.inductor.step import step_index
 
@@ -30,36 +31,33 @@ from torch_scan_hop.inductor.step import step_index
 WEIGHT_BYTES = 2**20
 
 
-def has_small_products(body: fx.GraphModule) -> bool:
-    if not all(map(is_plain, body.graph.nodes)):
-        return False
-    weights = [n.args[-1].meta["val"] for n in body.graph.nodes if n.target in PRODUCTS]
-    if not all(isinstance(n, int) for w in weights for n in w.shape):
-        return False
-    return 0 < sum(w.numel() * w.element_size() for w in weights) <= WEIGHT_BYTES
-
-
-def fits_vectors_of_the_cpu(examples: StepExamples) -> bool:
-    return (
-        bool(examples.inputs.carry)
-        and are_on_cpu(examples.flat())
-        and are_stored_in_vectors(examples.results())
-        and vector_lanes() > 0
-    )
-
-
 class RowsKernel(KernelInSpans):
+    kind = "one kernel, row by row"
+
     @staticmethod
-    def may_qualify(body: fx.GraphModule) -> bool:
-        return has_small_products(body) and is_pointwise(body, {*PRODUCTS, CAT})
+    def check(body: fx.GraphModule) -> None:
+        check_pointwise_around_products(body)
+        weights = [n.args[-1].meta["val"] for n in body.graph.nodes if n.target in PRODUCTS]
+        static = all(isinstance(n, int) for w in weights for n in w.shape)
+        nbytes = sum(w.numel() * w.element_size() for w in weights) if static else 0
+        if nbytes > WEIGHT_BYTES:
+            limit = f"more than {WEIGHT_BYTES:,}: not a core's cache"
+            raise Refusal(f"its weights take {nbytes:,} bytes, {limit}")
+        if not nbytes or not all(map(is_plain, body.graph.nodes)):
+            raise Refusal("a product with sizes or scales that it does not know")
 
     @classmethod
-    def lower(cls, call: ScanCall) -> RowsKernel | None:
-        if not fits_vectors_of_the_cpu(call.examples):
-            return None
+    def lower(cls, call: ScanCall) -> RowsKernel:
+        if not call.examples.inputs.carry:
+            raise Refusal("it has no carry")
+        check_tensors(call.examples)
+        if not vector_lanes():
+            raise Refusal("no vector instructions that it knows")
         index = step_index(call.trip_count, call.reverse)
         step = RowBody(call.body, call.operands, call.result_layouts(), index)
-        return cls(call, step) if rows_are_independent(step) else None
+        if not rows_are_independent(step):
+            raise Refusal(READS_ELSEWHERE)
+        return cls(call, step)
 
     def call_span(self, wrapper: Any, span: Span) -> None:
         emit_rows(wrapper, self, self.step, self.operands.carry, span)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.inductor_triton import storage_type
-from torch_scan_hop.inductor.affine import NotAffine
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.rewrites.affine import ONE, Form, Pair, closure
 
 # Values of a row: beyond, what a thread has of a tile does not fit its registers.
@@ -50,7 +50,7 @@ class Composition:
         self.shifted = [k for k in range(len(forms)) if self._has_constant(k)]
         self.checked = [k for k in affine if forms[k].dtype.is_floating_point]
         if len(self.values) > MOST_VALUES:
-            raise NotAffine(f"its steps compose in {len(self.values)} values, over {MOST_VALUES}")
+            raise Refusal(f"its steps compose in {len(self.values)} values, over {MOST_VALUES}")
 
     def _is_one(self, i: int) -> bool:
         """Return True if carry ``i`` is only added to, by carries that do not depend on it."""

@@ -15,13 +15,14 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.sizes import likely_value
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.gpu.launch import WARP, call_program
-from torch_scan_hop.inductor.gpu.serving import are_served
+from torch_scan_hop.inductor.gpu.serving import check_tensors
 from torch_scan_hop.inductor.gpu.tiles import emit_tiles
-from torch_scan_hop.inductor.lane_body import independent_lanes
+from torch_scan_hop.inductor.lane_body import check_one_shape, independent_lanes
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
-from torch_scan_hop.inductor.qualify import is_pointwise
+from torch_scan_hop.inductor.qualify import check_pointwise
 from torch_scan_hop.rewrites import current_options
 
 # None of these is measured on a GPU. Below so many steps, a launch takes about as long.
@@ -38,17 +39,20 @@ MULTIPROCESSORS = 132
 class ParallelKernel(KernelNode):
     """The node of such a kernel; ``step`` is its source, and the lanes of a program."""
 
+    kind = "one Triton kernel, parallel in time"
+
     @staticmethod
-    def may_qualify(body: fx.GraphModule) -> bool:
-        return current_options().parallel_in_time and is_pointwise(body)
+    def check(body: fx.GraphModule) -> None:
+        if not current_options().parallel_in_time:
+            raise Refusal("parallel_in_time is switched off")
+        check_pointwise(body)
 
     @classmethod
-    def lower(cls, call: ScanCall) -> ParallelKernel | None:
-        if not are_served(call.examples.flat()) or why_not_long_and_thin(call.examples):
-            return None
+    def lower(cls, call: ScanCall) -> ParallelKernel:
+        check_tensors(call.examples.flat())
+        check_one_shape(call.examples)
+        check_long_and_thin(call.examples)
         body = independent_lanes(call)
-        if body is None:
-            return None
         lanes = lanes_of_a_program(lanes_of(call.examples))
         arguments = body, call.operands.carry, call.result_layouts(), call.trip_count
         source = emit_tiles(*arguments, rows=ELEMENTS // lanes)
@@ -62,15 +66,14 @@ class ParallelKernel(KernelNode):
         call_program(wrapper, source, names, lanes, WARPS)
 
 
-def why_not_long_and_thin(examples: StepExamples) -> str:
-    """Return why a scan is not long and thin; "" if it is, so that it leaves a GPU idle."""
-    if not examples.inputs.carry:
-        return "it has no carry"
+def check_long_and_thin(examples: StepExamples) -> None:
+    """Refuse a scan that is not long and thin: one that is leaves a GPU idle."""
     steps, lanes = likely_value(examples.inputs.trip_count), lanes_of(examples)
     if steps < LEAST_STEPS:
-        return f"{steps} steps are few: it is for {LEAST_STEPS} and more"
+        raise Refusal(f"{steps} steps are few: it is for {LEAST_STEPS} and more")
     most = most_lanes(examples)
-    return f"{lanes} lanes are many: it is for up to {most}" if lanes > most else ""
+    if lanes > most:
+        raise Refusal(f"{lanes} lanes are many: it is for up to {most}")
 
 
 def lanes_of(examples: StepExamples) -> int:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx
-
 from torch_scan_hop.inductor.gpu.lanes import emit_lanes
 from torch_scan_hop.inductor.gpu.launch import call_lanes
-from torch_scan_hop.inductor.gpu.serving import are_served
+from torch_scan_hop.inductor.gpu.serving import check_tensors
 from torch_scan_hop.inductor.lane_body import independent_lanes
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
-from torch_scan_hop.inductor.qualify import is_pointwise
+from torch_scan_hop.inductor.qualify import check_pointwise
 
 
 class PointwiseKernel(KernelNode):
@@ -24,15 +22,13 @@ class PointwiseKernel(KernelNode):
     ``step`` is its source, so that it is known before there is a node whether all can be emitted.
     """
 
-    @staticmethod
-    def may_qualify(body: fx.GraphModule) -> bool:
-        return is_pointwise(body)
+    kind = "one Triton kernel, lane by lane"
+    check = staticmethod(check_pointwise)
 
     @classmethod
-    def lower(cls, call: ScanCall) -> PointwiseKernel | None:
-        body = independent_lanes(call) if are_served(call.examples.flat()) else None
-        if body is None:
-            return None
+    def lower(cls, call: ScanCall) -> PointwiseKernel:
+        check_tensors(call.examples.flat())
+        body = independent_lanes(call)
         layouts = call.result_layouts()
         return cls(call, emit_lanes(body, call.operands.carry, layouts, call.trip_count))
 

@@ -50,10 +50,6 @@ class Product:
 
 
 class _RowLowering(ProductLowering):
-    def __init__(self, gm: Any) -> None:
-        super().__init__(gm)
-        self.products: list[Product] = []
-
     def product(self, left: Any, weight: Any) -> Any:
         found = storage_of(weight)
         sizes = [*weight.get_size(), *left.get_size()[1:]]

@@ -12,31 +12,32 @@ from typing import Any
 
 from torch import fx
 
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.gpu.launch import call_program
 from torch_scan_hop.inductor.gpu.row_body import RowBody
 from torch_scan_hop.inductor.gpu.row_code import ROWS, emit_rows
-from torch_scan_hop.inductor.gpu.serving import are_served
+from torch_scan_hop.inductor.gpu.serving import check_tensors
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
-from torch_scan_hop.inductor.qualify import CAT, PRODUCTS, is_plain, is_pointwise
+from torch_scan_hop.inductor.qualify import check_pointwise_around_products, is_plain
 from torch_scan_hop.inductor.step import step_index
 
 
 class RowsKernel(KernelNode):
     """The node of such a kernel; ``step`` is its source, and the warps of a program."""
 
+    kind = "one Triton kernel, row by row"
+
     @staticmethod
-    def may_qualify(body: fx.GraphModule) -> bool:
-        nodes = body.graph.nodes
-        return (
-            any(n.target in PRODUCTS for n in nodes)
-            and all(map(is_plain, nodes))
-            and is_pointwise(body, {*PRODUCTS, CAT})
-        )
+    def check(body: fx.GraphModule) -> None:
+        check_pointwise_around_products(body)
+        if not all(map(is_plain, body.graph.nodes)):
+            raise Refusal("neither pointwise nor a product with a weight: a scaled addmm")
 
     @classmethod
-    def lower(cls, call: ScanCall) -> RowsKernel | None:
-        if not are_served(call.examples.flat()) or not call.operands.carry:
-            return None
+    def lower(cls, call: ScanCall) -> RowsKernel:
+        check_tensors(call.examples.flat())
+        if not call.operands.carry:
+            raise Refusal("it has no carry")
         body = RowBody(call.body, call.operands, step_index(call.trip_count, call.reverse))
         return cls(
             call, emit_rows(body, call.operands.carry, call.result_layouts(), call.trip_count)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.inductor import uses_cpp_wrapper
+from torch_scan_hop.errors import Refusal
 
 DTYPES = {
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -21,16 +22,13 @@ def is_gpu(device: torch.device) -> bool:
     return device.type in DEVICES
 
 
-def are_served(values: Iterable[Any]) -> bool:
-    """Return True if all tensors are on one GPU that the kernels are for, and of dtypes they know.
+def check_tensors(values: Iterable[Any]) -> None:
+    """Refuse tensors that are not all on one GPU that the kernels are for, of dtypes they know.
 
     The wrapper in C++ cannot launch a kernel that Triton compiles when it is first called.
     """
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     devices = {t.device for t in tensors}
-    return (
-        len(devices) == 1
-        and all(map(is_gpu, devices))
-        and {t.dtype for t in tensors} <= DTYPES
-        and not uses_cpp_wrapper()
-    )
+    known = len(devices) == 1 and all(map(is_gpu, devices)) and {t.dtype for t in tensors} <= DTYPES
+    if not known or uses_cpp_wrapper():
+        raise Refusal("its tensors are of other types, or on two devices; or the wrapper is C++")

@@ -42,7 +42,7 @@ _OF_LANES = ("1", "BLOCK")
 def emit_tiles(
     body: PointwiseBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any, rows: int
 ) -> TritonSource:
-    """Emit the kernel of ``body`` in tiles of ``rows`` steps; NotAffine if steps do not compose."""
+    """Emit the kernel of ``body`` in tiles of ``rows`` steps; Refusal if steps do not compose."""
     code = _TileCode(body, init, layouts, trip_count, rows)
     return code.source(code.size)
 

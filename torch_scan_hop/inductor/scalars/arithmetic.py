@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop._torch.operators import OpOverload
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars.entries import (
     Entries,
     Lanes,
-    NotScalars,
     broadcast,
-    build,
-    indices,
 )
 from torch_scan_hop.inductor.scalars.moves import permute, reshape
 
@@ -54,7 +52,7 @@ def pointwise(target: Any, args: Any, kwargs: Any) -> Entries:
 
 def convert(lanes: Lanes, like: Any, source: Entries, *_: Any, **kwargs: Any) -> Entries:
     if kwargs.get("device") not in (None, source.flat[0].device):
-        raise NotScalars("a copy to another device")
+        raise Refusal("a copy to another device")
     return source if source.dtype == like.dtype else source.map(lambda v: v.to(like.dtype))
 
 
@@ -67,7 +65,7 @@ def _number(value: Any, like: Any) -> Any:
 
 def full(lanes: Lanes, like: Any, size: Any, value: Any, **_: Any) -> Entries:
     if not isinstance(value, (int, float, bool)):
-        raise NotScalars("a fill that is no number")
+        raise Refusal("a fill that is no number")
     lane = 0 if like.shape and lanes.begin(like.shape[0]) else None
     grid = lanes.grid_of(like.shape, lane)
     return Entries(grid, [_number(value, like)] * math.prod(grid), lane)
@@ -96,16 +94,13 @@ def _reduction(join: Callable[[Any, Any], Any]) -> Callable[..., Entries]:
             dims = range(rank)
         dims = {source.dim(d) for d in ([dims] if isinstance(dims, int) else dims)} if rank else ()
         source = source.map(lambda v: v.to(like.dtype))
-        kept = [1 if d in dims else n for d, n in enumerate(source.shape)]
-        folded = [n if d in dims else 1 for d, n in enumerate(source.shape)]
-        if not math.prod(folded):
-            raise NotScalars("a reduction of nothing")
-
-        def entry(index: Sequence[int]) -> Any:
-            own = ([i + k for i, k in zip(index, more, strict=True)] for more in indices(folded))
-            return functools.reduce(join, (source[i] for i in own))
-
-        return reshape(lanes, like, build(kept, source.lane, entry))
+        folded = math.prod(source.shape[d] for d in dims)
+        if not folded:
+            raise Refusal("a reduction of nothing")
+        turned = permute(lanes, None, source, sorted(range(rank), key=lambda d: (d in dims, d)))
+        kept = tuple(1 if d in dims else n for d, n in enumerate(source.shape))
+        found = [functools.reduce(join, row) for row in turned.rows(folded)]
+        return reshape(lanes, like, Entries(kept, found, source.lane))
 
     return rule
 
@@ -136,27 +131,20 @@ REDUCTIONS: dict[Any, Callable[..., Entries]] = {
 # --- products ---
 
 
-def _product(left: Entries, right: Entries) -> Entries:
+def product(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
     """Return the product of matrices, or of stacks of them."""
     rank, inner = len(left.shape), left.shape[-1]
     if left.lane == rank - 1 or right.lane == rank - 2 or not inner:
-        raise NotScalars("a product across lanes")
+        raise Refusal("a product across lanes")
     # [..., n, 1, k] and [..., 1, m, k]: what a product multiplies, side by side
     rows = Entries((*left.shape[:-1], 1, inner), left.flat, left.lane)
-    turned = permute(Lanes(None), None, right, [*range(rank - 2), rank - 1, rank - 2])
+    turned = permute(lanes, like, right, [*range(rank - 2), rank - 1, rank - 2])
     lane = turned.lane if turned.lane is None or turned.lane < rank - 2 else rank - 1
     columns = Entries((*turned.shape[:-2], 1, *turned.shape[-2:]), turned.flat, lane)
     rows, columns = broadcast(rows, columns)
-
-    def entry(index: Sequence[int]) -> Any:
-        terms = (rows.at(*index, k) * columns.at(*index, k) for k in range(inner))
-        return functools.reduce(torch.add, terms)
-
-    return build(rows.shape[:-1], rows.lane, entry)
-
-
-def product(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
-    return _product(left, right)
+    pairs = zip(rows.rows(inner), columns.rows(inner), strict=True)
+    found = [functools.reduce(torch.add, map(torch.mul, *pair)) for pair in pairs]
+    return Entries(rows.shape[:-1], found, rows.lane)
 
 
 def added_product(
@@ -170,13 +158,13 @@ def added_product(
     alpha: Any = 1,
 ) -> Entries:
     scaled = lambda e, by: e if by == 1 else e.map(lambda v: v * by)  # noqa: E731
-    added, found = broadcast(scaled(added, beta), scaled(_product(left, right), alpha))
+    added, found = broadcast(scaled(added, beta), scaled(product(lanes, like, left, right), alpha))
     return found.like(map(torch.add, added.flat, found.flat))
 
 
 def matrix_by_vector(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
     column = Entries((*right.shape, 1), right.flat, right.lane)
-    return reshape(lanes, like, _product(left, column))
+    return reshape(lanes, like, product(lanes, like, left, column))
 
 
 def dot(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:

@@ -11,17 +11,14 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.sizes import are_known_equal
+from torch_scan_hop.errors import Refusal
 
 Index = tuple[int, ...]
 
 
-class NotScalars(Exception):
-    """A body, or a part of it, that is not written out."""
-
-
 @dataclass(frozen=True)
 class Entries:
-    """``tensor[..., l * shape[lane] + i, ...][l]`` is ``self[..., i, ...]`` in lane ``l``.
+    """``tensor[..., l * shape[lane] + i, ...]`` is entry ``[..., i, ...]`` in lane ``l``.
 
     Attributes:
         shape: of the grid. Where the lanes are, it holds what stands beside them in that
@@ -39,16 +36,6 @@ class Entries:
     def __post_init__(self) -> None:
         assert len(self.flat) == math.prod(self.shape)
 
-    def __getitem__(self, index: Sequence[int]) -> Any:
-        position = 0
-        for i, n in zip(index, self.shape, strict=True):
-            assert 0 <= i < n
-            position = position * n + i
-        return self.flat[position]
-
-    def at(self, *index: int) -> Any:
-        return self[index]
-
     @property
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.flat[0].dtype
@@ -59,6 +46,24 @@ class Entries:
 
     def like(self, flat: Iterable[Any]) -> Entries:
         return Entries(self.shape, list(flat), self.lane)
+
+    def moved(
+        self, shape: Iterable[int], strides: Iterable[int], lane: int | None, offset: int = 0
+    ) -> Entries:
+        """Return a view of ``flat``, as ``torch.as_strided`` does; strides may be negative."""
+        shape = tuple(shape)
+        positions = [offset]
+        for n, stride in zip(shape, strides, strict=True):
+            positions = [p + k * stride for p in positions for k in range(n)]
+        return Entries(shape, [self.flat[p] for p in positions], lane)
+
+    @property
+    def strides(self) -> list[int]:
+        return [math.prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
+
+    def rows(self, length: int) -> list[list[Any]]:
+        """Return so many entries that follow each other, then so many, and so on."""
+        return [self.flat[p : p + length] for p in range(0, len(self.flat), length)]
 
     def of_rank(self, rank: int) -> Entries:
         """Return the entries of a tensor with so many dimensions: see ``flat``."""
@@ -82,16 +87,11 @@ class Entries:
         """Return ``dim``, counted from the front, for a dimension without lanes."""
         dim = self.any_dim(dim)
         if dim == self.lane:
-            raise NotScalars("work across lanes")
+            raise Refusal("work across lanes")
         return dim
 
     def any_dim(self, dim: int) -> int:
         return dim % len(self.shape) if self.shape else 0
-
-
-def build(shape: Iterable[int], lane: int | None, entry: Callable[[Index], Any]) -> Entries:
-    shape = tuple(shape)
-    return Entries(shape, [entry(i) for i in indices(shape)], lane)
 
 
 def indices(shape: Sequence[int]) -> Iterator[Index]:
@@ -110,7 +110,7 @@ def common_lane(operands: Iterable[Entries]) -> int | None:
     """Return the dimension of the lanes in operands of one rank."""
     lanes = {e.lane for e in operands} - {None}
     if len(lanes) > 1:
-        raise NotScalars("lanes in two dimensions")
+        raise Refusal("lanes in two dimensions")
     return next(iter(lanes), None)
 
 
@@ -127,11 +127,9 @@ def expanded(entries: Entries, shape: Index, lane: int | None) -> Entries:
     else:
         has_place = entries.lane == lane and own[lane] == shape[lane]
     if not repeats or not has_place:
-        raise NotScalars(f"{own} with lanes in {entries.lane}, for {shape} with lanes in {lane}")
-    if own == shape:
-        return Entries(shape, entries.flat, lane)
-    at = lambda i: tuple(0 if n == 1 else k for k, n in zip(i, own, strict=True))  # noqa: E731
-    return build(shape, lane, lambda i: entries[at(i)])
+        raise Refusal(f"{own} with lanes in {entries.lane}, for {shape} with lanes in {lane}")
+    strides = [0 if n == 1 else stride for n, stride in zip(own, entries.strides, strict=True)]
+    return entries.moved(shape, strides, lane)
 
 
 class Lanes:
@@ -152,7 +150,7 @@ class Lanes:
         """The shape of the entries of a tensor of ``shape``."""
         grid = [1 if d == lane else n for d, n in enumerate(shape)]
         if not all(type(n) is int for n in grid):
-            raise NotScalars("a size that is not known")
+            raise Refusal("a size that is not known")
         return tuple(grid)
 
     def reshaped(self, entries: Entries, shape: Sequence[Any]) -> Entries:
@@ -170,4 +168,4 @@ class Lanes:
             if math.prod(shape[:lane]) == before and not left:
                 if are_known_equal(shape[lane], inner * self.size):
                     return Entries((*shape[:lane], inner, *rest), entries.flat, lane)
-        raise NotScalars("lanes that are no longer the outer part of a dimension")
+        raise Refusal("lanes that are no longer the outer part of a dimension")

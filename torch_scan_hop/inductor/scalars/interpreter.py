@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
 from torch_scan_hop.body.linalg_checks import linalg_check
 from torch_scan_hop.body.node_kinds import is_tensor_node
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars.arithmetic import COMPUTED, is_pointwise, pointwise
-from torch_scan_hop.inductor.scalars.entries import Entries, Lanes, NotScalars
+from torch_scan_hop.inductor.scalars.entries import Entries, Lanes
 from torch_scan_hop.inductor.scalars.linalg import LINALG
 from torch_scan_hop.inductor.scalars.moves import MOVES
 
@@ -103,7 +104,7 @@ class ScalarInterpreter(fx.Interpreter):
         if target is operator.getitem:
             element = args[0][args[1]]
             if element is None:
-                raise NotScalars("a factor that is not written out")
+                raise Refusal("a factor that is not written out")
             return element
         if target is linalg_check:
             self.checks.append(Check(*args, **kwargs))
@@ -116,14 +117,14 @@ class ScalarInterpreter(fx.Interpreter):
                 return pointwise(target, args, kwargs)
         elif not isinstance(like, torch.Tensor):
             return target(*args, **kwargs)  # of sizes
-        raise NotScalars(f"no rule for {target}")
+        raise Refusal(f"no rule for {target}")
 
     def _as_it_was(self, value: Any, like: Any) -> Any:
         """Return ``value`` in the shape and dtype of the tensor that it stands for."""
         if not isinstance(like, torch.Tensor) or value is None:
             return value
         if not are_all_known_equal(self.lanes.shape_of(value), like.shape):
-            raise NotScalars(f"{self.lanes.shape_of(value)} for a tensor of shape {like.shape}")
+            raise Refusal(f"{self.lanes.shape_of(value)} for a tensor of shape {like.shape}")
         if any(v.dtype != like.dtype for v in value.flat):
-            raise NotScalars(f"{value.dtype} for a tensor of {like.dtype}")
+            raise Refusal(f"{value.dtype} for a tensor of {like.dtype}")
         return value.of_rank(like.ndim)

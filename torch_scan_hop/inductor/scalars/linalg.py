@@ -8,18 +8,17 @@ from typing import Any
 
 import torch
 
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars import factors
 from torch_scan_hop.inductor.scalars.entries import (
     Entries,
     Index,
     Lanes,
-    NotScalars,
-    build,
     common_lane,
     expanded,
 )
 from torch_scan_hop.inductor.scalars.factors import LU, Rows, substituted, swap
-from torch_scan_hop.inductor.scalars.moves import reshape, transpose
+from torch_scan_hop.inductor.scalars.moves import joined, reshape, transpose
 
 aten = torch.ops.aten
 
@@ -31,25 +30,23 @@ def _batch_of(matrices: Entries) -> Index:
     """The shape of a stack of matrices. The lanes are in it: no matrix is spread over them."""
     batch = matrices.shape[:-2]
     if matrices.lane is not None and matrices.lane >= len(batch):
-        raise NotScalars("matrices across lanes")
+        raise Refusal("matrices across lanes")
     return batch
 
 
 def _of_matrices(matrices: Entries, fn: Callable[[Rows], Sequence[Rows]]) -> list[Entries]:
     """Apply ``fn`` to each matrix; each of its results is a matrix, too."""
     batch, (n, m) = _batch_of(matrices), matrices.shape[-2:]
-
-    @functools.cache
-    def of(index: tuple[int, ...]) -> Sequence[Rows]:
-        return fn([[matrices.at(*index, i, j) for j in range(m)] for i in range(n)])
-
-    first = of((0,) * len(batch))
-
-    def result(k: int, rows: Rows) -> Entries:
-        shape = (*batch, len(rows), len(rows[0]))
-        return build(shape, matrices.lane, lambda at: of(at[:-2])[k][at[-2]][at[-1]])
-
-    return [result(k, rows) for k, rows in enumerate(first)]
+    rows = matrices.rows(m)
+    results = zip(*(fn(rows[p : p + n]) for p in range(0, len(rows), n)), strict=True)
+    return [
+        Entries(
+            (*batch, len(found[0]), len(found[0][0])),
+            [value for matrix in found for row in matrix for value in row],
+            matrices.lane,
+        )
+        for found in results
+    ]
 
 
 def _side_by_side(left: Entries, right: Entries) -> Entries:
@@ -58,13 +55,8 @@ def _side_by_side(left: Entries, right: Entries) -> Entries:
     left, right = left.padded(rank), right.padded(rank)
     lane = common_lane([left, right])
     batch = tuple(map(max, zip(left.shape[:-2], right.shape[:-2], strict=True)))
-    left, right = (expanded(e, (*batch, *e.shape[-2:]), lane) for e in (left, right))
-    n = left.shape[-1]
-    return build(
-        (*batch, left.shape[-2], n + right.shape[-1]),
-        lane,
-        lambda i: left[i] if i[-1] < n else right.at(*i[:-1], i[-1] - n),
-    )
+    parts = [expanded(e, (*batch, *e.shape[-2:]), lane) for e in (left, right)]
+    return joined(parts, rank - 1)
 
 
 def _turned(matrices: Entries) -> Entries:
@@ -73,7 +65,7 @@ def _turned(matrices: Entries) -> Entries:
 
 def _square(matrices: Entries) -> int:
     if len(matrices.shape) < 2 or not matrices.shape[-1]:
-        raise NotScalars("no matrices")
+        raise Refusal("no matrices")
     _batch_of(matrices)
     return matrices.shape[-1]
 
@@ -169,7 +161,7 @@ def inverse(
 ) -> list[Entries]:
     n = _square(matrix)
     one, zero = torch.ones_like(matrix.flat[0]), torch.zeros_like(matrix.flat[0])
-    identity = build((n, n), None, lambda i: one if i[0] == i[1] else zero)
+    identity = Entries((n, n), [one if k % (n + 1) == 0 else zero for k in range(n * n)], None)
     found, info = _solved(matrix, identity)
     return [found, reshape(lanes, like[1], info)]
 
@@ -179,7 +171,7 @@ def factor(
 ) -> list[Entries]:
     n = _square(matrix)
     if not pivot or matrix.shape[-2] != n:
-        raise NotScalars("a factorisation without pivots, or of what is not square")
+        raise Refusal("a factorisation without pivots, or of what is not square")
 
     def run(rows: Rows) -> tuple[Rows, Rows, Rows]:
         found = LU(rows, n)

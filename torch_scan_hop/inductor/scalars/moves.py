@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars.entries import (
     Entries,
     Lanes,
-    NotScalars,
-    build,
     expanded,
 )
 
@@ -29,14 +29,7 @@ def same(lanes: Lanes, like: Any, source: Entries, **_: Any) -> Entries:
 def permute(lanes: Lanes, like: Any, source: Entries, dims: Sequence[int]) -> Entries:
     dims = [source.any_dim(d) for d in dims]
     lane = None if source.lane is None else dims.index(source.lane)
-
-    def entry(index: Sequence[int]) -> Any:
-        own = [0] * len(dims)
-        for i, d in zip(index, dims, strict=True):
-            own[d] = i
-        return source[own]
-
-    return build((source.shape[d] for d in dims), lane, entry)
+    return source.moved([source.shape[d] for d in dims], [source.strides[d] for d in dims], lane)
 
 
 def transpose(lanes: Lanes, like: Any, source: Entries, first: int, second: int) -> Entries:
@@ -67,15 +60,9 @@ def expand(lanes: Lanes, like: Any, source: Entries, *_: Any, **__: Any) -> Entr
 def select(lanes: Lanes, like: Any, source: Entries, dim: int, index: int) -> Entries:
     dim = source.dim(dim)
     index %= source.shape[dim]
-    shape = source.shape[:dim] + source.shape[dim + 1 :]
-    return build(shape, source.lane_without(dim), lambda i: source.at(*i[:dim], index, *i[dim:]))
-
-
-def _range(
-    source: Entries, dim: int, start: int | None, end: int | None, step: int
-) -> tuple[int, range]:
-    dim = source.dim(dim)
-    return dim, range(source.shape[dim])[slice(start, end, step)]
+    found = slice_(lanes, like, source, dim, index, index + 1)
+    shape = found.shape[:dim] + found.shape[dim + 1 :]
+    return Entries(shape, found.flat, source.lane_without(dim))
 
 
 def slice_(
@@ -87,9 +74,11 @@ def slice_(
     end: int | None = None,
     step: int = 1,
 ) -> Entries:
-    dim, kept = _range(source, dim, start, end, step)
-    shape = (*source.shape[:dim], len(kept), *source.shape[dim + 1 :])
-    return build(shape, source.lane, lambda i: source.at(*i[:dim], kept[i[dim]], *i[dim + 1 :]))
+    dim, shape, strides = source.dim(dim), [*source.shape], source.strides
+    kept = range(shape[dim])[slice(start, end, step)]
+    offset = kept.start * strides[dim]
+    shape[dim], strides[dim] = len(kept), step * strides[dim]
+    return source.moved(shape, strides, source.lane, offset)
 
 
 def split_with_sizes(
@@ -103,107 +92,57 @@ def split_with_sizes(
 
 
 def flip(lanes: Lanes, like: Any, source: Entries, dims: Sequence[int]) -> Entries:
-    turned = {source.dim(d) for d in dims}
-
-    def entry(index: Sequence[int]) -> Any:
-        return source[[source.shape[d] - 1 - i if d in turned else i for d, i in enumerate(index)]]
-
-    return build(source.shape, source.lane, entry)
+    strides, offset = source.strides, 0
+    for d in {source.dim(d) for d in dims}:
+        offset += (source.shape[d] - 1) * strides[d]
+        strides[d] = -strides[d]
+    return source.moved(source.shape, strides, source.lane, offset)
 
 
 def diagonal(
     lanes: Lanes, like: Any, source: Entries, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Entries:
     dim1, dim2 = source.dim(dim1), source.dim(dim2)
-    others = [d for d in range(len(source.shape)) if d not in (dim1, dim2)]
-
-    def entry(index: Sequence[int]) -> Any:
-        own = [0] * len(source.shape)
-        for i, d in zip(index, others, strict=False):
-            own[d] = i
-        own[dim1] = index[-1] + max(-offset, 0)
-        own[dim2] = index[-1] + max(offset, 0)
-        return source[own]
-
-    rows, columns = source.shape[dim1], source.shape[dim2]
-    length = max(min(rows - max(-offset, 0), columns - max(offset, 0)), 0)
-    shape = [*(source.shape[d] for d in others), length]
-    return build(shape, source.lane_without(dim1, dim2), entry)
+    shape, strides = source.shape, source.strides
+    others = [d for d in range(len(shape)) if d not in (dim1, dim2)]
+    first = max(-offset, 0), max(offset, 0)  # row and column of the first entry
+    length = max(min(shape[dim1] - first[0], shape[dim2] - first[1]), 0)
+    return source.moved(
+        [*(shape[d] for d in others), length],
+        [*(strides[d] for d in others), strides[dim1] + strides[dim2]],
+        source.lane_without(dim1, dim2),
+        first[0] * strides[dim1] + first[1] * strides[dim2],
+    )
 
 
 def cat(lanes: Lanes, like: Any, parts: Sequence[Entries], dim: int = 0) -> Entries:
-    parts = [p for p in parts if p.shape != (0,)]
-    dim = parts[0].dim(dim)
+    parts = [p.map(lambda v: v.to(like.dtype)) for p in parts if p.shape != (0,)]
+    return joined(parts, parts[0].dim(dim))
+
+
+def joined(parts: Sequence[Entries], dim: int) -> Entries:
     if any(p.lane != parts[0].lane for p in parts):
-        raise NotScalars("lanes put beside what has none")
-    places = [(p.map(lambda v: v.to(like.dtype)), k) for p in parts for k in range(p.shape[dim])]
-
-    def entry(index: Sequence[int]) -> Any:
-        part, k = places[index[dim]]
-        return part.at(*index[:dim], k, *index[dim + 1 :])
-
-    shape = (*parts[0].shape[:dim], len(places), *parts[0].shape[dim + 1 :])
-    return build(shape, parts[0].lane, entry)
+        raise Refusal("lanes put beside what has none")
+    before, after = parts[0].shape[:dim], parts[0].shape[dim + 1 :]
+    rows = zip(*(p.rows(math.prod(p.shape[dim:])) for p in parts), strict=True)
+    flat = [v for row in rows for part in row for v in part]
+    return Entries((*before, sum(p.shape[dim] for p in parts), *after), flat, parts[0].lane)
 
 
-def _written(whole: Entries, part: Entries, place: Callable[[Any], Any]) -> Entries:
-    """Return ``whole``, with entries of ``part`` where ``place`` gives an index of one."""
+def _scatter(read: Callable[..., Entries]) -> Callable[..., Entries]:
+    """Return the rule that writes what ``read`` reads."""
 
-    def entry(index: Any) -> Any:
-        own = place(index)
-        return whole[index] if own is None else part[own]
+    def rule(
+        lanes: Lanes, like: Any, whole: Entries, part: Entries, *where: Any, **keywords: Any
+    ) -> Entries:
+        places = read(lanes, like, whole.like(range(len(whole.flat))), *where, **keywords)
+        part = expanded(part, places.shape, places.lane)
+        flat = list(whole.flat)
+        for place, value in zip(places.flat, part.flat, strict=True):
+            flat[place] = value
+        return whole.like(flat)
 
-    return build(whole.shape, whole.lane, entry)
-
-
-def select_scatter(
-    lanes: Lanes, like: Any, whole: Entries, part: Entries, dim: int, index: int
-) -> Entries:
-    dim = whole.dim(dim)
-    index %= whole.shape[dim]
-    part = expanded(part, whole.shape[:dim] + whole.shape[dim + 1 :], whole.lane_without(dim))
-    return _written(whole, part, lambda i: (*i[:dim], *i[dim + 1 :]) if i[dim] == index else None)
-
-
-def diagonal_scatter(
-    lanes: Lanes,
-    like: Any,
-    whole: Entries,
-    part: Entries,
-    offset: int = 0,
-    dim1: int = 0,
-    dim2: int = 1,
-) -> Entries:
-    dim1, dim2 = whole.dim(dim1), whole.dim(dim2)
-    others = [d for d in range(len(whole.shape)) if d not in (dim1, dim2)]
-    shape = (*(whole.shape[d] for d in others), part.shape[-1])
-    part = expanded(part, shape, whole.lane_without(dim1, dim2))
-
-    def place(index: Any) -> Any:
-        on_diagonal = index[dim2] - index[dim1] == offset
-        return (*(index[d] for d in others), min(index[dim1], index[dim2])) if on_diagonal else None
-
-    return _written(whole, part, place)
-
-
-def slice_scatter(
-    lanes: Lanes,
-    like: Any,
-    whole: Entries,
-    part: Entries,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> Entries:
-    dim, kept = _range(whole, dim, start, end, step)
-    part = expanded(part, (*whole.shape[:dim], len(kept), *whole.shape[dim + 1 :]), whole.lane)
-    place = {k: position for position, k in enumerate(kept)}
-    return _written(
-        whole,
-        part,
-        lambda i: (*i[:dim], place[i[dim]], *i[dim + 1 :]) if i[dim] in place else None,
-    )
+    return rule
 
 
 MOVES: dict[Any, Callable[..., Any]] = {
@@ -212,15 +151,15 @@ MOVES: dict[Any, Callable[..., Any]] = {
     aten.clone.default: same,
     aten.detach.default: same,
     aten.diagonal.default: diagonal,
-    aten.diagonal_scatter.default: diagonal_scatter,
+    aten.diagonal_scatter.default: _scatter(diagonal),
     aten.expand.default: expand,
     aten.flip.default: flip,
     aten.permute.default: permute,
     aten.reshape.default: reshape,
     aten.select.int: select,
-    aten.select_scatter.default: select_scatter,
+    aten.select_scatter.default: _scatter(select),
     aten.slice.Tensor: slice_,
-    aten.slice_scatter.default: slice_scatter,
+    aten.slice_scatter.default: _scatter(slice_),
     aten.split_with_sizes.default: split_with_sizes,
     aten.squeeze.default: reshape,
     aten.squeeze.dim: reshape,

@@ -13,7 +13,8 @@ from torch import fx
 
 from torch_scan_hop._torch.sizes import are_known_equal
 from torch_scan_hop.body.linalg_checks import linalg_check_of_steps
-from torch_scan_hop.inductor.scalars.entries import Entries, Index, Lanes, NotScalars, indices
+from torch_scan_hop.errors import Refusal
+from torch_scan_hop.inductor.scalars.entries import Entries, Index, Lanes, indices
 from torch_scan_hop.inductor.scalars.interpreter import (
     Check,
     ScalarInterpreter,
@@ -163,10 +164,10 @@ class WrittenOut:
         interpreter = ScalarInterpreter(self.body, self.lanes)
         found = interpreter.run(*given, enable_io_processing=False)
         if not all(isinstance(f, Entries) for f in found):
-            raise NotScalars("a result that is no tensor")
+            raise Refusal("a result that is no tensor")
         for grid, entries in zip(carry, found, strict=False):
             if (entries.shape, entries.lane) != (grid.shape, grid.lane):
-                raise NotScalars("a carry whose lanes move")
+                raise Refusal("a carry whose lanes move")
         self.results = [self._grid_of(entries) for entries in found]
         self.checks = [(check, self._grid_of(check.info)) for check in interpreter.checks]
         every = [*found, *(check.info for check in interpreter.checks)]
