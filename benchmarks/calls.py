@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
+import torch_scan_hop
 from benchmarks import report
 from benchmarks.page import Page
 from benchmarks.timing import interleaved
-from torch_scan_hop import __file__ as package
 from torch_scan_hop import scan
 
-PACKAGE = str(Path(package).parent)
+PACKAGE = str(Path(torch_scan_hop.__file__).parent)
 TRIP_COUNTS = (1, 5, 20, 100)
 B, D = 4, 8
 ROUNDS = 41
