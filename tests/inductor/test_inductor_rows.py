@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from cells import GRU
@@ -368,3 +370,23 @@ def test_a_weight_that_a_step_puts_together():
         result, found = run_and_count_loops(run, init, xs)
     assert_same(result, loop(step, init, xs), 1e-5)
     assert found == [0]
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_stack_of_which_nothing_is_read(rows):
+    """Inductor takes a read of no elements for none: an empty batch, or a part of length zero."""
+    given = [weight(H, H), weight(H, H), randn(5, rows, H), randn(rows, H)]
+    given = [g.requires_grad_() for g in given]
+
+    def program(scan, w, u, xs, init):
+        def cell(h, x):
+            h = torch.tanh(x @ w + h @ u)
+            return h, h
+
+        h, hs = scan(cell, init, xs)
+        return h.sin(), hs[:, :0].exp() if rows else hs.sin()
+
+    compiled = torch.compile(functools.partial(program, scan), fullgraph=True)
+    got, expected = compiled(*given), program(loop, *given)
+    assert_same(got, expected, 1e-5)
+    assert_same(gradients(got, given), gradients(expected, given), 1e-4)
