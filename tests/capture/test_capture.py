@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from oracle import Variant, assert_same, check, loop
+from oracle import VARIANTS, Variant, assert_same, check, loop
 from torch._dynamo.utils import counters
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -206,3 +206,35 @@ def test_inference_mode_in_a_body(body, backend):
     init, xs = torch.ones(3), torch.linspace(-1, 1, 12).reshape(4, 3)
     check(body, init, xs, variant=Variant(backend))
     assert torch.equal(torch.ones(2) + torch.ones(2), torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize("layer", ["plain", "two layers", "bidirectional", "projected"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("variant", ["eager", "inductor", "exported"])
+def test_an_lstm_of_torchs_in_a_body(variant, dtype, layer):
+    """In float32 torch's trace took oneDNN's operator for inference: a loop, and then a crash."""
+    options = {"two layers": {"num_layers": 2}, "bidirectional": {"bidirectional": True}}
+    options["projected"] = {"proj_size": 2}
+    lstm = torch.nn.LSTM(3, 4, **options.get(layer, {})).to(dtype)
+    n = 2 if layer in ("two layers", "bidirectional") else 1
+    init = (torch.randn(n, 2, lstm.proj_size or 4, dtype=dtype), torch.randn(n, 2, 4, dtype=dtype))
+
+    def cell(state, x):
+        output, state = lstm(x[None], state)
+        return state, output[0]
+
+    run = Variant(exported=True) if variant == "exported" else VARIANTS[variant]
+    exact = dtype is torch.float64
+    xs = torch.randn(5, 2, 3, dtype=dtype)
+    if variant == "exported":
+        with torch.no_grad():
+            assert_same(run(cell, init, xs), loop(cell, init, xs), 1e-9 if exact else 1e-5)
+        return
+    check(
+        cell,
+        init,
+        xs,
+        variant=run,
+        params=list(lstm.parameters()),
+        tolerance=1e-9 if exact else 1e-4,
+    )

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
+from torch._decomp import decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops import effects
 from torch._subclasses.fake_tensor import (
@@ -95,6 +96,7 @@ def _functionalized(fn: Callable[..., Any], mutated: set[int] | None = None) -> 
 class _State(threading.local):
     tracing_a_body = False
     without_tokens = False
+    lstm_in_parts = False
 
 
 _state = _State()
@@ -127,6 +129,35 @@ def _let_bodies_have_no_tokens() -> None:
 _let_bodies_have_no_tokens()
 
 
+def _let_bodies_have_lstm_in_parts() -> None:
+    """Let :func:`lstm_in_parts` write ``lstm`` out, as torch does for an input with a gradient.
+
+    Otherwise torch's trace takes oneDNN's operator, which it has for inference alone: it has no
+    derivative, and its fake has a workspace that its kernel does not have.
+    """
+    choose = getattr(decompositions, "select_one_layer_lstm_function", None)
+    if choose is None:
+        return
+
+    def in_parts(input: Any, hidden: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        output, state = decompositions.one_layer_lstm(input, hidden, *args, **kwargs)
+        # torch 2.9 leaves a dimension in the state
+        return output, tuple(s.reshape(h.shape) for s, h in zip(state, hidden, strict=True))
+
+    @functools.wraps(choose)
+    def outside_bodies(*args: Any, **kwargs: Any) -> Any:
+        return in_parts if _state.lstm_in_parts else choose(*args, **kwargs)
+
+    decompositions.select_one_layer_lstm_function = outside_bodies
+
+
+_let_bodies_have_lstm_in_parts()
+
+
+def lstm_in_parts() -> contextlib.AbstractContextManager[None]:
+    return replaced(_state, lstm_in_parts=True)
+
+
 def without_tokens(body: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``body`` made to take and return no tokens in a functionalized trace."""
 
@@ -145,7 +176,7 @@ def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode)
         mode,
         enable_python_dispatcher(),
         preserve_node_meta(),
-        replaced(_state, tracing_a_body=True),
+        replaced(_state, tracing_a_body=True, lstm_in_parts=True),
     ):
         graph_module = make_fx(_functionalized(fn), tracing_mode="real")(*examples)
     graph_module.graph.eliminate_dead_code()
@@ -190,7 +221,7 @@ def mutated_inputs(
 
 def run_fake(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode) -> Any:
     """Evaluate ``fn`` for its output metadata only."""
-    with isolated(), mode, enable_python_dispatcher():
+    with isolated(), mode, enable_python_dispatcher(), lstm_in_parts():
         return past_module_hooks(fn)(*examples)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.operators import past_module_hooks
+from torch_scan_hop._torch.tracing import lstm_in_parts
 from torch_scan_hop.body.step_examples import contiguous_like, slice_like
 from torch_scan_hop.errors import describe
 from torch_scan_hop.op import Body, ScanOptions, scan_op
@@ -30,7 +31,7 @@ def abstract_results(mode: FakeTensorMode, body: Body, inputs: Inputs[Any]) -> t
     init, trip_count = inputs.carry, inputs.trip_count
     carry_in = [contiguous_like(mode, c) for c in init]
     x_in = [slice_like(mode, x) for x in inputs.xs]
-    with mode:
+    with mode, lstm_in_parts():
         out = past_module_hooks(body)(*carry_in, *x_in, *inputs.additional)
         check_carry(init, list(out[: len(init)]))
         carry = [torch.empty(c.shape, dtype=c.dtype, device=c.device) for c in init]

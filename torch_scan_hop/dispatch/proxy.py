@@ -26,6 +26,7 @@ from torch_scan_hop._torch.selective_checkpoints import save_results
 from torch_scan_hop._torch.tracing import (
     is_exporting_to_onnx,
     is_tracing_a_body,
+    lstm_in_parts,
     needs_no_trace,
     trace,
 )
@@ -108,7 +109,8 @@ def _body_of_this_trace(
     ]
     if mode.pre_dispatch:
         combine_fn = running_regions(combine_fn)
-    body = reenter_make_fx(combine_fn)(*examples)
+    with lstm_in_parts():
+        body = reenter_make_fx(combine_fn)(*examples)
     if not mode.pre_dispatch:
         thread_linalg_checks(body.graph)
         drop_lazy_values(body.graph)

@@ -27,6 +27,7 @@ from torch_scan_hop._torch.dynamo.methods import methods_are_guarded
 from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
 from torch_scan_hop._torch.dynamo.variables import example_value
 from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.tracing import lstm_in_parts
 from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM, NUMBER_OF_TENSOR
 
 
@@ -45,6 +46,7 @@ def speculate(
         _custom_functions_are_nodes(),
         # a body may read the weights of an nn.LSTM; Dynamo breaks the graph at its mention
         config.patch(allow_rnn=True),
+        lstm_in_parts(),
     ):
         (result, spec), graph, lifted = speculate_subgraph(
             tx,
