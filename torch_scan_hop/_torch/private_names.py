@@ -317,7 +317,6 @@ NAMES: dict[str, str] = {
         "torch.utils._sympy.reference.PythonReferenceAnalysis"
     ),
     "tracing": (
-        "torch._decomp.decompositions torch._decomp.decompositions.one_layer_lstm "
         "torch._dispatch.python.enable_python_dispatcher torch._from_functional_tensor "
         "torch._functorch._aot_autograd.functional_utils.has_data_mutation "
         "torch._higher_order_ops.effects torch._higher_order_ops.effects.has_effects "
@@ -370,7 +369,6 @@ NAMES: dict[str, str] = {
 #: how each is called, by position and by keyword ("? ": on some versions only); see ``forms``
 CALLED: dict[str, str] = {
     "torch._as_tensor_fullprec": "t",
-    "torch._decomp.decompositions.one_layer_lstm": "inp hidden ...",
     "torch._decomp.get_decompositions": "aten_ops",
     "torch._dispatch.python.suspend_functionalization": "()",
     "torch._dynamo.backends.debugging.make_eager_backend_with_torch_function_modes": "modes",
@@ -588,7 +586,6 @@ CALLED: dict[str, str] = {
 
 #: the parameters of each that is patched or overridden
 REPLACED: dict[str, str] = {
-    "torch._decomp.decompositions.select_one_layer_lstm_function": "input hx params",
     "torch._dynamo.side_effects.SideEffects._get_modified_vars": "self",
     "torch._dynamo.side_effects.SideEffects.check_allowed_side_effect": "self item",
     "torch._dynamo.side_effects.SideEffects.store_attr": (

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
-from torch._decomp import decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._higher_order_ops import effects
 from torch._subclasses.fake_tensor import (
@@ -135,12 +134,14 @@ def _let_bodies_have_lstm_in_parts() -> None:
     Otherwise torch's trace takes oneDNN's operator, which it has for inference alone: it has no
     derivative, and its fake has a workspace that its kernel does not have.
     """
+    decompositions = getattr(torch._decomp, "decompositions", None)
     choose = getattr(decompositions, "select_one_layer_lstm_function", None)
-    if choose is None:
-        return
+    one_layer = getattr(decompositions, "one_layer_lstm", None)
+    if choose is None or one_layer is None:
+        return  # then a body with an LSTM is a loop
 
     def in_parts(input: Any, hidden: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        output, state = decompositions.one_layer_lstm(input, hidden, *args, **kwargs)
+        output, state = one_layer(input, hidden, *args, **kwargs)
         # torch 2.9 leaves a dimension in the state
         return output, tuple(s.reshape(h.shape) for s, h in zip(state, hidden, strict=True))
 
@@ -148,7 +149,7 @@ def _let_bodies_have_lstm_in_parts() -> None:
     def outside_bodies(*args: Any, **kwargs: Any) -> Any:
         return in_parts if _state.lstm_in_parts else choose(*args, **kwargs)
 
-    decompositions.select_one_layer_lstm_function = outside_bodies
+    setattr(decompositions, "select_one_layer_lstm_function", outside_bodies)  # noqa: B010
 
 
 _let_bodies_have_lstm_in_parts()
