@@ -170,9 +170,9 @@ class KernelNode(ScanNode):
 
     def codegen(self, wrapper: Any) -> None:
         self.allocate(wrapper, self.outputs)
-        # What nothing reads after the loop lives somewhere, too: a carry, or a y of which a part
-        # without elements is read, which Inductor takes for no read.
-        keep_buffers(destination.name for destination in self.destinations)
+        n = len(self.operands.carry)
+        # a carry that nothing reads after the loop lives somewhere, too
+        keep_buffers(destination.name for destination in self.destinations[:n])
         self.call_kernel(wrapper)
         if not uses_cpp_wrapper():
             wrapper.writeline(f"{self.get_name()} = None")

@@ -17,6 +17,7 @@ from typing import Any
 
 import sympy
 
+from torch_scan_hop._torch.inductor import keep_buffers
 from torch_scan_hop._torch.inductor_cpp import (
     DTYPE_TO_CPP,
     CeilDiv,
@@ -90,6 +91,9 @@ class _RowCode:
         self.tile = max(1, min(MAX_ROWS, share))
 
     def emit(self, wrapper: Any) -> None:
+        # A product reads the row of a y where it is stored, also if nothing does after the loop. (A
+        # read of no elements is none to Inductor.)
+        keep_buffers(self.names[m.name] for m in self.body.operands if m.name in self.names)
         if self.threads > 1:
             share_span(self.function, self.span)
         scratch = self._scratch()
