@@ -177,6 +177,20 @@ show_versions()
 """
 
 
+SHIMS = """
+import sys
+import torch_scan_hop
+from torch_scan_hop._torch.private_names import NAMES
+prefix = "torch_scan_hop._torch."
+print(*sorted(name for name in NAMES if prefix + name in sys.modules))
+"""
+
+
+def test_without_the_operator_nothing_private_is_imported():
+    # these read their names when they are called
+    assert run(SHIMS, TORCH_SCAN_HOP_WITHOUT="operator").split() == ["function_modes", "sizes"]
+
+
 def test_without_the_operator_the_package_is_the_loop():
     said = run(PLAIN, TORCH_SCAN_HOP_WITHOUT="operator")
     assert "can: operator" in said and "by hand" in said

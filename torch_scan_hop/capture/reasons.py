@@ -14,7 +14,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_scan_hop import tree
 from torch_scan_hop._torch.function_modes import function_modes
 from torch_scan_hop._torch.module_calls import users_module_call
-from torch_scan_hop._torch.transforms import in_forward_mode, under_transform
 from torch_scan_hop.capture.user_code import code_of, users_line
 from torch_scan_hop.errors import hint_about
 
@@ -62,6 +61,9 @@ def _setting(fn: Any, inputs: Any) -> Any:
     around the call belong to it, too, since what cannot be traced of one call says nothing about a
     call without them.
     """
+    # here, since the package is to be imported where torch has none of these
+    from torch_scan_hop._torch.transforms import in_forward_mode, under_transform
+
     found: list[Any] = [
         *function_modes(),
         under_transform(),
