@@ -13,7 +13,7 @@ from torch import fx
 
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.selective_checkpoints import is_in_region, users_policy_in_force
-from torch_scan_hop._torch.symbols import Symbols
+from torch_scan_hop._torch.symbols import Number, Symbols
 from torch_scan_hop._torch.tracing import run_fake
 from torch_scan_hop.autodiff.custom import has_own_backward
 from torch_scan_hop.autodiff.derivative import (
@@ -78,9 +78,7 @@ def derivative_of(
         sizes = derivative.sizes()
         return _ForAnySize(derivative, sizes, symbols.function([s.size for s in sizes]))
 
-    key = ("derivative", wanted, checkpoint, traced)
-    found, numbers = derived(body, key, inputs, make)
-    return found.derivative, dict(zip(found.sizes, found.evaluate(*numbers), strict=True))
+    return derived(body, ("derivative", wanted, checkpoint, traced), inputs, make)
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,9 @@ class _ForAnySize:
     derivative: Derivative
     sizes: tuple[Handover, ...] = ()
     evaluate: Callable[..., tuple[Any, ...]] = tuple
+
+    def at(self, numbers: tuple[Number, ...]) -> tuple[Derivative, dict[Handover, Any]]:
+        return self.derivative, dict(zip(self.sizes, self.evaluate(*numbers), strict=True))
 
 
 def _derive(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import fx
@@ -28,6 +28,7 @@ from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs
 
 Result = TypeVar("Result")
+Found = TypeVar("Found", covariant=True)
 #: for each flat input of a step the name of its number, or the names of its dimensions; None for
 #: one that does not vary
 Varying = tuple[Any, ...]
@@ -40,6 +41,13 @@ MAX_TRACES = 4
 MAX_RECENT = 16
 
 _log = logging.getLogger(__name__)
+
+
+class Derived(Protocol[Found]):
+    """A thing derived from a body, which may hold symbols."""
+
+    def at(self, numbers: tuple[Number, ...], /) -> Found:
+        """Return its form for a call in which the symbols have these values."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +76,21 @@ def derived(
     body: Body,
     key: tuple[Any, ...],
     inputs: Inputs[Any],
-    make: Make[Result],
-) -> tuple[Result, tuple[Number, ...]]:
-    """Return ``make``'s result for inputs like these, and the numbers behind its symbols."""
+    make: Make[Derived[Found]],
+) -> Found:
+    """Return what ``make`` derives for inputs like these, in its form for their numbers."""
     state, like = autocast_state(), inputs_metadata(inputs)
-    recent: dict[Any, tuple[Result, tuple[Number, ...]]] = remember(body, (*key, "recent"), dict)
+    recent: dict[Any, Found] = remember(body, (*key, "recent"), dict)
     try:
         found = recent.get((state, like))
     except TypeError:  # symbols: what is derived for them is not kept
-        return _derived(body, (*key, state), inputs, like, make)
+        made, numbers = _derived(body, (*key, state), inputs, like, make)
+        return made.at(numbers)
     if found is None:
-        found = _derived(body, (*key, state), inputs, like, make)
+        made, numbers = _derived(body, (*key, state), inputs, like, make)
         if len(recent) >= MAX_RECENT:
             recent.clear()
-        recent[state, like] = found
+        found = recent[state, like] = made.at(numbers)
     return found
 
 

@@ -142,8 +142,7 @@ def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
             return SizedPlan(plan, loop_of(plan))
         return _for_any_size(graph, inputs.signature, symbols)
 
-    found, numbers = derived(body, ("plan", current_options()), inputs, make)
-    return found if isinstance(found, SizedPlan) else found.at(numbers)
+    return derived(body, ("plan", current_options()), inputs, make)
 
 
 def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols) -> PlanForAnySize:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_scan_hop._torch.symbols import Number, Symbols
-from torch_scan_hop.body.any_size import MAX_RECENT
 from torch_scan_hop.eager.loop import EagerLoop, StackLike
 from torch_scan_hop.rewrites import ScanPlan
 
@@ -24,13 +23,15 @@ class SizedPlan:
     ys: list[StackLike] | None = None
     loop_ys: list[StackLike] | None = None
 
+    def at(self, numbers: tuple[Number, ...]) -> SizedPlan:
+        return self
+
 
 class PlanForAnySize:
     """A plan that takes ``sizes`` (symbolic) as further additional inputs."""
 
     def __init__(self, symbolic: SizedPlan, sizes: list[Any], symbols: Symbols) -> None:
         self.symbolic = symbolic
-        self._at: dict[tuple[Number, ...], SizedPlan] = {}
         self.n_sizes = len(sizes)
         plan = symbolic.plan
         self.ys = [StackLike.of(y.meta["val"]) for y in plan.outputs.ys]
@@ -38,14 +39,6 @@ class PlanForAnySize:
         self.evaluate = symbols.function([*sizes, sum(plan.stacked_sizes()), *dimensions])
 
     def at(self, numbers: tuple[Number, ...]) -> SizedPlan:
-        found = self._at.get(numbers)
-        if found is None:
-            if len(self._at) >= MAX_RECENT:
-                self._at.clear()
-            found = self._at[numbers] = self._made_for(numbers)
-        return found
-
-    def _made_for(self, numbers: tuple[Number, ...]) -> SizedPlan:
         values = self.evaluate(*numbers)
         rest = iter(values[self.n_sizes :])
         return dataclasses.replace(

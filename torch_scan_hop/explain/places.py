@@ -19,7 +19,7 @@ from torch_scan_hop.explain.facts import (
 from torch_scan_hop.op import ScanOperator
 from torch_scan_hop.rewrites import ScanPlan
 from torch_scan_hop.rewrites.accumulate import Accumulator
-from torch_scan_hop.rewrites.classify import Dependence, Stays, ancestors, is_pinned, no_rule_for
+from torch_scan_hop.rewrites.classify import Dependence, ancestors, is_pinned, no_rule_for
 
 DEPENDENCE = {Dependence.INVARIANT: INVARIANT, Dependence.XS: XS, Dependence.LOOP: CARRY}
 _WHY_THERE = {
@@ -89,7 +89,7 @@ class Places:
                 return stays
         return self._cause(node)
 
-    def _decision_about(self, node: fx.Node) -> Stays | None:
+    def _decision_about(self, node: fx.Node) -> str | None:
         """Return the planner's decision about ``node``, or about the first value after it that has
         one.
 

@@ -27,17 +27,15 @@ class Dependence(IntEnum):
     LOOP = 2
 
 
-#: says why work stays in the loop though the carry neither determines nor needs it
-Stays = str
-
+# why work stays in the loop though the carry neither determines nor needs it
 CHEAP = "too cheap to be worth a stack"
 
 
-def no_rule_for(node: fx.Node) -> Stays:
+def no_rule_for(node: fx.Node) -> str:
     return f"no trusted batching rule for {operator_name(node)}"
 
 
-def too_large(node: fx.Node) -> Stays:
+def too_large(node: fx.Node) -> str:
     return f"memory gate: a stack of {node.name} is larger than memory_gate allows"
 
 

@@ -17,7 +17,6 @@ from torch_scan_hop.op import FORWARD, RunScan, ScanOptions
 from torch_scan_hop.rewrites.accumulate import Accumulator
 from torch_scan_hop.rewrites.classify import (
     Dependence,
-    Stays,
     ancestors,
     is_contraction,
     nbytes,
@@ -41,7 +40,7 @@ class Decisions:
     #: the dependence of every node of the body
     dependence: dict[fx.Node, Dependence] = field(default_factory=dict, repr=False)
     #: for nodes that might have left the loop: why they stay
-    stays: dict[fx.Node, Stays] = field(default_factory=dict, repr=False)
+    stays: dict[fx.Node, str] = field(default_factory=dict, repr=False)
 
 
 def _contiguous_matrix(value: Any) -> Any:
