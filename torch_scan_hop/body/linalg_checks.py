@@ -13,12 +13,15 @@ factorisation::
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from torch_scan_hop._torch.fakes import fake_like_number
+from torch_scan_hop.signature import results_of
 
 aten = torch.ops.aten
 raise_if_failed = aten._linalg_check_errors.default
@@ -96,6 +99,44 @@ def thread_linalg_checks(graph: fx.Graph) -> None:
     """Make each check in ``graph`` a value on which the checked results depend."""
     for node in graph.find_nodes(op="call_function", target=raise_if_failed):
         _thread(graph, node)
+
+
+@dataclass(frozen=True)
+class ChecksAfter:
+    """``body`` without its checks, which returns what they are about as more ys, in order."""
+
+    body: fx.GraphModule
+    checks: Sequence[tuple[str, bool]]
+
+    def checked(self, results: Sequence[Any], reverse: bool) -> list[Any]:
+        """Return the results of the scan that was asked for, of those of a scan of ``body``."""
+        n = len(results) - len(self.checks)
+        found = list(results[:n])
+        for info, (name, is_matrix) in zip(results[n:], self.checks, strict=True):
+            zero = linalg_check_of_steps(info, name, is_matrix, reverse)
+            found = [r + zero if r.is_floating_point() else r for r in found]
+        return found
+
+
+def checks_after(body: fx.GraphModule) -> ChecksAfter:
+    """Leave the checks of a step to what comes after the loop, so that no loop needs an exit."""
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(body.graph, env)
+    found: list[tuple[fx.Node, tuple[str, bool]]] = []
+    results = [env[n] for n in results_of(body.graph)]
+    for check in graph.find_nodes(op="call_function", target=linalg_check):
+        info, name, is_matrix = check.args
+        found.append((info, (name, is_matrix)))
+        for user in list(check.users):
+            checked = next(a for a in user.args if a is not check)
+            results = [checked if r is user else r for r in results]
+            user.replace_all_uses_with(checked)
+            graph.erase_node(user)
+        graph.erase_node(check)
+    graph.output((*results, *(info for info, _ in found)))
+    graph.lint()
+    return ChecksAfter(fx.GraphModule(body, graph), [about for _, about in found])
 
 
 def _thread(graph: fx.Graph, check: fx.Node) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "kernel_of",
     "kernels",
     "may_be_one_kernel",
+    "may_be_small_matrices",
     "may_run_lane_by_lane",
     "pack_weights",
     "replace_large_products",
@@ -68,8 +69,17 @@ def kernels() -> list[type[KernelNode]]:
 
 
 def may_be_one_kernel(body: fx.GraphModule) -> bool:
-    """Return True if a kernel may take ``body``, as far as its operators tell."""
-    return current_options().one_kernel and any(k.may_qualify(body) for k in kernels())
+    """Return True if a kernel may take ``body``, as far as its operators tell.
+
+    One of small matrices is not meant, since those may yet become numbers.
+    """
+    found = (k for k in kernels() if not k.takes_small_matrices)
+    return current_options().one_kernel and any(k.may_qualify(body) for k in found)
+
+
+def may_be_small_matrices(body: fx.GraphModule) -> bool:
+    """Return True if a kernel of small matrices may take ``body``."""
+    return any(k.takes_small_matrices and k.may_qualify(body) for k in kernels())
 
 
 def is_on_gpu(values: Iterable[Any]) -> bool:

@@ -138,9 +138,11 @@ class KernelNode(ScanNode):
     Attributes:
         kind: says in an explanation what a loop becomes.
         step: what :meth:`call_kernel` generates code of.
+        takes_small_matrices: with products and factorisations of a few rows in each lane.
     """
 
     kind: str
+    takes_small_matrices = False
 
     def __init__(self, call: ScanCall, step: Any) -> None:
         super().__init__(call)

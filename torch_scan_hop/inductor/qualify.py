@@ -56,6 +56,13 @@ def check_pointwise_around_products(body: fx.GraphModule) -> None:
         raise Refusal(f"neither pointwise nor a product with a weight: {others}")
 
 
+def check_pointwise_but_for(besides: Collection[Any], body: fx.GraphModule) -> None:
+    """Refuse a body with operators that are neither pointwise nor in ``besides``."""
+    others = _others(body, besides)
+    if others:
+        raise Refusal(f"neither pointwise nor of small matrices: {others}")
+
+
 def is_pointwise(body: fx.GraphModule) -> bool:
     return not _others(body)
 

@@ -20,11 +20,13 @@ from torch_scan_hop.body.carries_in import (
     stacks_of,
     with_joined,
 )
+from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.body.meta_values import check_results, value_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.kernels import (
     is_on_gpu,
     may_be_one_kernel,
+    may_be_small_matrices,
     may_run_lane_by_lane,
     pack_weights,
 )
@@ -138,16 +140,19 @@ class ScanRewriter:
         self._replace_by(run, "rewrite")
 
     def write_out(self) -> None:
-        """Replace the scan by one over the entries of its tensors, if that is one kernel."""
-        if may_be_one_kernel(self.body) or not current_options().one_kernel:
+        """Replace the scan by one over the entries of its tensors, if that is one kernel.
+
+        Where it is a kernel of small matrices instead, their checks come after it.
+        """
+        if may_be_one_kernel(self.body) or not current_options().one_kernel or self.trip_count == 0:
             return
-        if not current_options().scalars or self.trip_count == 0:
-            return
-        for lanes in lanes_of(self.body, self.signature):
+        after = checks_after(self.body)
+        for lanes in lanes_of(after.body, self.signature) if current_options().scalars else ():
 
             def run(*flat: Any, lanes: Lanes = lanes) -> list[Any]:
-                step = WrittenOut(self.body, self.signature, lanes, self.options)
-                return step.run(with_joined(self._groups(flat), in_graph))
+                step = WrittenOut(after.body, self.signature, lanes, self.options)
+                found = step.run(with_joined(self._groups(flat), in_graph))
+                return after.checked(found, self.options.reverse)
 
             try:
                 self._replace_by(run, "write_out")
@@ -155,6 +160,14 @@ class ScanRewriter:
                 log.info("%s is not written out: %s", self.node, why)
                 continue
             return
+        if after.checks and not self._is_on_gpu() and may_be_small_matrices(after.body):
+
+            def checked(*flat: Any) -> list[Any]:
+                inputs = with_joined(self._groups(flat), in_graph)
+                found = call_scan(after.body, inputs, self.options)
+                return after.checked(found, self.options.reverse)
+
+            self._replace_by(checked, "checks_after")
 
     def _is_on_gpu(self) -> bool:
         return is_on_gpu(map(value_of, self.operands))

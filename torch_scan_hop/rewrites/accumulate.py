@@ -140,6 +140,36 @@ class Accumulator:
         return left.permute(1, 2, 0, 3).flatten(2), right.permute(1, 0, 2, 3).flatten(1, 2)
 
 
+@dataclass(frozen=True)
+class SumOfProducts(Accumulator):
+    """Carry ``index`` plus the sums over steps of several products, as of a weight read twice."""
+
+    parts: tuple[Accumulator, ...] = ()
+
+    is_product = True  # type: ignore[assignment]
+
+    def total(self, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]) -> torch.Tensor:
+        totals = (part.total(own, values) for part, own in self._of_parts(stacks))
+        return functools.reduce(torch.add, totals)
+
+    def add_into(
+        self, before: torch.Tensor, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]
+    ) -> torch.Tensor:
+        for part, own in self._of_parts(stacks):
+            before = part.add_into(before, own, values)
+        return before
+
+    def _of_parts(
+        self, stacks: Sequence[torch.Tensor]
+    ) -> list[tuple[Accumulator, Sequence[torch.Tensor]]]:
+        found, rest = [], list(stacks)
+        for part in self.parts:
+            n = len(part.leaves)
+            found.append((part, rest[:n]))
+            rest = rest[n:]
+        return found
+
+
 def is_cheap_to_sum(
     accumulator: Accumulator, nbytes: Callable[[fx.Node], Any], step_bytes: Any
 ) -> bool:
@@ -204,9 +234,22 @@ def accumulator_of(index: int, term: fx.Node, is_known: Callable[[fx.Node], bool
     while (base := argument_of_linear(term, is_known)) is not None:
         maps.append(term)
         term = base
+    parts = [accumulator_of(index, part, is_known) for part in _addends(term)]
+    if parts and all(part.is_product for part in parts):
+        parts = [dataclasses.replace(p, maps=(*maps, *p.maps)) for p in parts]
+        leaves = tuple(leaf for part in parts for leaf in part.leaves)
+        return SumOfProducts(index, term, tuple(maps), leaves, tuple(parts))
     if any(n.target in _CASTS for n in maps) and term.target not in SUMS | _PRODUCTS:
         term, maps = first, []
     return Accumulator(index, term, tuple(maps), _leaves(term))
+
+
+def _addends(node: fx.Node) -> list[fx.Node]:
+    """Return what ``node`` is the plain sum of, if it is."""
+    is_sum = node.target is aten.add.Tensor and not node.kwargs
+    if is_sum and all(is_alike(a, node) for a in node.args):
+        return list(node.args)  # type: ignore[arg-type]
+    return []
 
 
 def argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx.Node | None:

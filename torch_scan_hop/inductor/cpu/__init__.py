@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from torch_scan_hop._torch.onednn import lower_product
 from torch_scan_hop.inductor.cpu.large_products import large_product
+from torch_scan_hop.inductor.cpu.matrices import MatricesKernel
 from torch_scan_hop.inductor.cpu.panel_product import lower_panel_product
 from torch_scan_hop.inductor.cpu.panels import panel_product
 from torch_scan_hop.inductor.cpu.pointwise import PointwiseKernel
@@ -30,6 +31,6 @@ from torch_scan_hop.inductor.cpu.rows import RowsKernel
 __all__ = ["KERNELS", "LOWERINGS"]
 
 #: the first that takes a scan is its kernel
-KERNELS = (PointwiseKernel, RowsKernel)
+KERNELS = (PointwiseKernel, RowsKernel, MatricesKernel)
 
 LOWERINGS = {large_product: lower_product, panel_product: lower_panel_product}

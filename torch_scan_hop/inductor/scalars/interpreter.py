@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
-from torch_scan_hop.body.linalg_checks import linalg_check
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars.arithmetic import COMPUTED, is_pointwise, pointwise
@@ -56,7 +54,6 @@ def _is_known(node: fx.Node) -> bool:
     return (
         target in RULES
         or target is operator.getitem
-        or target is linalg_check
         or is_pointwise(target)
         or isinstance(node.meta.get("val"), (int, torch.SymInt))
     )
@@ -75,20 +72,10 @@ def _work_of(node: fx.Node) -> int:
     return 2 * entries * longest
 
 
-@dataclass(frozen=True)
-class Check:
-    """A check that all of ``info`` is zero (``linalg_check``), which needs no exit from a loop."""
-
-    info: Entries
-    name: str
-    is_matrix: bool
-
-
 class ScalarInterpreter(fx.Interpreter):
     def __init__(self, body: fx.GraphModule, lanes: Lanes) -> None:
         super().__init__(body)
         self.lanes = lanes
-        self.checks: list[Check] = []
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op != "call_function":
@@ -106,10 +93,6 @@ class ScalarInterpreter(fx.Interpreter):
             if element is None:
                 raise Refusal("a factor that is not written out")
             return element
-        if target is linalg_check:
-            self.checks.append(Check(*args, **kwargs))
-            zero = torch.zeros((), dtype=like.dtype, device=like.device)
-            return Entries((), [zero], None)
         if target in RULES:
             return RULES[target](self.lanes, like, *args, **kwargs)
         if any(isinstance(v, Entries) for v in pytree.tree_leaves((args, kwargs))):

@@ -12,14 +12,9 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.sizes import are_known_equal
-from torch_scan_hop.body.linalg_checks import linalg_check_of_steps
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars.entries import Entries, Index, Lanes, indices
-from torch_scan_hop.inductor.scalars.interpreter import (
-    Check,
-    ScalarInterpreter,
-    may_be_written_out,
-)
+from torch_scan_hop.inductor.scalars.interpreter import ScalarInterpreter, may_be_written_out
 from torch_scan_hop.op import ScanOptions, call_scan
 from torch_scan_hop.signature import Inputs, Signature
 
@@ -99,7 +94,6 @@ class WrittenOut:
             and (node.users or node in self.roles.carry)
         }
         self.results: list[_Grid] = []
-        self.checks: list[tuple[Check, _Grid]] = []
 
     def _grid(self, like: torch.Tensor) -> _Grid:
         lane = 0 if like.ndim and self.lanes.begin(like.shape[0]) else None
@@ -125,15 +119,10 @@ class WrittenOut:
         )
         found = iter(call_scan(self._step(carry), reals, self.options))
         take = lambda grid: list(itertools.islice(found, grid.count))  # noqa: E731
-        results = [
+        return [
             grid.joined(take(grid), 0 if k < len(carry) else 1)
             for k, grid in enumerate(self.results)
         ]
-        for check, grid in self.checks:
-            info = grid.joined(take(grid), 1)
-            zero = linalg_check_of_steps(info, check.name, check.is_matrix, self.options.reverse)
-            results = [r + zero if r.is_floating_point() else r for r in results]
-        return results
 
     def _slices(self, node: fx.Node, stack: torch.Tensor) -> list[torch.Tensor]:
         return self.grids[node].parts(stack, 1) if node in self.grids else [stack]
@@ -169,9 +158,7 @@ class WrittenOut:
             if (entries.shape, entries.lane) != (grid.shape, grid.lane):
                 raise Refusal("a carry whose lanes move")
         self.results = [self._grid_of(entries) for entries in found]
-        self.checks = [(check, self._grid_of(check.info)) for check in interpreter.checks]
-        every = [*found, *(check.info for check in interpreter.checks)]
-        return tuple(self._for_all_lanes(v) for entries in every for v in entries.flat)
+        return tuple(self._for_all_lanes(v) for entries in found for v in entries.flat)
 
     def _grid_of(self, entries: Entries) -> _Grid:
         size = tuple(self.lanes.shape_of(entries))

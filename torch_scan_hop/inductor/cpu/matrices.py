@@ -1,0 +1,87 @@
+"""The kernel of a body of small matrices: each lane of the batch runs by itself.
+
+A Kalman filter multiplies, solves and factors matrices of some rows for each element of a batch:
+some ten operators a step, each of which costs a call and does next to nothing. Here a step is loops
+over the entries of those matrices, whose sizes are constants, and a vector has an entry of several
+lanes. (Very small ones are written out instead, entry by entry: ``inductor/scalars``.)
+
+A body qualifies if it is pointwise on the CPU but for sums, products, factorisations and solves of
+few entries in each lane, and if a lane reads no other lane of the carry.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.inductor_cpp import vector_lanes
+from torch_scan_hop._torch.sizes import are_known_equal
+from torch_scan_hop.errors import Refusal
+from torch_scan_hop.inductor.cpu.fits import check_tensors
+from torch_scan_hop.inductor.cpu.matrix_body import MatrixBody
+from torch_scan_hop.inductor.cpu.matrix_code import emit_matrices
+from torch_scan_hop.inductor.cpu.matrix_lowering import PRODUCTS, REDUCTIONS
+from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
+from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
+from torch_scan_hop.inductor.node import ScanCall
+from torch_scan_hop.inductor.qualify import CAT, check_pointwise_but_for
+from torch_scan_hop.inductor.spans import KernelInSpans, Span
+from torch_scan_hop.inductor.step import step_index
+
+# Bytes of all values of a step, which lie on the stack.
+SCRATCH_BYTES = 2**19
+
+
+class MatricesKernel(KernelInSpans):
+    kind = "one kernel, matrix by matrix"
+    takes_small_matrices = True
+
+    @staticmethod
+    def check(body: fx.GraphModule) -> None:
+        check_pointwise_but_for({*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, CAT}, body)
+
+    @classmethod
+    def lower(cls, call: ScanCall) -> MatricesKernel:
+        check_tensors(call.examples)
+        lanes = _lanes(call)
+        width = 1 if lanes is None else _width(lanes)
+        index = step_index(call.trip_count, call.reverse)
+        step = MatrixBody(call, lanes, width, index)
+        across = step.read_across()
+        if across and across <= set(step.inputs):
+            shared = {step.inputs[name] for name in across}  # as many rows as there are lanes
+            step = MatrixBody(call, lanes, width, index, shared)
+            across = step.read_across()
+        if across:
+            raise Refusal(READS_ELSEWHERE)
+        if step.nbytes > SCRATCH_BYTES:
+            raise Refusal(f"its values take {step.nbytes:,} bytes, more than {SCRATCH_BYTES:,}")
+        return cls(call, step)
+
+    def call_span(self, wrapper: Any, span: Span) -> None:
+        emit_matrices(wrapper, self, self.step, span)
+
+
+def _lanes(call: ScanCall) -> Any:
+    """Return the first size of all carries, if that may be a batch; None for one lane."""
+    carry = [c for c in call.examples.inputs.carry if c.ndim]
+    sizes = [c.shape[0] for c in carry]
+    if not sizes or not all(are_known_equal(n, sizes[0]) for n in sizes):
+        return None
+    if are_known_equal(sizes[0], 1):
+        return None
+    first = next(k for k, c in enumerate(call.examples.inputs.carry) if c.ndim)
+    return call.operands.carry[first].get_size()[0]
+
+
+def _width(lanes: Any) -> int:
+    """Return how many lanes are in a vector."""
+    most = vector_lanes() or 4
+    if not lanes.is_Integer:
+        return most
+    width = 2
+    while width < min(int(lanes), most):
+        width *= 2
+    return width

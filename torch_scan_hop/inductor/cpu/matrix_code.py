@@ -1,0 +1,240 @@
+"""The code of the kernel of small matrices.
+
+::
+
+    for each vector of lanes, shared by threads:
+        copy what all steps read; the carries, from init or from where the span before has left them
+        for each step of the span:
+            copy xs; loops over entries, and factorisations; copy ys; the next carries
+        copy the carries to where the next span, or the caller, finds them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from torch_scan_hop._torch.inductor_cpp import (
+    DTYPE_TO_CPP,
+    CeilDiv,
+    KernelFunction,
+    Min,
+    keep_stores_to,
+    written_pointer,
+)
+from torch_scan_hop._torch.inductor_values import handler_at_hand, no_interpreter, ops
+from torch_scan_hop.inductor.cpu.matrix_body import Copied, MatrixBody, Returned
+from torch_scan_hop.inductor.cpu.matrix_source import SOURCE
+from torch_scan_hop.inductor.cpu.matrix_steps import SCRATCH, Called, Made, Scratch
+from torch_scan_hop.inductor.cpu.sharing import share_span, threads_for
+from torch_scan_hop.inductor.cpu.tanh import VectorOps
+from torch_scan_hop.inductor.spans import Span
+from torch_scan_hop.inductor.step import STEP, TILE, plain_symbol
+
+FIRST_LANE = plain_symbol(997)
+COUNT = plain_symbol(996)  # lanes of this vector that there are
+
+
+def emit_matrices(wrapper: Any, node: Any, body: MatrixBody, span: Span) -> None:
+    """Define a kernel that runs a span of the steps of ``body``, and call it here."""
+    _MatrixCode(node, body, span).emit(wrapper)
+
+
+class _EntryOps(VectorOps):
+    """Reads scratch memory, whose first lane is the first of the vector."""
+
+    def __init__(self, inner: Any, body: MatrixBody, varying: set[str]) -> None:
+        super().__init__(inner, body.lowering, lambda k, _: None)
+        self.varying = varying
+
+    def load(self, name: str, index: Any) -> Any:
+        if name.startswith(SCRATCH):
+            written_pointer(name)
+            if name in self.varying:
+                index = index - FIRST_LANE
+        return self._inner.load(name, sympy.expand(index))
+
+
+class _MatrixCode:
+    def __init__(self, node: Any, body: MatrixBody, span: Span) -> None:
+        self.node = node
+        self.body = body
+        self.span = span
+        self.function = KernelFunction(node, False)
+        self.code = self.function.code
+        self.varying = {s.name for s in body.scratch if s.varies}
+        # threads would write a carry that all lanes share at once
+        alone = body.lanes is None or body.some_carry_is_shared
+        self.threads = 1 if alone else threads_for(span)
+
+    def emit(self, wrapper: Any) -> None:
+        if self.threads > 1:
+            share_span(self.function, self.span)
+        lanes = sympy.Integer(1) if self.body.lanes is None else self.body.lanes
+        width = self.body.width
+        with no_interpreter(), self.function.local_buffers([s.buffer for s in self.body.scratch]):
+            if self.threads > 1:
+                self.function.share_loop(self.threads)
+            tiles = self.function.text(CeilDiv(lanes, width))
+            self.code.writeline(f"for (int64_t {TILE} = 0; {TILE} < {tiles}; ++{TILE})")
+            with self.code.indent():
+                self.code.writeline(f"const int64_t {FIRST_LANE} = {TILE} * {width};")
+                left = f"{self.function.text(lanes)} - {FIRST_LANE}"
+                self.code.writeline(
+                    f"const int64_t {COUNT} = std::min<int64_t>({left}, {width});"
+                )
+                self._tile(tiles)
+        self.function.declare("#include <cstring>", SOURCE)
+        self.function.define_and_call(wrapper)
+
+    def _tile(self, tiles: str) -> None:
+        body, destinations = self.body, self.node.destinations
+        n = len(body.carry)
+        for scratch in body.scratch:
+            kind = DTYPE_TO_CPP[scratch.dtype]
+            self.code.writeline(f"alignas(64) {kind} {scratch.name}[{self._numbers(scratch)}];")
+        for copied in body.at_start:
+            self._copy_in(copied)
+        begin, end = map(self.function.text, (self.span.first, self.span.end))
+        self.code.writeline(f"if ({begin} == 0)")
+        with self.code.indent():
+            for scratch, init in zip(body.carry, self.node.operands.carry, strict=True):
+                self._copy_in(Copied(scratch, init))
+        self.code.writeline("else")
+        with self.code.indent():
+            for scratch, destination in zip(body.carry, destinations, strict=False):
+                self._fetch(scratch, destination)
+        self.code.writeline(f"for (int64_t {STEP} = {begin}; {STEP} < {end}; ++{STEP})")
+        with self.code.indent():
+            for copied in body.at_step:
+                self._copy_in(copied)
+            for action in body.actions:
+                self._make(action) if isinstance(action, Made) else self._call(action)
+            for returned, destination in zip(body.ys, destinations[n:], strict=True):
+                self._copy_out(returned, destination)
+            for scratch, later in zip(body.carry, body.next, strict=True):
+                if scratch is not later:
+                    size = f"sizeof({scratch.name})"
+                    self.code.writeline(f"std::memcpy({scratch.name}, {later.name}, {size});")
+        for scratch, destination in zip(body.carry, destinations, strict=False):
+            if not scratch.varies:
+                self.code.writeline(f"if ({TILE} == {tiles} - 1)")
+            with self.code.indent():
+                self._copy_out(Returned(scratch, ()), destination)
+
+    def _numbers(self, scratch: Scratch) -> int:
+        return scratch.entries * (self.body.width if scratch.varies else 1)
+
+    # --- loops over entries ---
+
+    def _nest(
+        self, emit: Callable[[list[Any]], None], sizes: Sequence[Any], in_vectors: bool = False
+    ) -> Any:
+        """``emit`` for each index of ``sizes``; nothing is left of sizes that are not there."""
+        sizes = tuple(sizes)
+        padded = sizes or (sympy.Integer(1),)
+        nest = self.function.nest(lambda index: emit(index[: len(sizes)]), padded, in_vectors)
+        return nest
+
+    def _load(self, value: Any, index: Sequence[Any]) -> Any:
+        handler = _EntryOps(handler_at_hand(), self.body, self.varying)
+        return self.body.values(value, index, handler)
+
+    def _store(self, scratch: Scratch, index: Sequence[Any], value: Any) -> None:
+        """``index``: its first number is a lane of the vector, if the value varies."""
+        keep_stores_to(scratch.name)
+        ops.store(scratch.name, scratch.buffer.layout.make_indexer()(index), value)
+
+    def _make(self, made: Made) -> None:
+        scratch = made.to
+        width = sympy.Integer(self.body.width)
+
+        def emit(index: list[Any]) -> None:
+            if not scratch.varies:
+                self._store(scratch, index, self._load(made.value, index))
+                return
+            *own, lane = index
+            value = self._load(made.value, [FIRST_LANE + lane, *own])
+            self._store(scratch, [lane, *own], value)
+
+        sizes = [*scratch.size[1:], width] if scratch.varies else scratch.size
+        self.function.add(self._nest(emit, sizes, in_vectors=True), in_one_thread=True)
+
+    def _copy_in(self, copied: Copied) -> None:
+        scratch = copied.to
+
+        def emit(index: list[Any]) -> None:
+            if not scratch.varies:
+                self._store(scratch, index, self._load(copied.value, index))
+                return
+            lane, *own = index
+            # those beyond the last lane are like it
+            there = FIRST_LANE + Min(lane, COUNT - 1)
+            self._store(scratch, [lane, *own], self._load(copied.value, [there, *own]))
+
+        sizes = list(scratch.size)
+        if scratch.varies:
+            sizes[0] = sympy.Integer(self.body.width)
+        self.function.add(self._nest(emit, sizes), in_one_thread=True)
+
+    def _fetch(self, scratch: Scratch, destination: Any) -> None:
+        """Copy a carry from where the span before has left it."""
+
+        def emit(index: list[Any]) -> None:
+            there = list(index)
+            if scratch.varies:
+                there[0] = FIRST_LANE + Min(index[0], COUNT - 1)
+            written_pointer(destination.name)
+            value = handler_at_hand().load(
+                destination.name, destination.layout.make_indexer()(there)
+            )
+            self._store(scratch, index, value)
+
+        sizes = list(scratch.size)
+        if scratch.varies:
+            sizes[0] = sympy.Integer(self.body.width)
+        self.function.add(self._nest(emit, sizes), in_one_thread=True)
+
+    def _copy_out(self, returned: Returned, destination: Any) -> None:
+        scratch = returned.scratch
+
+        def emit(index: list[Any]) -> None:
+            there = list(index)
+            if scratch.varies:
+                there[0] = FIRST_LANE + index[0]
+            written_pointer(scratch.name)
+            value = handler_at_hand().load(
+                scratch.name, scratch.buffer.layout.make_indexer()(index)
+            )
+            keep_stores_to(destination.name)
+            place = destination.layout.make_indexer()(returned.index(there))
+            ops.store(destination.name, place, value)
+
+        nest = self._nest(emit, scratch.size)
+        if scratch.varies:
+            nest.between(sympy.Integer(0), COUNT)
+        self.function.add(nest, in_one_thread=True)
+
+    # --- factorisations ---
+
+    def _call(self, called: Called) -> None:
+        first = called.matrices[0][0]
+        kind = DTYPE_TO_CPP[first.dtype]
+        width = self.body.width if first.varies else 1
+        matrix = f"ScanMatrix<{kind}, {width}>"
+        matrices = [
+            f"{matrix}{{{s.name} + {offset}, {row}, {column}}}"
+            for s, offset, row, column in called.matrices
+        ]
+        notes = [s.name for s in called.notes]
+        flags = ["true" if flag else "false" for flag in called.flags]
+        order = [*notes, *matrices] if called.function == "scan_exchange" else [*matrices, *notes]
+        sizes = ", ".join(map(str, (kind, width, *called.sizes)))
+        arguments = ", ".join([*order, *flags])
+        self.code.writeline(f"{called.function}<{sizes}>({arguments});")
+
+
+_ = torch

@@ -1,0 +1,310 @@
+"""A body of small matrices, as loops over their entries: values in scratch memory, and how they
+are made.
+
+A value is stored once, where several others read it, or where a factorisation does. Between those
+all is computed where it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from torch_scan_hop._torch.inductor_values import (
+    NotPointwise,
+    Reads,
+    handled_by,
+    is_tensor,
+    is_unrealized,
+    named_buffer,
+    ops,
+    pointwise_like,
+    storage_of,
+    tensor_of,
+)
+from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
+from torch_scan_hop.inductor.cpu.matrix_steps import SCRATCH, Called, Made, Scratch, Steps
+from torch_scan_hop.inductor.cpu.places import CPU
+from torch_scan_hop.inductor.product_lowering import ProductLowering
+from torch_scan_hop.inductor.step import lane_symbols
+
+aten = torch.ops.aten
+
+# A sum is written out, one term after another.
+MOST_TERMS = 64
+# Numbers of a value, for each lane.
+MOST_ENTRIES = 1024
+
+
+@dataclass
+class Unfolded:
+    """A matrix that has the rows of several others, and those."""
+
+    folded: Any
+    stack: Any
+
+
+class MatrixLowering(ProductLowering):
+    """``lanes``: how many there are, or None; ``width``: of them that are next to each other."""
+
+    def __init__(self, gm: fx.GraphModule, lanes: Any, width: int) -> None:
+        super().__init__(gm)
+        self.lanes = lanes
+        self.width = width
+        self.steps = Steps()
+        self._unfolded: dict[int, Unfolded] = {}
+
+    # --- memory ---
+
+    def varies(self, sizes: Sequence[Any]) -> bool:
+        return self.lanes is not None and bool(sizes) and sizes[0] == self.lanes
+
+    def scratch(self, sizes: Sequence[Any], dtype: torch.dtype, varies: bool) -> Scratch:
+        own = list(sizes[1:]) if varies else list(sizes)
+        if not all(isinstance(n, (int, sympy.Integer)) for n in own):
+            raise NotPointwise(f"a value of {list(sizes)}, whose entries are not known")
+        unit = self.width if varies else 1
+        strides = [unit * int(sympy.prod(own[d + 1 :])) for d in range(len(own))]
+        entries = int(sympy.prod(own))
+        if entries > MOST_ENTRIES:
+            raise NotPointwise(f"a value of {list(sizes)}, which is no small matrix")
+        name = f"{SCRATCH}{len(self.steps.scratch)}"
+        strides = [1, *strides] if varies else strides
+        buffer = named_buffer(name, CPU, dtype, sizes, strides)
+        found = Scratch(name, buffer, varies, entries)
+        self.steps.scratch.append(found)
+        return found
+
+    def held(self, value: Any) -> Scratch | None:
+        """Return the scratch memory that has ``value``, entry by entry."""
+        found = storage_of(value)
+        if found is None:
+            return None
+        name, layout = found
+        for scratch in self.steps.scratch:
+            like = scratch.buffer.layout
+            if scratch.name == name:
+                same = list(layout.size) == list(like.size)
+                return scratch if same and list(layout.stride) == list(like.stride) else None
+        return None
+
+    def stored(self, value: Any, always: bool = False) -> Scratch:
+        """Return scratch memory with ``value``; a copy of its own if ``always``."""
+        found = None if always else self.held(value)
+        if found is None:
+            sizes = value.get_size()
+            varies = self.varies(sizes) and not self._is_shared(value)
+            found = self.scratch(sizes, value.get_dtype(), varies)
+            self.steps.actions.append(Made(found, value))
+        return found
+
+    def _is_shared(self, value: Any) -> bool:
+        """Return True if ``value`` is made of what all lanes have in common.
+
+        A weight may have as many rows as there are lanes.
+        """
+        reads = Reads()
+        with handled_by(reads), self.fresh_values():
+            value.make_loader()(lane_symbols(len(value.get_size())))
+        varying = {s.name for s in self.steps.scratch if s.varies}
+        names = {name for name, _ in reads.found}
+        return bool(names) and not names & varying
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "call_function" and len(n.users) > 1 and is_unrealized(value):
+            if value.get_dtype() != torch.bool:
+                return self._stored_in_its_shape(value)
+        return value
+
+    def _stored_in_its_shape(self, value: Any) -> Any:
+        stack = self.stack_of(value)
+        if stack is None:
+            return self.stored(value).tensor()
+        return self.fold(self.stored(stack).tensor(), value.get_size())
+
+    # --- rows of several matrices in one ---
+
+    def fold(self, stack: Any, sizes: Sequence[Any]) -> Any:
+        folded = super().call_function(aten.view.default, (stack, list(sizes)), {})
+        self._unfolded[id(folded)] = Unfolded(folded, stack)
+        return folded
+
+    def stack_of(self, value: Any) -> Any:
+        """Return ``[lanes, n, ...]`` of ``[lanes * n, ...]``; None for any other value."""
+        if id(value) in self._unfolded:
+            return self._unfolded[id(value)].stack
+        sizes = value.get_size()
+        if self.lanes is None or not sizes or sizes[0] == self.lanes:
+            return None
+        rows = sympy.simplify(sympy.sympify(sizes[0]) / self.lanes)
+        if not rows.is_Integer:
+            return None
+        return super().call_function(
+            aten.view.default, (value, [self.lanes, rows, *sizes[1:]]), {}
+        )
+
+    def _view(self, value: Any, sizes: Sequence[Any]) -> Any:
+        unfolded = self._unfolded.get(id(value))
+        if unfolded is not None:
+            value = unfolded.stack
+        if list(value.get_size()) == list(sizes):
+            return value
+        view = super().call_function(aten.view.default, (value, list(sizes)), {})
+        if self.varies(value.get_size()) and not self.varies(sizes):
+            stack = self.stack_of(view)
+            if stack is not None:
+                own = list(value.get_size())
+                if list(stack.get_size()) == own:
+                    stack = value
+                self._unfolded[id(view)] = Unfolded(view, stack)
+        return view
+
+    # --- operators ---
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is operator.getitem and args[0][args[1]] is None:
+            raise NotPointwise("a factor that is not written out")
+        if target is aten.clone.default:
+            return args[0]  # nothing here depends on strides
+        if target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
+            if is_tensor(args[0]):
+                return self._view(*args)
+        if target is aten.as_strided.default:
+            raise NotPointwise("a view by strides")
+        if target in _PRODUCTS:
+            return _PRODUCTS[target](self, *args, **kwargs)
+        if target in REDUCTIONS:
+            return self._reduced(target, *args, **kwargs)
+        if target in FACTORISATIONS:
+            return FACTORISATIONS[target](self, *args, **kwargs)
+        return super().call_function(target, args, kwargs)
+
+    def apply(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.call_function(target, args, kwargs)
+
+    # --- sums ---
+
+    def sum_of(self, like: Any, sizes: Sequence[Any], terms: int, term: Callable[..., Any]) -> Any:
+        """Return ``sum_k term(index, k)``; NotPointwise for more terms than are written out."""
+        return self.joined_terms(like, sizes, terms, term, ops.add)
+
+    def joined_terms(
+        self, like: Any, sizes: Sequence[Any], terms: Any, term: Callable[..., Any], join: Any
+    ) -> Any:
+        if not isinstance(terms, (int, sympy.Integer)) or not 0 < terms <= MOST_TERMS:
+            raise NotPointwise(f"a sum of {terms} terms")
+
+        def inner_fn(index: Sequence[Any]) -> Any:
+            return functools.reduce(join, (term(index, k) for k in range(int(terms))))
+
+        found = pointwise_like(like, inner_fn, sizes)
+        self.compute_once(found)
+        return found
+
+    def _reduced(
+        self, target: Any, source: Any, dims: Any = None, keepdim: bool = False, **kwargs: Any
+    ) -> Any:
+        dtype = kwargs.get("dtype")
+        sizes = list(source.get_size())
+        if dtype is not None and dtype != source.get_dtype():
+            raise NotPointwise("a sum in another dtype")
+        if source.get_dtype() not in (torch.float32, torch.float64):
+            raise NotPointwise("a reduction of what is no float32 or float64")
+        rank = len(sizes)
+        dims = range(rank) if dims is None or dims == [] else dims
+        dims = [dims] if isinstance(dims, int) else dims
+        folded = sorted({d % max(rank, 1) for d in dims}) if rank else []
+        if self.varies(sizes) and 0 in folded:
+            raise NotPointwise("a sum over lanes")
+        count = sympy.prod([sizes[d] for d in folded])
+        load = source.make_loader()
+        kept = [sympy.Integer(1) if d in folded else n for d, n in enumerate(sizes)]
+
+        def term(index: Sequence[Any], k: int) -> Any:
+            own = list(index)
+            for d in reversed(folded):
+                k, own[d] = divmod(k, int(sizes[d]))
+            return load([sympy.sympify(i) for i in own])
+
+        found = self.joined_terms(source, kept, count, term, REDUCTIONS[target])
+        if target in (aten.mean.default, aten.mean.dim):
+            found = self.apply(aten.div.Tensor, found, int(count))
+        if keepdim or not folded:
+            return found
+        for d in reversed(folded):
+            found = super().call_function(aten.squeeze.dim, (found, d), {})
+        return found
+
+    # --- products ---
+
+    def matmul(self, left: Any, right: Any) -> Any:
+        """Return ``left @ right``: of matrices, or of as many on both sides."""
+        stack = self.stack_of(left) if len(left.get_size()) == 2 else None
+        if stack is None:
+            return self._product(left, right)
+        rows, columns = left.get_size()[0], right.get_size()[-1]
+        return self.fold(self._product(stack, right), [rows, columns])
+
+    def _product(self, left: Any, right: Any) -> Any:
+        if left.get_dtype() not in (torch.float32, torch.float64):
+            raise NotPointwise(f"a product of {left.get_dtype()}")
+        *rows, depth = left.get_size()
+        columns = right.get_size()[-1]
+        batch = len(right.get_size()) - 2
+        load_left, load_right = left.make_loader(), right.make_loader()
+
+        def term(index: Sequence[Any], k: int) -> Any:
+            k = sympy.Integer(k)
+            own = load_left([*index[:-1], k])
+            return ops.mul(own, load_right([*index[:batch], k, index[-1]]))
+
+        found = self.sum_of(left, [*rows, columns], depth, term)
+        return self.stored(found).tensor()
+
+    def added_product(
+        self, added: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any = 1
+    ) -> Any:
+        product = self.matmul(left, right)
+        if alpha != 1:
+            product = self.apply(aten.mul.Tensor, product, alpha)
+        if beta != 1:
+            added = self.apply(aten.mul.Tensor, added, beta)
+        return self.apply(aten.add.Tensor, added, product)
+
+    def matrix_by_vector(self, left: Any, right: Any) -> Any:
+        column = super().call_function(aten.unsqueeze.default, (right, 1), {})
+        found = self.matmul(left, column)
+        return super().call_function(aten.squeeze.dim, (found, 1), {})
+
+    def dot(self, left: Any, right: Any) -> Any:
+        return self._reduced(aten.sum.default, self.apply(aten.mul.Tensor, left, right))
+
+
+_PRODUCTS: dict[Any, Callable[..., Any]] = {
+    aten.addmm.default: MatrixLowering.added_product,
+    aten.baddbmm.default: MatrixLowering.added_product,
+    aten.bmm.default: MatrixLowering.matmul,
+    aten.dot.default: MatrixLowering.dot,
+    aten.mm.default: MatrixLowering.matmul,
+    aten.mv.default: MatrixLowering.matrix_by_vector,
+}
+
+REDUCTIONS: dict[Any, Any] = {
+    aten.amax.default: ops.maximum,
+    aten.amin.default: ops.minimum,
+    aten.mean.default: ops.add,
+    aten.mean.dim: ops.add,
+    aten.prod.dim_int: ops.mul,
+    aten.sum.default: ops.add,
+    aten.sum.dim_IntList: ops.add,
+}
+
+PRODUCTS = set(_PRODUCTS)
