@@ -20,6 +20,7 @@ from torch_scan_hop.body.carries_in import (
     stacks_of,
     with_joined,
 )
+from torch_scan_hop.body.cleanup import copy_of
 from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.body.meta_values import check_results, value_of
 from torch_scan_hop.errors import Refusal
@@ -41,10 +42,11 @@ from torch_scan_hop.inductor.pairs import (
 from torch_scan_hop.inductor.scalars.entries import Lanes
 from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
 from torch_scan_hop.op import ScanOptions, call_scan, scan_op
-from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
+from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
 from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
 from torch_scan_hop.rewrites.classify import nbytes
 from torch_scan_hop.rewrites.lane_sums import LaneSums, find_lane_sums
+from torch_scan_hop.rewrites.matrix_sums import are_small, find_matrix_sums, lanes_of_matrices
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
 from torch_scan_hop.signature import Inputs, Signature, results_of
@@ -113,6 +115,7 @@ class ScanRewriter:
         legality.run_passes(body, [split_fused_products])
         used = self._used_outputs()
         of_lanes = self._plan_of_lanes(body, signature, used)
+        of_lanes = of_lanes or self._plan_of_matrices(body, signature, used)
         plan, sums = of_lanes or (self._plan(body, signature, used), None)
         if sums is None and pack_weights(plan, self.trip_count):
             plan = self._plan(body, signature, used)
@@ -198,7 +201,7 @@ class ScanRewriter:
 
     def _plan_of_lanes(
         self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
-    ) -> tuple[ScanPlan, LaneSums] | None:
+    ) -> tuple[ScanPlan, LaneSums | None] | None:
         """Make a plan with sums for each lane, if that makes the loop a kernel of lanes."""
         options = current_options()
         # where lanes are few, a GPU goes through many steps at once, of carries that are affine
@@ -209,6 +212,27 @@ class ScanRewriter:
             return None
         plan = self._plan(sums.body, sums.signature, sums.used_outputs)
         return (plan, sums) if _is_lane_by_lane(plan) else None
+
+    def _plan_of_matrices(
+        self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
+    ) -> tuple[ScanPlan, LaneSums | None] | None:
+        """Make a plan that adds up in the loop, if that is a kernel of small matrices."""
+        options = current_options()
+        lanes = lanes_of_matrices(body, signature)
+        if not options.one_kernel or self._is_on_gpu():
+            return None
+        if may_be_one_kernel(body) or not may_be_small_matrices(checks_after(body).body):
+            return None
+        own = copy_of(body)
+        sums = find_matrix_sums(own, signature, used_outputs, lanes)
+        of_sums = (own, signature, used_outputs)
+        if sums is not None:
+            of_sums = (sums.body, sums.signature, sums.used_outputs)
+        with using_options(contract_accumulators=False):
+            plan = self._plan(*of_sums)
+        loop = checks_after(plan.body).body
+        fits = may_be_small_matrices(loop) and not may_be_one_kernel(plan.body)
+        return (plan, sums) if fits and are_small(loop, lanes) else None
 
     def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
         """Return the scan's inputs; xs that are carries into steps stay such."""

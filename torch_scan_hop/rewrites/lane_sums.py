@@ -63,8 +63,10 @@ class LaneSums:
     def run(self, run: Callable[[Inputs[Any]], list[Any]], inputs: Inputs[Any]) -> list[Any]:
         """The results of the scan; ``run`` runs one of ``body``."""
         lanes = inputs.carry[self.like]
-        dtypes = (n.meta["val"].dtype for n in self.operands)
-        zeros = (lanes.new_zeros(lanes.shape, dtype=dtype) for dtype in dtypes)
+        zeros = (
+            lanes.new_zeros([lanes.shape[0], *v.shape[1:]] if v.ndim else [], dtype=v.dtype)
+            for v in (n.meta["val"] for n in self.operands)
+        )
         carry = [*(inputs.carry[k] for k in self.kept), *zeros]
         results = run(dataclasses.replace(inputs, carry=carry))
         final = dict(zip(self.kept, results, strict=False))
@@ -76,24 +78,28 @@ class LaneSums:
 
 
 def find_lane_sums(
-    body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
+    body: fx.GraphModule,
+    signature: Signature,
+    used_outputs: Sequence[bool],
+    is_sum_like: Callable[[torch.Tensor, fx.Node], bool] | None = None,
 ) -> LaneSums | None:
     """Find carries that are sums over dimensions of something as large as another carry.
 
-    Return None if there are none.
+    Return None if there are none. ``is_sum_like(carry, term)``: tells such sums from others.
     """
+    is_sum_like = is_sum_like or _is_sum_like
     roles, outputs = signature.inputs_of(body), signature.outputs_of(body)
     dependence = classify(body.graph, roles)
     found = added_terms(roles.carry, outputs)
     added = {k: term for k, term in found.items() if used_outputs[k]}
     is_known = lambda n: dependence[n] is Dependence.INVARIANT  # noqa: E731
-    terms = {k: _terms(term, is_known) for k, term in added.items()}
+    terms = {k: linear_terms(term, is_known) for k, term in added.items()}
     others = (k for k in range(signature.n_carry) if roles.carry[k] is not outputs.carry[k])
     like = min((k for k in others if k not in terms), default=None)
     if like is None:
         return None
     lanes = roles.carry[like].meta["val"]
-    added = {k: n for k, n in added.items() if all(_is_sum_like(lanes, t) for t in terms[k])}
+    added = {k: n for k, n in added.items() if all(is_sum_like(lanes, t) for t in terms[k])}
     if not added:
         return None
     operands = unique([t.args[0] for k in added for t in terms[k]])  # type: ignore[misc]
@@ -111,13 +117,13 @@ def find_lane_sums(
     )
 
 
-def _terms(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> list[fx.Node]:
+def linear_terms(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> list[fx.Node]:
     """Return the terms in which ``node`` is linear."""
     if node.target is aten.add.Tensor and not node.kwargs:
         if all(is_alike(a, node) for a in node.args):
-            return [term for a in node.args for term in _terms(a, is_known)]  # type: ignore[arg-type]
+            return [term for a in node.args for term in linear_terms(a, is_known)]  # type: ignore[arg-type]
     base = argument_of_linear(node, is_known)
-    return [node] if base is None else _terms(base, is_known)
+    return [node] if base is None else linear_terms(base, is_known)
 
 
 def _is_sum_like(lanes: torch.Tensor, term: fx.Node) -> bool:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
+from torch_scan_hop._torch.inductor_values import NotPointwise
 from torch_scan_hop._torch.sizes import are_known_equal
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.fits import check_tensors
@@ -46,22 +46,31 @@ class MatricesKernel(KernelInSpans):
     def lower(cls, call: ScanCall) -> MatricesKernel:
         check_tensors(call.examples)
         lanes = _lanes(call)
-        width = 1 if lanes is None else _width(lanes)
-        index = step_index(call.trip_count, call.reverse)
-        step = MatrixBody(call, lanes, width, index)
-        across = step.read_across()
-        if across and across <= set(step.inputs):
-            shared = {step.inputs[name] for name in across}  # as many rows as there are lanes
-            step = MatrixBody(call, lanes, width, index, shared)
-            across = step.read_across()
-        if across:
-            raise Refusal(READS_ELSEWHERE)
-        if step.nbytes > SCRATCH_BYTES:
-            raise Refusal(f"its values take {step.nbytes:,} bytes, more than {SCRATCH_BYTES:,}")
-        return cls(call, step)
+        try:
+            return cls(call, _step(call, lanes))
+        except (Refusal, NotPointwise):
+            if lanes is None:
+                raise
+        return cls(call, _step(call, None))
 
     def call_span(self, wrapper: Any, span: Span) -> None:
         emit_matrices(wrapper, self, self.step, span)
+
+
+def _step(call: ScanCall, lanes: Any) -> MatrixBody:
+    width = 1 if lanes is None else _width(lanes)
+    index = step_index(call.trip_count, call.reverse)
+    step = MatrixBody(call, lanes, width, index)
+    across = step.read_across()
+    if across and across <= set(step.inputs):
+        shared = {step.inputs[name] for name in across}  # as many rows as there are lanes
+        step = MatrixBody(call, lanes, width, index, shared)
+        across = step.read_across()
+    if across:
+        raise Refusal(READS_ELSEWHERE)
+    if step.nbytes > SCRATCH_BYTES:
+        raise Refusal(f"its values take {step.nbytes:,} bytes, more than {SCRATCH_BYTES:,}")
+    return step
 
 
 def _lanes(call: ScanCall) -> Any:
