@@ -153,6 +153,13 @@ class _Rules:
         return not self._is_free_view(node, values)
 
     def _is_free_view(self, node: fx.Node, values: AbstractSet[fx.Node]) -> bool:
+        """Return True for a view, or a copy of one, of what the backward has, or of what is no
+        larger.
+
+        A product of a transposed stack copies it first. That copy, and one for each other way to
+        turn the same matrix, would be saved beside it.
+        """
+        node = same_value(node)
         if not is_view(node):
             return False
         base = node.args[0]
