@@ -1,4 +1,4 @@
-"""Small matrices written out as scalars: the same numbers as the loop, in one kernel."""
+"""Small matrices, written out as scalars or as loops over entries: as the loop, in one kernel."""
 
 from __future__ import annotations
 
@@ -144,6 +144,13 @@ def no_caches():
         yield
 
 
+@pytest.fixture(params=["PointwiseKernel", "MatricesKernel"])
+def kernel(request):
+    """The kernel of a body written out, and that of one which is not."""
+    with using_options(scalars=request.param == "PointwiseKernel"):
+        yield request.param
+
+
 def run_and_name_kernels(run, *args):
     names = []
     with watching(lambda _, kernel, __: names.append(getattr(kernel, "__name__", "a loop"))):
@@ -155,7 +162,7 @@ def compiled(step, **options):
 
 
 @pytest.mark.parametrize(("name", "reverse"), list(cases_in_both_directions()))
-def test_a_kernel_each_way_computes_the_loop(name, reverse):
+def test_a_kernel_each_way_computes_the_loop(name, reverse, kernel):
     step, init, xs = CASES[name]
     init, xs = init(), xs(4)
     given = [t for t in pytree.tree_leaves((init, xs)) if t.is_floating_point()]
@@ -166,12 +173,11 @@ def test_a_kernel_each_way_computes_the_loop(name, reverse):
         return results, zeros_for_none(gradients(results, wrt), wrt)
 
     got, kernels = run_and_name_kernels(train, compiled(step, reverse=reverse))
-    backward = "a loop" if name in CALLS_TORCH_BACKWARDS else "PointwiseKernel"
-    assert kernels == ["PointwiseKernel", backward]
+    assert kernels == [kernel, "a loop" if name in CALLS_TORCH_BACKWARDS else kernel]
     assert_same(got, train(lambda i, x: loop(step, i, x, reverse=reverse)), 1e-9)
 
 
-def test_any_trip_count_and_batch():
+def test_any_trip_count_and_batch(kernel):
     def step(h, x):
         return torch.linalg.solve(x, h), h.sum(-1)
 
@@ -181,12 +187,12 @@ def test_any_trip_count_and_batch():
         torch._dynamo.mark_dynamic(h, 0)
         torch._dynamo.mark_dynamic(xs, (0, 1))
         got, kernels = run_and_name_kernels(run, h, xs)
-        assert kernels == ([] if k else ["PointwiseKernel"])
+        assert kernels == ([] if k else [kernel])
         assert_same(got, loop(step, h, xs), 1e-9)
 
 
 @pytest.mark.parametrize("has_batch", [False, True])
-def test_as_many_lanes_as_rows(has_batch):
+def test_as_many_lanes_as_rows(has_batch, kernel):
     """Which dimension is the batch is then a guess; the numbers are right whichever it is."""
 
     def step(h, x):
@@ -195,7 +201,7 @@ def test_as_many_lanes_as_rows(has_batch):
     h = randn(*[N] * (2 + has_batch)).double()
     xs = definite(3, *h.shape[:-2])
     got, kernels = run_and_name_kernels(compiled(step), h, xs)
-    assert kernels == ["PointwiseKernel"]
+    assert kernels == [kernel]
     assert_same(got, loop(step, h, xs), 1e-9)
 
 
@@ -209,7 +215,7 @@ WRITES = {
 @pytest.mark.parametrize(
     "name", ["select", *(pytest.param(n, marks=pytest.mark.slow) for n in ("slice", "diagonal"))]
 )
-def test_what_is_written_has_its_lanes_elsewhere(name):
+def test_what_is_written_has_its_lanes_elsewhere(name, kernel):
     """Its shape fits all the same, where rows are as many as lanes."""
 
     def step(h, x):
@@ -231,7 +237,7 @@ SINGULAR = {
 
 @pytest.mark.parametrize("name", SINGULAR)
 @pytest.mark.parametrize("reverse", [False, True])
-def test_the_error_is_that_of_the_step_that_fails_first(name, reverse):
+def test_the_error_is_that_of_the_step_that_fails_first(name, reverse, kernel):
     step, message = SINGULAR[name]
     h, xs = randn(L, N, N).double(), definite(4, L)
     xs[1 if not reverse else 2, 1] = torch.diag(torch.tensor([1.0, 0.0]))
@@ -244,7 +250,7 @@ def test_the_error_is_that_of_the_step_that_fails_first(name, reverse):
     assert_same(run(h, good), loop(step, h, good, reverse=reverse), 1e-9)
 
 
-def test_a_factorisation_that_fails_without_an_error():
+def test_a_factorisation_that_fails_without_an_error(kernel):
     """What is selected has a finite gradient, though another lane's matrix has no factor."""
 
     def step(h, a):
@@ -261,7 +267,7 @@ def test_a_factorisation_that_fails_without_an_error():
         return results, gradients(results, [h, xs])
 
     got, kernels = run_and_name_kernels(train, compiled(step))
-    assert kernels[0] == "PointwiseKernel"
+    assert kernels[0] == kernel
     assert_same(got, train(lambda *a: loop(step, *a)), 1e-9)
 
 
@@ -269,11 +275,11 @@ def test_what_is_not_written_out():
     def step(h, x):
         return torch.linalg.solve(x, h), None
 
-    h, xs = randn(L, N, N).double(), definite(3, L)
-    with using_options(scalars=False):
-        got, kernels = run_and_name_kernels(compiled(step), h, xs)
-    assert kernels == ["a loop"]
-    assert_same(got, loop(step, h, xs), 1e-9)
     wide = torch.eye(12, dtype=torch.float64).expand(3, 2, 12, 12).contiguous()
     got, kernels = run_and_name_kernels(compiled(step), wide[0], wide)
+    assert kernels == ["MatricesKernel"]
+    assert_same(got, loop(step, wide[0], wide), 1e-9)
+    wide = torch.eye(40, dtype=torch.float64).expand(3, 2, 40, 40).contiguous()
+    got, kernels = run_and_name_kernels(compiled(step), wide[0], wide)
     assert kernels == ["a loop"]  # too many entries
+    assert_same(got, loop(step, wide[0], wide), 1e-9)

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
 from torch_scan_hop._torch.inductor_values import NotPointwise
 from torch_scan_hop._torch.sizes import are_known_equal
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.cpu.fits import check_tensors
+from torch_scan_hop.inductor.cpu.fits import DTYPES, check_tensors
 from torch_scan_hop.inductor.cpu.matrix_body import MatrixBody
 from torch_scan_hop.inductor.cpu.matrix_code import emit_matrices
-from torch_scan_hop.inductor.cpu.matrix_lowering import PRODUCTS, REDUCTIONS
+from torch_scan_hop.inductor.cpu.matrix_lowering import BY_INDEX, PRODUCTS, REDUCTIONS
 from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
 from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
 from torch_scan_hop.inductor.node import ScanCall
@@ -40,11 +41,11 @@ class MatricesKernel(KernelInSpans):
 
     @staticmethod
     def check(body: fx.GraphModule) -> None:
-        check_pointwise_but_for({*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, CAT}, body)
+        check_pointwise_but_for({*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, *BY_INDEX, CAT}, body)
 
     @classmethod
     def lower(cls, call: ScanCall) -> MatricesKernel:
-        check_tensors(call.examples)
+        check_tensors(call.examples, {*DTYPES, torch.bool})
         lanes = _lanes(call)
         try:
             return cls(call, _step(call, lanes))

@@ -131,12 +131,14 @@ class MatrixBody:
             with handled_by(reads), self.lowering.fresh_values():
                 made.value.make_loader()(symbols)
         lane = symbols[0] if made.to.varies else None
-        loads = {at for _, at in reads.found}
-        if lane is not None and any(at.has(lane) for at in reads.indices if at not in loads):
+        found = [(name, sympy.sympify(at)) for name, at in reads.found]
+        loads = {at for _, at in found}
+        others = {*map(sympy.sympify, reads.indices)} - loads
+        if lane is not None and any(at.has(lane) for at in others):
             yield ""  # its number, which is too large for those beyond the last lane
         memory = {s.name: s for s in self.scratch}
         within = {s: n for s, n in ranges.items() if s != lane}
-        for name, at in reads.found:
+        for name, at in found:
             held = memory.get(name)
             if held is None or not held.varies:
                 if lane is not None and at.has(lane):

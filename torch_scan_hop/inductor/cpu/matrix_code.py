@@ -57,6 +57,9 @@ class _EntryOps(VectorOps):
                 index = index - FIRST_LANE
         return self._inner.load(name, sympy.expand(index))
 
+    def index_expr(self, index: Any, dtype: torch.dtype) -> Any:
+        return self._inner.index_expr(sympy.sympify(index), dtype)
+
 
 class _MatrixCode:
     def __init__(self, node: Any, body: MatrixBody, span: Span) -> None:
@@ -236,5 +239,3 @@ class _MatrixCode:
         arguments = ", ".join([*order, *flags])
         self.code.writeline(f"{called.function}<{sizes}>({arguments});")
 
-
-_ = torch

@@ -17,6 +17,7 @@ import sympy
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.inductor_cpp import Min
 from torch_scan_hop._torch.inductor_values import (
     NotPointwise,
     Reads,
@@ -36,6 +37,7 @@ from torch_scan_hop.inductor.product_lowering import ProductLowering
 from torch_scan_hop.inductor.step import lane_symbols
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 # A sum is written out, one term after another.
 MOST_TERMS = 64
@@ -181,6 +183,8 @@ class MatrixLowering(ProductLowering):
             raise NotPointwise("a view by strides")
         if target in _PRODUCTS:
             return _PRODUCTS[target](self, *args, **kwargs)
+        if target is aten.diagonal_scatter.default:
+            return self.diagonal_scatter(*args, **kwargs)
         if target in REDUCTIONS:
             return self._reduced(target, *args, **kwargs)
         if target in FACTORISATIONS:
@@ -212,12 +216,15 @@ class MatrixLowering(ProductLowering):
     def _reduced(
         self, target: Any, source: Any, dims: Any = None, keepdim: bool = False, **kwargs: Any
     ) -> Any:
-        dtype = kwargs.get("dtype")
         sizes = list(source.get_size())
-        if dtype is not None and dtype != source.get_dtype():
+        if target in _OF_BOOLS:
+            source = self.apply(aten.ne.Scalar, source, 0)
+        elif target in _SUMS and not source.get_dtype().is_floating_point:
+            source = super().call_function(prims.convert_element_type.default, (source, torch.int64), {})
+        if kwargs.get("dtype", None) not in (None, source.get_dtype()):
             raise NotPointwise("a sum in another dtype")
-        if source.get_dtype() not in (torch.float32, torch.float64):
-            raise NotPointwise("a reduction of what is no float32 or float64")
+        if source.get_dtype() in (torch.float16, torch.bfloat16):
+            raise NotPointwise(f"a reduction of {source.get_dtype()}")
         rank = len(sizes)
         dims = range(rank) if dims is None or dims == [] else dims
         dims = [dims] if isinstance(dims, int) else dims
@@ -241,6 +248,25 @@ class MatrixLowering(ProductLowering):
             return found
         for d in reversed(folded):
             found = super().call_function(aten.squeeze.dim, (found, d), {})
+        return found
+
+    def diagonal_scatter(
+        self, whole: Any, diagonal: Any, offset: int = 0, dim1: int = 0, dim2: int = 1
+    ) -> Any:
+        rank = len(whole.get_size())
+        dim1, dim2 = dim1 % rank, dim2 % rank
+        load, load_diagonal = whole.make_loader(), diagonal.make_loader()
+        last = diagonal.get_size()[-1] - 1
+
+        def inner_fn(index: Sequence[Any]) -> Any:
+            row, column = index[dim1], index[dim2]
+            place = Min(column if offset < 0 else row, last)
+            rest = [i for d, i in enumerate(index) if d not in (dim1, dim2)]
+            i, j = (ops.index_expr(k, torch.int64) for k in (row + offset, column))
+            return ops.where(ops.eq(i, j), load_diagonal([*rest, place]), load(index))
+
+        found = pointwise_like(whole, inner_fn, whole.get_size())
+        self.compute_once(found)
         return found
 
     # --- products ---
@@ -297,14 +323,29 @@ _PRODUCTS: dict[Any, Callable[..., Any]] = {
     aten.mv.default: MatrixLowering.matrix_by_vector,
 }
 
+_SUMS = {aten.sum.default, aten.sum.dim_IntList}
+_OF_BOOLS: dict[Any, Any] = {
+    **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), ops.logical_and),
+    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), ops.logical_or),
+}
+
 REDUCTIONS: dict[Any, Any] = {
+    **_OF_BOOLS,
+    **dict.fromkeys(_SUMS, ops.add),
     aten.amax.default: ops.maximum,
     aten.amin.default: ops.minimum,
     aten.mean.default: ops.add,
     aten.mean.dim: ops.add,
     aten.prod.dim_int: ops.mul,
-    aten.sum.default: ops.add,
-    aten.sum.dim_IntList: ops.add,
+}
+
+#: Operators that write into a copy of a value, or turn it round, by an index.
+BY_INDEX = {
+    aten.diagonal_scatter.default,
+    aten.flip.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    prims.rev.default,
 }
 
 PRODUCTS = set(_PRODUCTS)
