@@ -27,6 +27,8 @@ class Options:
             the loop, where that makes the loop one kernel.
         scalars: under Inductor, write small matrices out as scalars, one for each entry, where the
             loop is one kernel then and is none otherwise.
+        matrices: under Inductor on the CPU, make a loop over small matrices one kernel, which goes
+            through their entries.
         panels: under Inductor on the CPU, pack the weights of a counted loop's products before it.
         onednn: under Inductor, have oneDNN make the large products that are a scan's; None, as it
             comes, where it was measured to be faster than MKL on this machine.
@@ -47,6 +49,7 @@ class Options:
     one_kernel: bool = True
     sums_per_lane: bool = True
     scalars: bool = True
+    matrices: bool = True
     panels: bool = True
     onednn: bool | None = None
     parallel_in_time: bool = True

@@ -30,6 +30,7 @@ from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import CAT, check_pointwise_but_for
 from torch_scan_hop.inductor.spans import KernelInSpans, Span
 from torch_scan_hop.inductor.step import step_index
+from torch_scan_hop.rewrites import current_options
 
 # Bytes of all values of a step, which lie on the stack.
 SCRATCH_BYTES = 2**19
@@ -41,6 +42,8 @@ class MatricesKernel(KernelInSpans):
 
     @staticmethod
     def check(body: fx.GraphModule) -> None:
+        if not current_options().matrices:
+            raise Refusal("matrices is switched off")
         check_pointwise_but_for({*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, *BY_INDEX, CAT}, body)
 
     @classmethod

@@ -224,18 +224,21 @@ class _MatrixCode:
     # --- factorisations ---
 
     def _call(self, called: Called) -> None:
-        first = called.matrices[0][0]
-        kind = DTYPE_TO_CPP[first.dtype]
-        width = self.body.width if first.varies else 1
-        matrix = f"ScanMatrix<{kind}, {width}>"
-        matrices = [
-            f"{matrix}{{{s.name} + {offset}, {row}, {column}}}"
-            for s, offset, row, column in called.matrices
-        ]
-        notes = [s.name for s in called.notes]
-        flags = ["true" if flag else "false" for flag in called.flags]
-        order = [*notes, *matrices] if called.function == "scan_exchange" else [*matrices, *notes]
-        sizes = ", ".join(map(str, (kind, width, *called.sizes)))
-        arguments = ", ".join([*order, *flags])
-        self.code.writeline(f"{called.function}<{sizes}>({arguments});")
+        first = called.matrices[0].scratch
+        kind, width = DTYPE_TO_CPP[first.dtype], self.body.width if first.varies else 1
 
+        def of_one(scratch: Scratch) -> str:
+            return f"{scratch.name} + at * {scratch.entries // called.stack * width}"
+
+        matrices = [
+            f"ScanMatrix<{kind}, {width}>{{{of_one(m.scratch)}, {row}, {column}}}"
+            for m in called.matrices
+            for row, column in [m.strides]
+        ]
+        notes = [of_one(scratch) for scratch in called.notes]
+        flags = ["true" if flag else "false" for flag in called.flags]
+        sizes = ", ".join(map(str, (kind, width, *called.sizes)))
+        arguments = ", ".join([*matrices, *notes, *flags])
+        self.code.writeline(f"for (int64_t at = 0; at < {called.stack}; ++at)")
+        with self.code.indent():
+            self.code.writeline(f"{called.function}<{sizes}>({arguments});")

@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from torch_scan_hop._torch.inductor_values import NotPointwise, ops, pointwise_like
-from torch_scan_hop.inductor.cpu.matrix_steps import Called
+from torch_scan_hop.inductor.cpu.matrix_steps import Called, Matrix
 
 aten = torch.ops.aten
 
@@ -27,18 +27,13 @@ def _copy(lowering: Any, matrix: Any) -> Any:
     if matrix.get_dtype() not in _FLOATS:
         raise NotPointwise(f"a factorisation of {matrix.get_dtype()}")
     found = lowering.stored(matrix, always=True)
-    if len(sizes) != 2 + found.varies:
-        raise NotPointwise(f"a stack of matrices in each lane: {list(sizes)}")
+    if len(sizes) < 2 + found.varies:
+        raise NotPointwise("a matrix across lanes")
     return found
 
 
 def _rows(scratch: Any) -> int:
     return int(scratch.size[-2])
-
-
-def _whole(scratch: Any, turned: bool = False) -> tuple[Any, Any, Any, Any]:
-    row, column = scratch.buffer.layout.stride[-2:]
-    return (scratch, 0, column, row) if turned else (scratch, 0, row, column)
 
 
 def _note(lowering: Any, like: Any, *more: int) -> Any:
@@ -62,7 +57,7 @@ class _LU:
         self.pivots = _note(lowering, self.factors, self.n)
         self.info = _note(lowering, self.factors)
         notes = (self.pivots, self.info)
-        _call(lowering, "scan_lu", (self.n,), [_whole(self.factors)], notes)
+        _call(lowering, "scan_lu", (self.n,), [Matrix(self.factors)], notes)
 
 
 def _substitute(
@@ -70,9 +65,9 @@ def _substitute(
 ) -> None:
     """Solve in place; ``turned``: with the transpose of ``triangle``; not ``left``: ``X A = B``."""
     if not left:  # X A = B is A^T X^T = B^T
-        turned, upper = not turned, upper
+        turned = not turned
     n, m = (x.size[-2:] if left else reversed(x.size[-2:]))
-    matrices = [_whole(triangle, turned), _whole(x, not left)]
+    matrices = [Matrix(triangle, turned), Matrix(x, not left)]
     flags = (upper != turned, unit)
     _call(lowering, "scan_substitute", (int(n), int(m)), matrices, (), flags)
 
@@ -80,7 +75,7 @@ def _substitute(
 def _exchange(lowering: Any, pivots: Any, x: Any, left: bool, back: bool) -> None:
     n, m = (x.size[-2:] if left else reversed(x.size[-2:]))
     _call(
-        lowering, "scan_exchange", (int(n), int(m)), [_whole(x, not left)], (pivots,), (back,)
+        lowering, "scan_exchange", (int(n), int(m)), [Matrix(x, not left)], (pivots,), (back,)
     )
 
 
@@ -161,7 +156,7 @@ def cholesky(
 ) -> list[Any]:
     lower = _copy(lowering, _turned(lowering, matrix) if upper else matrix)
     info = _note(lowering, lower)
-    _call(lowering, "scan_cholesky", (_rows(lower),), [_whole(lower)], (info,))
+    _call(lowering, "scan_cholesky", (_rows(lower),), [Matrix(lower)], (info,))
     found = lower.tensor()
     return [_turned(lowering, found) if upper else found, info.tensor()]
 

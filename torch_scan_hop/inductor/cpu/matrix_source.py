@@ -111,7 +111,7 @@ SCAN_INLINE void scan_lu(ScanMatrix<T, L> a, int32_t* pivots, int32_t* info) {
 
 // Exchanges rows of x as the factorisation did; back: in the other order.
 template <class T, int L, int n, int m>
-SCAN_INLINE void scan_exchange(const int32_t* pivots, ScanMatrix<T, L> x, bool back) {
+SCAN_INLINE void scan_exchange(ScanMatrix<T, L> x, const int32_t* pivots, bool back) {
     using Lanes = ScanLanes<T, L>;
     for (int step = 0; step < n; ++step) {
         const int k = back ? n - 1 - step : step;

@@ -44,14 +44,35 @@ class Made:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """Scratch memory as a stack of matrices, or as one of their transposes."""
+
+    scratch: Scratch
+    turned: bool = False
+
+    @property
+    def strides(self) -> tuple[Any, Any]:
+        row, column = self.scratch.buffer.layout.stride[-2:]
+        return (column, row) if self.turned else (row, column)
+
+
+@dataclass(frozen=True)
 class Called:
-    """A function of ``matrix_source`` that changes matrices in scratch memory."""
+    """A function of ``matrix_source`` that changes each of a stack of matrices in place.
+
+    ``notes``: integers beside each matrix; ``sizes``: of a matrix, as the function has them.
+    """
 
     function: str
     sizes: tuple[int, ...]
-    matrices: Sequence[tuple[Scratch, Any, Any, Any]]  # first number, strides of row and column
+    matrices: Sequence[Matrix]
     notes: Sequence[Scratch] = ()
     flags: tuple[bool, ...] = ()
+
+    @property
+    def stack(self) -> int:
+        first = self.matrices[0].scratch
+        return first.entries // int(first.size[-1] * first.size[-2])
 
 
 @dataclass
