@@ -40,6 +40,7 @@ from torch_scan_hop.inductor.pairs import (
     needs_pairs,
 )
 from torch_scan_hop.inductor.scalars.entries import Lanes
+from torch_scan_hop.inductor.scalars.interpreter import FEW_OPERATORS, MOST_OPERATORS
 from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
 from torch_scan_hop.op import ScanOptions, call_scan, scan_op
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
@@ -150,7 +151,9 @@ class ScanRewriter:
         if may_be_one_kernel(self.body) or not current_options().one_kernel or self.trip_count == 0:
             return
         after = checks_after(self.body)
-        for lanes in lanes_of(after.body, self.signature) if current_options().scalars else ():
+        in_loops = not self._is_on_gpu() and may_be_small_matrices(after.body)
+        most = FEW_OPERATORS if in_loops else MOST_OPERATORS
+        for lanes in lanes_of(after.body, self.signature, most if current_options().scalars else 0):
 
             def run(*flat: Any, lanes: Lanes = lanes) -> list[Any]:
                 step = WrittenOut(after.body, self.signature, lanes, self.options)
@@ -163,7 +166,7 @@ class ScanRewriter:
                 log.info("%s is not written out: %s", self.node, why)
                 continue
             return
-        if after.checks and not self._is_on_gpu() and may_be_small_matrices(after.body):
+        if after.checks and in_loops:
 
             def checked(*flat: Any) -> list[Any]:
                 inputs = with_joined(self._groups(flat), in_graph)

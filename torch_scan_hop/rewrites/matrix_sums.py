@@ -97,6 +97,7 @@ def _write_by_lane(graph: fx.Graph, node: fx.Node, lanes: Any) -> None:
     n_results = node.meta["val"].shape[0]
     if not isinstance(n_results, int):
         return
+
     def call(target: Any, *args: Any) -> fx.Node:
         node = graph.call_function(target, args)
         node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))

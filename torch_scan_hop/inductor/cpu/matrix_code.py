@@ -86,9 +86,7 @@ class _MatrixCode:
             with self.code.indent():
                 self.code.writeline(f"const int64_t {FIRST_LANE} = {TILE} * {width};")
                 left = f"{self.function.text(lanes)} - {FIRST_LANE}"
-                self.code.writeline(
-                    f"const int64_t {COUNT} = std::min<int64_t>({left}, {width});"
-                )
+                self.code.writeline(f"const int64_t {COUNT} = std::min<int64_t>({left}, {width});")
                 self._tile(tiles)
         self.function.declare("#include <cstring>", SOURCE)
         self.function.define_and_call(wrapper)

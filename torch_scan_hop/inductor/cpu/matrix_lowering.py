@@ -41,6 +41,8 @@ prims = torch.ops.prims
 
 # A sum is written out, one term after another.
 MOST_TERMS = 64
+# Of a product: with more, a library is faster.
+MOST_DEPTH = 32
 # Numbers of a value, for each lane.
 MOST_ENTRIES = 1024
 
@@ -149,9 +151,7 @@ class MatrixLowering(ProductLowering):
         rows = sympy.simplify(sympy.sympify(sizes[0]) / self.lanes)
         if not rows.is_Integer:
             return None
-        return super().call_function(
-            aten.view.default, (value, [self.lanes, rows, *sizes[1:]]), {}
-        )
+        return super().call_function(aten.view.default, (value, [self.lanes, rows, *sizes[1:]]), {})
 
     def _view(self, value: Any, sizes: Sequence[Any]) -> Any:
         unfolded = self._unfolded.get(id(value))
@@ -196,10 +196,6 @@ class MatrixLowering(ProductLowering):
 
     # --- sums ---
 
-    def sum_of(self, like: Any, sizes: Sequence[Any], terms: int, term: Callable[..., Any]) -> Any:
-        """Return ``sum_k term(index, k)``; NotPointwise for more terms than are written out."""
-        return self.joined_terms(like, sizes, terms, term, ops.add)
-
     def joined_terms(
         self, like: Any, sizes: Sequence[Any], terms: Any, term: Callable[..., Any], join: Any
     ) -> Any:
@@ -220,7 +216,9 @@ class MatrixLowering(ProductLowering):
         if target in _OF_BOOLS:
             source = self.apply(aten.ne.Scalar, source, 0)
         elif target in _SUMS and not source.get_dtype().is_floating_point:
-            source = super().call_function(prims.convert_element_type.default, (source, torch.int64), {})
+            source = super().call_function(
+                prims.convert_element_type.default, (source, torch.int64), {}
+            )
         if kwargs.get("dtype", None) not in (None, source.get_dtype()):
             raise NotPointwise("a sum in another dtype")
         if source.get_dtype() in (torch.float16, torch.bfloat16):
@@ -292,7 +290,9 @@ class MatrixLowering(ProductLowering):
             own = load_left([*index[:-1], k])
             return ops.mul(own, load_right([*index[:batch], k, index[-1]]))
 
-        found = self.sum_of(left, [*rows, columns], depth, term)
+        if not isinstance(depth, (int, sympy.Integer)) or depth > MOST_DEPTH:
+            raise NotPointwise(f"a product of depth {depth}")
+        found = self.joined_terms(left, [*rows, columns], depth, term, ops.add)
         return self.stored(found).tensor()
 
     def added_product(

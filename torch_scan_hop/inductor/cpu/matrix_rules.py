@@ -66,17 +66,15 @@ def _substitute(
     """Solve in place; ``turned``: with the transpose of ``triangle``; not ``left``: ``X A = B``."""
     if not left:  # X A = B is A^T X^T = B^T
         turned = not turned
-    n, m = (x.size[-2:] if left else reversed(x.size[-2:]))
+    n, m = x.size[-2:] if left else reversed(x.size[-2:])
     matrices = [Matrix(triangle, turned), Matrix(x, not left)]
     flags = (upper != turned, unit)
     _call(lowering, "scan_substitute", (int(n), int(m)), matrices, (), flags)
 
 
 def _exchange(lowering: Any, pivots: Any, x: Any, left: bool, back: bool) -> None:
-    n, m = (x.size[-2:] if left else reversed(x.size[-2:]))
-    _call(
-        lowering, "scan_exchange", (int(n), int(m)), [Matrix(x, not left)], (pivots,), (back,)
-    )
+    n, m = x.size[-2:] if left else reversed(x.size[-2:])
+    _call(lowering, "scan_exchange", (int(n), int(m)), [Matrix(x, not left)], (pivots,), (back,))
 
 
 def _solved(lowering: Any, factors: Any, pivots: Any, right: Any, left: bool, adjoint: bool) -> Any:
@@ -130,7 +128,13 @@ def factor(
 
 
 def solve_factored(
-    lowering: Any, factors: Any, pivots: Any, right: Any, *, left: bool = True, adjoint: bool = False
+    lowering: Any,
+    factors: Any,
+    pivots: Any,
+    right: Any,
+    *,
+    left: bool = True,
+    adjoint: bool = False,
 ) -> Any:
     return _solved(
         lowering, _copy(lowering, factors), lowering.stored(pivots), right, left, adjoint

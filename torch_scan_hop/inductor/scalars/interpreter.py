@@ -23,11 +23,14 @@ RULES = MOVES | COMPUTED | LINALG
 # some hundreds take a second to compile.
 MOST_ENTRIES = 64
 MOST_OPERATORS = 2000
+# With another kernel at hand that goes through the entries in loops, and takes as long, compiled
+# sooner.
+FEW_OPERATORS = 200
 # Not half precision, of which torch keeps sums in float32.
 DTYPES = {torch.float32, torch.float64, torch.int32, torch.int64, torch.bool}
 
 
-def may_be_written_out(body: fx.GraphModule, lanes: Lanes) -> bool:
+def may_be_written_out(body: fx.GraphModule, lanes: Lanes, most: int = MOST_OPERATORS) -> bool:
     """Return True if operators and sizes allow it, as far as can be told without much work."""
     n_lanes = 1 if lanes.size is None else likely_value(lanes.size)
     work = 0
@@ -46,7 +49,7 @@ def may_be_written_out(body: fx.GraphModule, lanes: Lanes) -> bool:
                 return False
             if not 0 < likely_value(tensor.numel()) <= MOST_ENTRIES * n_lanes:
                 return False
-    return work <= MOST_OPERATORS
+    return work <= most
 
 
 def _is_known(node: fx.Node) -> bool:

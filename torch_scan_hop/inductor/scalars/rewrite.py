@@ -19,10 +19,11 @@ from torch_scan_hop.op import ScanOptions, call_scan
 from torch_scan_hop.signature import Inputs, Signature
 
 
-def lanes_of(body: fx.GraphModule, signature: Signature) -> list[Lanes]:
+def lanes_of(body: fx.GraphModule, signature: Signature, most: int) -> list[Lanes]:
     """Return the lanes that a body may have: the first dimension of all its carries, or none.
 
-    Scalars among the carries do not count.
+    Scalars among the carries do not count. None are returned for a body of more than ``most``
+    operators on entries.
     """
     carry = [n.meta["val"] for n in signature.inputs_of(body).carry]
     sizes = [c.shape[0] for c in carry if c.ndim]
@@ -30,7 +31,7 @@ def lanes_of(body: fx.GraphModule, signature: Signature) -> list[Lanes]:
     is_batch = sizes and all(are_known_equal(n, sizes[0]) for n in sizes)
     if is_batch and not are_known_equal(sizes[0], 1):
         found.insert(0, Lanes(sizes[0]))
-    return [lanes for lanes in found if may_be_written_out(body, lanes)]
+    return [lanes for lanes in found if may_be_written_out(body, lanes, most)]
 
 
 @dataclass(frozen=True)
