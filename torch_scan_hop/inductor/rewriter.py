@@ -24,6 +24,7 @@ from torch_scan_hop.body.cleanup import copy_of
 from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.body.meta_values import check_results, value_of
 from torch_scan_hop.errors import Refusal
+from torch_scan_hop.inductor.inline import inline
 from torch_scan_hop.inductor.kernels import (
     is_on_gpu,
     may_be_one_kernel,
@@ -50,7 +51,7 @@ from torch_scan_hop.rewrites.lane_sums import LaneSums, find_lane_sums
 from torch_scan_hop.rewrites.matrix_sums import are_small, find_matrix_sums, lanes_of_matrices
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
-from torch_scan_hop.signature import Inputs, Signature, results_of
+from torch_scan_hop.signature import Inputs, Signature
 
 log = logging.getLogger(__name__)
 
@@ -292,39 +293,3 @@ class ScanRewriter:
             node.meta.update(of_scans or {})
         check_results(traced.graph, self.node.meta["val"])
         inline(self.gm, self.node, traced, self.operands)
-
-
-def inline(
-    gm: fx.GraphModule, call: fx.Node, traced: fx.GraphModule, operands: Sequence[Any]
-) -> None:
-    """Copy ``traced`` in front of ``call``, and let its results replace those of that."""
-    graph = call.graph
-    env: dict[fx.Node, Any] = dict(
-        zip(traced.graph.find_nodes(op="placeholder"), operands, strict=True)
-    )
-    with graph.inserting_before(call):
-        for node in traced.graph.nodes:
-            if node.op == "get_attr":
-                env[node] = _attribute(gm, call, traced, node)
-            elif node.op == "call_function":
-                env[node] = graph.node_copy(node, lambda n: env[n])
-    results: Any = fx.map_arg(results_of(traced.graph), lambda n: env[n])
-    for user in list(call.users):
-        replacement = results[user.args[1]]
-        if replacement is not None:
-            user.replace_all_uses_with(replacement)
-        graph.erase_node(user)
-    graph.erase_node(call)
-
-
-def _attribute(gm: fx.GraphModule, call: fx.Node, traced: fx.GraphModule, node: fx.Node) -> fx.Node:
-    """The attribute under a name of its own in the outer module."""
-    base = f"{call.name}_{str(node.target).replace('.', '_')}"
-    name, k = base, 0
-    while hasattr(gm, name):
-        k += 1
-        name = f"{base}_{k}"
-    setattr(gm, name, getattr(traced, str(node.target)))
-    copy = gm.graph.get_attr(name)
-    copy.meta = dict(node.meta)
-    return copy

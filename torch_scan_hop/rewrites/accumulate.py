@@ -118,7 +118,7 @@ class Accumulator:
         self, before: torch.Tensor, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]
     ) -> torch.Tensor:
         """Add :meth:`total` to ``before`` in place; a product needs no memory for that."""
-        if not self.is_product or not all(map(_is_matrix_transpose, self.maps)):
+        if not self.is_product or not all(map(is_matrix_transpose, self.maps)):
             return before.add_(self.total(stacks, values))
         turned = before.t() if len(self.maps) % 2 else before
         add_product = turned.addmm_ if turned.dim() == 2 else turned.baddbmm_
@@ -162,7 +162,8 @@ class SumOfProducts(Accumulator):
     def _of_parts(
         self, stacks: Sequence[torch.Tensor]
     ) -> list[tuple[Accumulator, Sequence[torch.Tensor]]]:
-        found, rest = [], list(stacks)
+        found: list[tuple[Accumulator, Sequence[torch.Tensor]]] = []
+        rest = list(stacks)
         for part in self.parts:
             n = len(part.leaves)
             found.append((part, rest[:n]))
@@ -189,7 +190,7 @@ def read_stack_instead(accumulator: Accumulator, at_hand: set[fx.Node]) -> Accum
     return accumulator
 
 
-def _is_matrix_transpose(node: Any) -> bool:
+def is_matrix_transpose(node: Any) -> bool:
     if not isinstance(node, fx.Node):
         return False
     if node.target is aten.t.default:
@@ -199,7 +200,7 @@ def _is_matrix_transpose(node: Any) -> bool:
 
 def _untransposed(node: fx.Node) -> fx.Node:
     """Return what to stack for a product's operand: its base, if it is a transposed matrix."""
-    if _is_matrix_transpose(node):
+    if is_matrix_transpose(node):
         base = node.args[0]
         assert isinstance(base, fx.Node)
         return base

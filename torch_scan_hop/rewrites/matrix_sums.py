@@ -21,7 +21,7 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import are_known_equal, likely_value
 from torch_scan_hop.body.meta_values import replace
 from torch_scan_hop.body.node_kinds import is_tensor_node
-from torch_scan_hop.rewrites.accumulate import SUMS, _is_matrix_transpose, added_terms
+from torch_scan_hop.rewrites.accumulate import SUMS, added_terms, is_matrix_transpose
 from torch_scan_hop.rewrites.classify import Dependence, classify
 from torch_scan_hop.rewrites.lane_sums import LaneSums, find_lane_sums, linear_terms
 from torch_scan_hop.signature import Signature
@@ -104,7 +104,7 @@ def _write_by_lane(graph: fx.Graph, node: fx.Node, lanes: Any) -> None:
         return node
 
     with graph.inserting_before(node):
-        turned = left.args[0] if _is_matrix_transpose(left) else call(aten.t.default, left)  # type: ignore[union-attr]
+        turned = left.args[0] if is_matrix_transpose(left) else call(aten.t.default, left)  # type: ignore[union-attr]
         own_left = call(aten.reshape.default, turned, [-1, rows, n_results])
         own_left = call(aten.permute.default, own_left, [0, 2, 1])
         own_right = call(aten.reshape.default, right, [-1, rows, columns])

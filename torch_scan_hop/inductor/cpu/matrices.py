@@ -11,6 +11,7 @@ few entries in each lane, and if a lane reads no other lane of the carry.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ class MatricesKernel(KernelInSpans):
     def check(body: fx.GraphModule) -> None:
         if not current_options().matrices:
             raise Refusal("matrices is switched off")
+        if sys.platform == "win32":
+            raise Refusal("not for compilers without vector types")
         check_pointwise_but_for({*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, *BY_INDEX, CAT}, body)
 
     @classmethod

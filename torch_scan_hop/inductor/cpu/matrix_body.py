@@ -79,8 +79,8 @@ class MatrixBody:
             moves = held is not None and names.get(held.name, k) != k
             self.next.append(self.lowering.stored(value, always=moves))
         self.ys = [self._returned(value, index) for value in results[n:]]
-        self.scratch = self.lowering.steps.scratch
-        self.actions = self.lowering.steps.actions
+        self.scratch = self.lowering.memory
+        self.actions = self.lowering.actions
 
     def _returned(self, value: Any, index: Any) -> Returned:
         stack = self.lowering.stack_of(value)

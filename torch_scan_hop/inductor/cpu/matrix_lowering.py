@@ -1,8 +1,6 @@
-"""A body of small matrices, as loops over their entries: values in scratch memory, and how they
-are made.
+"""A body of small matrices as values: sums, products, and what is written by an index.
 
-A value is stored once, where several others read it, or where a factorisation does. Between those
-all is computed where it is read.
+Each is written out as loops over the entries of its result.
 """
 
 from __future__ import annotations
@@ -10,31 +8,20 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
-from torch import fx
 
 from torch_scan_hop._torch.inductor_cpp import Min
 from torch_scan_hop._torch.inductor_values import (
     NotPointwise,
-    Reads,
-    handled_by,
     is_tensor,
-    is_unrealized,
-    named_buffer,
     ops,
     pointwise_like,
-    storage_of,
-    tensor_of,
 )
+from torch_scan_hop.inductor.cpu.matrix_memory import EntriesLowering
 from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
-from torch_scan_hop.inductor.cpu.matrix_steps import SCRATCH, Called, Made, Scratch, Steps
-from torch_scan_hop.inductor.cpu.places import CPU
-from torch_scan_hop.inductor.product_lowering import ProductLowering
-from torch_scan_hop.inductor.step import lane_symbols
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -43,133 +30,10 @@ prims = torch.ops.prims
 MOST_TERMS = 64
 # Of a product: with more, a library is faster.
 MOST_DEPTH = 32
-# Numbers of a value, for each lane.
-MOST_ENTRIES = 1024
 
 
-@dataclass
-class Unfolded:
-    """A matrix that has the rows of several others, and those."""
-
-    folded: Any
-    stack: Any
-
-
-class MatrixLowering(ProductLowering):
-    """``lanes``: how many there are, or None; ``width``: of them that are next to each other."""
-
-    def __init__(self, gm: fx.GraphModule, lanes: Any, width: int) -> None:
-        super().__init__(gm)
-        self.lanes = lanes
-        self.width = width
-        self.steps = Steps()
-        self._unfolded: dict[int, Unfolded] = {}
-
-    # --- memory ---
-
-    def varies(self, sizes: Sequence[Any]) -> bool:
-        return self.lanes is not None and bool(sizes) and sizes[0] == self.lanes
-
-    def scratch(self, sizes: Sequence[Any], dtype: torch.dtype, varies: bool) -> Scratch:
-        own = list(sizes[1:]) if varies else list(sizes)
-        if not all(isinstance(n, (int, sympy.Integer)) for n in own):
-            raise NotPointwise(f"a value of {list(sizes)}, whose entries are not known")
-        unit = self.width if varies else 1
-        strides = [unit * int(sympy.prod(own[d + 1 :])) for d in range(len(own))]
-        entries = int(sympy.prod(own))
-        if entries > MOST_ENTRIES:
-            raise NotPointwise(f"a value of {list(sizes)}, which is no small matrix")
-        name = f"{SCRATCH}{len(self.steps.scratch)}"
-        strides = [1, *strides] if varies else strides
-        buffer = named_buffer(name, CPU, dtype, sizes, strides)
-        found = Scratch(name, buffer, varies, entries)
-        self.steps.scratch.append(found)
-        return found
-
-    def held(self, value: Any) -> Scratch | None:
-        """Return the scratch memory that has ``value``, entry by entry."""
-        found = storage_of(value)
-        if found is None:
-            return None
-        name, layout = found
-        for scratch in self.steps.scratch:
-            like = scratch.buffer.layout
-            if scratch.name == name:
-                same = list(layout.size) == list(like.size)
-                return scratch if same and list(layout.stride) == list(like.stride) else None
-        return None
-
-    def stored(self, value: Any, always: bool = False) -> Scratch:
-        """Return scratch memory with ``value``; a copy of its own if ``always``."""
-        found = None if always else self.held(value)
-        if found is None:
-            sizes = value.get_size()
-            varies = self.varies(sizes) and not self._is_shared(value)
-            found = self.scratch(sizes, value.get_dtype(), varies)
-            self.steps.actions.append(Made(found, value))
-        return found
-
-    def _is_shared(self, value: Any) -> bool:
-        """Return True if ``value`` is made of what all lanes have in common.
-
-        A weight may have as many rows as there are lanes.
-        """
-        reads = Reads()
-        with handled_by(reads), self.fresh_values():
-            value.make_loader()(lane_symbols(len(value.get_size())))
-        varying = {s.name for s in self.steps.scratch if s.varies}
-        names = {name for name, _ in reads.found}
-        return bool(names) and not names & varying
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.op == "call_function" and len(n.users) > 1 and is_unrealized(value):
-            if value.get_dtype() != torch.bool:
-                return self._stored_in_its_shape(value)
-        return value
-
-    def _stored_in_its_shape(self, value: Any) -> Any:
-        stack = self.stack_of(value)
-        if stack is None:
-            return self.stored(value).tensor()
-        return self.fold(self.stored(stack).tensor(), value.get_size())
-
-    # --- rows of several matrices in one ---
-
-    def fold(self, stack: Any, sizes: Sequence[Any]) -> Any:
-        folded = super().call_function(aten.view.default, (stack, list(sizes)), {})
-        self._unfolded[id(folded)] = Unfolded(folded, stack)
-        return folded
-
-    def stack_of(self, value: Any) -> Any:
-        """Return ``[lanes, n, ...]`` of ``[lanes * n, ...]``; None for any other value."""
-        if id(value) in self._unfolded:
-            return self._unfolded[id(value)].stack
-        sizes = value.get_size()
-        if self.lanes is None or not sizes or sizes[0] == self.lanes:
-            return None
-        rows = sympy.simplify(sympy.sympify(sizes[0]) / self.lanes)
-        if not rows.is_Integer:
-            return None
-        return super().call_function(aten.view.default, (value, [self.lanes, rows, *sizes[1:]]), {})
-
-    def _view(self, value: Any, sizes: Sequence[Any]) -> Any:
-        unfolded = self._unfolded.get(id(value))
-        if unfolded is not None:
-            value = unfolded.stack
-        if list(value.get_size()) == list(sizes):
-            return value
-        view = super().call_function(aten.view.default, (value, list(sizes)), {})
-        if self.varies(value.get_size()) and not self.varies(sizes):
-            stack = self.stack_of(view)
-            if stack is not None:
-                own = list(value.get_size())
-                if list(stack.get_size()) == own:
-                    stack = value
-                self._unfolded[id(view)] = Unfolded(view, stack)
-        return view
-
-    # --- operators ---
+class MatrixLowering(EntriesLowering):
+    """A body whose sums, products and factorisations are of few entries."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is operator.getitem and args[0][args[1]] is None:

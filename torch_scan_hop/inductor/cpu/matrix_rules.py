@@ -42,7 +42,7 @@ def _note(lowering: Any, like: Any, *more: int) -> Any:
 
 
 def _call(lowering: Any, *args: Any) -> None:
-    lowering.steps.actions.append(Called(*args))
+    lowering.actions.append(Called(*args))
 
 
 class _LU:

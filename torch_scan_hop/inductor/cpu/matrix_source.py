@@ -20,7 +20,7 @@ template <class T, int L>
 struct ScanLanes {
     using Int = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
     typedef T Value __attribute__((vector_size(L * sizeof(T)), aligned(alignof(T)), may_alias));
-    typedef Int Mask __attribute__((vector_size(L * sizeof(T)), aligned(alignof(T)), may_alias));
+    using Mask = decltype(Value{} < Value{});
     static SCAN_INLINE bool any(const Mask& mask) {
         Int found = 0;
         for (int l = 0; l < L; ++l) found |= mask[l];

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -73,11 +73,3 @@ class Called:
     def stack(self) -> int:
         first = self.matrices[0].scratch
         return first.entries // int(first.size[-1] * first.size[-2])
-
-
-@dataclass
-class Steps:
-    """What a step does, in order."""
-
-    scratch: list[Scratch] = field(default_factory=list)
-    actions: list[Made | Called] = field(default_factory=list)

@@ -1,0 +1,46 @@
+"""Put a traced function in the place of a call in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from torch_scan_hop.signature import results_of
+
+
+def inline(
+    gm: fx.GraphModule, call: fx.Node, traced: fx.GraphModule, operands: Sequence[Any]
+) -> None:
+    """Copy ``traced`` in front of ``call``, and let its results replace those of that."""
+    graph = call.graph
+    env: dict[fx.Node, Any] = dict(
+        zip(traced.graph.find_nodes(op="placeholder"), operands, strict=True)
+    )
+    with graph.inserting_before(call):
+        for node in traced.graph.nodes:
+            if node.op == "get_attr":
+                env[node] = _attribute(gm, call, traced, node)
+            elif node.op == "call_function":
+                env[node] = graph.node_copy(node, lambda n: env[n])
+    results: Any = fx.map_arg(results_of(traced.graph), lambda n: env[n])
+    for user in list(call.users):
+        replacement = results[user.args[1]]
+        if replacement is not None:
+            user.replace_all_uses_with(replacement)
+        graph.erase_node(user)
+    graph.erase_node(call)
+
+
+def _attribute(gm: fx.GraphModule, call: fx.Node, traced: fx.GraphModule, node: fx.Node) -> fx.Node:
+    """The attribute under a name of its own in the outer module."""
+    base = f"{call.name}_{str(node.target).replace('.', '_')}"
+    name, k = base, 0
+    while hasattr(gm, name):
+        k += 1
+        name = f"{base}_{k}"
+    setattr(gm, name, getattr(traced, str(node.target)))
+    copy = gm.graph.get_attr(name)
+    copy.meta = dict(node.meta)
+    return copy
