@@ -318,3 +318,31 @@ def test_where_nothing_changes_nothing_is_added():
 def test_dtypes_of_a_tensor_are_the_callers():
     with pytest.raises(TypeError, match="Convert init"):
         scan(lambda h, x: (h + x, None), torch.zeros(4), steps().to(F64))
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_module_that_the_compiled_function_makes(persistent):
+    class Leaky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mem", zeros(), persistent)
+            self.register_buffer("late", None, persistent)
+
+        def forward(self, x):
+            self.mem = 0.9 * self.mem + x
+            self.late = x if self.late is None else self.late + x
+            return torch.sigmoid(self.mem) * self.late
+
+    def run(w, xs, scan_like):
+        module = Leaky()
+        _, ys = scan_like(lambda c, x: (c, module(x @ w)), zeros(), xs)
+        return ys, module.mem, module.late
+
+    def values(run, w, xs):
+        found = run(w, xs)
+        return found, torch.autograd.grad(sum(v.sum() for v in found), w)
+
+    torch._dynamo.reset()
+    w, xs = weight(), steps()
+    compiled = torch.compile(lambda w, xs: run(w, xs, scan), backend="aot_eager", fullgraph=True)
+    assert_same(values(compiled, w, xs), values(lambda w, xs: run(w, xs, loop), w, xs))

@@ -104,7 +104,8 @@ NAMES: dict[str, str] = {
     "dynamo.modules": (
         "torch._C._dynamo.guards.GuardManager torch._dynamo.guards.install_guard "
         "torch._dynamo.output_graph.OutputGraph torch._dynamo.variables.base.VariableTracker "
-        "torch._guards.Guard"
+        "torch._dynamo.variables.constant.ConstantVariable "
+        "torch._dynamo.variables.functions.UserMethodVariable torch._guards.Guard"
     ),
     "dynamo.numpy_constants": (
         "torch._dynamo.variables.base.VariableTracker "
@@ -408,6 +409,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.builtin.BuiltinVariable": "fn",
     "torch._dynamo.variables.builtin.BuiltinVariable.call_function": "self tx args kwargs",
     "torch._dynamo.variables.constant.ConstantVariable.create": "value",
+    "torch._dynamo.variables.functions.UserMethodVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.higher_order_ops._call_function_and_unflatten_output": (
         "tx fn args ..."
     ),
@@ -605,6 +607,7 @@ REPLACED: dict[str, str] = {
         "self tx args kwargs"
     ),
     "torch._dynamo.variables.builtin.BuiltinVariable.call_function": "self tx args kwargs",
+    "torch._dynamo.variables.functions.UserMethodVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.higher_order_ops.TorchHigherOrderOperatorVariable._call_function": (
         "self tx args kwargs"
     ),

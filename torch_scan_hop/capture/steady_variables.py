@@ -25,6 +25,7 @@ from torch_scan_hop._torch.dynamo.errors import (
     uncaptured,
 )
 from torch_scan_hop._torch.dynamo.hooks import hooks_are_captured
+from torch_scan_hop._torch.dynamo.modules import methods_have_functions
 from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
@@ -57,7 +58,11 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
     ) -> VariableTracker:
         *call, settled = args
         try:
-            with own_failures_are_unsupported(), hooks_are_captured(hooked, self.value):
+            with (
+                own_failures_are_unsupported(),
+                hooks_are_captured(hooked, self.value),
+                methods_have_functions(),
+            ):
                 return _Capture(tx, *call).trace(settled.as_python_constant())
         except UserError:
             raise  # what the caller did wrong: said in our words already
