@@ -6,6 +6,7 @@ it. ``leaves`` are what gradients are taken of, and ``state()`` what the program
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -501,6 +502,49 @@ def number_that_decays() -> Program:
         return h, h
 
     return Program(cell, zeros(), steps(), list(module.parameters()), lambda: [module.decay])
+
+
+def _numbers_beside_a_tensor(make: Callable[[Tensor, int, float], Any], parts: Any) -> Program:
+    module = KeepsH()
+    module.state = make(zeros(), 0, 1.0)
+
+    def cell(c: Tensor, x: Tensor) -> Any:
+        h, n, decay = parts(module.state)
+        h = torch.tanh(module.layer(x) + h * decay) / (1 + n)
+        module.state = make(h, n + 1, decay * 0.9)
+        return c, h
+
+    def state() -> list[Any]:
+        return list(parts(module.state))
+
+    return Program(cell, zeros(), steps(), list(module.parameters()), state)
+
+
+@program
+def numbers_within_a_tuple() -> Program:
+    return _numbers_beside_a_tensor(lambda *parts: parts, lambda state: state)
+
+
+@program
+def numbers_within_a_dict() -> Program:
+    return _numbers_beside_a_tensor(
+        lambda h, n, decay: {"h": h, "rest": [n, decay]}, lambda s: (s["h"], *s["rest"])
+    )
+
+
+@dataclasses.dataclass
+class Memory:
+    h: Tensor
+    n: int
+    decay: float
+
+
+torch.export.register_dataclass(Memory)
+
+
+@program
+def numbers_within_a_dataclass() -> Program:
+    return _numbers_beside_a_tensor(Memory, lambda s: (s.h, s.n, s.decay))
 
 
 @program

@@ -129,6 +129,24 @@ def test_a_counter_goes_on_and_is_captured_for_any_value():
             assert module.n == 5 * (call + 1) and type(module.n) is int
 
 
+def test_numbers_within_a_tuple_go_on_and_are_captured_for_any_value():
+    layer, module = nn.Linear(4, 4).double(), nn.Module()
+    module.state = (zeros(), 0, 1.0)
+
+    def cell(c, x):
+        h, n, decay = module.state
+        module.state = torch.tanh(layer(x) + h * decay).detach(), n + 1, decay * 0.9
+        return c, None
+
+    with warnings.catch_warnings(), torch_scan_hop.fallback("error"):
+        warnings.simplefilter("error")
+        for call in range(10):
+            scan(cell, zeros(), steps())
+            _, n, decay = module.state
+            assert n == 5 * (call + 1) and type(n) is int
+            assert abs(decay - 0.9**n) < 1e-12 and type(decay) is float
+
+
 def test_a_float_goes_on_and_is_captured_for_any_value():
     layer, module = nn.Linear(4, 4).double(), nn.Module()
     module.decay = 1.0
@@ -346,3 +364,27 @@ def test_a_module_that_the_compiled_function_makes(persistent):
     w, xs = weight(), steps()
     compiled = torch.compile(lambda w, xs: run(w, xs, scan), backend="aot_eager", fullgraph=True)
     assert_same(values(compiled, w, xs), values(lambda w, xs: run(w, xs, loop), w, xs))
+
+
+def test_a_hook_of_init_sees_what_other_uses_of_init_give_it():
+    w, start, xs = weight(), weight(4), steps()
+
+    def gradients(run, cell):
+        h0 = start.sin()
+        h, ys = run(cell, h0, xs)
+        total = h.sum() + ys.square().sum() + (h0 * 3).cos().sum()
+        return torch.autograd.grad(total, (w, start))
+
+    def cell(h, x):
+        h.register_hook(lambda g: g.tanh())
+        return torch.tanh(h @ w + x), x * 2
+
+    def of_a_clone(h, x):
+        return cell(h.clone(), x)
+
+    with pytest.warns(UserWarning, match="is init at first.*carry.clone") as caught:
+        actual = gradients(scan, cell)
+    assert "h.register_hook(lambda g: g.tanh())" in str(caught[0].message)
+    assert_same(actual, gradients(loop, cell))
+    with torch_scan_hop.fallback("error"):
+        assert_same(gradients(scan, of_a_clone), gradients(loop, of_a_clone))

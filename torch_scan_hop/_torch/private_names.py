@@ -64,7 +64,8 @@ NAMES: dict[str, str] = {
         "torch._dynamo.exc.UserError torch._dynamo.exc.UserErrorType"
     ),
     "dynamo.facts": (
-        "torch._dynamo.symbolic_convert torch._dynamo.symbolic_convert.compare_op_handlers "
+        "torch._dynamo.exc.Unsupported torch._dynamo.symbolic_convert "
+        "torch._dynamo.symbolic_convert.compare_op_handlers "
         "torch._dynamo.variables.base.VariableTracker "
         "torch._dynamo.variables.builtin.BuiltinVariable "
         "torch._dynamo.variables.tensor.TensorVariable"
@@ -423,7 +424,7 @@ CALLED: dict[str, str] = {
         "tx f sub_args sub_kwargs description restore_side_effects= set_subgraph_inputs= "
         "should_flatten_outputs= source_target= supports_aliasing= supports_input_mutation= ...; "
         "tx f sub_args sub_kwargs description restore_side_effects= set_subgraph_inputs= "
-        "source_target= supports_aliasing="
+        "source_target= supports_aliasing= supports_input_mutation="
     ),
     "torch._dynamo.variables.lazy.LazyVariableTracker.realize_all": "value",
     "torch._dynamo.variables.lists.ListVariable": "items",
@@ -433,6 +434,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.lists.TupleVariable": "items",
     "torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply": "self tx args kwargs",
     "torch._dynamo.variables.misc.get_np_to_tnp_map": "()",
+    "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
     "torch._functorch._aot_autograd.functional_utils.has_data_mutation": "t",
     "torch._functorch.aot_autograd.aot_module_simplified": (
         "mod args bw_compiler= decompositions= fw_compiler= inference_compiler= "
@@ -628,6 +630,7 @@ REPLACED: dict[str, str] = {
     "torch._dynamo.variables.tensor.TensorVariable._method_register_hook": (
         "self name hook; self tx name hook"
     ),
+    "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
     "torch._higher_order_ops.effects.has_effects": "op; op args kwargs",
     "torch._inductor.codegen.cpp.CppKernelProxy.size_hint": "self",
     "torch._inductor.codegen.cpp.CppVecKernel._load_or_store_non_contiguous": (

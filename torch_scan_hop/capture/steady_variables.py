@@ -24,9 +24,10 @@ from torch_scan_hop._torch.dynamo.errors import (
     stack_of,
     uncaptured,
 )
+from torch_scan_hop._torch.dynamo.facts import grad_functions_are_known
 from torch_scan_hop._torch.dynamo.hooks import hooks_are_captured
 from torch_scan_hop._torch.dynamo.modules import methods_have_functions
-from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number
+from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number, is_number
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -62,6 +63,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
                 own_failures_are_unsupported(),
                 hooks_are_captured(hooked, self.value),
                 methods_have_functions(),
+                grad_functions_are_known(),
             ):
                 return _Capture(tx, *call).trace(settled.as_python_constant())
         except UserError:
@@ -117,9 +119,7 @@ class _Capture:
             return self._run(self.combine_fn, self.template, self.carry)
         tx = self.tx
         # before: carry          after: (carry, what is at the places)
-        state: VariableTracker = TupleVariable(
-            [call_inlined(tx, _exact, place.read(tx), self.init, self.over[0]) for place in places]
-        )
+        state: VariableTracker = TupleVariable([self._start_at(place) for place in places])
         template = self.template
         if not _is_none(template):
             template = TupleVariable([template, state])
@@ -130,6 +130,12 @@ class _Capture:
         for place, value in zip(places, sequence_items(tx, state), strict=True):
             _leave(tx, place, value)
         return TupleVariable([carry, ys])
+
+    def _start_at(self, place: Place) -> VariableTracker:
+        value = place.read(self.tx)
+        for part in _parts(self.tx, value):
+            place.check(part)
+        return call_inlined(self.tx, _exact, value, self.init, self.over[0])
 
     def _run(self, combine_fn: Any, template: Any, carry: Any) -> VariableTracker:
         return self.run.call_function(self.tx, [combine_fn, template, carry, *self.over], {})
@@ -170,7 +176,21 @@ def _leave(tx: Any, place: Place, value: VariableTracker) -> None:
         assert place.before is not None
         write_back(tx, place.before.as_proxy(), value.as_proxy())
     else:
-        place.write(tx, as_number(tx, value) if place.is_number() else value)
+        place.write(tx, _with_numbers_of(tx, place.before, value))
+
+
+def _with_numbers_of(
+    tx: Any, before: VariableTracker | None, value: VariableTracker
+) -> VariableTracker:
+    """Return ``value`` with Python numbers for tensors, where ``before`` has numbers."""
+    if before is None:
+        return value
+    olds, parts = _parts(tx, before), _parts(tx, value)
+    if len(olds) != len(parts) or not any(map(is_number, olds)):
+        return value
+    pairs = zip(olds, parts, strict=True)
+    numbers = [as_number(tx, part) if is_number(old) else part for old, part in pairs]
+    return call_inlined(tx, tree.unflatten, value, TupleVariable(numbers))
 
 
 Steady = tuple[tuple[str, ...], tuple[str, ...]]
@@ -257,8 +277,12 @@ def _no_steps(trip_count: Any) -> bool:
     return False
 
 
+def _parts(tx: Any, value: VariableTracker) -> list[VariableTracker]:
+    return sequence_items(tx, call_inlined(tx, tree.tensors, value))
+
+
 def _tensors(tx: Any, value: VariableTracker) -> list[VariableTracker]:
-    leaves = sequence_items(tx, call_inlined(tx, tree.tensors, value))
+    leaves = _parts(tx, value)
     return [v for v in leaves if isinstance(example_value_or_none(v), torch.Tensor)]
 
 
@@ -267,6 +291,9 @@ def example_value_or_none(variable: VariableTracker) -> Any:
 
 
 def _exact(value: Any, init: Any, xs: Any) -> Any:
-    if isinstance(value, (int, float)):
-        return tree.exact_tensor(value, device_of(init, xs))
-    return value
+    device = device_of(init, xs)
+
+    def exact(leaf: Any) -> Any:
+        return tree.exact_tensor(leaf, device) if isinstance(leaf, (int, float)) else leaf
+
+    return tree.map_leaves(exact, value)

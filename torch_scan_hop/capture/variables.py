@@ -53,7 +53,7 @@ from torch_scan_hop.capture.purify import CapturedBody
 from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
 from torch_scan_hop.capture.steady import STEADY
-from torch_scan_hop.capture.steady_variables import told_of_steps
+from torch_scan_hop.capture.steady_variables import example_value_or_none, told_of_steps
 from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.signature import Inputs
@@ -149,7 +149,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
                     tx, call.combine_fn, examples, self._operator()
                 )
         check_facts(tx, facts, given.carry, examples, sequence_items(tx, result), call.numbers)
-        refuse_hooks_of_used_carries(graph, n_carry)
+        refuse_hooks_of_used_carries(graph, n_carry, _wanting_grad(given.carry))
         self._check_step(tx, examples[:n_carry], result, spec)
         make_levels_relative(graph, levels)
         make_no_grad(graph)
@@ -165,6 +165,14 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         for k, after in zip(mutated, outputs[n_carry:last], strict=True):
             write_back(tx, inputs[k], after.as_proxy())
         return reconstruct_outputs(tx, [*outputs[:n_carry], *outputs[last:]], spec)
+
+
+def _wanting_grad(init: list[VariableTracker]) -> list[bool]:
+    """Return which leaves of ``init`` require grad; what our own first step returns is nobody
+    else's."""
+    if told_of_steps()[0]:
+        return [False for _ in init]
+    return [getattr(example_value_or_none(v), "requires_grad", False) for v in init]
 
 
 def _call_in_graph(
