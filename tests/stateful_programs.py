@@ -219,6 +219,55 @@ def numbers_that_become_int8() -> Program:
 
 
 @program
+def adam_that_counts_its_steps() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        p, m, v, n = carry
+        g = p @ w - x
+        n = n + 1
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        p = p - 0.1 * (m / (1 - 0.9**n)) / ((v / (1 - 0.999**n)).sqrt() + 1e-8)
+        return (p, m, v, n), p
+
+    return Program(cell, (zeros(), zeros(), zeros(), 0), steps(), [w])
+
+
+@program
+def a_number_under_two_names() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        h, n = carry
+        twice = n
+        twice *= 2
+        twice += 1
+        return (torch.tanh(h @ w + x / twice), n), h * n
+
+    return Program(cell, (zeros(), 3), steps(), [w])
+
+
+@program
+def numbers_made_of_a_number() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        h, n = carry
+        h = torch.tanh(h @ w + x * (0.7 / (n + 1) ** 0.5)) * (-n // 2 + 0.1 * (n % 3))
+        return (h, n + 1), h * (n > 2) + abs(1 - n / 3)
+
+    return Program(cell, (zeros(), 0), steps(), [w])
+
+
+@program
+def truths_that_are_summed() -> Program:
+    def cell(c: Any, x: Tensor) -> Any:
+        return (c[0] + x, c[1] + c[0]), c[1] + x
+
+    return Program(cell, (True, True), torch.tensor([True, False, True]), [])
+
+
+@program
 def half_before_integers() -> Program:
     return Program(lambda c, x: (x, c + x), 0.5, torch.arange(5), [])
 
@@ -487,6 +536,19 @@ def counter() -> Program:
         module.n += 1
         h = torch.tanh(module.layer(x) + h) / module.n
         return h, h
+
+    return Program(cell, zeros(), steps(), list(module.parameters()), lambda: [module.n])
+
+
+@program
+def power_of_a_counter() -> Program:
+    module = KeepsH()
+    module.n = 0
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        module.n += 1
+        h = torch.tanh(module.layer(x) + h) / (1 - 0.999**module.n)
+        return h * 1e-3, h
 
     return Program(cell, zeros(), steps(), list(module.parameters()), lambda: [module.n])
 

@@ -46,7 +46,8 @@ SLOW = ("compile=True", "inductor")
 
 def outcome(program: Program, run):
     """Values, what is left in objects, and gradients of all of them."""
-    values = [*pytree.tree_leaves(run(*program[:3])), *program.state()]
+    results = map(torch.as_tensor, pytree.tree_leaves(run(*program[:3])))
+    values = [*results, *program.state()]
     tensors = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
     gradients = []
     if tensors and program.leaves:
@@ -388,3 +389,34 @@ def test_a_hook_of_init_sees_what_other_uses_of_init_give_it():
     assert_same(actual, gradients(loop, cell))
     with torch_scan_hop.fallback("error"):
         assert_same(gradients(scan, of_a_clone), gradients(loop, of_a_clone))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_decaying_number_keeps_its_digits(dtype):
+    """In float64; and a step of float32 tensors stays one."""
+    w, xs = weight().detach().to(dtype), steps().to(dtype)
+
+    def cell(carry, x):
+        h, decay, scale = carry
+        decay *= 0.7
+        h = torch.tanh(h @ w + x * (1 - decay)) * scale
+        return (h, decay, scale * decay + 1), (h, decay)
+
+    def run(scan_like):
+        (h, *_), (ys, decays) = scan_like(cell, (zeros().to(dtype), 1.0, 0.5), xs)
+        return h, ys, decays
+
+    def hand_written(cell, carry, xs):
+        found = []
+        for x in xs:
+            carry, (y, decay) = cell(carry, x)
+            found.append((y, torch.tensor(decay)))
+        ys, decays = (torch.stack(part) for part in zip(*found, strict=True))
+        return carry, (ys, decays)
+
+    torch._dynamo.reset()
+    expected = run(hand_written)
+    compiled = torch.compile(lambda: run(scan), backend="aot_eager", fullgraph=True)
+    for actual in (run(scan), compiled()):
+        assert [v.dtype for v in actual] == [v.dtype for v in expected]
+        assert_same(actual, expected, 1e-12 if dtype == F64 else 1e-6)

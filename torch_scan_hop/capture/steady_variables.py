@@ -7,7 +7,7 @@ is taken back, and the next one is made with the first step on its own, or with 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ from torch_scan_hop.capture.hooks import hooked
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
+from torch_scan_hop.capture.told import told
 from torch_scan_hop.capture.user_code import PACKAGE
 from torch_scan_hop.step import device_of, split_result
 
@@ -96,7 +97,8 @@ class _Capture:
         places: list[Place] = []
         while True:
             try:
-                with taken_back_on_error(self.tx), _told(settled, places):
+                about = told(settled, map(str, places), self._numbers_at(places))
+                with taken_back_on_error(self.tx), about:
                     return self._scan(places)
             except Exception as error:
                 why = error
@@ -130,6 +132,13 @@ class _Capture:
         for place, value in zip(places, sequence_items(tx, state), strict=True):
             _leave(tx, place, value)
         return TupleVariable([carry, ys])
+
+    def _numbers_at(self, places: Sequence[Place]) -> tuple[int, ...]:
+        """Return which leaves of the carry are numbers that are left at ``places``."""
+        tx = self.tx
+        parts = [part for place in places for part in _parts(tx, place.read(tx))]
+        first = len(_parts(tx, self.carry))
+        return tuple(first + k for k, part in enumerate(parts) if is_number(part))
 
     def _start_at(self, place: Place) -> VariableTracker:
         value = place.read(self.tx)
@@ -191,24 +200,6 @@ def _with_numbers_of(
     pairs = zip(olds, parts, strict=True)
     numbers = [as_number(tx, part) if is_number(old) else part for old, part in pairs]
     return call_inlined(tx, tree.unflatten, value, TupleVariable(numbers))
-
-
-Steady = tuple[tuple[str, ...], tuple[str, ...]]
-_telling: list[Steady] = []
-
-
-@contextlib.contextmanager
-def _told(settled: tuple[str, ...], places: Sequence[Place]) -> Iterator[None]:
-    _telling.append((settled, tuple(map(str, places))))
-    try:
-        yield
-    finally:
-        _telling.pop()
-
-
-def told_of_steps() -> Steady:
-    """Return what is known of the steps of the scan that is being captured."""
-    return _telling[-1] if _telling else ((), ())
 
 
 class _Written(Exception):
