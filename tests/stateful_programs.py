@@ -6,6 +6,7 @@ it. ``leaves`` are what gradients are taken of, and ``state()`` what the program
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -493,6 +494,18 @@ def items_of_a_list() -> Program:
         return c, memory[1]
 
     return Program(cell, zeros(), steps(), list(layer.parameters()), lambda: list(memory))
+
+
+@program
+def delay_line() -> Program:
+    w, line = weight(), collections.deque([zeros()] * 3, maxlen=3)
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        h = torch.tanh(h @ w + x + 0.5 * line[0])
+        line.append(h)
+        return h, h
+
+    return Program(cell, zeros(), steps(), [w], lambda: list(line))
 
 
 @program

@@ -212,6 +212,16 @@ def hook_of_a_modules_result(h: Tensor, x: Tensor) -> Any:
     return h, h
 
 
+def takes_a_gradient(h: Tensor, x: Tensor) -> Any:
+    p = h.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad((p.sin() * x).sum(), p)
+    return h - gradient, h
+
+
+def takes_a_gradient_by_func(h: Tensor, x: Tensor) -> Any:
+    return h - torch.func.grad(lambda p: (p.sin() * x).sum())(h), h
+
+
 def asks_for_the_function(h: Tensor, x: Tensor) -> Any:
     h = h @ W + x
     return h if not h.grad_fn else h.sin(), x
@@ -260,6 +270,7 @@ ADVICE: dict[str, tuple[Any, Any, str, list[Any]]] = {
         "module(x).register_hook(f)",
         [hook_of_a_modules_result],
     ),
+    "autograd.grad": (takes_a_gradient, H, "torch.func.grad", [takes_a_gradient_by_func]),
     "grad_fn": (asks_for_the_function, H, "h.grad_fn is None", [asks_if_there_is_a_function]),
     "sparse": (sparse_product, H, "to_dense()", [dense_product, gathered_product]),
 }

@@ -420,3 +420,33 @@ def test_a_decaying_number_keeps_its_digits(dtype):
     for actual in (run(scan), compiled()):
         assert [v.dtype for v in actual] == [v.dtype for v in expected]
         assert_same(actual, expected, 1e-12 if dtype == F64 else 1e-6)
+
+
+@pytest.mark.parametrize("base", [nn.Module, object])
+def test_the_setter_of_a_property(base):
+    class Scaled(base):
+        def __init__(self):
+            super().__init__()
+            self._h = zeros()
+
+        @property
+        def h(self):
+            return self._h
+
+        @h.setter
+        def h(self, value):
+            self._h = 0.9 * value
+
+    def run(scan_like):
+        module = Scaled()
+
+        def cell(c, x):
+            module.h = torch.tanh(module.h + x)
+            return c, module.h
+
+        return scan_like(cell, zeros(), xs)[1], module._h
+
+    xs = steps()
+    torch._dynamo.reset()
+    with torch_scan_hop.fallback("allow" if torch.__version__ < "2.10" else "error"):
+        assert_same(run(scan), run(loop))

@@ -57,6 +57,12 @@ NAMES: dict[str, str] = {
         "torch.overrides._push_mode torch.utils._python_dispatch "
         "torch.utils._python_dispatch._disable_current_modes"
     ),
+    "dynamo.deques": (
+        "torch._dynamo.guards.GuardBuilder torch._dynamo.guards.install_guard "
+        "torch._dynamo.source.AttrSource torch._dynamo.variables.builder.VariableBuilder "
+        "torch._dynamo.variables.constant.ConstantVariable "
+        "torch._dynamo.variables.lists.DequeVariable"
+    ),
     "dynamo.errors": (
         "torch._dynamo.exc.BackendCompilerFailed torch._dynamo.exc.FailOnRecompileLimitHit "
         "torch._dynamo.exc.ObservedException torch._dynamo.exc.TorchDynamoException "

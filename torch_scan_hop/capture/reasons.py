@@ -169,6 +169,8 @@ _MEANINGS = (
         "the body registers a hook on a module, which the loop does at every step",
     ),
     ("Module-level backwards hooks", "the body calls a module that has a backward hook"),
+    (r"autograd\.grad.*trace_autograd_ops", "the body calls torch.autograd.grad"),
+    (r"requires_grad_\(\)`", "the body calls requires_grad_()"),
     (r"Tensor\.retain_grad\(\) with", "the body calls retain_grad()"),
 )
 _FIXES = (

@@ -14,6 +14,7 @@ import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.attempts import taken_back_on_error
+from torch_scan_hop._torch.dynamo.deques import deques_are_bounded
 from torch_scan_hop._torch.dynamo.errors import (
     UncapturedHigherOrderOpError,
     Unsupported,
@@ -65,6 +66,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
                 hooks_are_captured(hooked, self.value),
                 methods_have_functions(),
                 grad_functions_are_known(),
+                deques_are_bounded(tx),
             ):
                 return _Capture(tx, *call).trace(settled.as_python_constant())
         except UserError:
