@@ -46,8 +46,8 @@ SLOW = ("compile=True", "inductor")
 
 def outcome(program: Program, run):
     """Values, what is left in objects, and gradients of all of them."""
-    results = map(torch.as_tensor, pytree.tree_leaves(run(*program[:3])))
-    values = [*results, *program.state()]
+    results = pytree.tree_leaves(run(*program[:3]))
+    values = [v if v is None else torch.as_tensor(v) for v in results] + program.state()
     tensors = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
     gradients = []
     if tensors and program.leaves:
