@@ -6,6 +6,8 @@ it. ``leaves`` are what gradients are taken of, and ``state()`` what the program
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -215,6 +217,55 @@ def numbers_that_become_float16() -> Program:
 @program
 def numbers_that_become_int8() -> Program:
     return _numbers(torch.int8, 0)
+
+
+@program
+def adam_that_counts_its_steps() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        p, m, v, n = carry
+        g = p @ w - x
+        n = n + 1
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        p = p - 0.1 * (m / (1 - 0.9**n)) / ((v / (1 - 0.999**n)).sqrt() + 1e-8)
+        return (p, m, v, n), p
+
+    return Program(cell, (zeros(), zeros(), zeros(), 0), steps(), [w])
+
+
+@program
+def a_number_under_two_names() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        h, n = carry
+        twice = n
+        twice *= 2
+        twice += 1
+        return (torch.tanh(h @ w + x / twice), n), h * n
+
+    return Program(cell, (zeros(), 3), steps(), [w])
+
+
+@program
+def numbers_made_of_a_number() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        h, n = carry
+        h = torch.tanh(h @ w + x * (0.7 / (n + 1) ** 0.5)) * (-n // 2 + 0.1 * (n % 3))
+        return (h, n + 1), h * (n > 2) + abs(1 - n / 3)
+
+    return Program(cell, (zeros(), 0), steps(), [w])
+
+
+@program
+def truths_that_are_summed() -> Program:
+    def cell(c: Any, x: Tensor) -> Any:
+        return (c[0] + x, c[1] + c[0]), c[1] + x
+
+    return Program(cell, (True, True), torch.tensor([True, False, True]), [])
 
 
 @program
@@ -446,6 +497,18 @@ def items_of_a_list() -> Program:
 
 
 @program
+def delay_line() -> Program:
+    w, line = weight(), collections.deque([zeros()] * 3, maxlen=3)
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        h = torch.tanh(h @ w + x + 0.5 * line[0])
+        line.append(h)
+        return h, h
+
+    return Program(cell, zeros(), steps(), [w], lambda: list(line))
+
+
+@program
 def object_with_nested_state() -> Program:
     class Memory:
         h, pair = zeros(), (zeros(), [zeros(), zeros()])
@@ -491,6 +554,19 @@ def counter() -> Program:
 
 
 @program
+def power_of_a_counter() -> Program:
+    module = KeepsH()
+    module.n = 0
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        module.n += 1
+        h = torch.tanh(module.layer(x) + h) / (1 - 0.999**module.n)
+        return h * 1e-3, h
+
+    return Program(cell, zeros(), steps(), list(module.parameters()), lambda: [module.n])
+
+
+@program
 def number_that_decays() -> Program:
     module = KeepsH()
     module.decay = 1.0
@@ -501,6 +577,49 @@ def number_that_decays() -> Program:
         return h, h
 
     return Program(cell, zeros(), steps(), list(module.parameters()), lambda: [module.decay])
+
+
+def _numbers_beside_a_tensor(make: Callable[[Tensor, int, float], Any], parts: Any) -> Program:
+    module = KeepsH()
+    module.state = make(zeros(), 0, 1.0)
+
+    def cell(c: Tensor, x: Tensor) -> Any:
+        h, n, decay = parts(module.state)
+        h = torch.tanh(module.layer(x) + h * decay) / (1 + n)
+        module.state = make(h, n + 1, decay * 0.9)
+        return c, h
+
+    def state() -> list[Any]:
+        return list(parts(module.state))
+
+    return Program(cell, zeros(), steps(), list(module.parameters()), state)
+
+
+@program
+def numbers_within_a_tuple() -> Program:
+    return _numbers_beside_a_tensor(lambda *parts: parts, lambda state: state)
+
+
+@program
+def numbers_within_a_dict() -> Program:
+    return _numbers_beside_a_tensor(
+        lambda h, n, decay: {"h": h, "rest": [n, decay]}, lambda s: (s["h"], *s["rest"])
+    )
+
+
+@dataclasses.dataclass
+class Memory:
+    h: Tensor
+    n: int
+    decay: float
+
+
+torch.export.register_dataclass(Memory)
+
+
+@program
+def numbers_within_a_dataclass() -> Program:
+    return _numbers_beside_a_tensor(Memory, lambda s: (s.h, s.n, s.decay))
 
 
 @program

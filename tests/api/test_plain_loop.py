@@ -11,7 +11,7 @@ import torch
 from fuzz.campaign import run_here
 from fuzz.generate import DEFAULT
 from fuzz.modes import parse_mode
-from oracle import assert_same
+from oracle import assert_same, written_loop
 
 from torch_scan_hop import NotTraceableError, fallback, scan, scan_layers, tree
 from torch_scan_hop.eager import plain_loop
@@ -296,3 +296,75 @@ def test_a_second_reason_is_said_too():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(is_odd), run(prints)
+
+
+# --- the first step has init itself, where Python could tell a copy ---
+
+
+def _gradients_with_init_used_elsewhere(run, cell):
+    w = torch.linspace(-0.3, 0.4, 9, dtype=F64).reshape(3, 3).requires_grad_()
+    start = torch.ones(3, dtype=F64, requires_grad=True)
+    xs = torch.linspace(-1, 1, 12, dtype=F64).reshape(4, 3)
+    h0 = start.sin() + 1
+    h, ys = run(lambda h, x: cell(h, x, w, h0), h0, xs)
+    total = h.sum() + ys.square().sum() + h0.cos().sum()
+    return h, ys, h0, *torch.autograd.grad(total, (w, start))
+
+
+def _hooks_its_carry(h, x, w, h0):
+    print(end="")
+    if h.requires_grad:
+        h.register_hook(lambda g: torch.tanh(g))
+    return torch.tanh(h @ w + x), x * h
+
+
+def _knows_init(h, x, w, h0):
+    print(end="")
+    return torch.tanh((h * 3 if h is h0 else h) @ w + x), x * h
+
+
+def _writes_to_init(h, x, w, h0):
+    print(end="")
+    h = h.mul_(2.0)
+    return torch.tanh(x @ w + h), h + x
+
+
+@pytest.mark.torch_version
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+@pytest.mark.parametrize("cell", [_hooks_its_carry, _knows_init])
+def test_the_first_step_has_init_itself(cell):
+    expected = _gradients_with_init_used_elsewhere(written_loop, cell)
+    assert_same(_gradients_with_init_used_elsewhere(scan, cell), expected)
+
+
+@pytest.mark.torch_version
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+def test_init_gets_back_what_a_step_writes_to_it():
+    def on_a_copy(h, x, w, h0):
+        return _writes_to_init(h.clone(), x, w, h0)
+
+    expected = _gradients_with_init_used_elsewhere(written_loop, on_a_copy)
+    assert_same(_gradients_with_init_used_elsewhere(scan, _writes_to_init), expected)
+
+
+@pytest.mark.torch_version
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+def test_a_constant_parameter_and_an_attribute_are_seen_at_first():
+    init = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    init.scale = 3.0
+    w = torch.eye(3, requires_grad=True)
+
+    def cell(h, x):
+        print(end="")
+        h = h * getattr(h, "scale", 1.0) + isinstance(h, torch.nn.Parameter)
+        return h.add_(x) @ w, h
+
+    def writing(h, x):
+        print(end="")
+        h = h.mul_(w.sum())
+        return h.clone(), h + x
+
+    xs = torch.linspace(-1, 1, 12).reshape(4, 3)
+    assert_same(scan(cell, init, xs), written_loop(cell, init, xs))
+    scan(writing, init, xs)
+    assert init.is_leaf and not init.requires_grad and bool((init == 1).all())

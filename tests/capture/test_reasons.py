@@ -112,6 +112,124 @@ def dense_product(h: Tensor, x: Tensor) -> Any:
 
 
 SPARSE_AS_DENSE = SPARSE.to_dense()
+W = torch.linspace(-0.2, 0.3, 16).reshape(4, 4).requires_grad_()
+
+
+def _layer(register: Callable[[torch.nn.Module], Any] = lambda layer: None) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 4)
+    register(layer)
+    return layer
+
+
+def halves(*args: Any) -> Any:
+    return args[-1] * 0.5
+
+
+def same_gradient(module: Any, before: Any, after: Any) -> Any:
+    return before
+
+
+PLAIN, HALVED = _layer(), _layer(lambda layer: layer.register_forward_hook(halves))
+WATCHED = _layer(lambda layer: layer.register_full_backward_hook(same_gradient))
+
+
+def with_a_hook(h: Tensor, x: Tensor) -> Any:
+    h = torch.tanh(h @ W + x)
+    with h.register_hook(halves):
+        return h, h * 2
+
+
+def removes_its_hook(h: Tensor, x: Tensor) -> Any:
+    h = torch.tanh(h @ W + x)
+    handle = h.register_hook(halves)
+    y = h * 2
+    handle.remove()
+    return h, y
+
+
+def no_hook(h: Tensor, x: Tensor) -> Any:
+    h = torch.tanh(h @ W + x)
+    return h, h * 2
+
+
+def halves_in_place(h: Tensor, x: Tensor) -> Any:
+    h = torch.tanh(h @ W + x)
+    h.register_hook(lambda g: g.mul_(0.5))
+    return h, h * 2
+
+
+def halves_a_gradient(h: Tensor, x: Tensor) -> Any:
+    h = torch.tanh(h @ W + x)
+    h.register_hook(lambda g: g * 0.5)
+    return h, h * 2
+
+
+def saves_on_cpu(h: Tensor, x: Tensor) -> Any:
+    with torch.autograd.graph.save_on_cpu():
+        return no_hook(h, x)
+
+
+def packs(h: Tensor, x: Tensor) -> Any:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
+        return no_hook(h, x)
+
+
+def retains_grad(h: Tensor, x: Tensor) -> Any:
+    h = torch.tanh(h @ W + x)
+    h.retain_grad()
+    return h, h * 2
+
+
+def hooks_a_module(h: Tensor, x: Tensor) -> Any:
+    handle = PLAIN.register_forward_hook(halves)
+    h = torch.tanh(PLAIN(h) + x)
+    handle.remove()
+    return h, h
+
+
+def hooked_module(h: Tensor, x: Tensor) -> Any:
+    h = torch.tanh(HALVED(h) + x)
+    return h, h
+
+
+def hooks_a_modules_backward(h: Tensor, x: Tensor) -> Any:
+    handle = PLAIN.register_full_backward_hook(same_gradient)
+    h = torch.tanh(PLAIN(h) + x)
+    handle.remove()
+    return h, h
+
+
+def module_with_a_backward_hook(h: Tensor, x: Tensor) -> Any:
+    h = torch.tanh(WATCHED(h) + x)
+    return h, h
+
+
+def hook_of_a_modules_result(h: Tensor, x: Tensor) -> Any:
+    h = PLAIN(h)
+    h.register_hook(lambda g: g * 0.5)
+    h = torch.tanh(h + x)
+    return h, h
+
+
+def takes_a_gradient(h: Tensor, x: Tensor) -> Any:
+    p = h.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad((p.sin() * x).sum(), p)
+    return h - gradient, h
+
+
+def takes_a_gradient_by_func(h: Tensor, x: Tensor) -> Any:
+    return h - torch.func.grad(lambda p: (p.sin() * x).sum())(h), h
+
+
+def asks_for_the_function(h: Tensor, x: Tensor) -> Any:
+    h = h @ W + x
+    return h if not h.grad_fn else h.sin(), x
+
+
+def asks_if_there_is_a_function(h: Tensor, x: Tensor) -> Any:
+    h = h @ W + x
+    return h if h.grad_fn is None else h.sin(), x
 
 
 def gathered_product(h: Tensor, x: Tensor) -> Any:
@@ -133,8 +251,32 @@ ADVICE: dict[str, tuple[Any, Any, str, list[Any]]] = {
     ),
     "item of a list": (item_of_a_list, COUNTER, "torch.stack(tensors)[i]", [item_of_a_stack]),
     "range": (repeated, COUNTER, "torch.where(k < n", [repeated_as_often_as_may_be]),
+    "with a hook": (with_a_hook, H, "Leave the hook out", [no_hook]),
+    "removed hook": (removes_its_hook, H, "Leave the hook out", [no_hook]),
+    "gradient in place": (halves_in_place, H, "as g * 0.5", [halves_a_gradient]),
+    "save_on_cpu": (saves_on_cpu, H, "around the scan", [no_hook]),
+    "saved_tensors_hooks": (packs, H, "around the scan", [no_hook]),
+    "retain_grad": (retains_grad, H, "ys.retain_grad() after the scan", [no_hook]),
+    "hook of a module": (hooks_a_module, H, "Register it before the scan", [hooked_module]),
+    "backward hook": (
+        hooks_a_modules_backward,
+        H,
+        "module(x).register_hook(f)",
+        [hook_of_a_modules_result],
+    ),
+    "backward hook before": (
+        module_with_a_backward_hook,
+        H,
+        "module(x).register_hook(f)",
+        [hook_of_a_modules_result],
+    ),
+    "autograd.grad": (takes_a_gradient, H, "torch.func.grad", [takes_a_gradient_by_func]),
+    "grad_fn": (asks_for_the_function, H, "h.grad_fn is None", [asks_if_there_is_a_function]),
     "sparse": (sparse_product, H, "to_dense()", [dense_product, gathered_product]),
 }
+
+
+HOOKS = list(ADVICE)[list(ADVICE).index("with a hook") : list(ADVICE).index("sparse")]
 
 
 @pytest.mark.torch_version
@@ -143,7 +285,8 @@ def test_a_reason_advises_what_is_captured(name: str) -> None:
     cell, init, advice, advised = ADVICE[name]
     with fallback("error"), pytest.raises(NotTraceableError) as refused:
         scan(cell, init, XS)
-    assert advice in str(refused.value)
+    assert advice in str(refused.value) and "test_reasons.py" in str(refused.value)
+    assert "Dynamo" not in str(refused.value) or name not in HOOKS
     with fallback("allow"):
         expected = scan(cell, init, XS)
     for other in advised:
@@ -176,6 +319,76 @@ def test_a_dataclass_in_init_is_to_be_registered() -> None:
     torch.export.register_dataclass(State)
     last, hs = scan(lambda s, x: (State(s.h + x), s.h), State(H), XS)
     assert_same((last.h, hs), scan(lambda h, x: (h + x, h), H, XS))
+
+
+@dataclasses.dataclass
+class Memory:
+    h: Tensor
+    n: int = 0
+
+
+@pytest.mark.torch_version
+def test_a_dataclass_in_an_attribute_is_to_be_registered() -> None:
+    def cell(c: Tensor, x: Tensor) -> Any:
+        holder.memory = Memory(torch.tanh(holder.memory.h @ W + x), holder.memory.n + 1)
+        return c, holder.memory.h
+
+    holder = torch.nn.Module()
+    holder.memory = Memory(H)  # type: ignore[assignment]
+    with fallback("error"), pytest.raises(NotTraceableError) as refused:
+        scan(cell, H, XS)
+    assert "a Memory in attribute 'memory' of a Module" in str(refused.value)
+    assert "torch.export.register_dataclass(Memory)" in str(refused.value)
+    assert "test_reasons.py" in str(refused.value)
+    with fallback("allow"):
+        expected = scan(cell, H, XS)
+    holder.memory = Memory(H)  # type: ignore[assignment]
+    torch.export.register_dataclass(Memory)
+    torch._dynamo.reset()
+    with fallback("error"):
+        assert_same(scan(cell, H, XS), expected)
+    assert_same(holder.memory.h, expected[1][-1])
+    assert holder.memory.n == 5
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("how", ["list", "attribute", "item", "tensor"])
+def test_a_hook_that_notes_gradients(how: str) -> None:
+    """It runs in the backward of a loop; what it would note is the gradient of zeros from xs."""
+    holder = torch.nn.Module()
+    holder.seen = torch.zeros(4)
+
+    def note(g: Tensor) -> None:
+        if how == "list":
+            found.append(g)
+        elif how == "attribute":
+            holder.seen = holder.seen + g
+        elif how == "item":
+            items["g"] = items["g"] + g
+        else:
+            total.add_(g)
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        h = torch.tanh(h @ W + x)
+        h.register_hook(note)
+        return h, h * 2
+
+    def advised(h: Tensor, xs: Any) -> Any:
+        x, zeros = xs
+        h = torch.tanh(h @ W + x) + zeros
+        return h, h * 2
+
+    found: list[Tensor] = []
+    items, total = {"g": torch.zeros(4)}, torch.zeros(4)
+    with pytest.warns(UserWarning, match="add zeros to it that come from xs") as warned:
+        scan(cell, H, XS)[1].square().sum().backward()
+    assert "h.register_hook(note)" in str(warned[0].message)
+    noted = {"list": sum(found), "attribute": holder.seen, "item": items["g"], "tensor": total}[how]
+    zeros = torch.zeros(5, 4, requires_grad=True)
+    with fallback("error"):
+        scan(advised, H, (XS, zeros))[1].square().sum().backward()
+    assert zeros.grad is not None
+    torch.testing.assert_close(noted, zeros.grad.sum(0))
 
 
 # -- what is captured, since it is a constant ----------------------------------------------------

@@ -46,7 +46,8 @@ SLOW = ("compile=True", "inductor")
 
 def outcome(program: Program, run):
     """Values, what is left in objects, and gradients of all of them."""
-    values = [*pytree.tree_leaves(run(*program[:3])), *program.state()]
+    results = pytree.tree_leaves(run(*program[:3]))
+    values = [v if v is None else torch.as_tensor(v) for v in results] + program.state()
     tensors = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
     gradients = []
     if tensors and program.leaves:
@@ -127,6 +128,24 @@ def test_a_counter_goes_on_and_is_captured_for_any_value():
         for call in range(12):
             scan(cell, zeros(), steps())
             assert module.n == 5 * (call + 1) and type(module.n) is int
+
+
+def test_numbers_within_a_tuple_go_on_and_are_captured_for_any_value():
+    layer, module = nn.Linear(4, 4).double(), nn.Module()
+    module.state = (zeros(), 0, 1.0)
+
+    def cell(c, x):
+        h, n, decay = module.state
+        module.state = torch.tanh(layer(x) + h * decay).detach(), n + 1, decay * 0.9
+        return c, None
+
+    with warnings.catch_warnings(), torch_scan_hop.fallback("error"):
+        warnings.simplefilter("error")
+        for call in range(10):
+            scan(cell, zeros(), steps())
+            _, n, decay = module.state
+            assert n == 5 * (call + 1) and type(n) is int
+            assert abs(decay - 0.9**n) < 1e-12 and type(decay) is float
 
 
 def test_a_float_goes_on_and_is_captured_for_any_value():
@@ -318,3 +337,116 @@ def test_where_nothing_changes_nothing_is_added():
 def test_dtypes_of_a_tensor_are_the_callers():
     with pytest.raises(TypeError, match="Convert init"):
         scan(lambda h, x: (h + x, None), torch.zeros(4), steps().to(F64))
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_module_that_the_compiled_function_makes(persistent):
+    class Leaky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mem", zeros(), persistent)
+            self.register_buffer("late", None, persistent)
+
+        def forward(self, x):
+            self.mem = 0.9 * self.mem + x
+            self.late = x if self.late is None else self.late + x
+            return torch.sigmoid(self.mem) * self.late
+
+    def run(w, xs, scan_like):
+        module = Leaky()
+        _, ys = scan_like(lambda c, x: (c, module(x @ w)), zeros(), xs)
+        return ys, module.mem, module.late
+
+    def values(run, w, xs):
+        found = run(w, xs)
+        return found, torch.autograd.grad(sum(v.sum() for v in found), w)
+
+    torch._dynamo.reset()
+    w, xs = weight(), steps()
+    compiled = torch.compile(lambda w, xs: run(w, xs, scan), backend="aot_eager", fullgraph=True)
+    assert_same(values(compiled, w, xs), values(lambda w, xs: run(w, xs, loop), w, xs))
+
+
+def test_a_hook_of_init_sees_what_other_uses_of_init_give_it():
+    w, start, xs = weight(), weight(4), steps()
+
+    def gradients(run, cell):
+        h0 = start.sin()
+        h, ys = run(cell, h0, xs)
+        total = h.sum() + ys.square().sum() + (h0 * 3).cos().sum()
+        return torch.autograd.grad(total, (w, start))
+
+    def cell(h, x):
+        h.register_hook(lambda g: g.tanh())
+        return torch.tanh(h @ w + x), x * 2
+
+    def of_a_clone(h, x):
+        return cell(h.clone(), x)
+
+    with pytest.warns(UserWarning, match="is init at first.*carry.clone") as caught:
+        actual = gradients(scan, cell)
+    assert "h.register_hook(lambda g: g.tanh())" in str(caught[0].message)
+    assert_same(actual, gradients(loop, cell))
+    with torch_scan_hop.fallback("error"):
+        assert_same(gradients(scan, of_a_clone), gradients(loop, of_a_clone))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_decaying_number_keeps_its_digits(dtype):
+    """In float64; and a step of float32 tensors stays one."""
+    w, xs = weight().detach().to(dtype), steps().to(dtype)
+
+    def cell(carry, x):
+        h, decay, scale = carry
+        decay *= 0.7
+        h = torch.tanh(h @ w + x * (1 - decay)) * scale
+        return (h, decay, scale * decay + 1), (h, decay)
+
+    def run(scan_like):
+        (h, *_), (ys, decays) = scan_like(cell, (zeros().to(dtype), 1.0, 0.5), xs)
+        return h, ys, decays
+
+    def hand_written(cell, carry, xs):
+        found = []
+        for x in xs:
+            carry, (y, decay) = cell(carry, x)
+            found.append((y, torch.tensor(decay)))
+        ys, decays = (torch.stack(part) for part in zip(*found, strict=True))
+        return carry, (ys, decays)
+
+    torch._dynamo.reset()
+    expected = run(hand_written)
+    compiled = torch.compile(lambda: run(scan), backend="aot_eager", fullgraph=True)
+    for actual in (run(scan), compiled()):
+        assert [v.dtype for v in actual] == [v.dtype for v in expected]
+        assert_same(actual, expected, 1e-12 if dtype == F64 else 1e-6)
+
+
+@pytest.mark.parametrize("base", [nn.Module, object])
+def test_the_setter_of_a_property(base):
+    class Scaled(base):
+        def __init__(self):
+            super().__init__()
+            self._h = zeros()
+
+        @property
+        def h(self):
+            return self._h
+
+        @h.setter
+        def h(self, value):
+            self._h = 0.9 * value
+
+    def run(scan_like):
+        module = Scaled()
+
+        def cell(c, x):
+            module.h = torch.tanh(module.h + x)
+            return c, module.h
+
+        return scan_like(cell, zeros(), xs)[1], module._h
+
+    xs = steps()
+    torch._dynamo.reset()
+    with torch_scan_hop.fallback("allow" if torch.__version__ < "2.10" else "error"):
+        assert_same(run(scan), run(loop))

@@ -35,13 +35,15 @@ DEFAULT = (
 #: program has many steps; ``contexts``: the scan is called a second time, in another context;
 #: ``complex_carry``: most carries are complex; ``floats``: closed-over Python floats; ``regions``:
 #: ``attributes``: state in objects; ``facts``: what is asked of a value changes after a step;
-#: ``first_steps``: a leaf of the carry is None, or a number, at first;
+#: ``first_steps``: a leaf of the carry is None, or a number, at first; ``counters``: Python numbers
+#: in attributes, alone and beside tensors, and what Python makes of them; delay lines;
 #: of autocast, and of checkpoints; ``affine``: so are all carries; ``inner_cells``: scans of
 #: recurrent cells within a step; ``sums``: a carry that steps only add sums to
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
     "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "regions",
     "affine", "inner_cells", "sums", "attributes", "facts", "hooks", "first_steps",
+    "counters",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
@@ -64,7 +66,7 @@ class _Generator:
         self.rng = rng = random.Random(f"torch_scan_hop {seed}")
         self.long = rng.random() < 0.06 or "long" in features
         trip_count = rng.choice([33, 64, 256] if self.long else TRIP_COUNTS)
-        if {"attributes", "first_steps"} & set(features):
+        if {"attributes", "first_steps", "counters"} & set(features):
             trip_count = max(1, trip_count)  # what comes of no step is known to a step that runs
         pool = [1, 2, 3, 4, 8] if self.long else SIZES
         self.sizes = {name: rng.choice(pool) for name in "NMK"} | {"T": trip_count}

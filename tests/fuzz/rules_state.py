@@ -68,6 +68,48 @@ def counted_in_an_attribute(g: Builder) -> None:
         g.let(f"torch.tanh({a.name} * (0.5 + 0.1 * holder.steps))", a.type.shape)
 
 
+@rule("counters")
+def computed_of_a_counter(g: Builder) -> None:
+    """In Python numbers, and so in double precision; under two names, too."""
+    a = g.float()
+    _holder(g)
+    name = f"holder.n{len(g.vars)}"
+    g.before.append(Statement(f"{name} = {g.choose(['0', '1.0'])}"))
+    g.do(f"{name} += 1")
+    if g.chance(0.3):
+        other = f"k{len(g.vars)}"
+        g.do(f"{other} = {name}")
+        g.do(f"{other} *= 3")
+    texts = ["1 - 0.9 ** {n}", "1 / {n}", "0.5 * ({n} % 3) + {n} ** -0.5", "-{n} // 2"]
+    factor = g.choose(texts).format(n=name)
+    g.let(f"torch.tanh({a.name} * ({factor}))", a.type.shape)
+    g.extras.append(f"float({name})")
+
+
+@rule("counters")
+def kept_beside_a_number(g: Builder) -> None:
+    a = g.float(fresh=True)
+    _holder(g)
+    name = f"holder.p{len(g.vars)}"
+    g.before.append(Statement(f"{name} = ({a.type.zeros()}, 0)"))
+    before = g.let(f"{name}[0]", a.type.shape, fresh=False)
+    g.do(f"{name} = (torch.tanh({before.name} * 0.9 ** {name}[1] + {a.name}), {name}[1] + 1)")
+    g.let(f"{name}[0] * 0.7", a.type.shape)
+    g.extras += [f"{name}[0]", f"float({name}[1])"]
+
+
+@rule("counters")
+def delayed(g: Builder) -> None:
+    a = g.float(fresh=True)
+    _holder(g)
+    g.helpers["deque"] = "from collections import deque\n"
+    name, n = f"holder.d{len(g.vars)}", g.choose([1, 2, 3])
+    g.before.append(Statement(f"{name} = deque([{a.type.zeros()}] * {n}, maxlen={n})"))
+    before = g.let(f"{name}[0]", a.type.shape, fresh=False)
+    g.do(f"{name}.append(torch.tanh({a.name} - 0.5 * {before.name}))")
+    g.extras.append(f"{name}[-1]")
+
+
 @rule("facts")
 def asked_of_a_value(g: Builder) -> None:
     """A carry whose init needs no gradient needs one after a step."""

@@ -57,6 +57,12 @@ NAMES: dict[str, str] = {
         "torch.overrides._push_mode torch.utils._python_dispatch "
         "torch.utils._python_dispatch._disable_current_modes"
     ),
+    "dynamo.deques": (
+        "torch._dynamo.guards.GuardBuilder torch._dynamo.guards.install_guard "
+        "torch._dynamo.source.AttrSource torch._dynamo.variables.builder.VariableBuilder "
+        "torch._dynamo.variables.constant.ConstantVariable "
+        "torch._dynamo.variables.lists.DequeVariable"
+    ),
     "dynamo.errors": (
         "torch._dynamo.exc.BackendCompilerFailed torch._dynamo.exc.FailOnRecompileLimitHit "
         "torch._dynamo.exc.ObservedException torch._dynamo.exc.TorchDynamoException "
@@ -64,7 +70,8 @@ NAMES: dict[str, str] = {
         "torch._dynamo.exc.UserError torch._dynamo.exc.UserErrorType"
     ),
     "dynamo.facts": (
-        "torch._dynamo.symbolic_convert torch._dynamo.symbolic_convert.compare_op_handlers "
+        "torch._dynamo.exc.Unsupported torch._dynamo.symbolic_convert "
+        "torch._dynamo.symbolic_convert.compare_op_handlers "
         "torch._dynamo.variables.base.VariableTracker "
         "torch._dynamo.variables.builtin.BuiltinVariable "
         "torch._dynamo.variables.tensor.TensorVariable"
@@ -104,7 +111,8 @@ NAMES: dict[str, str] = {
     "dynamo.modules": (
         "torch._C._dynamo.guards.GuardManager torch._dynamo.guards.install_guard "
         "torch._dynamo.output_graph.OutputGraph torch._dynamo.variables.base.VariableTracker "
-        "torch._guards.Guard"
+        "torch._dynamo.variables.constant.ConstantVariable "
+        "torch._dynamo.variables.functions.UserMethodVariable torch._guards.Guard"
     ),
     "dynamo.numpy_constants": (
         "torch._dynamo.variables.base.VariableTracker "
@@ -408,6 +416,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.builtin.BuiltinVariable": "fn",
     "torch._dynamo.variables.builtin.BuiltinVariable.call_function": "self tx args kwargs",
     "torch._dynamo.variables.constant.ConstantVariable.create": "value",
+    "torch._dynamo.variables.functions.UserMethodVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.higher_order_ops._call_function_and_unflatten_output": (
         "tx fn args ..."
     ),
@@ -421,7 +430,7 @@ CALLED: dict[str, str] = {
         "tx f sub_args sub_kwargs description restore_side_effects= set_subgraph_inputs= "
         "should_flatten_outputs= source_target= supports_aliasing= supports_input_mutation= ...; "
         "tx f sub_args sub_kwargs description restore_side_effects= set_subgraph_inputs= "
-        "source_target= supports_aliasing="
+        "source_target= supports_aliasing= supports_input_mutation="
     ),
     "torch._dynamo.variables.lazy.LazyVariableTracker.realize_all": "value",
     "torch._dynamo.variables.lists.ListVariable": "items",
@@ -431,6 +440,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.lists.TupleVariable": "items",
     "torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply": "self tx args kwargs",
     "torch._dynamo.variables.misc.get_np_to_tnp_map": "()",
+    "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
     "torch._functorch._aot_autograd.functional_utils.has_data_mutation": "t",
     "torch._functorch.aot_autograd.aot_module_simplified": (
         "mod args bw_compiler= decompositions= fw_compiler= inference_compiler= "
@@ -605,6 +615,7 @@ REPLACED: dict[str, str] = {
         "self tx args kwargs"
     ),
     "torch._dynamo.variables.builtin.BuiltinVariable.call_function": "self tx args kwargs",
+    "torch._dynamo.variables.functions.UserMethodVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.higher_order_ops.TorchHigherOrderOperatorVariable._call_function": (
         "self tx args kwargs"
     ),
@@ -625,6 +636,7 @@ REPLACED: dict[str, str] = {
     "torch._dynamo.variables.tensor.TensorVariable._method_register_hook": (
         "self name hook; self tx name hook"
     ),
+    "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
     "torch._higher_order_ops.effects.has_effects": "op; op args kwargs",
     "torch._inductor.codegen.cpp.CppKernelProxy.size_hint": "self",
     "torch._inductor.codegen.cpp.CppVecKernel._load_or_store_non_contiguous": (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.signature import output_node
 
 
@@ -52,21 +53,29 @@ def is_scaling(hook: fx.GraphModule) -> bool:
     )
 
 
-def refuse_hooks_of_used_carries(graph: fx.Graph, n_carry: int) -> None:
-    """Refuse a hook on a carry that the step before has also used in another way, in a y, say.
+def refuse_hooks_of_used_carries(graph: fx.Graph, n_carry: int, wants_grad: Sequence[bool]) -> None:
+    """Refuse a hook on a carry that is used besides being the carry of this step.
 
-    The carry that a step is given is what the step before returned. There it gets one gradient from
-    the next step and one from the other use, but a hook in the next step would see only the first
-    of them.
+    A step's carry is what the step before returned, which gets one gradient from the next step and
+    one from its other use, in a y, say; the hook would see only the first of them. Of init, if it
+    ``wants_grad``, nobody knows what else the program does with it.
     """
     from torch_scan_hop._torch.dynamo.errors import Unsupported
 
     placeholders = graph.find_nodes(op="placeholder")[:n_carry]
     results: Any = output_node(graph).args[0]
-    for given, returned in zip(placeholders, results, strict=False):
-        is_hooked = any(user.target is hooked for user in given.users)
-        if is_hooked and (len(returned.users) > 1 or list(results).count(returned) > 1):
+    for k, (given, returned) in enumerate(zip(placeholders, results, strict=False)):
+        hook = next((user for user in given.users if user.target is hooked), None)
+        if hook is None:
+            continue
+        where = users_line(hook.stack_trace or "")
+        if len(returned.users) > 1 or list(results).count(returned) > 1:
             raise Unsupported(
                 "the body registers a hook on its carry, which the step before has used besides "
-                "returning it, in y or elsewhere. Return carry.clone() as the carry"
+                f"returning it, in y or elsewhere{where}. Return carry.clone() as the carry"
+            )
+        if wants_grad[k]:
+            raise Unsupported(
+                "the body registers a hook on its carry, which is init at first, and init may be "
+                f"used elsewhere{where}. Register it on carry.clone()"
             )

@@ -24,8 +24,8 @@ from torch_scan_hop.capture.first_steps import FirstStepDiffers
 from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.signature import Inputs
 
-#: by position of a carry; None where it is a number
-Dtypes = dict[int, torch.dtype | None]
+#: by position of a carry; a kind of number where it is one
+Dtypes = dict[int, torch.dtype | type]
 
 
 def _a_slice(xs: torch.Tensor) -> torch.Tensor:
@@ -60,8 +60,9 @@ def example_arguments(tx: Any, inputs: Inputs[VariableTracker]) -> list[Variable
 
 def with_dtypes_of_step(
     tx: Any, combine_fn: VariableTracker, inputs: Inputs[VariableTracker], positions: list[int]
-) -> Inputs[VariableTracker]:
-    """Return ``inputs`` with the carries at ``positions`` in the dtypes that a step gives them.
+) -> tuple[Inputs[VariableTracker], list[int]]:
+    """Return ``inputs`` with the carries at ``positions`` in the dtypes that a step gives them, and
+    those of them that stay numbers.
 
     Those were Python numbers, and are scalars with all their digits here. A number has a kind and
     no dtype of its own: a step is told so by a number, where its operators take one, and by a
@@ -69,26 +70,29 @@ def with_dtypes_of_step(
     next one, too. Further rounds see what the dtypes found do to other numbers.
     """
     found = _Dtypes(tx, combine_fn, inputs, positions)
-    try:
-        dtypes = found.settle(dict.fromkeys(positions))
-    except Exception:  # an operator or method that takes no number
-        dtypes = dict.fromkeys(positions)
     widest = {k: example_value(inputs.carry[k]).dtype for k in positions}
-    whole: Dtypes = {k: dtypes[k] or _default_dtype(widest[k]) for k in positions}
+    kinds: Dtypes = {k: _KIND_OF_DTYPE[widest[k]] for k in positions}
+    try:
+        dtypes = found.settle(kinds)
+        staying = [k for k in positions if isinstance(dtypes[k], type)]
+    except Exception:  # an operator or method that takes no number
+        dtypes, staying = kinds, []
+    whole: Dtypes = {k: _as_dtype(dtypes[k]) for k in positions}
     try:
         settled = found.settle(whole)
     except Exception as error:  # the step asks for a number, or multiplies matrices by what grows
         note_leaf(error, "a step takes no scalars for the numbers in init", grows=True)
         raise
     # a step that returns a number itself: the scalar that it becomes
-    last: Dtypes = {k: settled[k] or found.of_numbers[k] for k in positions}
+    last = {k: _as_dtype(settled[k]) for k in positions}
     for k, dtype in last.items():
-        if dtype is not None and tree.kind_of(dtype) < tree.kind_of(widest[k]):
-            number = type(_NUMBER_OF_DTYPE[widest[k]]).__name__
+        is_counted = kinds[k] is bool and dtype != torch.bool  # True + True is 2, of tensors True
+        if is_counted or tree.kind_of(dtype) < tree.kind_of(widest[k]):
+            number = kinds[k].__name__  # type: ignore[union-attr]
             raise FirstStepDiffers(
                 f"leaf {k} of the carry is a {number} at first, and then {dtype}"
             )
-    return replace(inputs, carry=found.carry_in(last))
+    return replace(inputs, carry=found.carry_in({**last})), staying
 
 
 class _Dtypes:
@@ -102,11 +106,9 @@ class _Dtypes:
         positions: list[int],
     ) -> None:
         self.tx, self.combine_fn, self.inputs, self.positions = tx, combine_fn, inputs, positions
-        #: of the numbers that a step has returned
-        self.of_numbers: dict[int, torch.dtype] = {}
 
     def settle(self, dtypes: Dtypes) -> Dtypes:
-        """Return the dtypes that steps keep; None is a number."""
+        """Return the dtypes that steps keep."""
         for _ in range(2 + len(self.positions)):
             after = self._after(dtypes)
             if after == dtypes:
@@ -122,33 +124,34 @@ class _Dtypes:
                 keep: Any = {"keep_numbers": ConstantVariable.create(True)}
                 result = self.combine_fn.call_function(tx, step, keep)
             leaves = sequence_items(tx, sequence_items(tx, result)[0])
-            for k in self.positions:
-                if leaves[k].is_python_constant():
-                    self.of_numbers[k] = torch.as_tensor(leaves[k].as_python_constant()).dtype
             return {k: _dtype_of(leaves[k]) for k in self.positions}
 
     def carry_in(self, dtypes: Dtypes) -> list[VariableTracker]:
         carry = list(self.inputs.carry)
         for k, dtype in dtypes.items():
             widest = example_value(carry[k]).dtype
-            if dtype is None:
-                carry[k] = ConstantVariable.create(_NUMBER_OF_DTYPE[widest])
+            if isinstance(dtype, type):
+                carry[k] = ConstantVariable.create(dtype(1))
             elif dtype != widest:
                 constant = ConstantVariable.create(dtype)
                 carry[k] = carry[k].call_method(self.tx, "to", [constant], {})
         return carry
 
 
-def _dtype_of(variable: VariableTracker) -> torch.dtype | None:
+def _dtype_of(variable: VariableTracker) -> torch.dtype | type:
     if variable.is_python_constant():
-        return None
-    value = example_value(variable)
-    return value.dtype if isinstance(value, torch.Tensor) else None
+        return type(variable.as_python_constant())
+    return example_value(variable).dtype  # type: ignore[no-any-return]
 
 
-#: a number of the kind that a widest dtype stands for
-_NUMBER_OF_DTYPE = {torch.bool: True, torch.int64: 1, torch.float64: 1.0, torch.complex128: 1j}
+_KIND_OF_DTYPE: dict[torch.dtype, type] = {
+    torch.bool: bool,
+    torch.int64: int,
+    torch.float64: float,
+    torch.complex128: complex,
+}
 
 
-def _default_dtype(widest: torch.dtype) -> torch.dtype:
-    return torch.full((), _NUMBER_OF_DTYPE[widest]).dtype
+def _as_dtype(dtype: torch.dtype | type) -> torch.dtype:
+    """Return the dtype of a scalar that is made of such a number."""
+    return torch.full((), dtype(1)).dtype if isinstance(dtype, type) else dtype

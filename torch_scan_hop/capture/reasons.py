@@ -9,6 +9,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
@@ -70,6 +71,7 @@ def _setting(fn: Any, inputs: Any) -> Any:
         in_forward_mode(),
         torch.is_inference_mode_enabled(),
         users_module_call() is None,
+        len(pytree.SUPPORTED_NODES),  # a dataclass that is registered can be carried
         *map(_kind_of, tree.leaves(inputs)),
     ]
     while isinstance(fn, functools.partial):
@@ -155,7 +157,37 @@ def forget_refusals() -> None:
 #: how an error begins that Dynamo shows to the user
 NOT_CAPTURED = "scan: combine_fn is not captured: "
 _PREAMBLE = "Got graph break/error:"
+#: what Dynamo says in its own words, and what it means for a scan
+_MEANINGS = (
+    ("RemovableHandleClass.*context manager", "the body removes a hook that it registers"),
+    (
+        r"(saved_tensors_hooks|save_on_cpu).*skipped|skipped.*(saved_tensors_hooks|save_on_cpu)",
+        "the body says how tensors are saved for its backward",
+    ),
+    (
+        r"setattr.*type.*register_\w+_hook",
+        "the body registers a hook on a module, which the loop does at every step",
+    ),
+    ("Module-level backwards hooks", "the body calls a module that has a backward hook"),
+    (r"autograd\.grad.*trace_autograd_ops", "the body calls torch.autograd.grad"),
+    (r"requires_grad_\(\)`", "the body calls requires_grad_()"),
+    (r"Tensor\.retain_grad\(\) with", "the body calls retain_grad()"),
+)
 _FIXES = (
+    (
+        "a hook that the body registers changes",
+        "Return a new gradient from the hook, as g * 0.5. To see the gradients of h, add zeros "
+        "to it that come from xs, and look at theirs.",
+    ),
+    ("removes a hook", "Leave the hook out: no backward comes before it is removed."),
+    ("how tensors are saved", "Enter the context around the scan."),
+    (
+        r"module that has a backward hook|register_\w*backward_\w*hook",
+        "Register the hook on a tensor in the body: module(x).register_hook(f).",
+    ),
+    ("registers a hook on a module", "Register it before the scan."),
+    ("what the grad_fn of", "Ask if h.requires_grad, or if h.grad_fn is None."),
+    ("calls retain_grad", "Return the tensor in ys, and call ys.retain_grad() after the scan."),
     (
         "data-dependent size|Dynamic shape operator",
         "For h[mask] = new[mask] write h = torch.where(mask, new, h).",
@@ -196,8 +228,11 @@ def reason_of(error: BaseException, stack: str = "") -> str:
     explanation = [line for line in lines if line.startswith("Explanation:")]
     if explanation and len(explanation[0]) < 200:
         reason = f"{reason} ({explanation[0].removeprefix('Explanation:').strip()})"
+    where = ""
     if ", at " not in reason:
-        reason += users_line(str(error)) or users_line(stack)
+        where = users_line(str(error)) or users_line(stack)
+    meant = (words for pattern, words in _MEANINGS if re.search(pattern, reason + where))
+    reason = next(meant, reason) + where
     fixes = [fix for pattern, fix in _FIXES if re.search(pattern, reason, re.IGNORECASE)]
     advice = [*fixes[:1], hint_about(error)]
     return " ".join([reason.rstrip(". ") + "." if any(advice) else reason, *advice]).strip()

@@ -7,13 +7,14 @@ is taken back, and the next one is made with the first step on its own, or with 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.attempts import taken_back_on_error
+from torch_scan_hop._torch.dynamo.deques import deques_are_bounded
 from torch_scan_hop._torch.dynamo.errors import (
     UncapturedHigherOrderOpError,
     Unsupported,
@@ -24,8 +25,10 @@ from torch_scan_hop._torch.dynamo.errors import (
     stack_of,
     uncaptured,
 )
+from torch_scan_hop._torch.dynamo.facts import grad_functions_are_known
 from torch_scan_hop._torch.dynamo.hooks import hooks_are_captured
-from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number
+from torch_scan_hop._torch.dynamo.modules import methods_have_functions
+from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number, is_number
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -42,6 +45,7 @@ from torch_scan_hop.capture.hooks import hooked
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
+from torch_scan_hop.capture.told import told
 from torch_scan_hop.capture.user_code import PACKAGE
 from torch_scan_hop.step import device_of, split_result
 
@@ -57,7 +61,13 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
     ) -> VariableTracker:
         *call, settled = args
         try:
-            with own_failures_are_unsupported(), hooks_are_captured(hooked, self.value):
+            with (
+                own_failures_are_unsupported(),
+                hooks_are_captured(hooked, self.value),
+                methods_have_functions(),
+                grad_functions_are_known(),
+                deques_are_bounded(tx),
+            ):
                 return _Capture(tx, *call).trace(settled.as_python_constant())
         except UserError:
             raise  # what the caller did wrong: said in our words already
@@ -89,7 +99,8 @@ class _Capture:
         places: list[Place] = []
         while True:
             try:
-                with taken_back_on_error(self.tx), _told(settled, places):
+                about = told(settled, map(str, places), self._numbers_at(places))
+                with taken_back_on_error(self.tx), about:
                     return self._scan(places)
             except Exception as error:
                 why = error
@@ -112,9 +123,7 @@ class _Capture:
             return self._run(self.combine_fn, self.template, self.carry)
         tx = self.tx
         # before: carry          after: (carry, what is at the places)
-        state: VariableTracker = TupleVariable(
-            [call_inlined(tx, _exact, place.read(tx), self.init, self.over[0]) for place in places]
-        )
+        state: VariableTracker = TupleVariable([self._start_at(place) for place in places])
         template = self.template
         if not _is_none(template):
             template = TupleVariable([template, state])
@@ -125,6 +134,19 @@ class _Capture:
         for place, value in zip(places, sequence_items(tx, state), strict=True):
             _leave(tx, place, value)
         return TupleVariable([carry, ys])
+
+    def _numbers_at(self, places: Sequence[Place]) -> tuple[int, ...]:
+        """Return which leaves of the carry are numbers that are left at ``places``."""
+        tx = self.tx
+        parts = [part for place in places for part in _parts(tx, place.read(tx))]
+        first = len(_parts(tx, self.carry))
+        return tuple(first + k for k, part in enumerate(parts) if is_number(part))
+
+    def _start_at(self, place: Place) -> VariableTracker:
+        value = place.read(self.tx)
+        for part in _parts(self.tx, value):
+            place.check(part)
+        return call_inlined(self.tx, _exact, value, self.init, self.over[0])
 
     def _run(self, combine_fn: Any, template: Any, carry: Any) -> VariableTracker:
         return self.run.call_function(self.tx, [combine_fn, template, carry, *self.over], {})
@@ -165,25 +187,21 @@ def _leave(tx: Any, place: Place, value: VariableTracker) -> None:
         assert place.before is not None
         write_back(tx, place.before.as_proxy(), value.as_proxy())
     else:
-        place.write(tx, as_number(tx, value) if place.is_number() else value)
+        place.write(tx, _with_numbers_of(tx, place.before, value))
 
 
-Steady = tuple[tuple[str, ...], tuple[str, ...]]
-_telling: list[Steady] = []
-
-
-@contextlib.contextmanager
-def _told(settled: tuple[str, ...], places: Sequence[Place]) -> Iterator[None]:
-    _telling.append((settled, tuple(map(str, places))))
-    try:
-        yield
-    finally:
-        _telling.pop()
-
-
-def told_of_steps() -> Steady:
-    """Return what is known of the steps of the scan that is being captured."""
-    return _telling[-1] if _telling else ((), ())
+def _with_numbers_of(
+    tx: Any, before: VariableTracker | None, value: VariableTracker
+) -> VariableTracker:
+    """Return ``value`` with Python numbers for tensors, where ``before`` has numbers."""
+    if before is None:
+        return value
+    olds, parts = _parts(tx, before), _parts(tx, value)
+    if len(olds) != len(parts) or not any(map(is_number, olds)):
+        return value
+    pairs = zip(olds, parts, strict=True)
+    numbers = [as_number(tx, part) if is_number(old) else part for old, part in pairs]
+    return call_inlined(tx, tree.unflatten, value, TupleVariable(numbers))
 
 
 class _Written(Exception):
@@ -252,8 +270,12 @@ def _no_steps(trip_count: Any) -> bool:
     return False
 
 
+def _parts(tx: Any, value: VariableTracker) -> list[VariableTracker]:
+    return sequence_items(tx, call_inlined(tx, tree.tensors, value))
+
+
 def _tensors(tx: Any, value: VariableTracker) -> list[VariableTracker]:
-    leaves = sequence_items(tx, call_inlined(tx, tree.tensors, value))
+    leaves = _parts(tx, value)
     return [v for v in leaves if isinstance(example_value_or_none(v), torch.Tensor)]
 
 
@@ -262,6 +284,9 @@ def example_value_or_none(variable: VariableTracker) -> Any:
 
 
 def _exact(value: Any, init: Any, xs: Any) -> Any:
-    if isinstance(value, (int, float)):
-        return tree.exact_tensor(value, device_of(init, xs))
-    return value
+    device = device_of(init, xs)
+
+    def exact(leaf: Any) -> Any:
+        return tree.exact_tensor(leaf, device) if isinstance(leaf, (int, float)) else leaf
+
+    return tree.map_leaves(exact, value)

@@ -6,7 +6,7 @@ carries, copied back after the loop; that serves autograd and every backend.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from torch_scan_hop._torch.dynamo.indexing import indices_are_captured
 from torch_scan_hop._torch.dynamo.numpy_constants import numpy_constants_are_folded
 from torch_scan_hop._torch.dynamo.speculation import numbers_of_tensors_are_refused, speculate
 from torch_scan_hop._torch.dynamo.variables import (
+    ConstantVariable,
     LazyVariableTracker,
     TorchHigherOrderOperatorVariable,
     VariableTracker,
@@ -48,12 +49,14 @@ from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.capture.cache_key import add_cache_key
 from torch_scan_hop.capture.first_steps import check_facts
 from torch_scan_hop.capture.hooks import refuse_hooks_of_used_carries
+from torch_scan_hop.capture.number_arithmetic import make_exact
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
 from torch_scan_hop.capture.purify import CapturedBody
 from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
 from torch_scan_hop.capture.steady import STEADY
-from torch_scan_hop.capture.steady_variables import told_of_steps
+from torch_scan_hop.capture.steady_variables import example_value_or_none
+from torch_scan_hop.capture.told import numbers_carried, steady_state
 from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.signature import Inputs
@@ -70,6 +73,8 @@ class _Call:
     checkpoint: Any
     #: positions of the carries that are Python numbers at first
     numbers: tuple[int, ...] = ()
+    #: by position, those that stay numbers, with all their digits
+    exact: dict[int, VariableTracker] = field(default_factory=dict)
 
 
 def _call_of(
@@ -149,13 +154,16 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
                     tx, call.combine_fn, examples, self._operator()
                 )
         check_facts(tx, facts, given.carry, examples, sequence_items(tx, result), call.numbers)
-        refuse_hooks_of_used_carries(graph, n_carry)
+        refuse_hooks_of_used_carries(graph, n_carry, _wanting_grad(given.carry))
         self._check_step(tx, examples[:n_carry], result, spec)
         make_levels_relative(graph, levels)
         make_no_grad(graph)
         _refuse_unknown_sizes(graph)
+        widened = make_exact(graph, n_carry, numbers_carried(), call.exact)
         body = CapturedBody(tx, graph, n_carry, len(given.xs))
         inputs = [v.as_proxy() for v in given.flat()] + list(lifted)
+        for k in widened:
+            inputs[k] = _in_dtype(tx, call.exact[k], torch.float64).as_proxy()
         self._check_body(body)
         mutated = body.make_pure()
         if mutated:
@@ -164,7 +172,17 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         last = n_carry + len(mutated)
         for k, after in zip(mutated, outputs[n_carry:last], strict=True):
             write_back(tx, inputs[k], after.as_proxy())
+        for k, dtype in widened.items():
+            outputs[k] = _in_dtype(tx, outputs[k], dtype)
         return reconstruct_outputs(tx, [*outputs[:n_carry], *outputs[last:]], spec)
+
+
+def _wanting_grad(init: list[VariableTracker]) -> list[bool]:
+    """Return which leaves of ``init`` require grad; what our own first step returns is nobody
+    else's."""
+    if steady_state()[0]:
+        return [False for _ in init]
+    return [getattr(example_value_or_none(v), "requires_grad", False) for v in init]
 
 
 def _call_in_graph(
@@ -179,7 +197,7 @@ def _call_in_graph(
     """
     module = body.module()
     add_cache_key(module)
-    module.meta[STEADY] = told_of_steps()
+    module.meta[STEADY] = steady_state()
     checkpoint = call.checkpoint
     if callable(checkpoint):
         # a function is no argument of a graph node; it stays with the body
@@ -202,8 +220,10 @@ class ScanOfNumbersVariable(ScanVariable):
     def _called_with(self, tx: Any, positions: Any, *args: Any, **kwargs: Any) -> _Call:
         call = _call_of(tx, *args, **kwargs)
         numbers = [v.as_python_constant() for v in sequence_items(tx, positions)]
-        inputs = with_dtypes_of_step(tx, call.combine_fn, call.inputs, numbers)
-        return replace(call, inputs=inputs, numbers=tuple(numbers))
+        inputs, staying = with_dtypes_of_step(tx, call.combine_fn, call.inputs, numbers)
+        exact = {k: call.inputs.carry[k] for k in staying}
+        numbers_carried().update(staying)
+        return replace(call, inputs=inputs, numbers=tuple(numbers), exact=exact)
 
     def _operator(self) -> Any:
         return scan_op
@@ -230,6 +250,10 @@ def _refuse_unknown_sizes(graph: fx.Graph) -> None:
         if isinstance(value, torch.Tensor) and has_unknown_size(value):
             where = users_line(node.stack_trace or "")
             raise Unsupported(f"a result of data-dependent size (a mask, nonzero, unique){where}")
+
+
+def _in_dtype(tx: Any, variable: VariableTracker, dtype: torch.dtype) -> VariableTracker:
+    return variable.call_method(tx, "to", [ConstantVariable.create(dtype)], {})
 
 
 def _cloned(tx: Any, proxy: Any) -> Any:

@@ -10,6 +10,7 @@ copy is made only where nothing cheaper keeps the promise:
   user's, the other half of ``return h, h``. What nobody else holds is nobody else's to write to.
 - Once the body has written to its carry, every carry is copied: autograd may have saved it.
 - Without autograd, xs are copied on write. With it, they are copied at once: one backward for all.
+- The first step gets copies of init, or init itself where Python could tell a copy.
 """
 
 from __future__ import annotations
@@ -42,15 +43,46 @@ def run_loop(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: int, reverse: bool
 ) -> tuple[Any, Any]:
     """:func:`reference.scan_loop` at a lower cost; arguments and results are the same."""
-    leaves = [*tree.tensors(init), *tree.tensors(xs)]
+    start = tree.tensors(init)
+    leaves = [*start, *tree.tensors(xs)]
     if trip_count == 0 or torch.is_inference_mode_enabled() or under_transform():
         return scan_loop(combine_fn, init, xs, trip_count, reverse)
     if not all(map(_is_plain, leaves)):
         return scan_loop(combine_fn, init, xs, trip_count, reverse)
     order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
-    if isinstance(init, torch.Tensor) and isinstance(xs, torch.Tensor):
-        return _run_tensors(combine_fn, init, xs, order)
-    return _run(combine_fn, init, xs, order)
+    own = filter(_is_more_than_data, start)
+    kept = [(leaf, leaf.clone(), leaf._version, leaf.requires_grad) for leaf in own]
+    try:
+        if isinstance(init, torch.Tensor) and isinstance(xs, torch.Tensor):
+            return _run_tensors(combine_fn, init, xs, order)
+        return _run(combine_fn, init, xs, order)
+    finally:
+        for leaf, before, version, required_grad in kept:
+            if leaf._version != version:
+                _put_back(leaf, before, required_grad)
+
+
+def _is_more_than_data(leaf: torch.Tensor) -> bool:
+    """Return True if Python could tell ``leaf`` from a copy, and a body may write to it.
+
+    A hook on what requires grad sees all that flows into it, and a copy has no attributes. But
+    autograd refuses writes to a leaf that requires grad, which a body may make to its carry.
+    """
+    if leaf.requires_grad:
+        return not leaf.is_leaf and not leaf._is_view()
+    return (type(leaf) is not torch.Tensor or bool(vars(leaf))) and not leaf._is_view()
+
+
+def _put_back(leaf: torch.Tensor, before: torch.Tensor, required_grad: bool) -> None:
+    """Give ``leaf`` of init the value that it had, and the history."""
+    with torch.set_grad_enabled(before.requires_grad):
+        leaf.copy_(before)
+    if not required_grad:
+        leaf.detach_()
+
+
+def _first_carry(init: Leaves) -> Leaves:
+    return [leaf if _is_more_than_data(leaf) else leaf.clone() for leaf in init]
 
 
 def _is_plain(leaf: Any) -> bool:
@@ -58,7 +90,7 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def _run(combine_fn: CombineFn, init: Any, xs: Any, order: range) -> tuple[Any, Any]:
-    carry = _cloned(tree.tensors(init))
+    carry = _first_carry(tree.tensors(init))
     return _steps(combine_fn, init, carry, xs, order, [[] for _ in order], Settling(), None)
 
 
@@ -104,8 +136,8 @@ def _run_tensors(
     """:func:`_run` where init and xs are one tensor each: in small cells, every call counts."""
     rows, xs_version = _rows(xs), xs._version
     dtype, shape, device = init.dtype, init.shape, init.device
-    carry = [init.clone()]
-    version, is_written = 0, False
+    carry = _first_carry([init])
+    version, is_written = carry[0]._version, False
     steps: list[Leaves] = [[] for _ in order]
     y: Any = None
     for t in progressing(order):

@@ -10,12 +10,14 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._dynamo import symbolic_convert
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
@@ -29,6 +31,28 @@ _OTHERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 # attributes that tell a leaf that requires grad from the result of an operator
 _OF_LEAVES = frozenset({"grad", "grad_fn", "is_leaf", "retains_grad"})
 _GETATTR = "tp_getattro_impl" if "tp_getattro_impl" in vars(TensorVariable) else "var_getattr"
+
+
+class _GradFunction(VariableTracker):
+    """``h.grad_fn`` of what an operator made: not None, and that is all that is known of it."""
+
+    def _refuse(self, *args: Any) -> Any:
+        raise Unsupported(f"the body asks what the grad_fn of a tensor is, at {users_line()}")
+
+    call_method: Any = _refuse
+    python_type = has_unpack_var_sequence = var_getattr = _refuse
+    tp_getattro_impl: Any = _refuse
+
+
+def grad_functions_are_known() -> AbstractContextManager[None]:
+    """``h.grad_fn is None`` is answered, where Dynamo would give up."""
+    original = TensorVariable.method_attr_grad_fn
+
+    @functools.wraps(original)
+    def grad_fn(self: TensorVariable, tx: Any) -> Any:
+        return _GradFunction() if self.has_grad_fn else original(self, tx)
+
+    return replaced(TensorVariable, method_attr_grad_fn=grad_fn)
 
 
 @dataclass(eq=False)

@@ -6,6 +6,7 @@ Dynamo registers a hook once, when the program has run, on a tensor of the progr
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,7 +21,8 @@ from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
 from torch._dynamo.variables.higher_order_ops import discard_graph_changes, speculate_subgraph
 from torch._dynamo.variables.tensor import TensorVariable
 
-from torch_scan_hop._torch.dynamo.places import users_line
+from torch_scan_hop._torch.dynamo.places import StateAssigned, users_line
+from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
 from torch_scan_hop._torch.dynamo.speculation import forget_changes
 from torch_scan_hop._torch.dynamo.variables import install_body, known_modules, make_attr
 from torch_scan_hop._torch.replaced import replaced
@@ -52,7 +54,7 @@ def hooks_are_captured(hooked: Hooked, operator: Any) -> AbstractContextManager[
 
 class _Handle(RemovableHandleVariable):
     def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> VariableTracker:
-        raise Unsupported(f"the body calls {name}() of a hook's handle, at {users_line()}")
+        raise Unsupported(f"the body removes a hook that it registers ({name}), at {users_line()}")
 
 
 def _is_outer(tx: Any, variable: TensorVariable) -> bool:
@@ -70,19 +72,7 @@ def _register(
         raise Unsupported("the body registers a hook on a tensor that does not require gradient")
     with discard_graph_changes(tx):
         gradient = tensor.call_method(tx, "detach", [], {}).call_method(tx, "clone", [], {})
-    before = tx.output.side_effects.clone()
-    (result, _), graph, lifted = speculate_subgraph(
-        tx,
-        hook,
-        [gradient],
-        {},
-        "a hook of a scan's body",
-        source_target=operator,
-        set_subgraph_inputs="flatten_manual",
-        restore_side_effects=False,
-        supports_aliasing=True,
-    )
-    forget_changes(tx.output.side_effects, before)
+    result, graph, lifted = _traced(tx, hook, gradient, operator)
     if result.is_python_constant():  # None: the gradient stays what it is
         return
     module = fx.GraphModule(known_modules(tx), graph, "Hook")
@@ -91,6 +81,35 @@ def _register(
     made.node.meta["example_value"] = proxy.node.meta["example_value"]
     _let_all_read(proxy.node, made.node)
     tensor.proxy = made
+
+
+def _traced(tx: Any, hook: VariableTracker, gradient: VariableTracker, operator: Any) -> Any:
+    before = tx.output.side_effects.clone()
+    try:
+        with lasting_changes_are_refused(tx):
+            (result, _), graph, lifted = speculate_subgraph(
+                tx,
+                hook,
+                [gradient],
+                {},
+                "a hook of a scan's body",
+                source_target=operator,
+                set_subgraph_inputs="flatten_manual",
+                restore_side_effects=False,
+                supports_input_mutation=False,
+                supports_aliasing=True,
+            )
+        forget_changes(tx.output.side_effects, before)
+        return result, graph, lifted
+    except Unsupported as error:
+        why = error
+    # outside of the handler: what a hook changes is nothing that the next step finds
+    if re.search(r"the body changes|input mutation|side effect", str(why)) is None:
+        raise why
+    what = str(why.places[0]) if isinstance(why, StateAssigned) else "a tensor or an object"
+    raise Unsupported(
+        f"a hook that the body registers changes {what}, in the backward, at {users_line()}"
+    )
 
 
 def _let_all_read(node: fx.Node, made: fx.Node) -> None:

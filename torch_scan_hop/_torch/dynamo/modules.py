@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
 from torch._C._dynamo.guards import GuardManager
 from torch._dynamo.guards import install_guard
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.functions import UserMethodVariable
 from torch._guards import Guard
+
+from torch_scan_hop._torch.replaced import replaced
 
 #: torch > 2.9 says where in the user's code a guard comes from
 TAKES_THE_STACK = "arg2" in (GuardManager.add_lambda_guard.__doc__ or "")
 
 Check = Callable[[nn.Module, nn.Module], bool]
+
+
+def methods_have_functions() -> AbstractContextManager[None]:
+    """Dynamo finds what it denies a method: ``getattr(method, "__func__", None)``.
+
+    A module asks so if its ``register_buffer`` is torch's when a buffer is assigned to. Else it
+    looks at the signature, which Dynamo cannot trace for a module that is made in the trace.
+    """
+    original = UserMethodVariable.call_obj_hasattr
+
+    @functools.wraps(original)
+    def has_attribute(self: Any, tx: Any, name: str) -> Any:
+        if name in ("__func__", "__self__"):
+            return ConstantVariable.create(True)
+        return original(self, tx, name)
+
+    return replaced(UserMethodVariable, call_obj_hasattr=has_attribute)
 
 
 class NotConstant:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,9 +108,6 @@ class Place:
     def is_in(self, places: Sequence[Place]) -> bool:
         return any(self.is_like(place) for place in places)
 
-    def is_number(self) -> bool:
-        return _number(self.before) is not None
-
     def must_settle(self) -> bool:
         """Return True if the first step changes the kind, shape or dtype of the value."""
         before, after = self.before, self.after
@@ -124,6 +122,16 @@ class Place:
             return (one is None) != (other is None)
         return one.shape != other.shape or one.dtype != other.dtype
 
+    def check(self, part: VariableTracker) -> None:
+        """Raise Unsupported if ``part`` of what is left there cannot be carried."""
+        if is_number(part) or _tensor_of(part) is not None:
+            return
+        kind = part.realize().python_type().__name__
+        advice = "Keep it apart from what changes, in an attribute of its own."
+        if dataclasses.is_dataclass(part.python_type()):
+            advice = f"A dataclass is carried after torch.export.register_dataclass({kind})."
+        raise Unsupported(f"the body leaves a {kind} in {self}, at {self.line}. {advice}")
+
     def refusal(self) -> Unsupported:
         return refused_change(str(self), self.line)
 
@@ -137,6 +145,10 @@ def _number(variable: VariableTracker | None) -> int | float | None:
         return None
     value = variable.as_python_constant()
     return value if type(value) in (int, float) else None
+
+
+def is_number(variable: VariableTracker) -> bool:
+    return _number(variable) is not None
 
 
 def as_number(tx: Any, value: VariableTracker) -> VariableTracker:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -153,6 +154,12 @@ class _Watch:
         how: tuple[Any, ...],
     ) -> None:
         place = self.attributes.get((id(item), name))
+        kind = type(getattr(item, "value", None))
+        if isinstance(inspect.getattr_static(kind, name, None), property):
+            raise Unsupported(
+                f"the body assigns to the property {name!r} of a {kind.__name__}, at "
+                f"{users_line()}, and Dynamo does not call its setter. Assign to what it assigns to"
+            )
         if place is None:
             before = attribute_of(effects, item, name)
             place = Place(item, name, False, users_line(), before, value)

@@ -1,0 +1,51 @@
+"""Deques with a ``maxlen``, which Dynamo forgets (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.lists import DequeVariable
+
+from torch_scan_hop._torch.replaced import replaced
+
+
+@contextlib.contextmanager
+def deques_are_bounded(tx: Any) -> Iterator[None]:
+    """Within, a deque of the program keeps its ``maxlen``, as a delay line does.
+
+    Afterwards it has none, or Dynamo would refuse to write back what is in it.
+    """
+    wrap_value = VariableBuilder._wrap
+    bounded: list[tuple[DequeVariable, Any]] = []
+
+    def bound(value: Any, variable: Any) -> None:
+        if type(value) is collections.deque and isinstance(variable, DequeVariable):
+            source = AttrSource(variable.source, "maxlen")  # type: ignore[arg-type]
+            install_guard(source.make_guard(GuardBuilder.EQUALS_MATCH))
+            bounded.append((variable, variable.maxlen))
+            variable.maxlen = ConstantVariable.create(value.maxlen)
+
+    @functools.wraps(wrap_value)
+    def wrap(self: VariableBuilder, value: Any) -> Any:
+        found = wrap_value(self, value)
+        bound(value, found)
+        return found
+
+    effects = tx.output.side_effects
+    for value in effects.keepalive:
+        if getattr(effects.id_to_variable.get(id(value)), "source", None) is not None:
+            bound(value, effects.id_to_variable[id(value)])
+    try:
+        with replaced(VariableBuilder, _wrap=wrap):
+            yield
+    finally:
+        for variable, before in bounded:
+            variable.maxlen = before
