@@ -1,7 +1,7 @@
 """What becomes of each cell on a GPU: one kernel, launches in each step, or a loop; and why.
 
 ``python tests/gpu_table.py [NAME ...]`` writes these rows of ``gpu_table.txt``, or all, which takes
-minutes. It needs a build of torch for CUDA and no GPU: all tensors are fakes.
+minutes. It needs no GPU, and no build of torch for one: all tensors are fakes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_scan_hop import explain
 from torch_scan_hop._torch.fakes import FakeTensorMode
+from torch_scan_hop.explain.device import as_if_there
 from torch_scan_hop.explain.facts import Kernel
 
 TABLE = Path(__file__).with_suffix(".txt")
@@ -185,7 +186,7 @@ ROWS = [f"{kind}: {name}" for kind, (_, names) in KINDS.items() for name in name
 def row(name: str) -> str:
     """Lines about one cell: of each of its loops, what it is, and why it is no better."""
     kind, _, own = name.partition(": ")
-    with FakeTensorMode(), torch.device("cuda"):
+    with as_if_there("cuda"), FakeTensorMode(), torch.device("cuda"):
         found = explain(*KINDS[kind][0](own))
     if not found.captured:
         return f"  a Python loop: {found.reason.splitlines()[0]}"

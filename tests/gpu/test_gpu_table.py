@@ -37,6 +37,6 @@ FIRST = ("torch.nn: GRUCell", "torch.nn: LSTMCell, bf16")
     "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
 )
 def test_a_row(name):
-    if torch.__version__ < "2.15":
-        pytest.skip("the table is of the newest torch")
+    if torch.__version__ < "2.15" and name not in FIRST:
+        pytest.skip("the table is of the newest torch: others decompose otherwise")
     assert row(name) == read()[name]

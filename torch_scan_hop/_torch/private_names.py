@@ -21,8 +21,10 @@ ONLY_IN: dict[str, str] = {
 
 NAMES: dict[str, str] = {
     "absent_gpu": (
+        "torch._C.__file__ torch._C._autograd.DeviceType "
+        "torch._C._dispatch_has_kernel_for_dispatch_key "
         "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder "
-        "torch.autograd._engine_run_backward"
+        "torch.autograd._engine_run_backward torch.library._scoped_library"
     ),
     "captured_regions": "torch.amp._enter_autocast torch.amp._exit_autocast",
     "dtensors": (
@@ -563,6 +565,7 @@ CALLED: dict[str, str] = {
     "torch.fx._lazy_graph_module._LazyGraphModule.force_recompile": "gm",
     "torch.fx._symbolic_trace._get_is_fx_tracing": "()",
     "torch.fx._symbolic_trace._set_is_fx_tracing": "value",
+    "torch.library._scoped_library": "_ _",
     "torch.nn.utils.stateless._reparametrize_module": "module parameters_and_buffers tie_weights=",
     "torch.ops.aten._linalg_check_errors.default": "_ _ is_matrix=",
     "torch.ops.aten._linalg_det.default": "_",

@@ -21,7 +21,7 @@ from torch import fx
 from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop.arguments import checked_call
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
-from torch_scan_hop.explain.device import as_if_there
+from torch_scan_hop.explain.device import as_if_there, device_of_fakes
 from torch_scan_hop.explain.explanation import Explanation
 from torch_scan_hop.schedule.strategies import Schedule
 
@@ -66,7 +66,8 @@ def explain(
     Raises:
         TypeError, ValueError: arguments that :func:`torch_scan_hop.scan` refuses; ``init``
             missing for a body or given for a program; ``limits`` that are no two positive numbers.
-        RuntimeError: fakes of a GPU with a torch that is built without CUDA, or older than 2.15.
+        RuntimeError: fakes of a GPU that is not there, and nothing can stand in for it with this
+            build of torch.
 
     Example:
         >>> def cell(h, x):
@@ -108,7 +109,7 @@ def _aside(given: Any) -> Iterator[None]:
     in for it.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    there = as_if_there(pytree.tree_leaves(given))
+    there = as_if_there(device_of_fakes(pytree.tree_leaves(given)))
     with isolated(), torch.random.fork_rng(devices), there:
         yield
 
