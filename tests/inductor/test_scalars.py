@@ -146,7 +146,9 @@ def no_caches():
 
 def run_and_name_kernels(run, *args):
     names = []
-    with watching(lambda _, kernel, __: names.append(getattr(kernel, "__name__", "a loop"))):
+    with watching(
+        lambda _, kernel, __: names.append(type(kernel).__name__ if kernel else "a loop")
+    ):
         return run(*args), names
 
 

@@ -355,6 +355,7 @@ NAMES: dict[str, str] = {
         "torch.autograd.function._SingleLevelFunction "
         "torch.utils.checkpoint._StopRecomputationError"
     ),
+    "triton_code": "torch._inductor.codecache.PyCodeCache",
     "triton_launch": "torch._inductor.codecache.PyCodeCache",
     "xla": (
         "torch._C.DispatchKey.AutogradXLA torch._C.DispatchKey.Functionalize "

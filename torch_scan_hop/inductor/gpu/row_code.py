@@ -15,8 +15,8 @@ import torch
 from torch_scan_hop._torch.inductor_triton import TritonLines, storage_type
 from torch_scan_hop._torch.inductor_values import NotPointwise, handled_by, handler_at_hand
 from torch_scan_hop.inductor.gpu.code import LANE, MASK, STEPS_AHEAD, StepCode
+from torch_scan_hop.inductor.gpu.launch import Launch
 from torch_scan_hop.inductor.gpu.row_body import PRODUCT, Product, RowBody
-from torch_scan_hop.inductor.gpu.source import TritonSource
 from torch_scan_hop.inductor.step import CARRY, StepOps, variable
 
 ROWS = 16  # of a program: the least that a tensor core multiplies
@@ -30,13 +30,13 @@ MANY_BYTES = 2**16
 
 def emit_rows(
     body: RowBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
-) -> tuple[TritonSource, int]:
-    """Emit the kernel of ``body``, and return its warps, too; ``layouts``: of its results."""
+) -> Launch:
+    """Emit the kernel of ``body``; ``layouts``: of its results."""
     code = _RowCode(body, init, layouts, trip_count)
     source = code.source(body.rows)
     for warps, most in WARPS_FOR_BYTES:
         if code.weight_bytes <= most:
-            return source, warps
+            return Launch(source, ROWS, warps, code.weight_bytes)
     raise NotPointwise(f"{code.weight_bytes} bytes of weights: not in shared memory")
 
 

@@ -8,24 +8,21 @@ to a width of 64 for an LSTM in float32, and 128 in bfloat16.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.gpu.launch import call_program
+from torch_scan_hop.inductor.gpu.launch import GpuKernel
 from torch_scan_hop.inductor.gpu.row_body import RowBody
-from torch_scan_hop.inductor.gpu.row_code import ROWS, emit_rows
+from torch_scan_hop.inductor.gpu.row_code import emit_rows
 from torch_scan_hop.inductor.gpu.serving import check_tensors
-from torch_scan_hop.inductor.node import KernelNode, ScanCall
+from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import check_pointwise_around_products, is_plain
 from torch_scan_hop.inductor.step import step_index
 
 
-class RowsKernel(KernelNode):
-    """The node of such a kernel; ``step`` is its source, and the warps of a program."""
-
+class RowsKernel(GpuKernel):
     kind = "one Triton kernel, row by row"
+    unit = "rows"
 
     @staticmethod
     def check(body: fx.GraphModule) -> None:
@@ -39,11 +36,5 @@ class RowsKernel(KernelNode):
         if not call.operands.carry:
             raise Refusal("it has no carry")
         body = RowBody(call.body, call.operands, step_index(call.trip_count, call.reverse))
-        return cls(
-            call, emit_rows(body, call.operands.carry, call.result_layouts(), call.trip_count)
-        )
-
-    def call_kernel(self, wrapper: Any) -> None:
-        source, warps = self.step
-        names = [destination.name for destination in self.destinations]
-        call_program(wrapper, source, names, ROWS, warps)
+        layouts = call.result_layouts()
+        return cls(call, emit_rows(body, call.operands.carry, layouts, call.trip_count))
