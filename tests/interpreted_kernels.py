@@ -15,7 +15,7 @@ import torch
 import triton_interpreter  # noqa: F401  before Inductor
 from fuzz.campaign import run_here
 from fuzz.modes import parse_mode
-from gpu_cells import CASES, ROW_CASES, Case, randn, row_case
+from gpu_cells import CASES, NORM_CASES, ROW_CASES, Case, randn, row_case
 from graph_caches import graph_caches
 from on_the_cpu import triton_kernels
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
@@ -64,7 +64,7 @@ def in_float64(inputs):
 
 def check(name, T, reverse=False, dtype=torch.float64, train=True, **options):
     """Values, and all gradients, equal those of the loop; the kernels of the scans."""
-    case = (CASES | ROW_CASES)[name]
+    case = (CASES | ROW_CASES | NORM_CASES)[name]
     inputs = case.drawn(T, dtype)
     exact = in_float64(inputs)
     if train:
@@ -178,6 +178,20 @@ OTHER_ROWS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHER_RO
 @pytest.mark.parametrize(("name", "reverse"), [*ROWS_ONCE.items(), *OTHER_ROWS])
 def test_rows(name, reverse):
     assert check(name, 5, reverse, torch.float32) == [ROWS] * 2
+
+
+#: and what their backwards are
+BACKWARDS = dict.fromkeys(NORM_CASES, ROWS)
+NORMS_ONCE = {"norm in a cell": True, "two blocks": False}
+OTHER_NORMS = [(n, r) for n in NORM_CASES for r in (False, True) if NORMS_ONCE.get(n) is not r]
+OTHER_NORMS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHER_NORMS]
+
+
+@pytest.mark.parametrize(("name", "reverse"), [*NORMS_ONCE.items(), *OTHER_NORMS])
+def test_reductions_of_rows(name, reverse):
+    has_products = {"u", "w"} & set(NORM_CASES[name].inputs(1)[2] or ())
+    dtype = torch.float32 if has_products else torch.float64
+    assert check(name, 5, reverse, dtype) == [ROWS, BACKWARDS[name]]
 
 
 @pytest.mark.slow

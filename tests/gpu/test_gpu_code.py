@@ -21,7 +21,7 @@ import triton
 from affine_cells import AFFINE
 from fake_cuda import launches, scan_kernels, wrappers
 from fake_graphs import CountedGraphs
-from gpu_cells import CASES, ROW_CASES, gru, lstm, row_case
+from gpu_cells import CASES, NORM_CASES, ROW_CASES, gru, lstm, row_case, softmax
 from on_the_cpu import serving, triton_kernels
 from torch.utils import _pytree as pytree
 from wrappers import loops
@@ -48,6 +48,7 @@ LARGE = {
     "lstm, 64 wide": row_case(lstm, "wub", 40, 64, gates=4, carries=2),
     "lstm, 128 wide": row_case(lstm, "wub", 40, 128, gates=4, carries=2),
     "gru, 128 wide": row_case(gru, "wub", 40, 128, gates=3),
+    "4096 wide": row_case(softmax, "g", 40, 4096),
 }
 
 REGISTERS = Path(__file__).parents[1] / "gpu_registers.json"
@@ -61,7 +62,7 @@ def compiled_for_cuda(name: str, dtype: torch.dtype = torch.float32, T: int = 12
     def leaf(value):
         return value.requires_grad_() if value.dtype.is_floating_point else value
 
-    case, programs = (AFFINE | CASES | ROW_CASES | LARGE)[name], []
+    case, programs = (AFFINE | CASES | ROW_CASES | NORM_CASES | LARGE)[name], []
     inputs = pytree.tree_map_only(torch.Tensor, leaf, case.drawn(T, dtype))
 
     def call(wrapper, program, results):
@@ -196,6 +197,24 @@ def test_cubins_with_products(name, dtype):
         torch.set_float32_matmul_precision(before)
 
 
+NORMS = [("norm in a cell", True), ("running", False), ("two blocks", False), ("layer norm", False)]
+NORMS += [("4096 wide", False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "products"),
+    NORMS[:1] + [pytest.param(*row, marks=pytest.mark.slow) for row in NORMS[1:]],
+)
+def test_cubins_with_reductions(name, products):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        kernels = check_cubins(name, torch.float32, products=products)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert kernels[0].source.text.count("tl.sum(") >= 1
+
+
 @pytest.mark.slow
 def test_exact_products_of_float32():
     """Unless the user lets them be rounded, they run on no tensor core."""
@@ -248,7 +267,7 @@ def test_explain_names_the_kernel():
     text = explained(lambda h, x: (h.cumsum(0) * x, h))
     assert "a counted loop; 5 steps" in text
     assert "not one Triton kernel, lane by lane: not pointwise: cumsum" in text
-    assert "not one Triton kernel, row by row: no product" in text
+    assert "not one Triton kernel, row by row: neither a product nor a reduction of rows" in text
     assert "launches: those of a step, in every step" in text
     assert "not a CUDA graph: cuda_graphs is switched off" in text
     with using_options(cuda_graphs=True), serving("cpu", CountedGraphs()):

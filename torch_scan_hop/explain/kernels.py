@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -108,7 +109,9 @@ def _program(kernel: Any) -> Resources:
         from torch_scan_hop._torch.triton_code import code_of
 
         text, dtypes = chosen.source.text, chosen.source.dtypes
-        code = code_of(text, dtypes, chosen.block, chosen.warps, capability)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Triton's, of its next release
+            code = code_of(text, dtypes, chosen.block, chosen.warps, capability)
     except ImportError:
         note = "not known without Triton"
     except Exception as error:

@@ -36,6 +36,7 @@ from torch_scan_hop.inductor.pairs import (
     joined_results,
     needs_pairs,
 )
+from torch_scan_hop.inductor.qualify import reduces_narrow_rows
 from torch_scan_hop.inductor.scalars.entries import Lanes
 from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
 from torch_scan_hop.op import ScanOptions, call_scan, scan_op
@@ -139,7 +140,8 @@ class ScanRewriter:
 
     def write_out(self) -> None:
         """Replace the scan by one over the entries of its tensors, if that is one kernel."""
-        if may_be_one_kernel(self.body) or not current_options().one_kernel:
+        narrow = any(map(reduces_narrow_rows, self.body.graph.nodes))
+        if (may_be_one_kernel(self.body) and not narrow) or not current_options().one_kernel:
             return
         if not current_options().scalars or self.trip_count == 0:
             return
