@@ -290,6 +290,23 @@ def test_small_matrices_are_scalars():
     assert chosen == [POINTWISE] * 2
 
 
+def hidden_markov(alpha, symbol, p):
+    alpha = torch.logsumexp(alpha[:, :, None] + p["move"], 1)
+    return alpha + p["emit"][:, symbol].T, alpha
+
+
+def test_what_no_kernel_has_leaves_the_loop_if_it_needs_xs_alone():
+    """A look-up of what was seen; and in the backward its gradients, which are added up after it."""
+
+    def inputs(T):
+        seen = torch.arange(T * 3).reshape(T, 3) * 5 % 6
+        return randn(3, 4), seen, {"move": randn(4, 4), "emit": randn(4, 6)}
+
+    case = Case(hidden_markov, inputs)
+    chosen = compare(case, as_leaves(inputs(5)), as_leaves(inputs(5)), 5, False)
+    assert chosen == [POINTWISE] * 2
+
+
 RANDOM = {
     "PointwiseKernel": (range(60000, 60004), ("kernel", "pointwise")),
     "RowsKernel": (range(2, 6), ("rows", "products", "cells", "pointwise")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import torch
 from torch import fx
@@ -44,7 +44,7 @@ def check_pointwise(body: fx.GraphModule) -> None:
     """Refuse a body with operators that are not pointwise."""
     others = _others(body)
     if others:
-        raise Refusal(f"not pointwise: {others}")
+        raise Refusal(f"not pointwise: {', '.join(others)}")
 
 
 def check_pointwise_around_products(body: fx.GraphModule) -> None:
@@ -53,7 +53,8 @@ def check_pointwise_around_products(body: fx.GraphModule) -> None:
         raise Refusal("no product")
     others = _others(body, lambda node: node.target in _PUT_TOGETHER)
     if others:
-        raise Refusal(f"neither pointwise nor a product with a weight: {others}")
+        names = ", ".join(others)
+        raise Refusal(f"neither pointwise nor a product with a weight: {names}")
 
 
 def reduces_narrow_rows(node: fx.Node) -> bool:
@@ -65,10 +66,16 @@ def check_rows(body: fx.GraphModule) -> None:
     """Refuse a body that is not pointwise but for products, and reductions of rows."""
     if not any(n.target in PRODUCTS or reduces_rows(n) for n in body.graph.nodes):
         raise Refusal("neither a product nor a reduction of rows")
-    joined = {*_PUT_TOGETHER, torch.ops.aten.slice_scatter.default}
-    others = _others(body, lambda node: node.target in joined or reduces_rows(node))
+    others = operators_in_the_way(body)
     if others:
-        raise Refusal(f"neither pointwise, a product with a weight nor of a row: {others}")
+        names = ", ".join(others)
+        raise Refusal(f"neither pointwise, a product with a weight nor of a row: {names}")
+
+
+def operators_in_the_way(body: fx.GraphModule) -> Set[str]:
+    """Return those that no kernel of a GPU has, in order."""
+    joined = {*_PUT_TOGETHER, torch.ops.aten.slice_scatter.default}
+    return _others(body, lambda node: node.target in joined or reduces_rows(node))
 
 
 _PUT_TOGETHER = {*PRODUCTS, CAT}
@@ -95,7 +102,7 @@ def is_pointwise(body: fx.GraphModule) -> bool:
     return not _others(body)
 
 
-def _others(body: fx.GraphModule, besides: Callable[[fx.Node], bool] = lambda node: False) -> str:
+def _others(body: fx.GraphModule, besides: Callable[[fx.Node], bool] = lambda _: False) -> Set[str]:
     """Return the names of operators that are neither pointwise nor among those ``besides``."""
     others = (
         node
@@ -110,4 +117,4 @@ def _others(body: fx.GraphModule, besides: Callable[[fx.Node], bool] = lambda no
             or getattr(node.target, "_opname", "") in _MAKE_OR_CONVERT
         )
     )
-    return ", ".join(dict.fromkeys(map(operator_name, others)))
+    return dict.fromkeys(map(operator_name, others)).keys()

@@ -36,7 +36,7 @@ from torch_scan_hop.inductor.pairs import (
     joined_results,
     needs_pairs,
 )
-from torch_scan_hop.inductor.qualify import reduces_narrow_rows
+from torch_scan_hop.inductor.qualify import operators_in_the_way, reduces_narrow_rows
 from torch_scan_hop.inductor.scalars.entries import Lanes
 from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
 from torch_scan_hop.op import ScanOptions, call_scan, scan_op
@@ -166,7 +166,8 @@ class ScanRewriter:
     ) -> ScanPlan:
         """Make a plan that leaves pointwise work in the loop.
 
-        It moves such work out only if the loop then disappears, so that one launch does all steps.
+        On a GPU it moves such work out, too, if the loop then is a kernel of lanes, or has fewer
+        operators that keep it from being one kernel.
         """
 
         def plan(pointwise_pays: bool) -> ScanPlan:
@@ -183,7 +184,8 @@ class ScanRewriter:
         if not self._is_on_gpu() or _is_lane_by_lane(kept):
             return kept
         moved = plan(True)
-        return moved if _is_lane_by_lane(moved) else kept
+        has_fewer = operators_in_the_way(moved.body) < operators_in_the_way(kept.body)
+        return moved if has_fewer or _is_lane_by_lane(moved) else kept
 
     def _plan_of_lanes(
         self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
