@@ -10,7 +10,7 @@ from oracle import assert_same
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from torch_scan_hop import explain
+from torch_scan_hop import explain, scan
 from torch_scan_hop._torch import absent_gpu
 from torch_scan_hop._torch.absent_gpu import why_not_here
 from torch_scan_hop._torch.engine_in_python import gradients, noting_who_takes_none
@@ -166,6 +166,27 @@ def test_what_a_program_takes():
         assert all(p.shared >= 3 * 2**10 and 16 < p.registers <= 255 for p in programs)
         assert str(found).count("registers a thread, none spilled (9.0)") == 2
     assert found.to_html().count("a program: 16 rows") == 2
+
+
+@cuda
+def test_what_is_on_the_cpu_is_explained_for_a_gpu():
+    step, h, xs = gru_of_fakes()  # of tensors that are there
+    for_gpu = str(explain(step, h, xs, device="cuda"))
+    assert is_one_kernel_each_way(for_gpu) and "_thnn_fused_gru_cell" in for_gpu
+    program = torch.compile(lambda h, xs: scan(step, h, xs))
+    assert is_one_kernel_each_way(str(explain(program, (h, xs), device="cuda")))
+    # nothing of that is left
+    assert "forward: one kernel, row by row" in str(explain(step, h, xs))
+    assert scan(step, h, xs)[1].device.type == "cpu" == torch.zeros(1).device.type
+
+
+def test_what_device_refuses():
+    step, h, xs = gru_of_fakes()
+    with pytest.raises(ValueError, match="device must be None or \"cuda\", but got 'xla'"):
+        explain(step, h, xs, device="xla")
+    traced = torch.fx.symbolic_trace(lambda x: x + 1)
+    with pytest.raises(TypeError, match="device is for a body"):
+        explain(traced, device="cuda")
 
 
 # --- the command line ---

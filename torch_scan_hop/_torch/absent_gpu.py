@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import importlib
 import threading
@@ -20,12 +21,13 @@ from typing import Any
 
 import torch
 from torch import autograd, fx
+from torch._subclasses.meta_utils import MetaTensorDescriber
 
 from torch_scan_hop._torch.engine_in_python import gradients, noting_who_takes_none
 from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop._torch.replaced import replaced
 
-__all__ = ["is_fake_on", "standing_in", "why_not_here"]
+__all__ = ["is_fake_on", "standing_in", "taken_for_those_on", "why_not_here"]
 
 #: the properties of an H100 that Inductor asks for
 PROPERTIES = types.SimpleNamespace(
@@ -114,6 +116,19 @@ def standing_in(parts: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
             if not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "Meta"):
                 shapes.impl(target, in_parts, "Meta")
         yield
+
+
+def taken_for_those_on(device: str) -> contextlib.AbstractContextManager[None]:
+    """Let fakes that are made of tensors on the CPU be on that device."""
+    as_it_is = MetaTensorDescriber.describe_tensor
+    there = torch.device(device, 0)
+
+    @functools.wraps(as_it_is)
+    def describe(self: Any, t: torch.Tensor, **kwargs: Any) -> Any:
+        found = as_it_is(self, t, **kwargs)
+        return dataclasses.replace(found, device=there) if t.device.type == "cpu" else found
+
+    return replaced(MetaTensorDescriber, describe_tensor=describe)
 
 
 def _engine() -> Callable[..., Any]:

@@ -91,7 +91,7 @@ CAPABILITIES: dict[str, Capability] = {
     "gpu_kernels": Capability(
         "scans as one kernel on a GPU",
         "they are counted loops",
-        ("inductor_triton", "triton_launch"),
+        ("inductor_reductions", "inductor_triton", "triton_launch"),
         ("counted_loop",),
     ),
     "sharding": Capability(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,22 +17,7 @@ from torch._inductor.subgraph_lowering import PointwiseSubgraphLowering
 from torch._inductor.subgraph_lowering import SubgraphLoweringException as NotPointwise
 from torch._inductor.virtualized import V
 
-from torch_scan_hop._torch.replaced import replaced
-
 __all__ = ["InlineLowering"]
-
-
-@contextlib.contextmanager
-def _reductions_asked_for(make: Callable[[Mapping[str, Any]], Any]) -> Iterator[None]:
-    """Let ``make`` make reductions; those that it does not are Inductor's, and need a buffer."""
-    original = ir.Reduction.create
-
-    def create(cls: Any, **how: Any) -> Any:
-        made = make(how)
-        return original(**how) if made is None else made
-
-    with replaced(ir.Reduction, create=classmethod(create)):
-        yield
 
 
 class InlineLowering(PointwiseSubgraphLowering):
@@ -59,7 +44,6 @@ class InlineLowering(PointwiseSubgraphLowering):
         handler: Any = self
         with (
             inline,
-            _reductions_asked_for(self.reduced),
             _values_read_often_stay_inline(),
             V.set_graph_handler(handler),
             _deep_recursion(self.n_nodes),
@@ -69,10 +53,6 @@ class InlineLowering(PointwiseSubgraphLowering):
 
     def register_buffer(self, *_: Any, **__: Any) -> Any:
         raise NotPointwise(f"{self._current_op} makes one")
-
-    def reduced(self, how: Mapping[str, Any]) -> Any:
-        """Return what stands for a reduction, given Inductor's arguments for it; or None."""
-        return None
 
     def run_node(self, n: fx.Node) -> Any:
         size = n.meta.get("val")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.absent_gpu import is_fake_on, standing_in, why_not_here
+from torch_scan_hop._torch.absent_gpu import (
+    is_fake_on,
+    standing_in,
+    taken_for_those_on,
+    why_not_here,
+)
 from torch_scan_hop._torch.capabilities import require
 
 
@@ -29,6 +34,13 @@ def as_if_there(device: str) -> contextlib.AbstractContextManager[None]:
     from torch_scan_hop.inductor.fused_cells import PARTS
 
     return standing_in(PARTS)
+
+
+@contextlib.contextmanager
+def on_device(device: str) -> Iterator[None]:
+    """Take what is on the CPU for what is on ``device``, which need not be there."""
+    with as_if_there(device), taken_for_those_on(device), torch.device(device):
+        yield
 
 
 def device_of_fakes(values: Iterable[Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 
+from torch_scan_hop._torch.inductor_reductions import reductions_made_by
 from torch_scan_hop._torch.inductor_values import (
     NotPointwise,
     named_buffer,
@@ -90,6 +91,10 @@ class RowLowering(ProductLowering):
         self.frame = frame
         self.reductions: list[Reduction] = []
 
+    def lower(self, inputs: Sequence[Any]) -> list[Any]:
+        with reductions_made_by(self._reduced):
+            return super().lower(inputs)
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target in (aten.var_mean.correction, aten.var.correction):
             pair = self._variance_and_mean(*args, **kwargs)
@@ -129,7 +134,8 @@ class RowLowering(ProductLowering):
             raise NotPointwise(f"a value of {value.get_size()}, in steps of {self.frame.width}")
         return [(value, k * self.frame.width) for k in range(count)]
 
-    def reduced(self, how: Mapping[str, Any]) -> Any:
+    def _reduced(self, how: Mapping[str, Any]) -> Any:
+        """Return what stands for a reduction; None for one that is not of rows."""
         ranges, kind = how["ranges"], how["reduction_type"]
         blocks = self.frame.blocks_of((*self.frame.lead, *how["reduction_ranges"]))
         known = kind in REDUCTIONS and (blocks == 1 or not kind.startswith("arg"))
