@@ -63,6 +63,11 @@ def _is_lane_by_lane(plan: ScanPlan) -> bool:
     return may_run_lane_by_lane(plan.body, len(plan.decisions.loop_carry))
 
 
+def _may_be_written_out(plan: ScanPlan) -> bool:
+    n_carry, n_xs = len(plan.decisions.loop_carry), max(1, len(plan.loop_xs))
+    return bool(lanes_of(plan.body, Signature(n_carry, n_xs, len(plan.loop_additional))))
+
+
 class ScanRewriter:
     def __init__(self, gm: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> None:
         self.gm = gm
@@ -167,7 +172,7 @@ class ScanRewriter:
         """Make a plan that leaves pointwise work in the loop.
 
         On a GPU it moves such work out, too, if the loop then is a kernel of lanes, or has fewer
-        operators that keep it from being one kernel.
+        operators that keep it from being one kernel and from being written out as scalars.
         """
 
         def plan(pointwise_pays: bool) -> ScanPlan:
@@ -184,8 +189,10 @@ class ScanRewriter:
         if not self._is_on_gpu() or _is_lane_by_lane(kept):
             return kept
         moved = plan(True)
+        if _is_lane_by_lane(moved):
+            return moved
         has_fewer = operators_in_the_way(moved.body) < operators_in_the_way(kept.body)
-        return moved if has_fewer or _is_lane_by_lane(moved) else kept
+        return moved if has_fewer and not _may_be_written_out(kept) else kept
 
     def _plan_of_lanes(
         self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
