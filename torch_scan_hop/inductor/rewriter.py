@@ -63,11 +63,6 @@ def _is_lane_by_lane(plan: ScanPlan) -> bool:
     return may_run_lane_by_lane(plan.body, len(plan.decisions.loop_carry))
 
 
-def _may_be_written_out(plan: ScanPlan) -> bool:
-    n_carry, n_xs = len(plan.decisions.loop_carry), max(1, len(plan.loop_xs))
-    return bool(lanes_of(plan.body, Signature(n_carry, n_xs, len(plan.loop_additional))))
-
-
 class ScanRewriter:
     def __init__(self, gm: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> None:
         self.gm = gm
@@ -192,7 +187,8 @@ class ScanRewriter:
         if _is_lane_by_lane(moved):
             return moved
         has_fewer = operators_in_the_way(moved.body) < operators_in_the_way(kept.body)
-        return moved if has_fewer and not _may_be_written_out(kept) else kept
+        are_scalars = bool(lanes_of(kept.body, kept.loop_signature))
+        return moved if has_fewer and not are_scalars else kept
 
     def _plan_of_lanes(
         self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
