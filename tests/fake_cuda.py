@@ -24,13 +24,13 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop import inductor
-from torch_scan_hop._torch.absent_gpu import standing_in
 from torch_scan_hop._torch.inductor_dry_run import compiled_graphs
+from torch_scan_hop.explain.device import as_if_there
 
 
 def a_gpu() -> contextlib.AbstractContextManager[None]:
     """The one that is there, or one that is not."""
-    return contextlib.nullcontext() if torch.cuda.is_available() else standing_in()
+    return as_if_there("cuda")
 
 
 class _Done(Exception):

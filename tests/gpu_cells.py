@@ -177,9 +177,53 @@ def two_products(h, x, p):
     return h, h.sigmoid()
 
 
+def layer_norm(h, x, p):
+    h = F.layer_norm(h + x, h.shape[-1:], p["g"], p["d"])
+    return h, h
+
+
+def softmax(h, x, p):
+    h = torch.softmax(h * p["g"] + x, -1)
+    return h, (h.amax(-1), h.argmax(-1))
+
+
+def norm_in_cell(carry, x, p):
+    h, c = carry
+    n = x.shape[-1]
+    gates = F.layer_norm(x @ p["w"], (4 * n,)) + F.layer_norm(h @ p["u"], (4 * n,)) + p["b"]
+    i, f, g, o = gates.chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    h = torch.sigmoid(o) * torch.tanh(F.layer_norm(c, (n,), p["g"], p["d"]))
+    return (h, c), h
+
+
+def joined(h, x, p):
+    """A row of two blocks; what is known of a row is read behind a mask first."""
+    left, right = torch.softmax(torch.cat([h * p["g"], x], -1), -1).chunk(2, -1)
+    total = (left * x).sum(-1, keepdim=True)
+    shifted = F.pad((x / (total + 3))[..., :-1], (1, 0))
+    return h + left - right, (shifted, total, (h / (total + 3)).var(-1))
+
+
+def running(carry, x, _):
+    """Numbers of each row are carried beside rows."""
+    most, total, mean = carry
+    next_most = torch.maximum(most, x.amax(-1))
+    e = torch.exp(x - next_most[..., None])
+    scale = torch.exp(most - next_most)
+    total = total * scale[..., None] + e.sum(-1, keepdim=True)
+    return (next_most, total, mean * scale[..., None] + e * x / total), (x > 0).any(-1)
+
+
+def extremes_of_rows(h, x, p):
+    h = torch.tanh(h @ p["u"] + x)
+    known = h.amin(-1), h.argmin(-1), h.detach().prod(-1), (h > 0.9).any(-1), (h > 0).sum(-1)
+    return h, (known, h - h.mean(-1, keepdim=True))
+
+
 def row_case(step, weights, B=5, H=24, gates=1, carries=1):
     def inputs(T):
-        sizes = {"b": (gates * H,), "down": (H, H)}
+        sizes = {"b": (gates * H,), "down": (H, H), "g": (H,), "d": (H,)}
         p = {name: randn(*sizes.get(name, (H, gates * H))) for name in weights}
         p |= {"down": p["down"].t()} if "down" in p else {}
         init = randn(B, H) if carries == 1 else tuple(randn(B, H) + k for k in range(carries))
@@ -195,3 +239,19 @@ ROW_CASES: dict[str, Case] = {
     "two products": row_case(two_products, ("up", "down")),
     "lstm of 35 rows": row_case(lstm, "wub", 35, 16, gates=4, carries=2),
 }
+
+# of each row something is known: its mean, its greatest element
+NORM_CASES: dict[str, Case] = {
+    "layer norm": row_case(layer_norm, "gd", 35, 24),
+    "softmax": row_case(softmax, "g"),
+    "norm in a cell": row_case(norm_in_cell, "wubgd", gates=4, carries=2),
+    "two blocks": row_case(joined, "g"),
+    "running": Case(
+        running, lambda T: ((randn(2, 3), randn(2, 3, 1) ** 2 + 1, randn(2, 3, 40)), randn(T, 2, 3, 40), None)
+    ),
+    "extremes of rows": row_case(extremes_of_rows, "u"),
+    "norm of one row": row_case(layer_norm, "gd", 1),
+    "norm of a vector": Case(
+        layer_norm, lambda T: (randn(40), randn(T, 40), {"g": randn(40), "d": randn(40)})
+    ),
+}  # fmt: skip

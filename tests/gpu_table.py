@@ -1,7 +1,7 @@
 """What becomes of each cell on a GPU: one kernel, launches in each step, or a loop; and why.
 
 ``python tests/gpu_table.py [NAME ...]`` writes these rows of ``gpu_table.txt``, or all, which takes
-minutes. It needs a build of torch for CUDA and no GPU: all tensors are fakes.
+minutes. It needs no GPU, and no build of torch for one: all tensors are fakes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from cells import CELLS
-from gpu_cells import CASES, ROW_CASES
+from gpu_cells import CASES, NORM_CASES, ROW_CASES
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_scan_hop import explain
 from torch_scan_hop._torch.fakes import FakeTensorMode
+from torch_scan_hop.explain.device import as_if_there
 from torch_scan_hop.explain.facts import Kernel
 
 TABLE = Path(__file__).with_suffix(".txt")
@@ -55,6 +56,36 @@ def lstm_with_norm() -> Any:
     def step(state: Any, x: torch.Tensor) -> Any:
         h, c = cell(x, state)
         return (norm(h), c), h
+
+    return step
+
+
+def lstm_with_norms_of_gates() -> Any:
+    of_x, of_h = nn.Linear(H, 4 * H), nn.Linear(H, 4 * H, bias=False)
+    norms = nn.LayerNorm(4 * H), nn.LayerNorm(4 * H), nn.LayerNorm(H)
+
+    def step(state: Any, x: torch.Tensor) -> Any:
+        h, c = state
+        i, f, g, o = (norms[0](of_x(x)) + norms[1](of_h(h))).chunk(4, -1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(norms[2](c))
+        return (h, c), h
+
+    return step
+
+
+def slstm() -> Any:
+    of_x, of_h = nn.Linear(H, 4 * H), nn.Linear(H, 4 * H, bias=False)
+
+    def step(state: Any, x: torch.Tensor) -> Any:
+        h, c, n, m = state
+        i, f, z, o = (of_x(x) + of_h(h)).chunk(4, -1)
+        f = F.logsigmoid(f) + m
+        m = torch.maximum(f, i)
+        i, f = torch.exp(i - m), torch.exp(f - m)
+        c, n = f * c + i * torch.tanh(z), f * n + i
+        h = torch.sigmoid(o) * c / n
+        return (h, c, n, m), h
 
     return step
 
@@ -99,6 +130,8 @@ MODULES: dict[str, Callable[[], Any]] = {
     "LSTMCell without bias": lambda: cell_of(nn.LSTMCell(H, H, bias=False)),
     "LSTMCell, then LayerNorm": lstm_with_norm,
     "LSTMCell, bf16": lstm_in_half,
+    "LSTM, LayerNorm of its gates": lstm_with_norms_of_gates,
+    "sLSTM": slstm,
     "Linear, tanh": lambda: carried(nn.Sequential(nn.Linear(H, H), nn.Tanh())),
     "LayerNorm": lambda: carried(nn.LayerNorm(H)),
     "RMSNorm": lambda: carried(nn.RMSNorm(H)),
@@ -120,7 +153,8 @@ MODULES: dict[str, Callable[[], Any]] = {
 
 def of_module(name: str) -> Any:
     h = torch.zeros(B, H)
-    init = (h, h.clone()) if name.startswith("LSTM") else h
+    count = 4 if name == "sLSTM" else 2 if name.startswith("LSTM") else 1
+    init = tuple(h.clone() for _ in range(count)) if count > 1 else h
     return MODULES[name](), init, torch.randn(T, B, H, requires_grad=True)
 
 
@@ -133,7 +167,7 @@ def of_cell(name: str) -> Any:
 
 
 def of_case(name: str) -> Any:
-    case = (CASES | ROW_CASES)[name]
+    case = (CASES | ROW_CASES | NORM_CASES)[name]
     with _disable_current_modes(), torch.device("cpu"):
         drawn = case.drawn(T, torch.float32)
         for value in pytree.tree_leaves(drawn):
@@ -176,7 +210,7 @@ def on_the_gpu(values: Any) -> Any:
 KINDS: dict[str, tuple[Callable[[str], Any], list[str]]] = {
     "torch.nn": (of_module, list(MODULES)),
     "cells": (of_cell, list(CELLS)),
-    "kernels": (of_case, [*CASES, *ROW_CASES]),
+    "kernels": (of_case, [*CASES, *ROW_CASES, *NORM_CASES]),
     "cookbook": (of_recipe, sorted(p.stem for p in RECIPES.glob("*.py") if p.stem != "compare")),
 }
 ROWS = [f"{kind}: {name}" for kind, (_, names) in KINDS.items() for name in names]
@@ -185,7 +219,7 @@ ROWS = [f"{kind}: {name}" for kind, (_, names) in KINDS.items() for name in name
 def row(name: str) -> str:
     """Lines about one cell: of each of its loops, what it is, and why it is no better."""
     kind, _, own = name.partition(": ")
-    with FakeTensorMode(), torch.device("cuda"):
+    with as_if_there("cuda"), FakeTensorMode(), torch.device("cuda"):
         found = explain(*KINDS[kind][0](own))
     if not found.captured:
         return f"  a Python loop: {found.reason.splitlines()[0]}"

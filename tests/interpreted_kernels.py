@@ -15,7 +15,7 @@ import torch
 import triton_interpreter  # noqa: F401  before Inductor
 from fuzz.campaign import run_here
 from fuzz.modes import parse_mode
-from gpu_cells import CASES, ROW_CASES, Case, randn, row_case
+from gpu_cells import CASES, NORM_CASES, ROW_CASES, Case, randn, row_case
 from graph_caches import graph_caches
 from on_the_cpu import triton_kernels
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
@@ -34,7 +34,7 @@ def compiled_for_gpu():
     chosen = []
     with (
         triton_kernels(),
-        watching(lambda _, kernel, __: chosen.append(kernel)),
+        watching(lambda _, kernel, __: chosen.append(kernel and type(kernel))),
         graph_caches(False),
     ):
         yield chosen
@@ -64,7 +64,7 @@ def in_float64(inputs):
 
 def check(name, T, reverse=False, dtype=torch.float64, train=True, **options):
     """Values, and all gradients, equal those of the loop; the kernels of the scans."""
-    case = (CASES | ROW_CASES)[name]
+    case = (CASES | ROW_CASES | NORM_CASES)[name]
     inputs = case.drawn(T, dtype)
     exact = in_float64(inputs)
     if train:
@@ -180,6 +180,20 @@ def test_rows(name, reverse):
     assert check(name, 5, reverse, torch.float32) == [ROWS] * 2
 
 
+#: and what their backwards are
+BACKWARDS = dict.fromkeys(NORM_CASES, ROWS)
+NORMS_ONCE = {"norm in a cell": True, "two blocks": False}
+OTHER_NORMS = [(n, r) for n in NORM_CASES for r in (False, True) if NORMS_ONCE.get(n) is not r]
+OTHER_NORMS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHER_NORMS]
+
+
+@pytest.mark.parametrize(("name", "reverse"), [*NORMS_ONCE.items(), *OTHER_NORMS])
+def test_reductions_of_rows(name, reverse):
+    has_products = {"u", "w"} & set(NORM_CASES[name].inputs(1)[2] or ())
+    dtype = torch.float32 if has_products else torch.float64
+    assert check(name, 5, reverse, dtype) == [ROWS, BACKWARDS[name]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("T", [0, 1, 2, 3, 4, 33])
 def test_any_trip_count_of_rows(T):
@@ -273,6 +287,23 @@ def test_small_matrices_are_scalars():
 
     case = Case(filtered, inputs)
     chosen = compare(case, as_leaves(inputs(4)), as_leaves(inputs(4)), 4, False)
+    assert chosen == [POINTWISE] * 2
+
+
+def hidden_markov(alpha, symbol, p):
+    alpha = torch.logsumexp(alpha[:, :, None] + p["move"], 1)
+    return alpha + p["emit"][:, symbol].T, alpha
+
+
+def test_what_no_kernel_has_leaves_the_loop_if_it_needs_xs_alone():
+    """A look-up of what was seen; and in the backward its gradients, which are added up after it."""
+
+    def inputs(T):
+        seen = torch.arange(T * 3).reshape(T, 3) * 5 % 6
+        return randn(3, 4), seen, {"move": randn(4, 4), "emit": randn(4, 6)}
+
+    case = Case(hidden_markov, inputs)
+    chosen = compare(case, as_leaves(inputs(5)), as_leaves(inputs(5)), 5, False)
     assert chosen == [POINTWISE] * 2
 
 

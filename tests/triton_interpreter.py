@@ -51,10 +51,11 @@ _BINARY = {
     "atan2": torch.atan2, "copysign": torch.copysign, "fmod": torch.fmod, "hypot": torch.hypot,
     "nextafter": torch.nextafter, "pow": torch.pow,
 }  # fmt: skip
+_TERNARY = {"fma": lambda a, b, c: a * b + c}
 _PREDICATES = {"isinf": torch.isinf, "isnan": torch.isnan, "signbit": torch.signbit}
 
 triton_helpers.libdevice = SimpleNamespace(
-    **{name: _function(compute) for name, compute in (_UNARY | _BINARY).items()},
+    **{name: _function(compute) for name, compute in (_UNARY | _BINARY | _TERNARY).items()},
     **{name: _function(compute, tl.int32) for name, compute in _PREDICATES.items()},
 )
 

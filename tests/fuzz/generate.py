@@ -31,7 +31,8 @@ DEFAULT = (
     "complex", "linalg", "stops", "custom", "nested", "layouts", "trees",
 )  # fmt: skip
 #: ``kernel``: leaves of one shape, as the kernel of a pointwise body wants them; ``rows``: those of
-#: one batch in float32, with weights, which ``cells`` multiplies carries with; ``long``: every
+#: one batch in float32, with weights, which ``cells`` multiplies carries with;
+#: ``norms``: of their rows; ``long``: every
 #: program has many steps; ``contexts``: the scan is called a second time, in another context;
 #: ``complex_carry``: most carries are complex; ``floats``: closed-over Python floats; ``regions``:
 #: ``attributes``: state in objects; ``facts``: what is asked of a value changes after a step;
@@ -41,7 +42,7 @@ DEFAULT = (
 #: recurrent cells within a step; ``sums``: a carry that steps only add sums to
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
-    "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "regions",
+    "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "norms", "regions",
     "affine", "inner_cells", "sums", "attributes", "facts", "hooks", "first_steps",
     "counters",
 )  # fmt: skip
@@ -50,7 +51,7 @@ SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
 TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
 WEIGHTS = {
     "pointwise": 3, "indexing": 3, "buffers": 2, "floats": 8, "cells": 6, "regions": 6,
-    "inner_cells": 8,
+    "inner_cells": 8, "norms": 6,
 }  # fmt: skip
 
 

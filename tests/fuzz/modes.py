@@ -267,8 +267,8 @@ def _kernels_of_a_gpu(found: list[str]) -> Iterator[None]:
     from torch_scan_hop.inductor.watch import watching
 
     def take(_: Any, kernel: Any, __: Any) -> None:
-        if kernel in gpu.KERNELS:
-            found.append(kernel.__name__)
+        if isinstance(kernel, gpu.KERNELS):
+            found.append(type(kernel).__name__)
 
     with triton_kernels(), watching(take):
         yield

@@ -297,6 +297,30 @@ KEEP = [
 ]
 
 
+NORMS = [
+    "torch.softmax({a}, -1)",
+    "{a} - {a}.mean(-1, keepdim=True)",
+    "{a} / ({a}.abs().sum(-1, keepdim=True) + 1)",
+    "F.layer_norm({a}, ({n},), eps=0.1)",
+    "torch.tanh(({u}).amax(-1, keepdim=True) - {a} * 0.5)",
+    "{a} - torch.logsumexp({a}, -1, keepdim=True)",
+    "{a} * torch.var({a}, -1, keepdim=True, unbiased=False).tanh()",
+    "torch.where({a} > 3 + ({u}).min(-1, keepdim=True).values, {a} * 0.5, {a})",
+    "torch.softmax(torch.cat([{a}, {b}], -1), -1)[..., {n}:] + {a}",
+    "F.pad(({a} / (1 + {b}.square().mean(-1, keepdim=True)))[..., 1:], (0, 1)) * {b}",
+    "{a} * ({b} * {a}).sum(-1, keepdim=True).tanh()",
+]
+
+
+@rule("norms")
+def of_rows(g: Builder) -> None:
+    """What is known of a row, in each of its elements."""
+    a = g.float(2, 3)
+    n, b = a.type.shape[-1], g.like(a.type.shape)
+    text = g.choose(NORMS).format(a=a.name, b=b.name, n=n, u=g.untied(a))
+    g.let(text, a.type.shape)
+
+
 @rule("reductions")
 def reduce(g: Builder) -> None:
     a = g.float(1, 3)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 from oracle import assert_same
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from torch_scan_hop import explain
+from torch_scan_hop import explain, scan
+from torch_scan_hop._torch import absent_gpu
 from torch_scan_hop._torch.absent_gpu import why_not_here
 from torch_scan_hop._torch.engine_in_python import gradients, noting_who_takes_none
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop.explain.__main__ import main
-from torch_scan_hop.explain.device import check_build
+from torch_scan_hop.explain.device import as_if_there
 
 
 class Scaled(Function):
@@ -117,7 +120,7 @@ def is_one_kernel_each_way(told: str) -> bool:
 
 @cuda
 def test_fakes_are_explained_inside_of_their_mode_and_outside():
-    with FakeTensorMode(), torch.device("cuda"):
+    with as_if_there("cuda"), FakeTensorMode(), torch.device("cuda"):
         case = gru_of_fakes()
         inside = str(explain(*case))
     assert is_one_kernel_each_way(inside)
@@ -127,24 +130,63 @@ def test_fakes_are_explained_inside_of_their_mode_and_outside():
 @cuda
 @absent
 def test_nothing_stands_in_afterwards():
-    with FakeTensorMode(), torch.device("cuda"):
+    before = list(absent_gpu._guards())
+    with as_if_there("cuda"), FakeTensorMode(), torch.device("cuda"):
         step, h, xs = gru_of_fakes()
+        loss = step(h, xs[0])[0].sum()
     explain(step, h, xs, kernels=False)
-    assert torch.cuda.device_count() == 0
-    loss = step(h, xs[0])[0].sum()
-    with pytest.raises(RuntimeError, match="device"):
+    assert torch.cuda.device_count() == 0 and list(absent_gpu._guards()) == before
+    with pytest.raises(RuntimeError, match=r"device|driver"):
         torch.autograd.grad(loss, list(step.__closure__[0].cell_contents.parameters()))
 
 
 @absent
-@pytest.mark.skipif(not why_not_here(), reason="something stands in for it")
-def test_a_torch_that_cannot_says_so():
+def test_a_torch_that_cannot_says_so(monkeypatch):
+    monkeypatch.setattr(absent_gpu, "_guards", lambda: None)
     with FakeTensorMode():
         h, xs = torch.zeros(2, device="cuda"), torch.zeros(9, 2, device="cuda")
-    with pytest.raises(RuntimeError, match="need a build of torch"):
+    with pytest.raises(RuntimeError, match="nothing can stand in for a GPU"):
         explain(lambda h, x: (h * x, h), h, xs)
-    with pytest.raises(RuntimeError, match="need a build of torch"):
-        check_build()
+    with pytest.raises(RuntimeError, match="does not export"):
+        as_if_there("cuda")
+
+
+@cuda
+def test_what_a_program_takes():
+    """Of the rows kernel the weights are known; all else Triton and its assembler know."""
+    with as_if_there("cuda"), FakeTensorMode(), torch.device("cuda"):
+        case = gru_of_fakes()
+    found = explain(*case)
+    programs = [kernel.program for kernel in found.scans[0].kernels]
+    assert [p.elements for p in programs] == ["16 rows"] * 2
+    if importlib.util.find_spec("triton") is None:
+        said = "16 rows, 4 warps, at least 3.0 KiB of shared memory, registers: not known without"
+        assert str(found).count(said) == 2
+    else:
+        assert all(p.shared >= 3 * 2**10 and 16 < p.registers <= 255 for p in programs)
+        assert str(found).count("registers a thread, none spilled (9.0)") == 2
+    assert found.to_html().count("a program: 16 rows") == 2
+
+
+@cuda
+def test_what_is_on_the_cpu_is_explained_for_a_gpu():
+    step, h, xs = gru_of_fakes()  # of tensors that are there
+    for_gpu = str(explain(step, h, xs, device="cuda"))
+    assert is_one_kernel_each_way(for_gpu) and "_thnn_fused_gru_cell" in for_gpu
+    program = torch.compile(lambda h, xs: scan(step, h, xs))
+    assert is_one_kernel_each_way(str(explain(program, (h, xs), device="cuda")))
+    # nothing of that is left
+    assert "forward: one kernel, row by row" in str(explain(step, h, xs))
+    assert scan(step, h, xs)[1].device.type == "cpu" == torch.zeros(1).device.type
+
+
+def test_what_device_refuses():
+    step, h, xs = gru_of_fakes()
+    with pytest.raises(ValueError, match="device must be None or \"cuda\", but got 'xla'"):
+        explain(step, h, xs, device="xla")
+    traced = torch.fx.symbolic_trace(lambda x: x + 1)
+    with pytest.raises(TypeError, match="device is for a body"):
+        explain(traced, device="cuda")
 
 
 # --- the command line ---

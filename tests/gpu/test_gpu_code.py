@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 from unittest import mock
 
@@ -22,21 +21,17 @@ import triton
 from affine_cells import AFFINE
 from fake_cuda import launches, scan_kernels, wrappers
 from fake_graphs import CountedGraphs
-from gpu_cells import CASES, ROW_CASES, gru, lstm, row_case
+from gpu_cells import CASES, NORM_CASES, ROW_CASES, gru, lstm, row_case, softmax
 from on_the_cpu import serving, triton_kernels
-from torch._inductor.codecache import PyCodeCache
 from torch.utils import _pytree as pytree
-from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
-from triton.compiler import ASTSource
 from wrappers import loops
 
 from torch_scan_hop import explain
 from torch_scan_hop._torch.absent_gpu import why_not_here
 from torch_scan_hop._torch.fakes import FakeTensorMode
-from torch_scan_hop.inductor.gpu import launch, parallel, rows
-from torch_scan_hop.inductor.gpu.launch import call_program
-from torch_scan_hop.inductor.gpu.source import TritonSource
+from torch_scan_hop._torch.triton_code import Code, code_of
+from torch_scan_hop.inductor.gpu import launch
+from torch_scan_hop.inductor.gpu.launch import Launch, call_program
 from torch_scan_hop.rewrites import using_options
 
 pytestmark = pytest.mark.skipif(
@@ -53,6 +48,7 @@ LARGE = {
     "lstm, 64 wide": row_case(lstm, "wub", 40, 64, gates=4, carries=2),
     "lstm, 128 wide": row_case(lstm, "wub", 40, 128, gates=4, carries=2),
     "gru, 128 wide": row_case(gru, "wub", 40, 128, gates=3),
+    "4096 wide": row_case(softmax, "g", 40, 4096),
 }
 
 REGISTERS = Path(__file__).parents[1] / "gpu_registers.json"
@@ -61,73 +57,31 @@ TRAINED = [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow)
 
 
 def compiled_for_cuda(name: str, dtype: torch.dtype = torch.float32, T: int = 12):
-    """The wrappers of a case, all of whose inputs require gradients; its kernels, and how each
-    is launched: ``(source, lanes of a program, warps)``."""
+    """The wrappers of a case, all of whose inputs require gradients; and its kernels."""
 
     def leaf(value):
         return value.requires_grad_() if value.dtype.is_floating_point else value
 
-    case, sources = (AFFINE | CASES | ROW_CASES | LARGE)[name], []
+    case, programs = (AFFINE | CASES | ROW_CASES | NORM_CASES | LARGE)[name], []
     inputs = pytree.tree_map_only(torch.Tensor, leaf, case.drawn(T, dtype))
 
-    def call(wrapper, source, results, block, warps):
-        sources.append((source, block, warps))
-        call_program(wrapper, source, results, block, warps)
+    def call(wrapper, program, results):
+        programs.append(program)
+        call_program(wrapper, program, results)
 
-    with (
-        mock.patch.object(launch, "call_program", call),
-        mock.patch.object(rows, "call_program", call),
-        mock.patch.object(parallel, "call_program", call),
-    ):
+    with mock.patch.object(launch, "call_program", call):
         found = wrappers(case.run, *inputs)
     launched = [kernel for wrapper in found.values() for kernel in scan_kernels(wrapper)]
-    assert [(source.text, block, warps) for source, block, warps in sources] == launched
-    return found, sources
+    assert [(p.source.text, p.block, p.warps) for p in programs] == launched
+    return found, programs
 
 
-TYPE_NAMES = {
-    torch.bool: "*i1", torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", None: "i32",
-    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64",
-}  # fmt: skip
-
-
-def compiled(source: TritonSource, block: int, warps: int, target: int):
-    """Triton's compiled kernel; pointers are aligned, as those of torch are."""
-    function = PyCodeCache.load(source.text).scan_kernel
-    names = dict(zip(function.arg_names, source.dtypes, strict=False))
-    signature = {name: TYPE_NAMES[dtype] for name, dtype in names.items()} | {"BLOCK": "constexpr"}
-    aligned = {(k,): [["tt.divisibility", 16]] for k, d in enumerate(source.dtypes) if d}
-    return triton.compile(
-        ASTSource(function, signature, {"BLOCK": block}, aligned),
-        target=GPUTarget("cuda", target, 32),
-        options={"num_warps": warps},
-    )
+def compiled(program: Launch, target: int) -> Code:
+    source = program.source
+    return code_of(source.text, source.dtypes, program.block, program.warps, target)
 
 
 TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-
-
-def registers_and_spills(kernel, target: int, path: Path) -> tuple[int, int]:
-    """Registers of a thread of the cubin; bytes that ptxas says it spills of the same PTX."""
-    path.write_bytes(kernel.asm["cubin"])
-    said = run_tool("cuobjdump", "--dump-resource-usage", path)
-    registers = int(re.findall(r"\bREG:(\d+)", said)[0])
-    path.write_text(kernel.asm["ptx"])
-    gpu = re.findall(r"^\.target (\w+)", kernel.asm["ptx"], re.M)[0]
-    before_3_6 = TRITON < (3, 6)  # one assembler for all targets
-    assembler = get_ptxas() if before_3_6 else get_ptxas(target)
-    name = Path(assembler.path).name
-    said = run_tool(name, "-v", f"--gpu-name={gpu}", path, "-o", os.devnull)
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
-    assert spills, said
-    return registers, sum(map(int, spills))
-
-
-def run_tool(name: str, *arguments: object) -> str:
-    command = [str(TOOLS / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -157,20 +111,19 @@ def pinned(key: str, registers: list[int]) -> list[int]:
     return own.get(key, registers)
 
 
-def check_cubins(name, dtype, path, products=False, suffix="", T=12):
+def check_cubins(name, dtype, products=False, suffix="", T=12):
     """No register spills, shared memory is within limits, the registers are those pinned."""
     spills = SPILLS.get(name + suffix, {}) if TRITON < (3, 6) else {}
     _, kernels = compiled_for_cuda(name, dtype, T)
     assert kernels
-    for direction, (source, block, warps) in zip(("forward", "backward"), kernels, strict=False):
+    for direction, program in zip(("forward", "backward"), kernels, strict=False):
         registers = []
         for target in TARGETS:
-            kernel = compiled(source, block, warps, target)
-            used, spilled = registers_and_spills(kernel, target, path / "kernel")
-            assert kernel.metadata.shared <= SHARED_MEMORY, (direction, target)
-            assert spilled <= spills.get((direction, target), 0), (direction, target)
-            assert bool(re.search(r"\bw?g?mma\b|mma\.", kernel.asm["ptx"])) is products
-            registers.append(used)
+            code = compiled(program, target)
+            assert program.nbytes <= code.shared <= SHARED_MEMORY, (direction, target)
+            assert code.spilled <= spills.get((direction, target), 0), (direction, target)
+            assert bool(re.search(r"\bw?g?mma\b|mma\.", code.ptx)) is products
+            registers.append(code.registers)
         key = f"{name}, {direction}, {str(dtype).removeprefix('torch.')}{suffix}"
         assert registers == pinned(key, registers)
     return kernels
@@ -187,8 +140,8 @@ HALF = pytest.param(torch.bfloat16, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", TRAINED)
-def test_cubins(name, dtype, tmp_path):
-    check_cubins(name, dtype, tmp_path)
+def test_cubins(name, dtype):
+    check_cubins(name, dtype)
 
 
 # of many steps and few lanes: how many of its directions are parallel in time
@@ -201,14 +154,14 @@ LONG_CASES = [
 
 
 def are_parallel(kernels):
-    return ["tl.associative_scan(" in source.text for source, *_ in kernels]
+    return ["tl.associative_scan(" in kernel.source.text for kernel in kernels]
 
 
 @pytest.mark.parametrize("name", LONG_CASES)
-def test_cubins_of_kernels_parallel_in_time(name, tmp_path):
-    kernels = check_cubins(name, torch.float32, tmp_path, suffix=", 300 steps", T=300)
+def test_cubins_of_kernels_parallel_in_time(name):
+    kernels = check_cubins(name, torch.float32, suffix=", 300 steps", T=300)
     assert sum(are_parallel(kernels)) == LONG[name]
-    assert all(warps == 8 for source, _, warps in kernels if "tl.associative_scan(" in source.text)
+    assert all(k.warps == 8 for k in kernels if "tl.associative_scan(" in k.source.text)
 
 
 def test_one_launch_of_many_steps_each_way():
@@ -235,25 +188,43 @@ ROWS += [
 @pytest.mark.parametrize(
     ("name", "dtype"), ROWS[:1] + [pytest.param(*row, marks=pytest.mark.slow) for row in ROWS[1:]]
 )
-def test_cubins_with_products(name, dtype, tmp_path):
+def test_cubins_with_products(name, dtype):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        check_cubins(name, dtype, tmp_path, products=True)
+        check_cubins(name, dtype, products=True)
     finally:
         torch.set_float32_matmul_precision(before)
 
 
+NORMS = [("norm in a cell", True), ("running", False), ("two blocks", False), ("layer norm", False)]
+NORMS += [("4096 wide", False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "products"),
+    NORMS[:1] + [pytest.param(*row, marks=pytest.mark.slow) for row in NORMS[1:]],
+)
+def test_cubins_with_reductions(name, products):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        kernels = check_cubins(name, torch.float32, products=products)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert kernels[0].source.text.count("tl.sum(") >= 1
+
+
 @pytest.mark.slow
-def test_exact_products_of_float32(tmp_path):
+def test_exact_products_of_float32():
     """Unless the user lets them be rounded, they run on no tensor core."""
     assert torch.get_float32_matmul_precision() == "highest"
-    check_cubins("lstm, 64 wide", torch.float32, tmp_path, suffix=", exact")
+    check_cubins("lstm, 64 wide", torch.float32, suffix=", exact")
 
 
 def test_one_launch_of_rows_each_way():
     found, kernels = compiled_for_cuda("lstm, 64 wide")
-    assert len(kernels) == 2 and all("tl.dot(" in source.text for source, *_ in kernels)
+    assert len(kernels) == 2 and all("tl.dot(" in kernel.source.text for kernel in kernels)
     for wrapper in found.values():
         assert len(scan_kernels(wrapper)) == 1 and loops([wrapper]) == [0]
 
@@ -265,13 +236,13 @@ def test_weights_that_do_not_fit_are_a_counted_loop():
 
 def test_loads_run_ahead_of_the_loop():
     _, kernels = compiled_for_cuda("recurrence")
-    for source, block, warps in kernels:
-        assert "cp.async" in compiled(source, block, warps, 80).asm["ptx"]
+    for kernel in kernels:
+        assert "cp.async" in compiled(kernel, 80).ptx
 
 
 def test_offsets_beyond_32_bits():
-    _, [(source, *_), _] = compiled_for_cuda("recurrence")
-    assert "tl.program_id(0) * BLOCK" in source.text
+    _, [kernel, _] = compiled_for_cuda("recurrence")
+    assert "tl.program_id(0) * BLOCK" in kernel.source.text
 
     def run(h, xs):
         return CASES["recurrence"].run(h, xs, h[0])
@@ -296,7 +267,7 @@ def test_explain_names_the_kernel():
     text = explained(lambda h, x: (h.cumsum(0) * x, h))
     assert "a counted loop; 5 steps" in text
     assert "not one Triton kernel, lane by lane: not pointwise: cumsum" in text
-    assert "not one Triton kernel, row by row: no product" in text
+    assert "not one Triton kernel, row by row: neither a product nor a reduction of rows" in text
     assert "launches: those of a step, in every step" in text
     assert "not a CUDA graph: cuda_graphs is switched off" in text
     with using_options(cuda_graphs=True), serving("cpu", CountedGraphs()):

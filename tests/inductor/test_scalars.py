@@ -153,7 +153,9 @@ def kernel(request):
 
 def run_and_name_kernels(run, *args):
     names = []
-    with watching(lambda _, kernel, __: names.append(getattr(kernel, "__name__", "a loop"))):
+    with watching(
+        lambda _, kernel, __: names.append(type(kernel).__name__ if kernel else "a loop")
+    ):
         return run(*args), names
 
 

@@ -1,29 +1,33 @@
-"""A GPU that is not there: fakes of it, differentiated and lowered (checked on torch 2.15.0).
+"""A GPU that is not there: fakes of it, differentiated and lowered (checked on torch 2.9.1, 2.13.0
+without CUDA, 2.15.0).
 
 What torch asks a driver for on the way is answered here: by Inductor, the properties of the card;
-by autograd, the stream of each tensor. All of it is for fakes of device "cuda", on a build of torch
-for CUDA. On another build, and on torch 2.9, the process ends where such a fake enters a graph of
-autograd (2.13 was not tried: its build for CUDA was not at hand).
+by autograd and by indexing, the device's guard, a table of C++ functions which a build without CUDA
+has not got at all. The guard of device "meta" does nothing, and stands in its place. All of it is
+for fakes of device "cuda".
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import dataclasses
 import functools
 import importlib
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import autograd, fx
+from torch._subclasses.meta_utils import MetaTensorDescriber
 
 from torch_scan_hop._torch.engine_in_python import gradients, noting_who_takes_none
 from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop._torch.replaced import replaced
 
-__all__ = ["OLDEST", "are_absent", "standing_in", "why_not_here"]
+__all__ = ["is_fake_on", "standing_in", "taken_for_those_on", "why_not_here"]
 
 #: the properties of an H100 that Inductor asks for
 PROPERTIES = types.SimpleNamespace(
@@ -49,28 +53,56 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
 _lock = threading.RLock()
 
 
-OLDEST = "2.15"
+#: ``c10::impl::device_guard_impl_registry``, an array of pointers, one for each type of device
+_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
+
+
+@functools.cache
+def _guards() -> Any:
+    array = ctypes.c_void_p * (_number("Meta") + 1)
+    try:
+        return array.in_dll(ctypes.CDLL(torch._C.__file__), _GUARDS)
+    except (ValueError, OSError):  # no such symbol: on Windows it is called otherwise
+        return None
+
+
+def _number(device: str) -> int:
+    types: Any = torch._C._autograd.DeviceType
+    return int(types.__members__[device])
 
 
 def why_not_here() -> str:
-    """Return why nothing can stand in for a GPU on this torch."""
-    if torch.version.cuda is None:
-        return "is built without"
-    return "" if torch.__version__ >= OLDEST else f"is older than {OLDEST}"
-
-
-def are_absent(values: Iterable[Any]) -> bool:
-    """Return True if some of ``values`` are fakes on a GPU, and this machine has none."""
-    on_cuda = (v for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda")
-    return any(isinstance(v, FakeTensor) for v in on_cuda) and not torch.cuda.is_available()
+    """Return why nothing can stand in for a GPU with this build of torch."""
+    guards = _guards()
+    is_known = guards is not None and guards[_number("Meta")] is not None
+    return "" if is_known else f"its library does not export {_GUARDS}"
 
 
 @contextlib.contextmanager
-def standing_in() -> Iterator[None]:
-    """Let fakes of a GPU be differentiated and lowered as on a machine that has it."""
+def _guard_of_meta() -> Iterator[None]:
+    guards, cuda = _guards(), _number("CUDA")
+    before = guards[cuda]
+    guards[cuda] = guards[_number("Meta")]
+    try:
+        yield
+    finally:
+        guards[cuda] = before
+
+
+def is_fake_on(value: Any, device: str) -> bool:
+    return isinstance(value, FakeTensor) and value.device.type == device
+
+
+@contextlib.contextmanager
+def standing_in(parts: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Let fakes of a GPU be differentiated and lowered as on a machine that has it.
+
+    ``parts``: operators of a GPU, written in parts. torch finds the shapes of those that have no
+    kernel for shapes by running them, which needs the GPU; here their parts find them.
+    """
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
 
-    with _lock, contextlib.ExitStack() as stack:
+    with _lock, _guard_of_meta(), contextlib.ExitStack() as stack:
         for name, answer in _ANSWERS.items():
             owner, attribute = _place_of(name)
             stack.enter_context(replaced(owner, **{attribute: answer}))
@@ -79,7 +111,24 @@ def standing_in() -> Iterator[None]:
         stack.enter_context(replaced(folder, _deduce_value=deduce))
         stack.enter_context(noting_who_takes_none())
         stack.enter_context(replaced(autograd, _engine_run_backward=_engine()))
+        shapes = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
+        for target, in_parts in parts.items():
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "Meta"):
+                shapes.impl(target, in_parts, "Meta")
         yield
+
+
+def taken_for_those_on(device: str) -> contextlib.AbstractContextManager[None]:
+    """Let fakes that are made of tensors on the CPU be on that device."""
+    as_it_is = MetaTensorDescriber.describe_tensor
+    there = torch.device(device, 0)
+
+    @functools.wraps(as_it_is)
+    def describe(self: Any, t: torch.Tensor, **kwargs: Any) -> Any:
+        found = as_it_is(self, t, **kwargs)
+        return dataclasses.replace(found, device=there) if t.device.type == "cpu" else found
+
+    return replaced(MetaTensorDescriber, describe_tensor=describe)
 
 
 def _engine() -> Callable[..., Any]:

@@ -91,7 +91,7 @@ CAPABILITIES: dict[str, Capability] = {
     "gpu_kernels": Capability(
         "scans as one kernel on a GPU",
         "they are counted loops",
-        ("inductor_triton", "triton_launch"),
+        ("inductor_reductions", "inductor_triton", "triton_launch"),
         ("counted_loop",),
     ),
     "sharding": Capability(
@@ -99,7 +99,7 @@ CAPABILITIES: dict[str, Capability] = {
     ),
     "xla": Capability("scans as one loop of XLA's", "they are refused there", ("xla",)),
     "explain": Capability(
-        "explain()'s look at what Inductor makes", "it says so", ("inductor_dry_run",)
+        "explain()'s look at what Inductor makes", "it says so", ("inductor_dry_run", "triton_code")
     ),
     "absent_gpu": Capability(
         "explain() of a GPU that is not there",

@@ -1,4 +1,5 @@
-"""Reverse mode without autograd's engine: a walk over the same graph (checked on torch 2.15.0).
+"""Reverse mode without autograd's engine: a walk over the same graph (checked on torch 2.9.1,
+2.13.0, 2.15.0).
 
 The engine, in C++, asks the driver for the stream of each tensor on a GPU. Where there is no
 driver that is an error, for fakes, too, which have no stream. What each node of the graph computes

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch._inductor import config, ir
 from torch._inductor.subgraph_lowering import PointwiseSubgraphLowering
+from torch._inductor.subgraph_lowering import SubgraphLoweringException as NotPointwise
 from torch._inductor.virtualized import V
 
 __all__ = ["InlineLowering"]
@@ -49,6 +50,9 @@ class InlineLowering(PointwiseSubgraphLowering):
         ):
             self.run(*inputs)
         return list(self.graph_outputs or ())
+
+    def register_buffer(self, *_: Any, **__: Any) -> Any:
+        raise NotPointwise(f"{self._current_op} makes one")
 
     def run_node(self, n: fx.Node) -> Any:
         size = n.meta.get("val")

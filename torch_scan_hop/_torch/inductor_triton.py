@@ -26,12 +26,14 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from torch_scan_hop._torch.inductor_values import NotPointwise, no_interpreter
+from torch_scan_hop._torch.replaced import replaced
 
 __all__ = [
     "HEADER",
     "TritonLines",
     "call_kernel",
     "compute_type",
+    "computed_dtype",
     "dtype_of",
     "index_text",
     "is_graph_symbol",
@@ -54,10 +56,11 @@ def compute_type(dtype: torch.dtype) -> str:
     >>> compute_type(torch.bfloat16), compute_type(torch.bool)
     ('tl.float32', 'tl.int1')
     """
-    return storage_type(_computed(dtype))
+    return storage_type(computed_dtype(dtype))
 
 
-def _computed(dtype: torch.dtype) -> torch.dtype:
+def computed_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of values in registers."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
@@ -160,7 +163,7 @@ class TritonLines(Kernel[TritonCSEVariable]):
 
     def variable(self, name: str, dtype: torch.dtype) -> Any:
         """Return the value that the kernel has under that name."""
-        computed = _computed(dtype)
+        computed = computed_dtype(dtype)
         value = _Value(name, ValueRanges.unknown(), computed, self.shape)
         self.cse.varname_map[name] = value
         return value
@@ -184,7 +187,7 @@ class TritonLines(Kernel[TritonCSEVariable]):
     def load(self, name: str, index: Any) -> Any:
         mask = None if self._load_mask is None else str(self._load_mask)
         code, dtype = self._load_code(name, index, mask)
-        computed = _computed(dtype)
+        computed = computed_dtype(dtype)
         if dtype is torch.bool or computed is not dtype:
             code += f".to({compute_type(dtype)})"
         moves = mask is None and self._is_invariant(index)
@@ -194,8 +197,12 @@ class TritonLines(Kernel[TritonCSEVariable]):
     def index_value(self, expression: Any, dtype: torch.dtype) -> Any:
         text, shape = index_text(self._rename(expression)), ", ".join(self.shape)
         code = f"(tl.full([{shape}], 0, tl.int64) + ({text})).to({compute_type(dtype)})"
-        computed = _computed(dtype)
+        computed = computed_dtype(dtype)
         return self.cse.generate(self.compute, code, dtype=computed, shape=self.shape)
+
+    def unmasked(self) -> contextlib.AbstractContextManager[None]:
+        """Compute a value that others read, too, than those behind the mask at hand."""
+        return replaced(self, _load_mask=None)
 
     @contextlib.contextmanager
     def masked_by(self, mask: Any) -> Iterator[Any]:

@@ -21,8 +21,11 @@ ONLY_IN: dict[str, str] = {
 
 NAMES: dict[str, str] = {
     "absent_gpu": (
+        "torch._C.__file__ torch._C._autograd.DeviceType "
+        "torch._C._dispatch_has_kernel_for_dispatch_key "
         "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder "
-        "torch.autograd._engine_run_backward"
+        "torch._subclasses.meta_utils.MetaTensorDescriber torch.autograd._engine_run_backward "
+        "torch.library._scoped_library"
     ),
     "captured_regions": "torch.amp._enter_autocast torch.amp._exit_autocast",
     "dtensors": (
@@ -236,6 +239,7 @@ NAMES: dict[str, str] = {
         "torch._inductor.ir.Pointwise torch._inductor.ir.StorageBox "
         "torch._inductor.ir.StorageBox.should_realize_on_reuse "
         "torch._inductor.subgraph_lowering.PointwiseSubgraphLowering "
+        "torch._inductor.subgraph_lowering.SubgraphLoweringException "
         "torch._inductor.virtualized.V"
     ),
     "inductor_passes": (
@@ -243,6 +247,9 @@ NAMES: dict[str, str] = {
         "torch._inductor.decomposition.select_decomp_table torch._inductor.fx_passes.post_grad "
         "torch._inductor.fx_passes.post_grad.decompose_scan_to_while_loop "
         "torch._inductor.fx_utils torch._inductor.virtualized.V"
+    ),
+    "inductor_reductions": (
+        "torch._inductor.ir torch._inductor.ir.Reduction torch._inductor.ir.Reduction.create"
     ),
     "inductor_triton": (
         "torch._inductor.codegen.common.Kernel torch._inductor.codegen.triton.TritonCSE "
@@ -361,6 +368,7 @@ NAMES: dict[str, str] = {
         "torch.autograd.function._SingleLevelFunction "
         "torch.utils.checkpoint._StopRecomputationError"
     ),
+    "triton_code": "torch._inductor.codecache.PyCodeCache",
     "triton_launch": "torch._inductor.codecache.PyCodeCache",
     "xla": (
         "torch._C.DispatchKey.AutogradXLA torch._C.DispatchKey.Functionalize "
@@ -522,6 +530,7 @@ CALLED: dict[str, str] = {
     "torch._inductor.ir.MutationOutput": "layout mutated_node mutating_node",
     "torch._inductor.ir.NoneLayout": "device=",
     "torch._inductor.ir.Pointwise.create": "device= dtype= inner_fn= ranges=",
+    "torch._inductor.ir.Reduction.create": "...",
     "torch._inductor.ir.ReinterpretView": "data= layout=",
     "torch._inductor.ir.StorageBox": "data",
     "torch._inductor.ir.Subgraph": "graph_module= name=",
@@ -573,6 +582,7 @@ CALLED: dict[str, str] = {
     "torch.fx._lazy_graph_module._LazyGraphModule.force_recompile": "gm",
     "torch.fx._symbolic_trace._get_is_fx_tracing": "()",
     "torch.fx._symbolic_trace._set_is_fx_tracing": "value",
+    "torch.library._scoped_library": "_ _",
     "torch.nn.utils.stateless._reparametrize_module": "module parameters_and_buffers tie_weights=",
     "torch.ops.aten._linalg_check_errors.default": "_ _ is_matrix=",
     "torch.ops.aten._linalg_det.default": "_",
@@ -666,6 +676,11 @@ REPLACED: dict[str, str] = {
     "torch._inductor.ir.ExternKernel.codegen": "self wrapper",
     "torch._inductor.ir.ExternKernel.should_allocate": "self",
     "torch._inductor.ir.MultiOutput.codegen": "self wrapper",
+    "torch._inductor.ir.Reduction.create": (
+        "device dst_dtype src_dtype inner_fn ranges reduction_ranges reduction_type "
+        "reduction_hint input_node; device dst_dtype src_dtype inner_fn ranges reduction_ranges "
+        "reduction_type reduction_hint input_node strict_reduction"
+    ),
     "torch._inductor.ir.StorageBox.should_realize_on_reuse": "self users; self users graph_reuse",
     "torch._inductor.ops_handler.WrapperHandler._default": "self name args kwargs",
     "torch._inductor.ops_handler.WrapperHandler.index_expr": "self expr dtype",
@@ -673,6 +688,9 @@ REPLACED: dict[str, str] = {
     "torch._inductor.ops_handler.WrapperHandler.masked": "self mask body other",
     "torch._inductor.subgraph_lowering.PointwiseSubgraphLowering.call_function": (
         "self target args kwargs"
+    ),
+    "torch._inductor.subgraph_lowering.PointwiseSubgraphLowering.register_buffer": (
+        "self buffer set_name"
     ),
     "torch._inductor.subgraph_lowering.PointwiseSubgraphLowering.run_node": "self n",
     "torch._ops.HigherOrderOperator.dispatch": "self dispatch_key args kwargs",

@@ -21,7 +21,7 @@ from torch import fx
 from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop.arguments import checked_call
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
-from torch_scan_hop.explain.device import as_if_there
+from torch_scan_hop.explain.device import as_if_there, device_of_fakes, on_device
 from torch_scan_hop.explain.explanation import Explanation
 from torch_scan_hop.schedule.strategies import Schedule
 
@@ -42,6 +42,7 @@ def explain(
     checkpoint: Any = None,
     limits: tuple[float, float] | None = None,
     kernels: bool = True,
+    device: str | None = None,
 ) -> Explanation:
     """Say what became of a cell: what leaves the loop, what is saved, what it costs, and why.
 
@@ -57,6 +58,8 @@ def explain(
         xs, length, dim, reverse, unroll, checkpoint: as for :func:`torch_scan_hop.scan`.
         limits: ``(flops_per_s, bytes_per_s)`` of the machine: adds the time that the operators
             need, the least that the limits allow, and which limit that is.
+        device: "cuda" says what would become of it on a GPU, which need not be there: whatever is
+            on the CPU, modules and closures included, is taken for what is on a GPU.
         kernels: ask Inductor which kernels it would choose, which takes a few seconds.
 
     Returns:
@@ -65,8 +68,10 @@ def explain(
 
     Raises:
         TypeError, ValueError: arguments that :func:`torch_scan_hop.scan` refuses; ``init``
-            missing for a body or given for a program; ``limits`` that are no two positive numbers.
-        RuntimeError: fakes of a GPU with a torch that is built without CUDA, or older than 2.15.
+            missing for a body or given for a program; ``limits`` that are no two positive numbers;
+            a ``device`` that is not "cuda", or is given with a traced program.
+        RuntimeError: a GPU that is not there, and nothing can stand in for it with this
+            build of torch.
 
     Example:
         >>> def cell(h, x):
@@ -80,13 +85,16 @@ def explain(
         tanh(add): in the loop
     """
     _check_limits(limits)
+    if device not in (None, "cuda"):
+        raise ScanValueError(f'explain: device must be None or "cuda", but got {device!r}.')
     if not isinstance(kernels, bool):
         raise ScanTypeError(f"explain: kernels must be True or False, but got {describe(kernels)}.")
     program = _program_of(combine_fn, init)
     if program is not None:
+        _check_not_traced(combine_fn, device)
         if xs is not None or length is not None:
             raise ScanTypeError("explain: xs and length are for a body; a program has its own.")
-        with _aside(_given_to(combine_fn, init)):
+        with _aside(_given_to(combine_fn, init), device):
             return program(limits, kernels)
     if init is _NOT_GIVEN:
         raise ScanTypeError(
@@ -95,12 +103,12 @@ def explain(
     from torch_scan_hop.explain.collect import explain_call
 
     call = checked_call(combine_fn, init, xs, length, dim, Schedule(reverse, unroll, checkpoint))
-    with _aside((init, xs)):
+    with _aside((init, xs), device):
         return explain_call(combine_fn, init, call, limits, kernels)
 
 
 @contextlib.contextmanager
-def _aside(given: Any) -> Iterator[None]:
+def _aside(given: Any, device: str | None) -> Iterator[None]:
     """Hide the work from the caller's modes: a mode of fakes would mix with those made here.
 
     Random numbers go on as before, though modules of torch draw some when they are imported, and so
@@ -108,7 +116,8 @@ def _aside(given: Any) -> Iterator[None]:
     in for it.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    there = as_if_there(pytree.tree_leaves(given))
+    fakes = as_if_there(device_of_fakes(pytree.tree_leaves(given)))
+    there = fakes if device is None else on_device(device)
     with isolated(), torch.random.fork_rng(devices), there:
         yield
 
@@ -119,6 +128,14 @@ def _given_to(program: Any, arguments: Any) -> Any:
     if not isinstance(graph, fx.Graph):
         return arguments
     return [n.meta.get("val") for n in graph.find_nodes(op="placeholder")]
+
+
+def _check_not_traced(program: Any, device: str | None) -> None:
+    if device is not None and isinstance(getattr(program, "graph", None), fx.Graph):
+        raise ScanTypeError(
+            "explain: device is for a body, or for what torch.compile returned; a program that is "
+            "traced already is for the device that it was traced on."
+        )
 
 
 def _check_limits(limits: Any) -> None:

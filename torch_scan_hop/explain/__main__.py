@@ -19,7 +19,7 @@ import torch
 
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop.explain import explain
-from torch_scan_hop.explain.device import check_build
+from torch_scan_hop.explain.device import as_if_there
 
 
 def main(arguments: Sequence[str] | None = None) -> str:
@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> str:
     )
     parser.add_argument(
         "--device",
-        help="where the function makes its tensors, as fakes: cuda needs no GPU, only a build of "
-        "torch for CUDA",
+        help="where the function makes its tensors, as fakes: cuda needs neither a GPU nor a build "
+        "of torch for CUDA",
     )
     parser.add_argument(
         "--no-kernels", action="store_true", help="do not ask Inductor, which takes seconds"
@@ -76,9 +76,7 @@ def _fakes_on(device: str | None) -> Iterator[None]:
     if device is None:
         yield
         return
-    if torch.device(device).type == "cuda":
-        check_build()
-    with FakeTensorMode(), torch.device(device):
+    with as_if_there(torch.device(device).type), FakeTensorMode(), torch.device(device):
         yield
 
 

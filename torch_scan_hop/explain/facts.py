@@ -115,6 +115,23 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Resources:
+    """What a program of a GPU's kernel takes; None where that is not known.
+
+    ``capability``: the compute capability that it was compiled for; 90 is 9.0.
+    """
+
+    elements: str
+    warps: int
+    shared: int | None
+    registers: int | None
+    spilled: int | None
+    capability: int
+    #: why it is not known
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Kernel:
     """The kernel that Inductor makes of one loop, and why it is no better one."""
 
@@ -123,8 +140,9 @@ class Kernel:
     steps: str
     operators: str
     why_not: dict[str, str] = field(default_factory=dict)
-    #: on a GPU: what is launched in a call
+    #: on a GPU: what is launched in a call, and what a program of that takes
     launches: str = ""
+    program: Resources | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 from torch_scan_hop.explain.drawing import Drawing
 from torch_scan_hop.explain.facts import CARRY, INVARIANT, XS, Kernel, Loop, Memory, Scan, Work
 from torch_scan_hop.explain.style import CSS, SCRIPT
-from torch_scan_hop.explain.words import captured, flops, merged, nbytes, seconds, steps, where
+from torch_scan_hop.explain.words import (
+    captured,
+    flops,
+    merged,
+    nbytes,
+    program,
+    seconds,
+    steps,
+    where,
+)
 
 if TYPE_CHECKING:
     from torch_scan_hop.explain.explanation import Explanation
@@ -165,9 +174,16 @@ def _kernels(kernels: Sequence[Kernel]) -> Iterable[str]:
             k.loop,
             k.kind,
             k.steps,
-            "; launches: ".join(filter(None, (k.operators, k.launches))),
+            "; ".join(filter(None, (k.operators, *_launched(k)))),
             "; ".join(f"not {better}: {reason}" for better, reason in k.why_not.items()),
         )
         for k in kernels
     ]
     yield _table(("loop", "kernel", "steps", "a step", "why not better"), rows)
+
+
+def _launched(kernel: Kernel) -> Iterable[str]:
+    if kernel.launches:
+        yield f"launches: {kernel.launches}"
+    if kernel.program:
+        yield f"a program: {program(kernel.program)}"

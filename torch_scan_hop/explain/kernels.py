@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch_scan_hop._torch.capabilities import require
 from torch_scan_hop._torch.isolation import torch_functions_disabled
 from torch_scan_hop.body.node_kinds import operator_name
 from torch_scan_hop.cuda_graphs.recording import MOST_STEPS
-from torch_scan_hop.explain.facts import Kernel
+from torch_scan_hop.explain.facts import Kernel, Resources
 from torch_scan_hop.explain.sites import Site
 from torch_scan_hop.op import scan_op, scan_options
 
@@ -95,7 +96,32 @@ def _kernel(loop: str, call: Any, chosen: Any, refusals: dict[Any, str]) -> Kern
         operators=", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items()),
         why_not=why_not,
         launches=_launches(call, chosen is not None, not_a_graph) if on_gpu else "",
+        program=_program(chosen) if isinstance(chosen, gpu.KERNELS) else None,
     )
+
+
+def _program(kernel: Any) -> Resources:
+    """Return what a program takes, on the GPU at hand or the one that stands in for it."""
+    major, minor = torch.cuda.get_device_capability() if torch.cuda.device_count() else (9, 0)
+    chosen, capability = kernel.step, 10 * major + minor
+    elements = f"{chosen.block} {kernel.unit}"
+    try:
+        from torch_scan_hop._torch.triton_code import code_of
+
+        text, dtypes = chosen.source.text, chosen.source.dtypes
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Triton's, of its next release
+            code = code_of(text, dtypes, chosen.block, chosen.warps, capability)
+    except ImportError:
+        note = "not known without Triton"
+    except Exception as error:
+        log.debug("Triton was asked about a kernel, and failed", exc_info=True)
+        note = f"not known, since Triton failed: {type(error).__name__}"
+    else:
+        found = code.shared, code.registers, code.spilled
+        return Resources(elements, chosen.warps, *found, capability)
+    known = chosen.nbytes or None
+    return Resources(elements, chosen.warps, known, None, None, capability, note)
 
 
 def _launches(call: Any, is_kernel: bool, not_a_graph: str) -> str:

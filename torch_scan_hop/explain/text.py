@@ -22,6 +22,7 @@ from torch_scan_hop.explain.words import (
     flops,
     merged,
     nbytes,
+    program,
     seconds,
     shortened,
     steps,
@@ -188,6 +189,8 @@ class _Writer:
                 yield f"    a step: {k.operators}"
             if k.launches:
                 yield f"    launches: {k.launches}"
+            if k.program:
+                yield f"    a program: {program(k.program)}"
             yield from (f"    not {better}: {reason}" for better, reason in k.why_not.items())
 
 

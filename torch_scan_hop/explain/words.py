@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch_scan_hop.explain.facts import Loop
+from torch_scan_hop.explain.facts import Loop, Resources
 
 
 def nbytes(count: int | None) -> str:
@@ -44,6 +44,23 @@ def seconds(time: float) -> str:
         if time >= size:
             return f"{time / size:.2f} {unit}"
     return f"{time * 1e6:.1f} us"
+
+
+def program(of: Resources) -> str:
+    """
+    >>> program(Resources("16 rows", 4, 9216, 96, 0, 90))
+    '16 rows, 4 warps, 9.0 KiB of shared memory, 96 registers a thread, none spilled (9.0)'
+    >>> program(Resources("32 lanes", 1, None, None, None, 90, "not known without Triton"))
+    '32 lanes, 1 warps, shared memory and registers: not known without Triton'
+    """
+    size = f"{of.elements}, {of.warps} warps"
+    if of.registers is None:
+        if of.shared is None:
+            return f"{size}, shared memory and registers: {of.note}"
+        return f"{size}, at least {nbytes(of.shared)} of shared memory, registers: {of.note}"
+    spilled = f"{nbytes(of.spilled)} spilled" if of.spilled else "none spilled"
+    code = f"{nbytes(of.shared)} of shared memory, {of.registers} registers a thread, {spilled}"
+    return f"{size}, {code} ({of.capability / 10})"
 
 
 def where(line: str) -> str:

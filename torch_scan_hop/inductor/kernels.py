@@ -68,12 +68,13 @@ def kernels() -> list[type[KernelNode]]:
     return [k for name, several in _kernels.items() if why_off(name) is None for k in several]
 
 
-def may_be_one_kernel(body: fx.GraphModule) -> bool:
-    """Return True if a kernel may take ``body``, as far as its operators tell.
+def may_be_one_kernel(body: fx.GraphModule, on_gpu: bool) -> bool:
+    """Return True if a kernel of that device may take ``body``, as far as its operators tell.
 
     One of small matrices is not meant, since those may yet become numbers.
     """
-    found = (k for k in kernels() if not k.takes_small_matrices)
+    own = _kernels.get("gpu_kernels" if on_gpu else "cpu_kernels", ())
+    found = (k for k in kernels() if k in own and not k.takes_small_matrices)
     return current_options().one_kernel and any(k.may_qualify(body) for k in found)
 
 

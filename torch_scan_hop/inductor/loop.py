@@ -104,7 +104,7 @@ def lower_to_loop_or_kernel(
     call = ScanCall(combine_fn.graph_module, split, examples, reverse, into, joined)
     node, refusals = kernel_of(call)
     if node is not None:
-        watch.tell(call, type(node), refusals)
+        watch.tell(call, node, refusals)
         return node.results()
     not_replayed = why_not_replayed(call)
     watch.tell(call, None, {**refusals, CUDA_GRAPH: not_replayed})

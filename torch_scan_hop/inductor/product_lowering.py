@@ -13,6 +13,7 @@ from torch import fx
 
 from torch_scan_hop._torch.inductor_inline import InlineLowering
 from torch_scan_hop._torch.inductor_values import (
+    bounds_of,
     masked,
     ops,
     pointwise_like,
@@ -33,6 +34,8 @@ class ProductLowering(InlineLowering):
         self.products: list[Any] = []
         self.parts: dict[int, tuple[Any, int, list[Any]]] = {}
         self._ranges: dict[Any, Any] | None = None
+        #: variables of a kernel whose sizes are known
+        self.sizes: dict[Any, Any] = {}
 
     @contextlib.contextmanager
     def ranges_of_indices(self, lanes: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
@@ -69,6 +72,9 @@ class ProductLowering(InlineLowering):
                 own[dim] = self._within(index[dim] - starts[k], sizes[k])
                 return loaders[k](own)
 
+            within = self._part_of(index[dim], starts, sizes)
+            if within is not None:
+                return part(within)
             at = ops.index_expr(index[dim], torch.int64)
             value = part(0) if len(parts) == 1 else None
             for k in reversed(range(len(parts))):
@@ -84,6 +90,16 @@ class ProductLowering(InlineLowering):
         self.compute_once(joined)
         self.parts[id(joined)] = joined, dim, list(parts)
         return joined
+
+    def _part_of(self, index: Any, starts: Sequence[Any], sizes: Sequence[Any]) -> int | None:
+        """Return the part that holds all that ``index`` may be; None if that is not known."""
+        if not sympy.sympify(index).free_symbols <= self.sizes.keys():
+            return None
+        least, most = bounds_of(index, self.sizes)
+        for k, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            if (start <= least) == True and (most < start + size) == True:  # noqa: E712
+                return k
+        return None
 
     def _within(self, index: Any, size: Any) -> Any:
         """Return ``index``, which a mask bounds; a symbol for it while ranges are collected."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Set
 
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
 from torch_scan_hop.body.node_kinds import is_view, operator_name
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.errors import Refusal
@@ -44,31 +44,80 @@ def check_pointwise(body: fx.GraphModule) -> None:
     """Refuse a body with operators that are not pointwise."""
     others = _others(body)
     if others:
-        raise Refusal(f"not pointwise: {others}")
+        raise Refusal(f"not pointwise: {', '.join(others)}")
 
 
 def check_pointwise_around_products(body: fx.GraphModule) -> None:
     """Refuse a body that is not pointwise but for products."""
     if not any(node.target in PRODUCTS for node in body.graph.nodes):
         raise Refusal("no product")
-    others = _others(body, {*PRODUCTS, CAT})
+    others = _others(body, lambda node: node.target in _PUT_TOGETHER)
     if others:
-        raise Refusal(f"neither pointwise nor a product with a weight: {others}")
+        names = ", ".join(others)
+        raise Refusal(f"neither pointwise nor a product with a weight: {names}")
+
+
+def reduces_narrow_rows(node: fx.Node) -> bool:
+    """Return True for rows that one thread holds with ease: they may be written out as scalars."""
+    return reduces_rows(node) and likely_value(node.all_input_nodes[0].meta["val"].shape[-1]) <= 8
+
+
+def check_rows(body: fx.GraphModule) -> None:
+    """Refuse a body that is not pointwise but for products, and reductions of rows."""
+    if not any(n.target in PRODUCTS or reduces_rows(n) for n in body.graph.nodes):
+        raise Refusal("neither a product nor a reduction of rows")
+    others = operators_in_the_way(body)
+    if others:
+        names = ", ".join(others)
+        raise Refusal(f"neither pointwise, a product with a weight nor of a row: {names}")
+
+
+def operators_in_the_way(body: fx.GraphModule) -> Set[str]:
+    """Return those that no kernel of a GPU has, in order."""
+    joined = {*_PUT_TOGETHER, torch.ops.aten.slice_scatter.default}
+    return _others(
+        body,
+        lambda node: (
+            node.target in joined
+            or reduces_rows(node)
+            or getattr(node.target, "_opname", "") == "fma"  # which torch 2.9 has not tagged
+        ),
+    )
+
+
+_PUT_TOGETHER = {*PRODUCTS, CAT}
+_REDUCTIONS = {
+    "amax", "amin", "any", "argmax", "argmin", "max", "mean", "min", "prepare_softmax_online",
+    "prod", "sum", "var", "var_mean",
+}  # fmt: skip
+
+
+def reduces_rows(node: fx.Node) -> bool:
+    """Return True for a reduction over the last dimension."""
+    if getattr(node.target, "_opname", "") not in _REDUCTIONS:
+        return False
+    (given, *_), made = (n.meta["val"] for n in node.all_input_nodes), node.meta["val"]
+    made = made[0] if isinstance(made, (tuple, list)) else made
+    kept = given.shape[:-1]
+    return given.ndim > 0 and any(
+        len(made.shape) == len(shape) and are_all_known_equal(made.shape, shape)
+        for shape in (kept, (*kept, 1))
+    )
 
 
 def check_pointwise_but_for(besides: Collection[Any], body: fx.GraphModule) -> None:
     """Refuse a body with operators that are neither pointwise nor in ``besides``."""
-    others = _others(body, besides)
+    others = _others(body, lambda node: node.target in besides)
     if others:
-        raise Refusal(f"neither pointwise nor of small matrices: {others}")
+        raise Refusal(f"neither pointwise nor of small matrices: {', '.join(others)}")
 
 
 def is_pointwise(body: fx.GraphModule) -> bool:
     return not _others(body)
 
 
-def _others(body: fx.GraphModule, besides: Collection[Any] = ()) -> str:
-    """Return the names of operators that are neither pointwise nor in ``besides``."""
+def _others(body: fx.GraphModule, besides: Callable[[fx.Node], bool] = lambda _: False) -> Set[str]:
+    """Return the names of operators that are neither pointwise nor among those ``besides``."""
     others = (
         node
         for node in body.graph.nodes
@@ -76,10 +125,10 @@ def _others(body: fx.GraphModule, besides: Collection[Any] = ()) -> str:
             node.op != "call_function"
             or node.target is operator.getitem
             or isinstance(node.meta.get("val"), (int, torch.SymInt))
-            or node.target in besides
+            or besides(node)
             or is_view(node)
             or torch.Tag.pointwise in getattr(node.target, "tags", ())
             or getattr(node.target, "_opname", "") in _MAKE_OR_CONVERT
         )
     )
-    return ", ".join(dict.fromkeys(map(operator_name, others)))
+    return dict.fromkeys(map(operator_name, others)).keys()

@@ -40,6 +40,7 @@ from torch_scan_hop.inductor.pairs import (
     joined_results,
     needs_pairs,
 )
+from torch_scan_hop.inductor.qualify import operators_in_the_way, reduces_narrow_rows
 from torch_scan_hop.inductor.scalars.entries import Lanes
 from torch_scan_hop.inductor.scalars.interpreter import FEW_OPERATORS, MOST_OPERATORS
 from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
@@ -149,7 +150,10 @@ class ScanRewriter:
 
         Where it is a kernel of small matrices instead, their checks come after it.
         """
-        if may_be_one_kernel(self.body) or not current_options().one_kernel or self.trip_count == 0:
+        narrow = any(map(reduces_narrow_rows, self.body.graph.nodes))
+        if not current_options().one_kernel or self.trip_count == 0:
+            return
+        if self._may_be_one_kernel(self.body) and not narrow:
             return
         after = checks_after(self.body)
         in_loops = not self._is_on_gpu() and may_be_small_matrices(after.body)
@@ -176,6 +180,9 @@ class ScanRewriter:
 
             self._replace_by(checked, "checks_after")
 
+    def _may_be_one_kernel(self, body: fx.GraphModule) -> bool:
+        return may_be_one_kernel(body, self._is_on_gpu())
+
     def _is_on_gpu(self) -> bool:
         return is_on_gpu(map(value_of, self.operands))
 
@@ -184,7 +191,8 @@ class ScanRewriter:
     ) -> ScanPlan:
         """Make a plan that leaves pointwise work in the loop.
 
-        It moves such work out only if the loop then disappears, so that one launch does all steps.
+        On a GPU it moves such work out, too, if the loop then is a kernel of lanes, or has fewer
+        operators that keep it from being one kernel and from being written out as scalars.
         """
 
         def plan(pointwise_pays: bool) -> ScanPlan:
@@ -201,7 +209,11 @@ class ScanRewriter:
         if not self._is_on_gpu() or _is_lane_by_lane(kept):
             return kept
         moved = plan(True)
-        return moved if _is_lane_by_lane(moved) else kept
+        if _is_lane_by_lane(moved):
+            return moved
+        has_fewer = operators_in_the_way(moved.body) < operators_in_the_way(kept.body)
+        are_scalars = bool(lanes_of(kept.body, kept.loop_signature))
+        return moved if has_fewer and not are_scalars else kept
 
     def _plan_of_lanes(
         self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
@@ -225,7 +237,7 @@ class ScanRewriter:
         lanes = lanes_of_matrices(body, signature)
         if not options.one_kernel or self._is_on_gpu():
             return None
-        if may_be_one_kernel(body) or not may_be_small_matrices(checks_after(body).body):
+        if self._may_be_one_kernel(body) or not may_be_small_matrices(checks_after(body).body):
             return None
         own = copy_of(body)
         sums = find_matrix_sums(own, signature, used_outputs, lanes)
@@ -235,7 +247,7 @@ class ScanRewriter:
         with using_options(contract_accumulators=False):
             plan = self._plan(*of_sums)
         loop = checks_after(plan.body).body
-        fits = may_be_small_matrices(loop) and not may_be_one_kernel(plan.body)
+        fits = may_be_small_matrices(loop) and not self._may_be_one_kernel(plan.body)
         return (plan, sums) if fits and are_small(loop, lanes) else None
 
     def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
@@ -266,7 +278,7 @@ class ScanRewriter:
     def _copied_bytes(self, plan: ScanPlan) -> int:
         """Return the bytes per step of carries into steps that are not read in place."""
         shifted = [plan.roles.xs[k] for k in self.shifted]
-        if may_be_one_kernel(plan.body):
+        if self._may_be_one_kernel(plan.body):
             shifted = [x for x in shifted if plan.is_read_outside(x)]
         return sum(likely_value(nbytes(x)) for x in shifted)
 

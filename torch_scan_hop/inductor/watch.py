@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_scan_hop._torch.replaced import replaced
 
-#: ``(call, kernel, refusals)``: the class of the kernel, None where the scan is a counted loop, and
+#: ``(call, kernel, refusals)``: the node of the kernel, None where the scan is a counted loop, and
 #: why it is no other kernel, and no CUDA graph
 Watcher = Callable[[Any, Any, dict[Any, str]], None]
 

@@ -90,6 +90,7 @@ class ScanPlan:
         self.loop_additional = [n for n in known if n in read]
         self.counts_only = not self.loop_xs  # the loop reads no xs, but needs one to count
         loop_xs = self.loop_xs or [self.roles.xs[0]]
+        self.loop_signature = Signature(len(carry), len(loop_xs), len(self.loop_additional))
         #: the loop's body, ``(carry, loop xs, loop additional) -> (carry', stacked)``
         self.body = extract(
             original, [*carry, *loop_xs, *self.loop_additional], results, "ScanLoopBody"

@@ -9,8 +9,9 @@ a kernel, to run it (Triton's interpreter takes tensors on the CPU) or to compil
 ``parallel``    finds long and thin scans that are affine in their carries
 ``tiles``       their code: a program takes a few lanes, and many steps at once
 ``composition`` the code that composes steps
-``rows``        finds bodies with products that qualify
-``row_body``    their step, as blocks as wide as the carry
+``rows``        finds bodies with products, or reductions of rows, that qualify
+``row_lowering`` records those; ``reductions``: the code of a reduction
+``row_body``    their step, as blocks as wide as the carry, and numbers of each row
 ``row_code``    their code: a program takes a block of rows through all steps
 ``launch``      chooses the lanes of a program, and writes the call in the generated wrapper
 ``serving``     tells which devices the kernels are for

@@ -17,7 +17,7 @@ change. So a lane has to keep 32 bits of it, where they are enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import sympy
@@ -115,7 +115,7 @@ class StepCode:
         ]
 
     def _first(self, position: int) -> list[str]:
-        value = self.init[position].make_loader()(self.lane)
+        value = self.init[position].make_loader()(self.lane_of(position))
         return [f"carry{position} = {self._block(value, self.carry[position].dtype)}"]
 
     def _block(self, value: Any, dtype: torch.dtype) -> str:
@@ -136,14 +136,25 @@ class StepCode:
         """The line that stores ``value`` to a result."""
         dtype = (*self.carry, *self.ys)[position].dtype
         address = self.address(self.parameters.written(position, dtype), index)
-        return f"tl.store({address}, {value}, {self.stored})"
+        return f"tl.store({address}, {value}, {self.stored_of(position)})"
 
-    def own(self, position: int, shift: int = 0) -> Any:
-        """Return the index at which a lane writes a result, ``shift`` elements further."""
-        n = len(self.carry)
-        lane = list(self.lane)
+    def stored_of(self, position: int) -> str:
+        return self.stored
+
+    def lane_of(self, position: int) -> Sequence[Any]:
+        """Return the index of an element of a result."""
+        return self.lane
+
+    def lane_at(self, position: int, shift: int) -> list[Any]:
+        """Return that of the element which is ``shift`` columns further."""
+        lane = list(self.lane_of(position))
         if shift:
             lane[-1] += shift
+        return lane
+
+    def own(self, position: int, shift: int = 0) -> Any:
+        """Return the index at which a lane writes a result, ``shift`` columns further."""
+        n, lane = len(self.carry), self.lane_at(position, shift)
         if position < n:
             return self.carry[position].make_indexer()(lane)
         return self.ys[position - n].make_indexer()([self.index, *lane])
@@ -196,3 +207,16 @@ class StepCode:
 
     def text(self, expression: Any) -> str:
         return index_text(self._renamed(sympy.sympify(expression)))
+
+
+def indices(
+    number: str, sizes: Sequence[Any], text: Callable[[Any], str], shape: str = ""
+) -> list[str]:
+    """Compute the index in each dimension, ``x0`` and so on, from the number of an element."""
+    lines, inner = [], sympy.Integer(1)
+    for k in reversed(range(len(sizes))):
+        at = number if inner == 1 else f"({number} // ({text(inner)}))"
+        at = f"{at} % ({text(sizes[k])})" if k else at
+        lines.append(f"x{k} = tl.broadcast_to({at}, {shape})" if shape else f"x{k} = {at}")
+        inner = inner * sizes[k]
+    return lines

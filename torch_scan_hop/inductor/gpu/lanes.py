@@ -9,7 +9,7 @@ import sympy
 
 from torch_scan_hop._torch.inductor_triton import TritonLines
 from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand
-from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode
+from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode, indices
 from torch_scan_hop.inductor.gpu.source import TritonSource
 from torch_scan_hop.inductor.lane_body import PointwiseBody, merged_dimensions
 from torch_scan_hop.inductor.step import StepOps, variable
@@ -42,14 +42,9 @@ class LaneCode(StepCode):
 
     def head(self) -> list[str]:
         """Compute the index in each dimension from the number of the lane."""
-        lines, inner = [], sympy.Integer(1)
-        for k in reversed(range(len(self.sizes))):
-            text = LANE if inner == 1 else f"({LANE} // ({self.text(inner)}))"
-            text = f"{text} % ({self.text(self.sizes[k])})" if k else text
-            lines.append(f"x{k} = {text}")
-            inner = inner * self.sizes[k]
         first = f"{LANE} = {self.program} * BLOCK + {self.arange}"
-        return [first, f"{self.in_lanes} = {LANE} < {self.text(inner)}", *lines]
+        inside = f"{self.in_lanes} = {LANE} < {self.text(self.size)}"
+        return [first, inside, *indices(LANE, self.sizes, self.text)]
 
     def step(self, lines: TritonLines) -> list[str]:
         carry = self.carries(lines)

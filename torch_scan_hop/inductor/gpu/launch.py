@@ -1,13 +1,15 @@
-"""How a kernel is launched: lanes per program, and the call in the generated wrapper."""
+"""How a kernel is launched: its programs, and the call in the generated wrapper."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch_scan_hop._torch.inductor_triton import call_kernel
 from torch_scan_hop._torch.inductor_values import likely_size
 from torch_scan_hop.inductor.gpu.source import Result, TritonSource
+from torch_scan_hop.inductor.node import KernelNode
 
 WARP = 32
 
@@ -31,19 +33,44 @@ def lanes_of_a_program(size: int, least_bytes: int) -> tuple[int, int]:
     return warps * WARP * max(1, COPIED_BYTES // least_bytes), warps
 
 
-def call_lanes(wrapper: Any, source: TritonSource, results: Sequence[str]) -> None:
-    """Define the kernel and call it at this place; ``results`` names the buffers that it writes."""
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as it is launched: ``block`` elements and so many warps for each program.
+
+    ``nbytes``: what a program is known to keep in shared memory.
+    """
+
+    source: TritonSource
+    block: int
+    warps: int
+    nbytes: int = 0
+
+
+def launch_of_lanes(source: TritonSource) -> Launch:
     least = min(dtype.itemsize for dtype in source.dtypes if dtype is not None)
-    block, warps = lanes_of_a_program(likely_size(source.size, fallback=FEW_LANES), least)
-    call_program(wrapper, source, results, block, warps)
+    size = likely_size(source.size, fallback=FEW_LANES)
+    return Launch(source, *lanes_of_a_program(size, least))
 
 
-def call_program(
-    wrapper: Any, source: TritonSource, results: Sequence[str], block: int, warps: int
-) -> None:
-    """Define the kernel and call it here, with programs of ``block`` elements and so many warps."""
+class GpuKernel(KernelNode):
+    """The node of a kernel; ``step`` says how it is launched.
+
+    That is known before there is a node, so that it is known, too, whether all can be emitted.
+    """
+
+    step: Launch
+    unit = "lanes"
+
+    def call_kernel(self, wrapper: Any) -> None:
+        call_program(wrapper, self.step, [destination.name for destination in self.destinations])
+
+
+def call_program(wrapper: Any, program: Launch, results: Sequence[str]) -> None:
+    """Define the kernel and call it here; ``results`` names the buffers that it writes."""
+    source = program.source
     arguments = [
         results[a.position] if isinstance(a, Result) else a
         for a in (source.size, *source.arguments)
     ]
-    call_kernel(wrapper, f"'''\n{source.text}''', block={block}, num_warps={warps}", arguments)
+    how = f"block={program.block}, num_warps={program.warps}"
+    call_kernel(wrapper, f"'''\n{source.text}''', {how}", arguments)

@@ -9,7 +9,6 @@ and steps alone, so that a program compiled for some sizes has one kernel for th
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import fx
@@ -17,11 +16,11 @@ from torch import fx
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.body import StepExamples
-from torch_scan_hop.inductor.gpu.launch import WARP, call_program
+from torch_scan_hop.inductor.gpu.launch import WARP, GpuKernel, Launch
 from torch_scan_hop.inductor.gpu.serving import check_tensors
 from torch_scan_hop.inductor.gpu.tiles import emit_tiles
 from torch_scan_hop.inductor.lane_body import check_one_shape, independent_lanes
-from torch_scan_hop.inductor.node import KernelNode, ScanCall
+from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import check_pointwise
 from torch_scan_hop.rewrites import current_options
 
@@ -36,9 +35,7 @@ WARPS = 8
 MULTIPROCESSORS = 132
 
 
-class ParallelKernel(KernelNode):
-    """The node of such a kernel; ``step`` is its source, and the lanes of a program."""
-
+class ParallelKernel(GpuKernel):
     kind = "one Triton kernel, parallel in time"
 
     @staticmethod
@@ -58,12 +55,7 @@ class ParallelKernel(KernelNode):
         source = emit_tiles(*arguments, rows=ELEMENTS // lanes)
         if len(source.arguments) > MANY_BUFFERS:
             source = emit_tiles(*arguments, rows=ELEMENTS // lanes // 2)
-        return cls(call, (source, lanes))
-
-    def call_kernel(self, wrapper: Any) -> None:
-        source, lanes = self.step
-        names = [destination.name for destination in self.destinations]
-        call_program(wrapper, source, names, lanes, WARPS)
+        return cls(call, Launch(source, lanes, WARPS))
 
 
 def check_long_and_thin(examples: StepExamples) -> None:

@@ -6,22 +6,15 @@ carries and ys have one shape, and a step reads the carry only where it writes i
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch_scan_hop.inductor.gpu.lanes import emit_lanes
-from torch_scan_hop.inductor.gpu.launch import call_lanes
+from torch_scan_hop.inductor.gpu.launch import GpuKernel, launch_of_lanes
 from torch_scan_hop.inductor.gpu.serving import check_tensors
 from torch_scan_hop.inductor.lane_body import independent_lanes
-from torch_scan_hop.inductor.node import KernelNode, ScanCall
+from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import check_pointwise
 
 
-class PointwiseKernel(KernelNode):
-    """The node of such a kernel.
-
-    ``step`` is its source, so that it is known before there is a node whether all can be emitted.
-    """
-
+class PointwiseKernel(GpuKernel):
     kind = "one Triton kernel, lane by lane"
     check = staticmethod(check_pointwise)
 
@@ -30,7 +23,5 @@ class PointwiseKernel(KernelNode):
         check_tensors(call.examples.flat())
         body = independent_lanes(call)
         layouts = call.result_layouts()
-        return cls(call, emit_lanes(body, call.operands.carry, layouts, call.trip_count))
-
-    def call_kernel(self, wrapper: Any) -> None:
-        call_lanes(wrapper, self.step, [destination.name for destination in self.destinations])
+        source = emit_lanes(body, call.operands.carry, layouts, call.trip_count)
+        return cls(call, launch_of_lanes(source))

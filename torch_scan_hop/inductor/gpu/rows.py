@@ -1,35 +1,34 @@
-"""The kernel of a body with products with weights: each row of the batch runs by itself.
+"""The kernel of a body with products with weights, or norms: each row of the batch runs by itself.
 
 A body qualifies if it is pointwise but for products of rows with loop-invariant matrices, in
-float32, bfloat16 or float16; if its carries are rows of one static width, and all that it makes is
-as wide, or made of parts that are; and if the weights fit the memory of a program, which is up
-to a width of 64 for an LSTM in float32, and 128 in bfloat16.
+float32, bfloat16 or float16, and for reductions of rows: their sums, means, variances and extremes.
+Its carries are rows of one static width, and all that it makes is as wide, made of parts that are,
+or one number of each row. The weights fit the memory of a program, which is up to a width of 64 for
+an LSTM in float32, and 128 in bfloat16; without weights, a row fits its registers.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.gpu.launch import call_program
+from torch_scan_hop.inductor.gpu.launch import GpuKernel
 from torch_scan_hop.inductor.gpu.row_body import RowBody
-from torch_scan_hop.inductor.gpu.row_code import ROWS, emit_rows
-from torch_scan_hop.inductor.gpu.serving import check_tensors
-from torch_scan_hop.inductor.node import KernelNode, ScanCall
-from torch_scan_hop.inductor.qualify import check_pointwise_around_products, is_plain
+from torch_scan_hop.inductor.gpu.row_code import emit_rows
+from torch_scan_hop.inductor.gpu.serving import check_devices, check_tensors
+from torch_scan_hop.inductor.node import ScanCall
+from torch_scan_hop.inductor.qualify import check_rows, is_plain
 from torch_scan_hop.inductor.step import step_index
 
 
-class RowsKernel(KernelNode):
-    """The node of such a kernel; ``step`` is its source, and the warps of a program."""
-
+class RowsKernel(GpuKernel):
     kind = "one Triton kernel, row by row"
+    unit = "rows"
 
     @staticmethod
     def check(body: fx.GraphModule) -> None:
-        check_pointwise_around_products(body)
+        check_devices(n.meta["val"] for n in body.graph.find_nodes(op="placeholder"))
+        check_rows(body)
         if not all(map(is_plain, body.graph.nodes)):
             raise Refusal("neither pointwise nor a product with a weight: a scaled addmm")
 
@@ -39,11 +38,5 @@ class RowsKernel(KernelNode):
         if not call.operands.carry:
             raise Refusal("it has no carry")
         body = RowBody(call.body, call.operands, step_index(call.trip_count, call.reverse))
-        return cls(
-            call, emit_rows(body, call.operands.carry, call.result_layouts(), call.trip_count)
-        )
-
-    def call_kernel(self, wrapper: Any) -> None:
-        source, warps = self.step
-        names = [destination.name for destination in self.destinations]
-        call_program(wrapper, source, names, ROWS, warps)
+        layouts = call.result_layouts()
+        return cls(call, emit_rows(body, call.operands.carry, layouts, call.trip_count))

@@ -22,6 +22,13 @@ def is_gpu(device: torch.device) -> bool:
     return device.type in DEVICES
 
 
+def check_devices(values: Iterable[Any]) -> None:
+    """Refuse tensors that are not all on one GPU that the kernels are for."""
+    devices = {v.device for v in values if isinstance(v, torch.Tensor)}
+    if len(devices) != 1 or not all(map(is_gpu, devices)):
+        raise Refusal("its tensors are not on one GPU")
+
+
 def check_tensors(values: Iterable[Any]) -> None:
     """Refuse tensors that are not all on one GPU that the kernels are for, of dtypes they know.
 
