@@ -166,6 +166,72 @@ class Cholesky(Workload):
         return spread, y
 
 
+class KalmanOfEight(Workload):
+    """A Kalman filter of 8 states of which 4 are observed, batched."""
+
+    name, T = "kalman of 8", 256
+    B, N, M = 16, 8, 4
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+        moves = (0.9 * torch.eye(self.N) + draw.normal(self.N, self.N, scale=0.05)).requires_grad_()
+        sees = draw.normal(self.M, self.N, scale=0.5).requires_grad_()
+        eye, noise = torch.eye(self.N), 0.5 * torch.eye(self.M)
+
+        def cell(state, seen):
+            mean, spread = state
+            mean, spread = mean @ moves.mT, moves @ spread @ moves.mT + 0.1 * eye
+            crossed = sees @ spread
+            gain = torch.linalg.solve(crossed @ sees.mT + noise, crossed).mT
+            mean = mean + (gain @ (seen - mean @ sees.mT)[..., None])[..., 0]
+            return (mean, (eye - gain @ sees) @ spread), mean
+
+        init = torch.zeros(self.B, self.N), eye.expand(self.B, self.N, self.N).contiguous()
+        return Problem(cell, init, draw.normal(T, self.B, self.M), {"moves": moves, "sees": sees})
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        np, moves, sees = jax.numpy, p["moves"], p["sees"]
+        turned = lambda a: np.swapaxes(a, -1, -2)  # noqa: E731
+        mean, spread = carry
+        mean, spread = mean @ moves.T, moves @ spread @ moves.T + 0.1 * np.eye(self.N)
+        crossed = sees @ spread
+        gain = turned(np.linalg.solve(crossed @ sees.T + 0.5 * np.eye(self.M), crossed))
+        mean = mean + (gain @ (x - mean @ sees.T)[..., None])[..., 0]
+        return (mean, (np.eye(self.N) - gain @ sees) @ spread), mean
+
+
+class LeastSquares(Workload):
+    """Recursive least squares with 16 coefficients, batched: rank-one updates of 16 by 16."""
+
+    name, T = "rls of 16", 256
+    B, N = 16, 16
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+        forgets = torch.tensor(0.98).requires_grad_()
+
+        def cell(state, x):
+            weights, inverse = state
+            carried = (inverse @ x["in"][..., None])[..., 0]
+            gain = carried / (forgets + (carried * x["in"]).sum(-1, keepdim=True))
+            error = x["out"] - (weights * x["in"]).sum(-1)
+            weights = weights + gain * error[..., None]
+            inverse = (inverse - gain[..., None] * carried[..., None, :]) / forgets
+            return (weights, inverse), error
+
+        init = torch.zeros(self.B, self.N), torch.eye(self.N).repeat(self.B, 1, 1)
+        xs = {"in": draw.normal(T, self.B, self.N), "out": draw.normal(T, self.B)}
+        return Problem(cell, init, xs, {"forgets": forgets})
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        weights, inverse = carry
+        carried = (inverse @ x["in"][..., None])[..., 0]
+        gain = carried / (p["forgets"] + (carried * x["in"]).sum(-1, keepdims=True))
+        error = x["out"] - (weights * x["in"]).sum(-1)
+        inverse = (inverse - gain[..., None] * carried[..., None, :]) / p["forgets"]
+        return (weights + gain * error[..., None], inverse), error
+
+
 class TimeByLayers(Workload):
     """An RNN of four layers: a scan over layers in the body of a scan over time."""
 
@@ -252,6 +318,8 @@ BODIES: dict[str, Workload] = {
         CachedAttention(),
         Kalman(),
         Cholesky(),
+        KalmanOfEight(),
+        LeastSquares(),
         TimeByLayers(),
         TransformerLayers(),
     )

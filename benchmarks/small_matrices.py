@@ -1,4 +1,4 @@
-"""Of the bodies of ``bodies.md``, those of small matrices, which are written out as scalars.
+"""Of the bodies of ``bodies.md``, those of small matrices.
 
 python -m benchmarks.small_matrices [--quick]
 """
@@ -12,4 +12,7 @@ __all__ = ["measure"]
 
 
 if __name__ == "__main__":
-    tell(Page("Small matrices", "small_matrices"), ["solve", "cholesky"])
+    tell(
+        Page("Small matrices", "small_matrices"),
+        ["solve", "cholesky", "kalman of 8", "rls of 16", "hmm"],
+    )

@@ -559,6 +559,7 @@ CALLED: dict[str, str] = {
     "torch._inductor.virtualized.ops.index_expr": "expr dtype",
     "torch._inductor.virtualized.ops.load": "name index",
     "torch._inductor.virtualized.ops.lt": "x0 x1",
+    "torch._inductor.virtualized.ops.mul": "x0 x1",
     "torch._inductor.virtualized.ops.store": "_ _ _",
     "torch._inductor.virtualized.ops.where": "condition input other",
     "torch._ops.key_extractor": "tensors key_mask",

@@ -1,13 +1,24 @@
-"""Put a traced function in the place of a call in a graph."""
+"""Put a traced function in the place of a call in a graph, and see what is read of one."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
 
 from torch_scan_hop.signature import results_of
+
+
+def used_outputs(call: fx.Node) -> list[bool]:
+    """Return for each result of ``call`` whether anything reads it."""
+    used = [False] * len(call.meta["val"])
+    for user in call.users:
+        if user.target is not operator.getitem:
+            return [True] * len(used)
+        used[user.args[1]] = used[user.args[1]] or bool(user.users)  # type: ignore[index]
+    return used
 
 
 def inline(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch_scan_hop.body.cleanup import copy_of
 from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.body.meta_values import check_results, value_of
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.inline import inline
+from torch_scan_hop.inductor.inline import inline, used_outputs
 from torch_scan_hop.inductor.kernels import (
     is_on_gpu,
     may_be_one_kernel,
@@ -116,7 +115,7 @@ class ScanRewriter:
             return
         body, signature, sizes = lift_sizes(self.body, self.signature)
         legality.run_passes(body, [split_fused_products])
-        used = self._used_outputs()
+        used = used_outputs(self.node)
         of_lanes = self._plan_of_lanes(body, signature, used)
         of_lanes = of_lanes or self._plan_of_matrices(body, signature, used)
         plan, sums = of_lanes or (self._plan(body, signature, used), None)
@@ -288,14 +287,6 @@ class ScanRewriter:
             for y in self.node.meta["val"][len(init) :]
         ]
         return [*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys]
-
-    def _used_outputs(self) -> list[bool]:
-        used = [False] * len(self.node.meta["val"])
-        for user in self.node.users:
-            if user.target is not operator.getitem:
-                return [True] * len(used)
-            used[user.args[1]] = used[user.args[1]] or bool(user.users)  # type: ignore[index]
-        return used
 
     def _replace_by(self, run: Any, name: str, of_scans: dict[str, Any] | None = None) -> None:
         """``run``, a function of the operands, in place of the scan; ``of_scans``: marks of its."""
