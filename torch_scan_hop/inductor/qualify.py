@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
+from typing import Any
 
 import torch
 from torch import fx

@@ -211,7 +211,7 @@ class ScanRewriter:
         if _is_lane_by_lane(moved):
             return moved
         has_fewer = operators_in_the_way(moved.body) < operators_in_the_way(kept.body)
-        are_scalars = bool(lanes_of(kept.body, kept.loop_signature))
+        are_scalars = bool(lanes_of(checks_after(kept.body).body, kept.loop_signature))
         return moved if has_fewer and not are_scalars else kept
 
     def _plan_of_lanes(

@@ -10,8 +10,8 @@ order of the loops, and where values are stored.
                 and ``row_order`` say where values are, what they are, and when they are stored
 ``row_independence``  checks that a row reads no other row
 ``row_code``    their code: a tile of rows takes all steps before the next tile
-``matrices``    finds bodies of small matrices; ``matrix_body`` and ``matrix_code`` are their step and
-                their code, ``matrix_lowering`` on top of ``matrix_memory`` what a step does,
+``matrices``    finds bodies of small matrices; ``matrix_body`` and ``matrix_code``: their step,
+                and its code; ``matrix_lowering`` on top of ``matrix_memory`` what a step does,
                 ``matrix_rules`` and ``matrix_source`` factorisations
 ``product``     the product of a tile of rows and a packed weight
 ``sharing``     decides if threads share a kernel

@@ -14,12 +14,16 @@ from torch import fx
 from torch_scan_hop._torch.sizes import are_known_equal
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars.entries import Entries, Index, Lanes, indices
-from torch_scan_hop.inductor.scalars.interpreter import ScalarInterpreter, may_be_written_out
+from torch_scan_hop.inductor.scalars.interpreter import (
+    MOST_OPERATORS,
+    ScalarInterpreter,
+    may_be_written_out,
+)
 from torch_scan_hop.op import ScanOptions, call_scan
 from torch_scan_hop.signature import Inputs, Signature
 
 
-def lanes_of(body: fx.GraphModule, signature: Signature, most: int) -> list[Lanes]:
+def lanes_of(body: fx.GraphModule, signature: Signature, most: int = MOST_OPERATORS) -> list[Lanes]:
     """Return the lanes that a body may have: the first dimension of all its carries, or none.
 
     Scalars among the carries do not count. None are returned for a body of more than ``most``
