@@ -424,7 +424,7 @@ def wrappers_of(step, **config):
 
 @cuda
 def test_a_wrapper_hands_its_loop_over():
-    with using_options(cuda_graphs=True):
+    with using_options(cuda_graphs=True, one_kernel=False):
         found = wrappers_of(wide)
     assert found.keys() == {"forward", "backward"}
     for wrapper in found.values():
@@ -442,7 +442,7 @@ def test_graphs_of_torch_take_the_loop_as_it_is():
     """With mode="reduce-overhead" torch captures all that is compiled, the loop in it."""
     import fake_cuda
 
-    with using_options(cuda_graphs=True):
+    with using_options(cuda_graphs=True, one_kernel=False):
         found = wrappers_of(wide, **{"triton.cudagraphs": True})
     assert fake_cuda.against_graphs == [""] * 2
     for wrapper in found.values():
