@@ -96,7 +96,7 @@ def check(seed):
     compiled = torch.compile(lambda i, x: scan(step, i, x, reverse=reverse), fullgraph=True)
     with (
         using_options(scalars=False),
-        watching(lambda _, kernel, __: kernels.append(getattr(kernel, "__name__", "a loop"))),
+        watching(lambda _, node, __: kernels.append(type(node).__name__)),
         torch._inductor.config.patch(force_disable_caches=True),
     ):
         got = train(compiled)
@@ -109,9 +109,9 @@ def check(seed):
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 25))]
+    "seed", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in range(4, 28))]
 )
 def test_a_random_step(seed):
-    kernels = check(seed)
-    T = len(problem(seed)[4][0])
-    assert "MatricesKernel" in kernels or T == 1, kernels
+    steps = len(problem(seed)[4][0])
+    # one step is no loop
+    assert check(seed)[0] == "MatricesKernel" or steps == 1

@@ -120,11 +120,20 @@ class _MatrixCode:
                 if scratch is not later:
                     size = f"sizeof({scratch.name})"
                     self.code.writeline(f"std::memcpy({scratch.name}, {later.name}, {size});")
+                    self._written(scratch)
         for scratch, destination in zip(body.carry, destinations, strict=False):
             if not scratch.varies:
                 self.code.writeline(f"if ({TILE} == {tiles} - 1)")
             with self.code.indent():
                 self._copy_out(Returned(scratch, ()), destination)
+
+    def _written(self, scratch: Scratch) -> None:
+        """Have the compiler read ``scratch`` anew from here on.
+
+        gcc 12 takes parts of a copy from before it was made, where it puts numbers of an array
+        together to a vector (``-O3 -fno-tree-loop-vectorize``, as Inductor compiles).
+        """
+        self.code.writeline(f'asm volatile("" : : "r"({scratch.name}) : "memory");')
 
     def _numbers(self, scratch: Scratch) -> int:
         return scratch.entries * (self.body.width if scratch.varies else 1)
@@ -163,6 +172,7 @@ class _MatrixCode:
 
         sizes = [*scratch.size[1:], width] if scratch.varies else scratch.size
         self.function.add(self._nest(emit, sizes, in_vectors=True), in_one_thread=True)
+        self._written(scratch)
 
     def _copy_in(self, copied: Copied) -> None:
         scratch = copied.to
@@ -180,6 +190,7 @@ class _MatrixCode:
         if scratch.varies:
             sizes[0] = sympy.Integer(self.body.width)
         self.function.add(self._nest(emit, sizes), in_one_thread=True)
+        self._written(scratch)
 
     def _fetch(self, scratch: Scratch, destination: Any) -> None:
         """Copy a carry from where the span before has left it."""
@@ -198,6 +209,7 @@ class _MatrixCode:
         if scratch.varies:
             sizes[0] = sympy.Integer(self.body.width)
         self.function.add(self._nest(emit, sizes), in_one_thread=True)
+        self._written(scratch)
 
     def _copy_out(self, returned: Returned, destination: Any) -> None:
         scratch = returned.scratch
@@ -240,3 +252,5 @@ class _MatrixCode:
         self.code.writeline(f"for (int64_t at = 0; at < {called.stack}; ++at)")
         with self.code.indent():
             self.code.writeline(f"{called.function}<{sizes}>({arguments});")
+        for scratch in (*(m.scratch for m in called.matrices), *called.notes):
+            self._written(scratch)
