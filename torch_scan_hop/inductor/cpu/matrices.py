@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.inductor_cpp import vector_lanes
+from torch_scan_hop._torch.inductor_cpp import parallel_num_threads, vector_lanes
 from torch_scan_hop._torch.inductor_values import NotPointwise
-from torch_scan_hop._torch.sizes import are_known_equal
+from torch_scan_hop._torch.sizes import are_known_equal, likely_value
+from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.fits import DTYPES, check_tensors
 from torch_scan_hop.inductor.cpu.matrix_body import MatrixBody
@@ -29,7 +30,12 @@ from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
 from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import CAT, check_pointwise_but_for
-from torch_scan_hop.inductor.spans import KernelInSpans, Span
+from torch_scan_hop.inductor.spans import (
+    WORK_FOR_THREADS,
+    KernelInSpans,
+    Span,
+    work_per_step,
+)
 from torch_scan_hop.inductor.step import step_index
 from torch_scan_hop.rewrites import current_options
 
@@ -47,6 +53,7 @@ class MatricesKernel(KernelInSpans):
             raise Refusal("matrices is switched off")
         if sys.platform == "win32":
             raise Refusal("not for compilers without vector types")
+        _check_that_threads_would_not_pay(body)
         check_pointwise_but_for({*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, *BY_INDEX, CAT}, body)
 
     @classmethod
@@ -62,6 +69,15 @@ class MatricesKernel(KernelInSpans):
 
     def call_span(self, wrapper: Any, span: Span) -> None:
         emit_matrices(wrapper, self, self.step, span)
+
+
+def _check_that_threads_would_not_pay(body: fx.GraphModule) -> None:
+    """Refuse a step whose operators threads would share, if there are fewer vectors of lanes."""
+    carry = next((n.meta["val"] for n in body.graph.nodes if is_tensor_node(n)), None)
+    lanes = likely_value(carry.shape[0]) if carry is not None and carry.ndim else 1
+    vectors = -(-lanes // (vector_lanes() or 1))
+    if vectors < parallel_num_threads() and work_per_step(body) >= WORK_FOR_THREADS:
+        raise Refusal(f"{lanes} lanes are too few for threads to share, and its steps are large")
 
 
 def _step(call: ScanCall, lanes: Any) -> MatrixBody:
