@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch_version
 RULES = {
     "m": [
         "torch.tanh({m} @ {m})", "{m} @ W", "W @ {m}", "{m}.mT", "{v}[..., None] * {v}[..., None, :]",
-        "torch.linalg.solve({d}, {m})", "torch.linalg.solve({d}, {m}, left=False)", "{m} * {s}[..., None, None]",
+        "torch.linalg.solve({d}, {m})", "torch.linalg.solve(W + EYE * 3, {m})", "torch.linalg.solve({d}, {m}, left=False)", "{m} * {s}[..., None, None]",
         "torch.linalg.inv({d})", "torch.linalg.cholesky({d})", "torch.softmax({m}, -1)",
         "torch.linalg.solve_triangular(torch.linalg.cholesky({d}), {m}, upper=False)",
         "torch.cholesky_solve({m}, torch.linalg.cholesky({d}))", "torch.where({m} > 0.1, {m}, {m})",

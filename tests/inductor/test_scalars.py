@@ -207,6 +207,32 @@ def test_as_many_lanes_as_rows(has_batch, kernel):
     assert_same(got, loop(step, h, xs), 1e-9)
 
 
+SHARED = definite()
+LOWER, (FACTORS, PIVOTS) = torch.linalg.cholesky(SHARED), torch.linalg.lu_factor(SHARED)
+OF_ALL_LANES = {
+    "triangular": lambda h, x: torch.linalg.solve_triangular(LOWER, h, upper=False),
+    "right": lambda h, x: torch.linalg.solve_triangular(LOWER, h, upper=False, left=False),
+    "solve": lambda h, x: torch.linalg.solve(SHARED, h),
+    "solve of x": lambda h, x: torch.linalg.solve(0.1 * x[0] + SHARED, h),
+    "cholesky": lambda h, x: torch.cholesky_solve(h, LOWER),
+    "lu": lambda h, x: torch.linalg.lu_solve(FACTORS, PIVOTS, h),
+}
+
+
+@pytest.mark.parametrize("name", OF_ALL_LANES)
+def test_one_matrix_of_all_lanes(name):
+    """It lies otherwise than what each lane has of its own."""
+
+    def step(h, x):
+        return torch.tanh(OF_ALL_LANES[name](h, x)) + x, h
+
+    h, xs = randn(L, N, N).double(), X(3)
+    with using_options(scalars=False):
+        got, kernels = run_and_name_kernels(compiled(step), h, xs)
+    assert kernels == ["MatricesKernel"]
+    assert_same(got, loop(step, h, xs), 1e-9)
+
+
 WRITES = {
     "select": lambda h, x: h.select_scatter(x, 2, 1),
     "slice": lambda h, x: h.slice_scatter(x[:, :, None], 2, 1, 2),

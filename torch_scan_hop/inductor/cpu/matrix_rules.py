@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from torch_scan_hop._torch.inductor_values import NotPointwise, ops, pointwise_like
-from torch_scan_hop.inductor.cpu.matrix_steps import Called, Matrix
+from torch_scan_hop.inductor.cpu.matrix_steps import Called, Made, Matrix
 
 aten = torch.ops.aten
 
@@ -21,15 +21,36 @@ def _turned(lowering: Any, matrix: Any) -> Any:
     return lowering.apply(aten.permute.default, matrix, [*range(rank - 2), rank - 1, rank - 2])
 
 
-def _copy(lowering: Any, matrix: Any) -> Any:
-    """Return scratch memory that a function may change; NotPointwise for what is no matrix."""
+def _copy(lowering: Any, matrix: Any, rank: int = 2) -> Any:
+    """Return scratch memory that a function may change; NotPointwise for what is no matrix.
+
+    What has lanes has a copy for each, even if those are alike: all matrices of a call lie alike.
+    """
     sizes = matrix.get_size()
-    if matrix.get_dtype() not in _FLOATS:
+    if rank == 2 and matrix.get_dtype() not in _FLOATS:
         raise NotPointwise(f"a factorisation of {matrix.get_dtype()}")
-    found = lowering.stored(matrix, always=True)
-    if len(sizes) < 2 + found.varies:
-        raise NotPointwise("a matrix across lanes")
+    varies = lowering.varies(sizes) and len(sizes) > rank
+    found = lowering.scratch(sizes, matrix.get_dtype(), varies)
+    lowering.actions.append(Made(found, matrix))
     return found
+
+
+def _together(lowering: Any, *matrices: Any, rank: int = 2) -> list[Any]:
+    """Repeat each of ``matrices`` for the batch of the others."""
+    longest = max((m.get_size()[:-rank] for m in matrices), key=len)
+    batch = list(longest)
+    for matrix in matrices:
+        own = matrix.get_size()[:-rank]
+        for k, n in enumerate(reversed(own), 1):
+            batch[-k] = n if batch[-k] == 1 else batch[-k]
+    return [_expanded(lowering, m, batch, rank) for m in matrices]
+
+
+def _expanded(lowering: Any, value: Any, batch: Any, rank: int) -> Any:
+    sizes = list(value.get_size())
+    if sizes[:-rank] == list(batch):
+        return value
+    return lowering.apply(aten.expand.default, value, [*batch, *sizes[-rank:]])
 
 
 def _rows(scratch: Any) -> int:
@@ -42,7 +63,11 @@ def _note(lowering: Any, like: Any, *more: int) -> Any:
 
 
 def _call(lowering: Any, *args: Any) -> None:
-    lowering.actions.append(Called(*args))
+    called = Called(*args)
+    memory = [*(m.scratch for m in called.matrices), *called.notes]
+    if len({s.varies for s in memory}) > 1:
+        raise NotPointwise("matrices of which some have lanes")
+    lowering.actions.append(called)
 
 
 class _LU:
@@ -79,7 +104,11 @@ def _exchange(lowering: Any, pivots: Any, x: Any, left: bool, back: bool) -> Non
 
 def _solved(lowering: Any, factors: Any, pivots: Any, right: Any, left: bool, adjoint: bool) -> Any:
     """Return the solution of ``A X = B``, ``A^T X = B`` if ``adjoint``, or with ``X A``."""
+    whole, right = _together(lowering, factors.tensor(), right)
     x = _copy(lowering, right)
+    if (factors.size[:-2], factors.varies) != (x.size[:-2], x.varies):  # one matrix, many sides
+        pivots = _expanded(lowering, pivots.tensor(), x.size[:-2], 1)
+        factors, pivots = _copy(lowering, whole), _copy(lowering, pivots, 1)
     if adjoint == left:  # by the transpose: U^T, then L^T, then the rows as they were
         _substitute(lowering, factors, x, True, False, adjoint, left)
         _substitute(lowering, factors, x, False, True, adjoint, left)
@@ -95,7 +124,8 @@ def solve(
     lowering: Any, matrix: Any, right: Any, *, left: bool = True, check_errors: bool = False
 ) -> list[Any]:
     """Solve without returning the factors, whose layout depends on that of the matrix."""
-    is_vector = len(right.get_size()) == len(matrix.get_size()) - 1
+    sizes = list(right.get_size())
+    is_vector = len(sizes) == 1 or sizes == list(matrix.get_size())[:-1]
     if is_vector:
         right = lowering.apply(aten.unsqueeze.default, right, -1)
     found = _LU(lowering, matrix)
@@ -136,9 +166,8 @@ def solve_factored(
     left: bool = True,
     adjoint: bool = False,
 ) -> Any:
-    return _solved(
-        lowering, _copy(lowering, factors), lowering.stored(pivots), right, left, adjoint
-    )
+    own = _copy(lowering, factors), _copy(lowering, pivots, 1)
+    return _solved(lowering, *own, right, left, adjoint)
 
 
 def solve_triangular(
@@ -150,7 +179,7 @@ def solve_triangular(
     left: bool = True,
     unitriangular: bool = False,
 ) -> Any:
-    triangle, x = _copy(lowering, matrix), _copy(lowering, right)
+    triangle, x = (_copy(lowering, m) for m in _together(lowering, matrix, right))
     _substitute(lowering, triangle, x, upper, unitriangular, False, left)
     return x.tensor()
 
@@ -166,7 +195,7 @@ def cholesky(
 
 
 def cholesky_solve(lowering: Any, right: Any, factor: Any, upper: bool = False) -> Any:
-    triangle, x = _copy(lowering, factor), _copy(lowering, right)
+    triangle, x = (_copy(lowering, m) for m in _together(lowering, factor, right))
     _substitute(lowering, triangle, x, upper, False, upper, True)
     _substitute(lowering, triangle, x, upper, False, not upper, True)
     return x.tensor()
