@@ -23,14 +23,6 @@ from torch_scan_hop.inductor.step import lane_symbols
 
 
 @dataclass(frozen=True)
-class Copied:
-    """What is read from memory that other lanes are in, too, to where a lane's vector is."""
-
-    to: Scratch
-    value: Any
-
-
-@dataclass(frozen=True)
 class Returned:
     """A y: where it is, and its stack; ``rows`` of each lane are among the rows of a matrix."""
 
@@ -55,8 +47,9 @@ class MatrixBody:
         self.lanes = lanes
         self.width = width
         self.lowering = MatrixLowering(call.body, lanes, width)
-        self.at_step: list[Copied] = []
-        self.at_start: list[Copied] = []
+        #: what is read from memory that other lanes are in, too
+        self.at_step: list[Made] = []
+        self.at_start: list[Made] = []
         #: positions of inputs by the name of the scratch memory that they are copied to
         self.inputs: dict[str, int] = {}
         self.carry = [
@@ -88,25 +81,21 @@ class MatrixBody:
             return Returned(self.lowering.stored(value), (index,))
         return Returned(self.lowering.stored(stack), (index,), stack.get_size()[1])
 
-    def _input(
-        self, value: Any, copies: list[Copied], position: int, shared: Collection[int]
-    ) -> Any:
+    def _input(self, value: Any, copies: list[Made], position: int, shared: Collection[int]) -> Any:
         if position in shared or not is_tensor(value):
             return value
         stack = value if self.lowering.varies(value.get_size()) else self.lowering.stack_of(value)
         if stack is None:
             return value
         scratch = self.lowering.scratch(stack.get_size(), stack.get_dtype(), True)
-        copies.append(Copied(scratch, stack))
+        copies.append(Made(scratch, stack))
         self.inputs[scratch.name] = position
         whole = scratch.tensor()
         return whole if stack is value else self.lowering.fold(whole, value.get_size())
 
     @property
     def nbytes(self) -> int:
-        return sum(
-            s.entries * (self.width if s.varies else 1) * s.dtype.itemsize for s in self.scratch
-        )
+        return sum(s.numbers * s.dtype.itemsize for s in self.scratch)
 
     @property
     def some_carry_is_shared(self) -> bool:

@@ -26,7 +26,7 @@ from torch_scan_hop._torch.inductor_cpp import (
     written_pointer,
 )
 from torch_scan_hop._torch.inductor_values import handler_at_hand, no_interpreter, ops
-from torch_scan_hop.inductor.cpu.matrix_body import Copied, MatrixBody, Returned
+from torch_scan_hop.inductor.cpu.matrix_body import MatrixBody, Returned
 from torch_scan_hop.inductor.cpu.matrix_source import SOURCE
 from torch_scan_hop.inductor.cpu.matrix_steps import SCRATCH, Called, Made, Scratch
 from torch_scan_hop.inductor.cpu.sharing import share_span, threads_for
@@ -59,6 +59,13 @@ class _EntryOps(VectorOps):
 
     def index_expr(self, index: Any, dtype: torch.dtype) -> Any:
         return self._inner.index_expr(sympy.sympify(index), dtype)
+
+
+def _read(buffer: Any, index: Sequence[Any]) -> Any:
+    """Read a buffer that the kernel writes."""
+    name = buffer.name
+    written_pointer(name)
+    return handler_at_hand().load(name, buffer.layout.make_indexer()(index))
 
 
 class _MatrixCode:
@@ -96,14 +103,14 @@ class _MatrixCode:
         n = len(body.carry)
         for scratch in body.scratch:
             kind = DTYPE_TO_CPP[scratch.dtype]
-            self.code.writeline(f"alignas(64) {kind} {scratch.name}[{self._numbers(scratch)}];")
+            self.code.writeline(f"alignas(64) {kind} {scratch.name}[{scratch.numbers}];")
         for copied in body.at_start:
-            self._copy_in(copied)
+            self._copy_value(copied)
         begin, end = map(self.function.text, (self.span.first, self.span.end))
         self.code.writeline(f"if ({begin} == 0)")
         with self.code.indent():
             for scratch, init in zip(body.carry, self.node.operands.carry, strict=True):
-                self._copy_in(Copied(scratch, init))
+                self._copy_value(Made(scratch, init))
         self.code.writeline("else")
         with self.code.indent():
             for scratch, destination in zip(body.carry, destinations, strict=False):
@@ -111,7 +118,7 @@ class _MatrixCode:
         self.code.writeline(f"for (int64_t {STEP} = {begin}; {STEP} < {end}; ++{STEP})")
         with self.code.indent():
             for copied in body.at_step:
-                self._copy_in(copied)
+                self._copy_value(copied)
             for action in body.actions:
                 self._make(action) if isinstance(action, Made) else self._call(action)
             for returned, destination in zip(body.ys, destinations[n:], strict=True):
@@ -135,9 +142,6 @@ class _MatrixCode:
         """
         self.code.writeline(f'asm volatile("" : : "r"({scratch.name}) : "memory");')
 
-    def _numbers(self, scratch: Scratch) -> int:
-        return scratch.entries * (self.body.width if scratch.varies else 1)
-
     # --- loops over entries ---
 
     def _nest(
@@ -146,8 +150,7 @@ class _MatrixCode:
         """``emit`` for each index of ``sizes``; nothing is left of sizes that are not there."""
         sizes = tuple(sizes)
         padded = sizes or (sympy.Integer(1),)
-        nest = self.function.nest(lambda index: emit(index[: len(sizes)]), padded, in_vectors)
-        return nest
+        return self.function.nest(lambda index: emit(index[: len(sizes)]), padded, in_vectors)
 
     def _load(self, value: Any, index: Sequence[Any]) -> Any:
         handler = _EntryOps(handler_at_hand(), self.body, self.varying)
@@ -174,42 +177,25 @@ class _MatrixCode:
         self.function.add(self._nest(emit, sizes, in_vectors=True), in_one_thread=True)
         self._written(scratch)
 
-    def _copy_in(self, copied: Copied) -> None:
-        scratch = copied.to
-
+    def _copy_in(self, scratch: Scratch, load: Callable[[Sequence[Any]], Any]) -> None:
         def emit(index: list[Any]) -> None:
-            if not scratch.varies:
-                self._store(scratch, index, self._load(copied.value, index))
-                return
-            lane, *own = index
-            # those beyond the last lane are like it
-            there = FIRST_LANE + Min(lane, COUNT - 1)
-            self._store(scratch, [lane, *own], self._load(copied.value, [there, *own]))
+            there = list(index)
+            if scratch.varies:  # those beyond the last lane are like it
+                there[0] = FIRST_LANE + Min(index[0], COUNT - 1)
+            self._store(scratch, index, load(there))
 
         sizes = list(scratch.size)
         if scratch.varies:
             sizes[0] = sympy.Integer(self.body.width)
         self.function.add(self._nest(emit, sizes), in_one_thread=True)
         self._written(scratch)
+
+    def _copy_value(self, copied: Made) -> None:
+        self._copy_in(copied.to, lambda index: self._load(copied.value, index))
 
     def _fetch(self, scratch: Scratch, destination: Any) -> None:
         """Copy a carry from where the span before has left it."""
-
-        def emit(index: list[Any]) -> None:
-            there = list(index)
-            if scratch.varies:
-                there[0] = FIRST_LANE + Min(index[0], COUNT - 1)
-            written_pointer(destination.name)
-            value = handler_at_hand().load(
-                destination.name, destination.layout.make_indexer()(there)
-            )
-            self._store(scratch, index, value)
-
-        sizes = list(scratch.size)
-        if scratch.varies:
-            sizes[0] = sympy.Integer(self.body.width)
-        self.function.add(self._nest(emit, sizes), in_one_thread=True)
-        self._written(scratch)
+        self._copy_in(scratch, lambda index: _read(destination, index))
 
     def _copy_out(self, returned: Returned, destination: Any) -> None:
         scratch = returned.scratch
@@ -218,10 +204,7 @@ class _MatrixCode:
             there = list(index)
             if scratch.varies:
                 there[0] = FIRST_LANE + index[0]
-            written_pointer(scratch.name)
-            value = handler_at_hand().load(
-                scratch.name, scratch.buffer.layout.make_indexer()(index)
-            )
+            value = _read(scratch.buffer, index)
             keep_stores_to(destination.name)
             place = destination.layout.make_indexer()(returned.index(there))
             ops.store(destination.name, place, value)
@@ -235,10 +218,10 @@ class _MatrixCode:
 
     def _call(self, called: Called) -> None:
         first = called.matrices[0].scratch
-        kind, width = DTYPE_TO_CPP[first.dtype], self.body.width if first.varies else 1
+        kind, width = DTYPE_TO_CPP[first.dtype], first.width or 1
 
         def of_one(scratch: Scratch) -> str:
-            return f"{scratch.name} + at * {scratch.entries // called.stack * width}"
+            return f"{scratch.name} + at * {scratch.numbers // called.stack}"
 
         matrices = [
             f"ScanMatrix<{kind}, {width}>{{{of_one(m.scratch)}, {row}, {column}}}"

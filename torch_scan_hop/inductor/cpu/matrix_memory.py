@@ -68,7 +68,7 @@ class EntriesLowering(ProductLowering):
         name = f"{SCRATCH}{len(self.memory)}"
         strides = [1, *strides] if varies else strides
         buffer = named_buffer(name, CPU, dtype, sizes, strides)
-        found = Scratch(name, buffer, varies, entries)
+        found = Scratch(name, buffer, entries, self.width if varies else None)
         self.memory.append(found)
         return found
 

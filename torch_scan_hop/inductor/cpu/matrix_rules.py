@@ -53,10 +53,6 @@ def _expanded(lowering: Any, value: Any, batch: Any, rank: int) -> Any:
     return lowering.apply(aten.expand.default, value, [*batch, *sizes[-rank:]])
 
 
-def _rows(scratch: Any) -> int:
-    return int(scratch.size[-2])
-
-
 def _note(lowering: Any, like: Any, *more: int) -> Any:
     """Return scratch memory for integers beside the matrices ``like``."""
     return lowering.scratch([*like.size[:-2], *more], torch.int32, like.varies)
@@ -189,7 +185,7 @@ def cholesky(
 ) -> list[Any]:
     lower = _copy(lowering, _turned(lowering, matrix) if upper else matrix)
     info = _note(lowering, lower)
-    _call(lowering, "scan_cholesky", (_rows(lower),), [Matrix(lower)], (info,))
+    _call(lowering, "scan_cholesky", (int(lower.size[-2]),), [Matrix(lower)], (info,))
     found = lower.tensor()
     return [_turned(lowering, found) if upper else found, info.tensor()]
 

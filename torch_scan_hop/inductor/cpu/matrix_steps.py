@@ -16,12 +16,25 @@ SCRATCH = "scan_buf_entries_"
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory for a value of a step; where ``varies``, lanes are next to each other."""
+    """Memory for a value of a step.
+
+    Attributes:
+        entries: for each lane.
+        width: how many lanes are next to each other; None where the value has no lanes.
+    """
 
     name: str
     buffer: Any
-    varies: bool
-    entries: int  # for each lane
+    entries: int
+    width: int | None
+
+    @property
+    def varies(self) -> bool:
+        return self.width is not None
+
+    @property
+    def numbers(self) -> int:
+        return self.entries * (self.width or 1)
 
     @property
     def size(self) -> list[Any]:
@@ -37,7 +50,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Made:
-    """A value that loops over its entries compute."""
+    """A value, and the memory that it goes to."""
 
     to: Scratch
     value: Any
