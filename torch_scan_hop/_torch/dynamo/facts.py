@@ -40,7 +40,9 @@ class _GradFunction(VariableTracker):
         raise Unsupported(f"the body asks what the grad_fn of a tensor is, at {users_line()}")
 
     call_method: Any = _refuse
-    python_type = has_unpack_var_sequence = var_getattr = _refuse
+    python_type: Any = _refuse
+    has_unpack_var_sequence: Any = _refuse
+    var_getattr: Any = _refuse
     tp_getattro_impl: Any = _refuse
 
 
