@@ -163,7 +163,7 @@ def written_out(found: list[str]) -> Iterator[None]:
 @contextmanager
 def _small_panels(found: list[str], compiled: bool) -> Iterator[None]:
     """Products of any size are what large ones are; ``found`` has the packed ones of each loop."""
-    from torch_scan_hop.inductor import rewriter
+    from torch_scan_hop.inductor import plans
     from torch_scan_hop.inductor.cpu import large_products, panels
 
     def pack(*args: Any) -> bool:
@@ -174,7 +174,7 @@ def _small_panels(found: list[str], compiled: bool) -> Iterator[None]:
     with (
         using_options(one_kernel=False, onednn=True),
         mock.patch.object(panels, "FEWEST_STEPS", 1),
-        mock.patch.object(rewriter, "pack_weights", pack),
+        mock.patch.object(plans, "pack_weights", pack),
         mock.patch.object(panels, "LEAST_FLOPS", 0),
         mock.patch.object(large_products, "LEAST_FLOPS", 0),
         # without a compiler, any numbers do

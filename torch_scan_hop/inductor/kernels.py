@@ -31,6 +31,7 @@ __all__ = [
     "kernel_of",
     "kernels",
     "may_be_one_kernel",
+    "may_be_parallel_in_time",
     "may_be_small_matrices",
     "may_run_lane_by_lane",
     "pack_weights",
@@ -88,6 +89,16 @@ def is_on_gpu(values: Iterable[Any]) -> bool:
     if "gpu_kernels" not in _kernels:
         return any(isinstance(v, torch.Tensor) and v.device.type == "cuda" for v in values)
     return any(isinstance(v, torch.Tensor) and is_gpu(v.device) for v in values)
+
+
+def may_be_parallel_in_time(trip_count: Any, carry: Iterable[torch.Tensor]) -> bool:
+    """Return True if a GPU is to go through many steps at once, where they compose.
+
+    The steps are long and thin then, and there are no kernels for more lanes that are as quick.
+    """
+    if "gpu_kernels" not in _kernels or not current_options().parallel_in_time:
+        return False
+    return all(gpu.is_long_and_thin(trip_count, c) for c in carry)
 
 
 def replace_large_products(gm: fx.GraphModule, theirs: Collection[fx.Node]) -> None:
