@@ -24,7 +24,7 @@ from oracle import TOLERANCE, assert_same, differentiable, gradients
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop import explain
-from torch_scan_hop.inductor.gpu import ParallelKernel, parallel
+from torch_scan_hop.inductor.gpu import ParallelKernel, parallel, serving
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.rewrites import using_options
 
