@@ -10,8 +10,10 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.utils.checkpoint
@@ -90,7 +92,8 @@ def check(program: Program, mode: Mode) -> Outcome:
 
 def check_text(text: str, mode: Mode, tolerance: float) -> Outcome:
     """A mode that is to try kernels of a GPU discards what none of them takes."""
-    with mode.entered() as kernels:
+    thread = mock.patch.object(sys.modules[__name__], "_IN_ANOTHER_THREAD", [mode.other_thread])
+    with mode.entered() as kernels, thread:
         outcome = _checked(text, mode, tolerance)
     if outcome.status == "ok" and not mode.has_reached(kernels):
         return Outcome("discarded", "", "no kernel takes it")
@@ -410,13 +413,25 @@ def _wrt(inputs: dict[str, Any]) -> dict[str, Tensor]:
     return {n: t for n, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad}
 
 
+#: of the thread that differentiates: autograd has one of its own for a GPU's nodes, in which no
+#: context of the program is there
+_IN_ANOTHER_THREAD = [False]
+
+
+def _differentiate(*args: Any, **kwargs: Any) -> Any:
+    if not _IN_ANOTHER_THREAD[0]:
+        return torch.autograd.grad(*args, **kwargs)
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(torch.autograd.grad, *args, **kwargs).result()
+
+
 def _gradients(total: Tensor, wrt: dict[str, Tensor], label: str, create: bool = False) -> Values:
     if not wrt:
         return {}
     tensors = list(wrt.values())
     found: Any = [None] * len(tensors)
     if total.requires_grad:
-        found = torch.autograd.grad(total, tensors, allow_unused=True, create_graph=create)
+        found = _differentiate(total, tensors, allow_unused=True, create_graph=create)
     return {
         f"{label} {name}": torch.zeros_like(t) if g is None else g
         for (name, t), g in zip(wrt.items(), found, strict=True)

@@ -99,6 +99,8 @@ class Mode:
     memory: bool = False
     #: the scan runs on a GPU, the loop on the CPU
     cuda: bool = False
+    #: gradients are taken in another thread, as those of a GPU are
+    other_thread: bool = False
 
     def has_reached(self, kernels: Sequence[str]) -> bool:
         """Whether ``kernels`` were taken that this mode is to try, if it is."""
@@ -370,6 +372,7 @@ def _with_part(mode: Mode, part: str) -> Mode:
         "large",
         "memory",
         "cuda",
+        "other_thread",
     ):
         return dataclasses.replace(mode, **{part: True})
     word, _, name = part.partition("_")
