@@ -27,8 +27,6 @@ from torch_scan_hop._torch.engine_in_python import gradients, noting_who_takes_n
 from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop._torch.replaced import replaced
 
-__all__ = ["is_fake_on", "standing_in", "taken_for_those_on", "why_not_here"]
-
 #: the properties of an H100 that Inductor asks for
 PROPERTIES = types.SimpleNamespace(
     name="absent", major=9, minor=0, multi_processor_count=132, warp_size=32, total_memory=2**36,

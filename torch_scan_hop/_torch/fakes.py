@@ -18,17 +18,6 @@ from torch._subclasses.functional_tensor import (
 from torch_scan_hop._torch.dtensors import shard_of
 from torch_scan_hop._torch.isolation import isolated
 
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "detect_fake_mode",
-    "fake_like_number",
-    "fake_mode_of",
-    "fake_tensor",
-    "plain_fake",
-    "under_compiler",
-]
-
 
 def _underlying_fake(tensor: Any) -> FakeTensor | None:
     while True:
@@ -78,15 +67,12 @@ def fake_tensor(
     stride: Sequence[Any] | None,
     dtype: torch.dtype,
     device: torch.device,
-    requires_grad: bool = False,
 ) -> torch.Tensor:
     """A fresh fake tensor: never the caller's object, so that make_fx cannot merge two."""
     with isolated(), mode:
         if stride is None:
-            out = torch.empty(tuple(shape), dtype=dtype, device=device)
-        else:
-            out = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
-        return out.requires_grad_(requires_grad)
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+        return torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
 
 
 def is_lazy(fake: FakeTensor) -> bool:

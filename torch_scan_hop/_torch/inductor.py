@@ -31,39 +31,8 @@ from torch._inductor.virtualized import V
 
 from torch_scan_hop._torch.inductor_values import is_unrealized
 
-__all__ = [
-    "AllocateLine",
-    "DeclaredOutput",
-    "ExternKernel",
-    "FixedLayout",
-    "MultiOutputLayout",
-    "TensorBox",
-    "boxed",
-    "buffers_of",
-    "called_as_it_is",
-    "codegen_subgraph_inline",
-    "current_node",
-    "declare_loop_index",
-    "declared_output",
-    "define_in_header",
-    "fake_mode",
-    "fresh_loop_index",
-    "import_into",
-    "indented",
-    "is_cudagraphed",
-    "is_tensor_ir",
-    "keep_buffers",
-    "layout_like",
-    "lower_subgraph",
-    "register_node",
-    "register_own_lowering",
-    "size_expression",
-    "splice_into_header",
-    "trip_count_code",
-    "uses_cpp_wrapper",
-    "with_exact_strides",
-    "written_output",
-]
+# torch's, under our names
+__all__ = ["MultiOutputLayout"]
 
 
 def register_own_lowering(op: Any, lower: Callable[..., Any]) -> None:

@@ -29,21 +29,8 @@ from torch.utils._sympy.functions import CeilDiv, Max, Min
 
 from torch_scan_hop._torch.inductor_vectors import VectorKernel, helpers_of
 
-__all__ = [
-    "DTYPE_TO_CPP",
-    "CeilDiv",
-    "KernelFunction",
-    "LaneNest",
-    "Max",
-    "Min",
-    "address_of",
-    "after_stores",
-    "is_removed",
-    "keep_stores_to",
-    "parallel_num_threads",
-    "vector_lanes",
-    "written_pointer",
-]
+# torch's, under our names
+__all__ = ["Max", "parallel_num_threads"]
 
 
 def vector_lanes() -> int:

@@ -26,8 +26,6 @@ from torch._inductor.virtualized import V
 
 from torch_scan_hop._torch.replaced import replaced
 
-__all__ = ["compiled_graphs", "lower"]
-
 
 def compiled_graphs(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[str, fx.GraphModule]:
     """The graphs that Inductor would be given for ``gm``: "forward", and "backward" in training."""

@@ -23,14 +23,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_scan_hop._torch.own_scan import is_torchs
 from torch_scan_hop._torch.sizes import are_all_known_equal
 
-__all__ = [
-    "decompose_mutating_operators",
-    "keep_functional",
-    "let_scans_be_empty",
-    "replace_scan_pass",
-    "trace_decomposed",
-]
-
 
 def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> None:
     """Run ``transform`` where Inductor would turn scans into while loops.

@@ -20,28 +20,8 @@ from torch._inductor.virtualized import V, ops
 from torch.utils._sympy.functions import Max, Min
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-__all__ = [
-    "NotPointwise",
-    "OpsHandler",
-    "Reads",
-    "bounds_of",
-    "handled_by",
-    "handler_at_hand",
-    "is_tensor",
-    "is_unrealized",
-    "likely_size",
-    "masked",
-    "merged_sizes",
-    "named_buffer",
-    "named_input",
-    "no_interpreter",
-    "ops",
-    "pointwise_like",
-    "shifted_by_one",
-    "slice_at",
-    "storage_of",
-    "tensor_of",
-]
+# torch's, under our names
+__all__ = ["NotPointwise"]
 
 
 # --- what a value is ---

@@ -30,37 +30,18 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode as current_dispatch_mode,
 )
 
+# torch's, under our names
 __all__ = [
     "CppFunctionalizeAPI",
-    "DispatchKey",
-    "FlatOperator",
-    "HigherOrderOperator",
     "OpOverload",
     "ProxyTorchDispatchMode",
     "TorchDispatchMode",
     "TransformType",
-    "assert_on_device",
-    "below_autograd",
-    "copy_on_write",
     "current_dispatch_mode",
-    "decompositions",
     "disable_proxy_modes_tracing",
-    "dispatch_key",
-    "from_functional",
-    "has_memory_alone",
-    "is_plain_tensor",
-    "past_module_hooks",
     "preserving_node_meta",
     "reenter_make_fx",
-    "storage_of",
-    "storages_of",
-    "symbolic_tracer_of",
-    "take_operator_name",
-    "to_functional",
-    "trace_symbolically",
     "track_tensor_tree",
-    "under_tracer",
-    "under_users_mode",
     "unique_graph_id",
 ]
 

@@ -43,27 +43,12 @@ SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 #: what ``torch.utils.checkpoint`` raises, from a hook, when a recomputation has gone far enough
 StopRecomputation: type[Exception] = checkpoint._StopRecomputationError
 
+# torch's, under our names
 __all__ = [
-    "SingleLevelFunction",
-    "StopRecomputation",
-    "dual_level",
     "enable_single_level_autograd_function",
-    "gradients_enabled",
-    "has_tangents",
-    "in_plain_eager",
-    "make_dual",
-    "over_first_dimension",
-    "over_grads_batch",
-    "put_back_on_error",
     "restore_vmap",
-    "under_nothing",
-    "under_transform",
-    "unpack_dual",
     "unwrap_batched",
-    "unwrap_for_level",
-    "unwrap_if_dead",
     "wrap_batched",
-    "wrap_for_level",
 ]
 
 

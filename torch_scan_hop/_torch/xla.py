@@ -32,26 +32,8 @@ except ImportError as error:
 
 _c: Any = torch_xla._XLAC
 
-__all__ = [
-    "BodyHlo",
-    "advance_random_state",
-    "before_openxla_compiles",
-    "call_computation",
-    "computation_from_hlo",
-    "derived",
-    "executed_fallbacks",
-    "hlo_of",
-    "is_on_cpu",
-    "let_fakes_describe_wrapped_tensors",
-    "let_fakes_know_the_device",
-    "let_gradients_through_mark_sharding",
-    "lowering_mode",
-    "next_random_state",
-    "placeholder",
-    "random_state",
-    "unwrapped",
-    "wrapped",
-]
+# another shim's, under another name
+__all__ = ["unwrapped"]
 
 
 def is_on_cpu() -> bool:

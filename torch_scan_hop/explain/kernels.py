@@ -66,11 +66,11 @@ def _alone(site: Site) -> tuple[fx.GraphModule, list[Any]]:
         inputs.append(value)
         return node
 
-    groups = site.signature.split_inputs(list(map(operand, site.operands.flat())))
+    groups = site.operands.map(operand)
     arguments = (graph.get_attr("body"), groups.carry, groups.xs, tuple(groups.additional))
     options = scan_options(site.reverse, site.checkpoint)
     results = graph.call_function(scan_op, arguments, options)
-    n_results = site.signature.n_carry + len(site.ys)
+    n_results = len(site.operands.carry) + len(site.ys)
     graph.output(
         tuple(graph.call_function(operator.getitem, (results, k)) for k in range(n_results))
     )

@@ -15,7 +15,7 @@ from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.capture.replay import closure_of, names_of
 from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.op import ScanOperator
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs
 
 NameOf = Callable[[fx.Node], str]
 
@@ -35,11 +35,6 @@ class Site:
     init: tuple[str, ...] = ()
 
     @property
-    def signature(self) -> Signature:
-        o = self.operands
-        return Signature(len(o.carry), len(o.xs), len(o.additional))
-
-    @property
     def settled(self) -> tuple[str, ...]:
         """The leaves that differ after the first step, which then runs on its own."""
         return self._steady()[0]
@@ -54,7 +49,7 @@ class Site:
 
     @property
     def trip_count(self) -> Any:
-        return self.operands.xs[0].shape[0]
+        return self.operands.trip_count
 
     @property
     def steps(self) -> str:
