@@ -7,13 +7,8 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext, detect_fake_mode
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch._subclasses.functional_tensor import (
-    FunctionalTensor,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_scan_hop._torch.dtensors import shard_of
 from torch_scan_hop._torch.isolation import isolated

@@ -24,14 +24,7 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.private_names import (
-    CALLED,
-    CHECKED,
-    NAMES,
-    ONLY_IN,
-    REPLACED,
-    VERSIONS,
-)
+from torch_scan_hop._torch.private_names import CALLED, CHECKED, NAMES, ONLY_IN, REPLACED, VERSIONS
 
 _P = inspect.Parameter
 

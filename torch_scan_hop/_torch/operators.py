@@ -11,14 +11,10 @@ from torch import fx
 from torch._C import DispatchKey
 from torch._C._functorch import TransformType
 from torch._decomp import get_decompositions
-from torch._higher_order_ops.utils import (
-    _maybe_run_with_interpreter as preserving_node_meta,
-)
+from torch._higher_order_ops.utils import _maybe_run_with_interpreter as preserving_node_meta
 from torch._higher_order_ops.utils import reenter_make_fx, unique_graph_id
 from torch._ops import HigherOrderOperator, OpOverload, key_extractor
-from torch._subclasses.functional_tensor import (
-    CppFunctionalizeAPI,
-)
+from torch._subclasses.functional_tensor import CppFunctionalizeAPI
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     disable_proxy_modes_tracing,
@@ -26,9 +22,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
-from torch.utils._python_dispatch import (
-    _get_current_dispatch_mode as current_dispatch_mode,
-)
+from torch.utils._python_dispatch import _get_current_dispatch_mode as current_dispatch_mode
 
 # torch's, under our names
 __all__ = [

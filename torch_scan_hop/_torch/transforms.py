@@ -20,9 +20,7 @@ from torch._C._functorch import (
     pop_dynamic_layer_stack,
     push_dynamic_layer_stack,
 )
-from torch._C._functorch import (
-    unwrap_if_dead as _unwrap_if_dead,
-)
+from torch._C._functorch import unwrap_if_dead as _unwrap_if_dead
 from torch._functorch import eager_transforms
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.vmap import (

@@ -12,12 +12,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor_inline import InlineLowering
-from torch_scan_hop._torch.inductor_values import (
-    bounds_of,
-    masked,
-    ops,
-    pointwise_like,
-)
+from torch_scan_hop._torch.inductor_values import bounds_of, masked, ops, pointwise_like
 from torch_scan_hop._torch.replaced import replaced
 from torch_scan_hop.inductor.step import plain_symbol
 

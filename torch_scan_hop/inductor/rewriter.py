@@ -12,13 +12,7 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_passes import trace_decomposed
 from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
-from torch_scan_hop.body.carries_in import (
-    CarriesIn,
-    arguments_of,
-    in_graph,
-    stacks_of,
-    with_joined,
-)
+from torch_scan_hop.body.carries_in import CarriesIn, arguments_of, in_graph, stacks_of, with_joined
 from torch_scan_hop.body.cleanup import copy_of
 from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.body.meta_values import check_results, value_of

@@ -8,12 +8,7 @@ from typing import Any
 import sympy
 
 from torch_scan_hop._torch.inductor_inline import InlineLowering
-from torch_scan_hop._torch.inductor_values import (
-    OpsHandler,
-    masked,
-    named_input,
-    slice_at,
-)
+from torch_scan_hop._torch.inductor_values import OpsHandler, masked, named_input, slice_at
 from torch_scan_hop.signature import Inputs
 
 

@@ -15,12 +15,7 @@ from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view, viewed
 from torch_scan_hop.op import FORWARD, RunScan, ScanOptions
 from torch_scan_hop.rewrites.accumulate import Accumulator
-from torch_scan_hop.rewrites.classify import (
-    Dependence,
-    ancestors,
-    is_contraction,
-    nbytes,
-)
+from torch_scan_hop.rewrites.classify import Dependence, ancestors, is_contraction, nbytes
 from torch_scan_hop.rewrites.parts import Part, extract
 from torch_scan_hop.signature import Inputs, Signature
 

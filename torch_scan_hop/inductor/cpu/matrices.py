@@ -30,12 +30,7 @@ from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
 from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import CAT, check_pointwise_but_for
-from torch_scan_hop.inductor.spans import (
-    WORK_FOR_THREADS,
-    KernelInSpans,
-    Span,
-    work_per_step,
-)
+from torch_scan_hop.inductor.spans import WORK_FOR_THREADS, KernelInSpans, Span, work_per_step
 from torch_scan_hop.inductor.step import step_index
 from torch_scan_hop.rewrites import current_options
 

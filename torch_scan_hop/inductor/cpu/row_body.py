@@ -32,11 +32,7 @@ from torch_scan_hop.inductor.cpu.places import (
     float_buffer,
 )
 from torch_scan_hop.inductor.cpu.row_lowering import RowLowering
-from torch_scan_hop.inductor.cpu.row_order import (
-    assign_stages,
-    nests_of_stages,
-    overwritten_carry,
-)
+from torch_scan_hop.inductor.cpu.row_order import assign_stages, nests_of_stages, overwritten_carry
 from torch_scan_hop.inductor.cpu.tanh import VectorOps
 from torch_scan_hop.inductor.step import CARRY, lane_symbols, step_inputs
 from torch_scan_hop.signature import Inputs

@@ -12,11 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.scalars.entries import (
-    Entries,
-    Lanes,
-    broadcast,
-)
+from torch_scan_hop.inductor.scalars.entries import Entries, Lanes, broadcast
 from torch_scan_hop.inductor.scalars.moves import permute, reshape
 
 aten = torch.ops.aten

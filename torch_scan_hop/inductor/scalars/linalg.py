@@ -10,13 +10,7 @@ import torch
 
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars import factors
-from torch_scan_hop.inductor.scalars.entries import (
-    Entries,
-    Index,
-    Lanes,
-    common_lane,
-    expanded,
-)
+from torch_scan_hop.inductor.scalars.entries import Entries, Index, Lanes, common_lane, expanded
 from torch_scan_hop.inductor.scalars.factors import LU, Rows, substituted, swap
 from torch_scan_hop.inductor.scalars.moves import joined, reshape, transpose
 

@@ -9,11 +9,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.scalars.entries import (
-    Entries,
-    Lanes,
-    expanded,
-)
+from torch_scan_hop.inductor.scalars.entries import Entries, Lanes, expanded
 
 aten = torch.ops.aten
 
