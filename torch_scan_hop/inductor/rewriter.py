@@ -25,6 +25,7 @@ from torch_scan_hop.inductor.kernels import (
     may_run_lane_by_lane,
     pack_weights,
 )
+from torch_scan_hop.inductor.matrix_parts import in_parts
 from torch_scan_hop.inductor.pair_rules import is_complex
 from torch_scan_hop.inductor.pairs import (
     expanded,
@@ -151,11 +152,13 @@ class ScanRewriter:
         after = checks_after(self.body)
         in_loops = not self._is_on_gpu() and may_be_small_matrices(after.body)
         most = FEW_OPERATORS if in_loops else MOST_OPERATORS
-        for lanes in lanes_of(after.body, self.signature, most if current_options().scalars else 0):
+        found = lanes_of(after.body, self.signature, most if current_options().scalars else 0)
+        body = in_parts(after.body) if found or in_loops else after.body
+        for lanes in found:
 
             def run(*flat: Any, lanes: Lanes = lanes) -> list[Any]:
-                step = WrittenOut(after.body, self.signature, lanes, self.options)
-                found = step.run(with_joined(self._groups(flat), in_graph))
+                step = WrittenOut(body, self.signature, lanes, self.options)
+                found = step.run(self._joined(flat))
                 return after.checked(found, self.options.reverse)
 
             try:
@@ -164,11 +167,10 @@ class ScanRewriter:
                 log.info("%s is not written out: %s", self.node, why)
                 continue
             return
-        if after.checks and in_loops:
+        if in_loops and (after.checks or body is not after.body):
 
             def checked(*flat: Any) -> list[Any]:
-                inputs = with_joined(self._groups(flat), in_graph)
-                found = call_scan(after.body, inputs, self.options)
+                found = call_scan(body, self._joined(flat), self.options)
                 return after.checked(found, self.options.reverse)
 
             self._replace_by(checked, "checks_after")
@@ -251,6 +253,10 @@ class ScanRewriter:
             groups.xs[k] = CarriesIn(groups.xs[k], first, reverse)
         return groups
 
+    def _joined(self, flat: Sequence[Any]) -> Inputs[Any]:
+        """Return the scan's inputs; carries into steps are one node of the graph each."""
+        return with_joined(self._groups(flat), in_graph)
+
     def _retrace_if_unlike(self) -> None:
         """Trace the body again if a pass of Inductor's gave an operand other strides."""
         roles = self.signature.inputs_of(self.body)
@@ -263,8 +269,7 @@ class ScanRewriter:
             return
 
         def run(*flat: Any) -> Any:
-            inputs = with_joined(self._groups(flat), in_graph)
-            return call_scan(self.body, inputs, self.options)
+            return call_scan(self.body, self._joined(flat), self.options)
 
         self._replace_by(run, "retrace")
 
