@@ -65,7 +65,7 @@ def stacked_dtype(one: torch.dtype, later: torch.dtype) -> torch.dtype:
 
 
 def stacked(y: Any, steps: Sequence[Sequence[torch.Tensor]]) -> Any:
-    """The leaves of all steps, in the order of xs, as a pytree like ``y``, one step's."""
+    """Stack the leaves of all steps, in the order of xs, as a pytree like ``y`` of one step."""
     try:
         return tree.unflatten(y, [torch.stack(leaf) for leaf in zip(*steps, strict=True)])
     except (RuntimeError, ValueError):
@@ -106,7 +106,7 @@ def split_result(result: Any) -> tuple[Any, Any]:
 
 
 def as_output_tensor(leaf: Any, device: torch.device, y: Any) -> torch.Tensor:
-    """A leaf of ``y`` as a tensor."""
+    """Return a leaf of ``y`` as a tensor."""
     if isinstance(leaf, torch.Tensor):
         return leaf
     if isinstance(leaf, tree.NUMBERS):
@@ -132,7 +132,7 @@ def step(
     device: torch.device,
     keep_numbers: bool = False,
 ) -> tuple[list[torch.Tensor], Any]:
-    """``combine_fn(carry, x)`` as (leaves of its carry in the order of ``init``, y pytree).
+    """Run ``combine_fn(carry, x)``; return the leaves of its carry, in init's order, and its y.
 
     ``init`` says what the carry must be; where it holds a number, any dtype will do.
     """
@@ -177,7 +177,7 @@ class Settling:
 
 
 def as_tensors(value: Any, device: torch.device) -> Any:
-    """Numbers as scalars, with the dtypes that torch gives them."""
+    """Return ``value`` with numbers as scalars, in the dtypes that torch gives them."""
     return tree.map_leaves(
         lambda v: tree.number_tensor(v, device) if isinstance(v, tree.NUMBERS) else v, value
     )

@@ -37,7 +37,7 @@ def under_compiler() -> bool:
 
 
 def fake_mode_of(tensors: Sequence[Any]) -> FakeTensorMode:
-    """The fake mode these tensors live in, however wrapped, or a new static one.
+    """Return the fake mode that these tensors live in, however wrapped, or a new static one.
 
     A caller's mode must be reused: it owns the symbols in the tensors' shapes.
     """
@@ -63,7 +63,7 @@ def fake_tensor(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """A fresh fake tensor: never the caller's object, so that make_fx cannot merge two."""
+    """Return a new fake tensor: never the caller's object, so that make_fx cannot merge two."""
     with isolated(), mode:
         if stride is None:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
@@ -76,10 +76,10 @@ def is_lazy(fake: FakeTensor) -> bool:
 
 
 def plain_fake(fake: FakeTensor) -> torch.Tensor:
-    """A fake of the same metadata that is not lazy."""
+    """Return a fake of the same metadata that is not lazy."""
     return fake_tensor(fake.fake_mode, fake.shape, fake.stride(), fake.dtype, fake.device)
 
 
 def fake_like_number(fake: FakeTensor) -> torch.Tensor:
-    """A fake of shape ``[]`` with the dtype and device of ``fake``."""
+    """Return a fake of shape ``[]`` with the dtype and device of ``fake``."""
     return fake_tensor(fake.fake_mode, (), None, fake.dtype, fake.device)

@@ -48,7 +48,7 @@ def keep_stores_to(name: str) -> None:
 
 
 def written_pointer(name: str) -> str:
-    """The pointer to a buffer that the kernel writes, and so reads through the same one."""
+    """Return the pointer to a buffer that the kernel writes, and so reads through the same one."""
     return str(V.kernel.args.output(name))
 
 
@@ -58,7 +58,7 @@ def is_removed(name: str) -> bool:
 
 
 def address_of(name: str, index: Any) -> str:
-    """The code of the address of an element of a buffer that the kernel writes."""
+    """Return the address of an element of a buffer that the kernel writes, as code."""
     kernel: Any = V.kernel
     place = kernel.rename_indexing(index)
     return f"{kernel.args.output(name)} + {cexpr_index(place)}"

@@ -52,7 +52,7 @@ def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> N
 
 
 def _set_aside(*args: Any, **kwargs: Any) -> Any:
-    """Stands for this package's operator while torch's pass looks for its own."""
+    """Stand for this package's operator while torch's pass looks for its own."""
     raise AssertionError("torch_scan_hop: a graph runs while torch's pass rewrites it")
 
 

@@ -61,7 +61,7 @@ def storage_type(dtype: torch.dtype) -> str:
 
 
 def index_text(expression: Any) -> str:
-    """The code of an index whose symbols are variables of the kernel."""
+    """Return the code of an index whose symbols are variables of the kernel."""
     return str(texpr(expression))
 
 

@@ -19,7 +19,7 @@ _set_grad_enabled = torch._C._set_grad_enabled
 
 
 def make_no_grad(graph: fx.Graph) -> None:
-    """Rewrites ``graph``, captured in the grad mode that is on now.
+    """Rewrite ``graph``, captured in the grad mode that is on now.
 
     ::
 

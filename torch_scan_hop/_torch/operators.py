@@ -47,9 +47,7 @@ class FlatOperator(HigherOrderOperator):
     """
 
     def call_flat(self, flat: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
-        """The operator called with ``args`` and ``kwargs``, whose leaves are ``flat``; the body is
-        none of them.
-        """
+        """Call the operator with ``args`` and ``kwargs``, whose leaves are ``flat``."""
         if torch.overrides.has_torch_function(flat):
             return torch.overrides.handle_torch_function(self, flat, *args, **kwargs)
         tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]

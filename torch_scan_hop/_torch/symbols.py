@@ -161,11 +161,11 @@ class Symbols:
         return made
 
     def are_near(self) -> Callable[..., bool]:
-        """A test whether the same work pays for these sizes as for those that were traced."""
+        """Return a test if the same work pays for these sizes as for those that were traced."""
         return self._compiled(" and ".join(self.near) or "True")
 
     def guards(self) -> Callable[..., bool]:
-        """A test whether what was traced holds for these numbers."""
+        """Return a test if what was traced holds for these numbers."""
         if self.env.deferred_runtime_asserts:
             raise ValueError("a trace that must be checked as it runs")
         found = [*self.conditions, *(self._printed(g.expr) for g in self.env.guards)]

@@ -96,7 +96,7 @@ _state = _State()
 
 
 def is_tracing_a_body() -> bool:
-    """Whether the trace under way is :func:`trace`, not a caller's (AOTAutograd, make_fx)."""
+    """Return True if the trace under way is :func:`trace`, not AOTAutograd's or the caller's."""
     return _state.tracing_a_body
 
 
@@ -164,7 +164,7 @@ def without_tokens(body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode) -> fx.GraphModule:
-    """The functional ATen graph of ``fn(*examples)``; ``examples`` are fakes of ``mode``."""
+    """Return the functional ATen graph of ``fn(*examples)``; ``examples`` are fakes of ``mode``."""
     with (
         _one_thread_at_a_time(),
         isolated(),

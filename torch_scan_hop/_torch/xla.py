@@ -193,10 +193,10 @@ def before_openxla_compiles(prepare: Callable[[torch.fx.GraphModule], None]) -> 
 
 
 def let_fakes_describe_wrapped_tensors() -> None:
-    """Dynamo cannot make a fake of an XLA tensor in functorch's wrappers (vmap, grad).
+    """Let Dynamo make a fake of an XLA tensor in functorch's wrappers (vmap, grad).
 
-    It takes the tensor inside for one that ``torch.func.functionalize`` wrapped, although it
-    handles bare XLA tensors, which are functional wrappers as well, without that.
+    By itself it takes the tensor inside for one that ``torch.func.functionalize`` wrapped, although
+    it handles bare XLA tensors, which are functional wrappers as well, without that.
     """
     describe = MetaTensorDescriber.describe_tensor
 

@@ -193,7 +193,7 @@ class _Stacks:
 
 
 def _stack_of_carry(joint: JointGraph, k: int, stacks: _Stacks) -> tuple[int, bool]:
-    """The stack that holds a handed-over carry, and whether it is shifted by a step."""
+    """Return the stack that holds a carry for the backward, and if it is shifted by a step."""
     carry_in, carry_out = joint.primals()[k], joint.outputs()[k]
     held = stacks.values()
     shifted = isinstance(carry_out, fx.Node) and same_value(carry_out) in held

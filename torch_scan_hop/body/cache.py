@@ -63,6 +63,13 @@ def _autocast_dtype(device: str, is_enabled: bool) -> Any:
     return is_enabled and torch.get_autocast_dtype(device)
 
 
+def remember_for(
+    body: Any, name: str, inputs: Inputs[Any], about: Any, make: Callable[[], Result]
+) -> Result:
+    """Return ``make()``, kept for inputs like these and for what else it is ``about``."""
+    return remember(body, (name, inputs_metadata(inputs), autocast_state(), about), make)
+
+
 def remember(body: Any, key: tuple[Any, ...], make: Callable[[], Result]) -> Result:
     """Return ``make()``, or what it gave before for this body and key.
 

@@ -152,7 +152,7 @@ def in_graph(carries: CarriesIn, after: Tensor | None = None) -> Tensor:
 def _before_this_stretch(
     shard: Tensor, init: Tensor, reverse: bool, stretches: Stretches
 ) -> Tensor:
-    """The carry into this rank's first step: the last one of the rank before, or ``init``."""
+    """Return the carry into this rank's first step: the last of the rank before, or ``init``."""
     last = shard[:1] if reverse else shard[-1:]
     edge = last[0] if stretches.steps_of(stretches.rank) else init
     edges = stretches.gathered(edge.contiguous())

@@ -135,7 +135,7 @@ def attributes_as_inputs(
     inputs: Inputs[Any],
     is_lifted: Callable[[torch.Tensor], bool] = lambda value: True,
 ) -> Inputs[Any]:
-    """``inputs``, and tensors that ``body`` holds as attributes: it takes them from now on.
+    """Return ``inputs``, and tensors that ``body`` holds: it takes them as inputs from now on.
 
     A saved program has none of them in it; on XLA their data change between two calls.
     """

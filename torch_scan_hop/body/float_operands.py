@@ -145,7 +145,7 @@ def _read_as_tensor(number: fx.Node, origins: dict[fx.Node, set[fx.Node]]) -> No
 
 
 def _tensor_of(size: fx.Node, before: fx.Node) -> fx.Node:
-    """A number that the body computes of sizes."""
+    """Return a number that the body computes of sizes, as a tensor."""
     with before.graph.inserting_before(before):
         return call_recorded(aten.scalar_tensor.default, size, dtype=torch.float64)
 

@@ -87,7 +87,7 @@ def call_recorded(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 
 
 def value_of_call(node: fx.Node) -> Any:
-    """As :func:`run_node`, where a trace is under way."""
+    """Return what :func:`run_node` does, where a trace is under way."""
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
@@ -122,7 +122,7 @@ def _in_one_mode(args: Any, kwargs: Any, recorded: Any) -> tuple[Any, Any, FakeT
 
 
 def check_results(graph: fx.Graph, expected: Sequence[torch.Tensor]) -> None:
-    """A rewrite that returns something of another form is a mistake of ours."""
+    """Check that a rewrite returns results of the same form; others are a mistake of ours."""
     for k, (node, like) in enumerate(zip(results_of(graph), expected, strict=True)):
         if node is None:  # nothing reads it
             continue

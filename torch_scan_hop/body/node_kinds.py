@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +17,13 @@ from torch_scan_hop.body.stop_gradient import is_stop
 aten = torch.ops.aten
 
 _IDENTITIES = operators("identity")
+
+
+def all_nodes(module: torch.nn.Module) -> Iterator[fx.Node]:
+    """Return the nodes of a graph, and of the graphs in it."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            yield from part.graph.nodes
 
 
 def operator_name(node: fx.Node) -> str:
@@ -32,7 +40,7 @@ def is_tensor_node(value: Any) -> bool:
 
 
 def is_alike(value: Any, like: fx.Node) -> bool:
-    """Whether ``value`` is a tensor of the dtype and shape of ``like``, as far as is known."""
+    """Return True if ``value`` is known to be a tensor of the dtype and shape of ``like``."""
     if not is_tensor_node(value) or not is_tensor_node(like):
         return False
     own, other = value.meta["val"], like.meta["val"]

@@ -38,7 +38,7 @@ def slice_like(mode: FakeTensorMode, xs: torch.Tensor) -> torch.Tensor:
 
 
 def step_examples(inputs: Inputs[Any]) -> tuple[FakeTensorMode, Inputs[Any]]:
-    """Fakes for one step of a scan over these inputs, in the fake mode they live in."""
+    """Return fakes for one step of a scan over these inputs, in the fake mode they live in."""
     mode = fake_mode_of(inputs.flat())
     return mode, Inputs(
         [contiguous_like(mode, c) for c in inputs.carry],

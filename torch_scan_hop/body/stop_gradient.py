@@ -132,7 +132,8 @@ class _MarkStops(TorchFunctionMode):
         elif name in _WRITES or (name.endswith("_") and not name.endswith("__")):
             target, *sources = args
             sources = pytree.tree_map(self.used, sources)
-            if torch.is_grad_enabled() and _any_requires_grad((sources, kwargs)):
+            leaves = pytree.tree_leaves((sources, kwargs))
+            if torch.is_grad_enabled() and any(getattr(v, "requires_grad", False) for v in leaves):
                 self._write_to(target)
             result = func(target, *sources, **kwargs)
         elif name in _VIEWS:
@@ -150,10 +151,6 @@ class _MarkStops(TorchFunctionMode):
 
 def _root(value: Any) -> Any:
     return value._base if isinstance(value, Tensor) and value._is_view() else value
-
-
-def _any_requires_grad(values: Any) -> bool:
-    return any(isinstance(v, Tensor) and v.requires_grad for v in pytree.tree_leaves(values))
 
 
 def _name_of(func: Any) -> str:

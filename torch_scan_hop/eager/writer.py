@@ -233,7 +233,7 @@ class LoopWriter:
 
 
 def source_of_example() -> str:
-    """The source for ``carry + x``, as an example."""
+    """Return the source for ``carry + x``, as an example."""
     graph = fx.Graph()
     carry, x = graph.placeholder("carry"), graph.placeholder("x")
     total = graph.call_function(aten.add.Tensor, (carry, x))

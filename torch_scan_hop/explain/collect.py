@@ -97,7 +97,7 @@ def _signature(site: Site) -> list[Leaf]:
 
 
 def _ys(site: Site) -> list[Any]:
-    """One step's, as fakes."""
+    """Return the ys of a step, as fakes."""
     return list(map(recorded, site.operands.signature.outputs_of(site.body).ys))
 
 

@@ -83,7 +83,7 @@ def _as_loop(e: Explanation) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """Cells are plain text. ``numbers``: the columns that are aligned as such."""
+    """Return a table of plain text. ``numbers``: the columns that are aligned as such."""
     titles = "".join(f"<th>{escape(title)}</th>" for title in head)
     lines = []
     for row in rows:

@@ -89,7 +89,7 @@ def attribute(gm: fx.GraphModule, path: str) -> Any:
 
 
 def site_of(gm: fx.GraphModule, node: fx.Node, name_of: NameOf, name: str) -> Site:
-    """The scan at ``node``, with names as the graph has them."""
+    """Return the scan at ``node``, with names as the graph has them."""
     body_node, *groups = node.args
     body = attribute(gm, str(body_node.target))  # type: ignore[union-attr]
     carry, xs, additional = (list(group) for group in groups)  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ _CELL = re.compile(r"\b(\w+)\.__closure__\[(\d+)\]\.cell_contents")
 
 
 def _with_cells_named(source: str, fn: Any) -> str:
-    """Variables of functions that ``fn`` closes over: ``inner.__closure__[0]`` is ``inner.w``."""
+    """Name variables of closed-over functions: ``inner.__closure__[0]`` is ``inner.w``."""
     known = closure_of(fn)
     found = _CELL.search(source)
     while found is not None:

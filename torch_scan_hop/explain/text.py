@@ -53,7 +53,7 @@ def _plain(text: str, _: str) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]], indent: str) -> list[str]:
-    """Rows with aligned columns; no blanks at the end."""
+    """Return rows with aligned columns, and no blanks at the end."""
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -153,9 +153,10 @@ class _Writer:
         ]
 
     def work(self, work: Work) -> Iterable[str]:
+        least = f"(at least {nbytes(work.least_nbytes)}: inputs and results once)"
         rows = [
             ("a step", flops(work.flops_per_step), nbytes(work.nbytes_per_step), ""),
-            ("in all", flops(work.flops), nbytes(work.nbytes), _least(work)),
+            ("in all", flops(work.flops), nbytes(work.nbytes), least),
         ]
         yield from _columns(rows, "")
         if work.seconds is not None and work.least_seconds is not None:
@@ -192,7 +193,3 @@ class _Writer:
             if k.program:
                 yield f"    a program: {program(k.program)}"
             yield from (f"    not {better}: {reason}" for better, reason in k.why_not.items())
-
-
-def _least(work: Work) -> str:
-    return f"(at least {nbytes(work.least_nbytes)}: inputs and results once)"

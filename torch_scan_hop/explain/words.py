@@ -64,7 +64,7 @@ def program(of: Resources) -> str:
 
 
 def where(line: str) -> str:
-    """``file:line`` without the folders.
+    """Return ``file:line`` without the folders.
 
     >>> where("/home/me/cell.py:12: h = torch.tanh(h)")
     'cell.py:12'

@@ -75,7 +75,7 @@ def write_in_parts(
 
 
 def _attribute(gm: fx.GraphModule, call: fx.Node, traced: fx.GraphModule, node: fx.Node) -> fx.Node:
-    """The attribute under a name of its own in the outer module."""
+    """Put the attribute under a name of its own in the outer module, and return its node."""
     base = f"{call.name}_{str(node.target).replace('.', '_')}"
     name, k = base, 0
     while hasattr(gm, name):

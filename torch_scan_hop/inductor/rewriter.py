@@ -54,11 +54,6 @@ log = logging.getLogger(__name__)
 PAIRS = "torch_scan_hop.pairs"
 
 
-def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
-    """Return True if ``value`` has these strides; they are None for what is no tensor."""
-    return stride is None or are_all_known_equal(value.stride(), stride)
-
-
 def _is_lane_by_lane(plan: ScanPlan) -> bool:
     return may_run_lane_by_lane(plan.body, len(plan.decisions.loop_carry))
 
@@ -265,7 +260,8 @@ class ScanRewriter:
         whole = [a.stride() if isinstance(a, torch.Tensor) else None for a in groups.additional]
         pairs = [*zip([*roles.xs, *roles.additional], [*slices, *whole], strict=True)]
         pairs += [(n, value_of(n).new_empty(value_of(n).shape).stride()) for n in roles.carry]
-        if all(_has_strides(value_of(n), stride) for n, stride in pairs if n.users):
+        read = [(value_of(n), stride) for n, stride in pairs if n.users and stride is not None]
+        if all(are_all_known_equal(value.stride(), stride) for value, stride in read):
             return
 
         def run(*flat: Any) -> Any:
@@ -288,7 +284,7 @@ class ScanRewriter:
         return [*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys]
 
     def _replace_by(self, run: Any, name: str, of_scans: dict[str, Any] | None = None) -> None:
-        """``run``, a function of the operands, in place of the scan; ``of_scans``: marks of its."""
+        """Put ``run``, a function of the operands, in place of the scan; ``of_scans``: marks."""
         traced = trace_decomposed(run, [value_of(a) for a in self.operands])
         legality.check("replacement", name, traced)
         for node in traced.graph.find_nodes(op="call_function", target=scan_op):

@@ -130,7 +130,8 @@ def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
 
     ``any_trip_count``: of a loop that is traced for all of them.
     """
-    if any_trip_count and _is_for_one_trip_count(node.target):
+    name = _names(node.target)[1] if isinstance(node.target, OpOverload) else ""
+    if any_trip_count and name in FOR_ONE_TRIP_COUNT:
         return False
     if node.op != "call_function":
         return True
@@ -139,15 +140,11 @@ def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
     value = node.meta.get("val")
     if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return True  # a size: the same at every step
-    if isinstance(node.target, OpOverload) and _names(node.target)[1] in BY_INDEX:
+    if name in BY_INDEX:
         return all(map(_is_integer_index, node.args[1]))  # type: ignore[arg-type]
     if node.target is aten.index_select.default:
         return node.args[2].meta["val"].dim() == 1  # type: ignore[union-attr]
     return is_batchable_operator(node.target) and not _raises_by_itself(node)
-
-
-def _is_for_one_trip_count(target: Any) -> bool:
-    return isinstance(target, OpOverload) and _names(target)[1] in FOR_ONE_TRIP_COUNT
 
 
 def _is_integer_index(index: Any) -> bool:

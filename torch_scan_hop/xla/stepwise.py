@@ -22,7 +22,7 @@ def run_stepwise(
     length: int,
     reverse: bool,
 ) -> list[torch.Tensor]:
-    """Takes and returns plain XLA tensors, as a lowered program does."""
+    """Run the scan on plain XLA tensors, as a lowered program does."""
     with _xla.above_the_kernel():
         inputs = signature.split_inputs([_xla.wrapped(v) for v in flat])
         carry, rows = inputs.carry, []

@@ -126,7 +126,7 @@ class Lanes:
         return [n * self.size if d == entries.lane else n for d, n in enumerate(entries.shape)]
 
     def grid_of(self, shape: Sequence[Any], lane: int | None) -> Index:
-        """The shape of the entries of a tensor of ``shape``."""
+        """Return the shape of the entries of a tensor of ``shape``."""
         grid = [1 if d == lane else n for d, n in enumerate(shape)]
         if not all(type(n) is int for n in grid):
             raise Refusal("a size that is not known")
