@@ -25,7 +25,7 @@ from torch_scan_hop.capture.user_code import NOT_USERS, code_of, name_of
 from torch_scan_hop.errors import NonFiniteError, add_note
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.settings import check_flag
-from torch_scan_hop.step import CombineFn, split_result
+from torch_scan_hop.step import CombineFn, order_of_steps, split_result
 
 #: whether nan and inf are looked for; None where scans run as they are
 _looks_for_nonfinite: contextvars.ContextVar[bool | None] = contextvars.ContextVar(
@@ -73,7 +73,7 @@ def debugged_loop(
     """Run :func:`reference.scan_loop`, watched."""
     if trip_count == 0:
         return scan_loop(combine_fn, init, xs, trip_count, reverse)
-    steps = iter(range(trip_count - 1, -1, -1) if reverse else range(trip_count))
+    steps = iter(order_of_steps(trip_count, reverse))
 
     def step(carry: Any, x: Any) -> Any:
         where = f"step {next(steps)} of {trip_count}"

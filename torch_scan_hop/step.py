@@ -50,6 +50,10 @@ def check_device(path: str, before: torch.Tensor, after: torch.Tensor) -> None:
         raise ScanValueError(device_mismatch(path, before.device, after.device))
 
 
+def order_of_steps(trip_count: int, reverse: bool) -> range:
+    return range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+
+
 def empty_stack(y: Any, trip_count: Any) -> torch.Tensor:
     """Return an empty tensor for the ys of all steps, of which ``y`` is one."""
     return torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device)

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch_scan_hop._torch.fakes import FakeTensorMode
 
 Number = int | float
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # torch takes a symbolic size to be at least this: 0 and 1 are sizes of their own
 SMALLEST_SIZE = 2
 # sizes that differ by this factor may want another plan
@@ -42,7 +43,7 @@ def open_number(value: Any) -> str | None:
 
     Numbers of one name are one number.
     """
-    if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if not isinstance(value, SYMBOLS):
         return None
     expression = value.node.expr
     return None if expression.is_number else str(expression)

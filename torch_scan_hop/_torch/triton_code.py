@@ -1,4 +1,4 @@
-"""What Triton and its assembler make of a kernel's text, without a GPU (checked on torch 2.9.1,
+"""Compile a kernel's text by Triton and its assembler, without a GPU (checked on torch 2.9.1,
 2.15.0, with their Triton 3.5 and 3.9).
 
 Import it only where Triton is.

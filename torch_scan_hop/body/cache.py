@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.signature import Inputs
-
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 Result = TypeVar("Result")
 

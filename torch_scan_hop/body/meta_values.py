@@ -92,6 +92,22 @@ def value_of_call(node: fx.Node) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
+def placeholder(graph: fx.Graph, name: str, value: Any) -> fx.Node:
+    """Insert an input at the graph's point of insertion, with a record of its value."""
+    node = graph.placeholder(name)
+    node.meta["val"] = value
+    return node
+
+
+def added_input(node: fx.Node, name: str) -> fx.Node:
+    """Give the graph of ``node`` one more input, which stands for ``node``."""
+    last = node.graph.find_nodes(op="placeholder")[-1]
+    with node.graph.inserting_after(last):
+        added = node.graph.placeholder(name)
+    added.meta = dict(node.meta)
+    return added
+
+
 def recorded_arguments(node: fx.Node) -> tuple[Any, Any]:
     return fx.map_arg((node.args, node.kwargs), _record)  # type: ignore[return-value]
 

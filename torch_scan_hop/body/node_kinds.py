@@ -11,6 +11,7 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
 from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.body.stop_gradient import is_stop
 
@@ -37,6 +38,11 @@ def operator_name(node: fx.Node) -> str:
 
 def is_tensor_node(value: Any) -> bool:
     return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
+
+
+def is_number_node(node: fx.Node) -> bool:
+    """Return True for a size, or another number that the trace knows or has a symbol for."""
+    return isinstance(node.meta.get("val"), (int, float, *SYMBOLS))
 
 
 def is_alike(value: Any, like: fx.Node) -> bool:

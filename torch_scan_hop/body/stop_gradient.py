@@ -21,17 +21,11 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.operators import OpOverload, below_autograd, past_module_hooks
 from torch_scan_hop._torch.transforms import make_dual, unpack_dual
 from torch_scan_hop.body.meta_values import replace_by_source
-
-_library = torch.library.Library("torch_scan_hop", "DEF")
-_library.define("stop_gradient(Tensor value, bool reverse_only) -> Tensor")
-stop_gradient = torch.ops.torch_scan_hop.stop_gradient.default
+from torch_scan_hop.body.own_operators import own_operator
 
 
 def _copy(value: Tensor, reverse_only: bool) -> Tensor:
     return value.clone()
-
-
-_library.impl("stop_gradient", _copy, "CompositeExplicitAutograd")
 
 
 def _under_autograd(value: Tensor, reverse_only: bool) -> Tensor:
@@ -44,7 +38,10 @@ def _under_autograd(value: Tensor, reverse_only: bool) -> Tensor:
     return make_dual(out, stopped_tangent)
 
 
-_library.impl("stop_gradient", _under_autograd, "Autograd")
+stop_gradient = own_operator(
+    "stop_gradient(Tensor value, bool reverse_only) -> Tensor",
+    {"CompositeExplicitAutograd": _copy, "Autograd": _under_autograd},
+)
 
 
 @torch.library.register_vmap("torch_scan_hop::stop_gradient")

@@ -32,6 +32,7 @@ from torch_scan_hop.step import (
     Settling,
     as_output_tensor,
     device_of,
+    order_of_steps,
     split_result,
     stacked,
 )
@@ -49,7 +50,7 @@ def run_loop(
         return scan_loop(combine_fn, init, xs, trip_count, reverse)
     if not all(map(_is_plain, leaves)):
         return scan_loop(combine_fn, init, xs, trip_count, reverse)
-    order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+    order = order_of_steps(trip_count, reverse)
     own = filter(_is_more_than_data, start)
     kept = [(leaf, leaf.clone(), leaf._version, leaf.requires_grad) for leaf in own]
     try:

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.body.cache import SYMBOLS
+from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, binding, can_write_to

@@ -1,4 +1,4 @@
-"""From a call or a program to the facts. Everything is traced on fakes; nothing is run."""
+"""Collect the facts about a call or a program. Everything is traced on fakes; nothing is run."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.body.linalg_checks import linalg_check, linalg_check_in_steps
+from torch_scan_hop.body.node_kinds import is_number_node
 from torch_scan_hop.body.operator_table import names
 
 aten = torch.ops.aten
@@ -137,8 +138,7 @@ def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
         return True
     if node.target is operator.getitem:
         return True  # an element of what was batched
-    value = node.meta.get("val")
-    if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if is_number_node(node):
         return True  # a size: the same at every step
     if name in BY_INDEX:
         return all(map(_is_integer_index, node.args[1]))  # type: ignore[arg-type]
