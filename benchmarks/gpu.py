@@ -25,7 +25,7 @@ from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.rewrites import using_options
 
 PAGE = RESULTS / "gpu.md"
-GRAPHS = "as CUDA graphs"
+NO_GRAPHS = "without CUDA graphs"
 STEP_BY_STEP = "step by step"
 Run = Callable[[], Any]
 
@@ -38,7 +38,6 @@ class Workload:
     sizes: str
     step: Callable[[Any, Any, Any], Any]
     inputs: Callable[[str, torch.dtype], tuple[Any, Any, Any]]
-    cudnn: Callable[[str, torch.dtype], Any] | None = None
     #: a step is too little for a loop of launches to be worth its time
     thin: bool = False
 
@@ -76,14 +75,6 @@ def ssm(h: Any, x: Any, p: Any) -> Any:
     return h, (h * x["c"][:, None, :]).sum(-1)
 
 
-def lstm(carry: Any, x: Any, p: Any) -> Any:
-    h, c = carry
-    i, f, g, o = (x @ p["w"] + h @ p["u"] + p["b"]).chunk(4, -1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    h = torch.sigmoid(o) * torch.tanh(c)
-    return (h, c), h
-
-
 def attention(carry: Any, x: Any, p: Any) -> Any:
     """No kernel: a loop of launches, or a graph of them."""
     keys, values = carry
@@ -96,8 +87,8 @@ def attention(carry: Any, x: Any, p: Any) -> Any:
 
 def workloads(quick: bool) -> list[Workload]:
     """``quick``: sizes for a look at whether it runs."""
-    T, B, D, N, H = (8, 2, 16, 4, 16) if quick else (4096, 8, 2048, 16, 512)
-    S, R = (8, 4) if quick else (256, 64)
+    T, B, D, N = (8, 2, 16, 4) if quick else (4096, 8, 2048, 16)
+    S = 8 if quick else 256
     C, A = (4, 16) if quick else (128, 64)  # of a cache: its length, and its width
 
     def draw(*shape: int) -> Callable[[str, torch.dtype], torch.Tensor]:
@@ -112,11 +103,6 @@ def workloads(quick: bool) -> list[Workload]:
 
     def inputs(*parts: Any) -> Callable[[str, torch.dtype], tuple[Any, Any, Any]]:
         return lambda device, dtype: made(parts, device, dtype)
-
-    def cudnn(device: str, dtype: torch.dtype) -> Any:
-        module = torch.nn.LSTM(H, H, device=device, dtype=dtype)
-        xs = torch.randn(S, R, H, device=device, dtype=dtype)
-        return lambda: module(xs)[0]
 
     many, few = (16, 3) if quick else (2**16, 64)
 
@@ -154,14 +140,6 @@ def workloads(quick: bool) -> list[Workload]:
             inputs(
                 (draw(B, C, A), draw(B, C, A)), draw(2 * S, B, A), {"w": draw(A, 3 * A)},
             ),
-        ),
-        Workload(
-            "lstm", f"T={S} B={R} H={H}", lstm,
-            inputs(
-                (draw(R, H), draw(R, H)), draw(S, R, H),
-                {"w": draw(H, 4 * H), "u": draw(H, 4 * H), "b": draw(4 * H)},
-            ),
-            cudnn,
         ),
     ]  # fmt: skip
 
@@ -215,13 +193,60 @@ def contestants(work: Workload, device: str, dtype: torch.dtype) -> dict[str, Ru
         found["this, torch.compile, " + STEP_BY_STEP] = lambda: stepping(init, xs, parameters)
         return found
     found |= {"this, eager": lambda: ours(init, xs, parameters), "Python loop": loop}
-    if work.step in (attention, lstm):  # no kernels, at these sizes
-        replayed = torch.compile(lambda *inputs: ours(*inputs), fullgraph=True)
-        found["this, torch.compile, " + GRAPHS] = lambda: replayed(init, xs, parameters)
-        found["this, eager, " + GRAPHS] = lambda: ours(init, xs, parameters)
-    if work.cudnn is not None:
-        found["nn.LSTM (cuDNN)"] = work.cudnn(device, dtype)
+    if work.step is attention:  # no kernel
+        launched = torch.compile(lambda *inputs: ours(*inputs), fullgraph=True)
+        found["this, torch.compile, " + NO_GRAPHS] = lambda: launched(init, xs, parameters)
+    found["this, eager, " + NO_GRAPHS] = lambda: ours(init, xs, parameters)
     return found
+
+
+class Looped(torch.nn.Module):
+    """A cell in a loop, for ``torch.cuda.make_graphed_callables``."""
+
+    def __init__(self, step: Any, cell: torch.nn.Module, init: Any) -> None:
+        super().__init__()
+        self.step, self.cell, self.init = step, cell, init
+
+    def forward(self, xs: torch.Tensor) -> torch.Tensor:
+        return scan_loop(self.step, self.init, xs, xs.shape[0], False)[1]
+
+
+def recurrent(kind: str, T: int, B: int, H: int, device: str, dtype: torch.dtype) -> dict[str, Run]:
+    """``nn.LSTMCell`` or ``nn.GRUCell`` over time, beside the layer that torch has for it."""
+    cell = getattr(torch.nn, f"{kind}Cell")(H, H, device=device, dtype=dtype)
+    layer = getattr(torch.nn, kind)(H, H, device=device, dtype=dtype)
+    xs = torch.randn(T, B, H, device=device, dtype=dtype, requires_grad=True)
+    zeros = torch.zeros(B, H, device=device, dtype=dtype)
+    init = (zeros, zeros) if kind == "LSTM" else zeros
+
+    def step(state: Any, x: torch.Tensor) -> Any:
+        state = cell(x, state)
+        return state, state[0] if kind == "LSTM" else state
+
+    def ours() -> torch.Tensor:
+        return scan(step, init, xs)[1]
+
+    found: dict[str, Run] = {
+        f"nn.{kind} (cuDNN)": lambda: layer(xs)[0],
+        "this, torch.compile": torch.compile(ours, fullgraph=True),
+        "this, eager": ours,
+    }
+    looped = Looped(step, cell, init)
+    if H == 256:
+        found["Python loop"] = lambda: looped(xs)
+        if device == "cuda":
+            graphed = torch.cuda.make_graphed_callables(Looped(step, cell, init), (xs,))
+            found["Python loop in a CUDA graph"] = lambda: graphed(xs)
+    return found
+
+
+def layers(quick: bool) -> list[tuple[str, int, int, int, torch.dtype]]:
+    """Kind, steps, rows, width, dtype."""
+    if quick:
+        return [("LSTM", 8, 4, 16, torch.float32)]
+    sizes = [(64, 64), (64, 128), (64, 256), (64, 512), (512, 64)]
+    found = [(kind, 256, B, H, torch.float32) for kind in ("LSTM", "GRU") for B, H in sizes]
+    return found + [("LSTM", 256, 64, H, torch.bfloat16) for H in (64, 128, 256, 512)]
 
 
 def copied(work: Workload, device: str, dtype: torch.dtype, rounds: int) -> float:
@@ -239,32 +264,33 @@ def copied(work: Workload, device: str, dtype: torch.dtype, rounds: int) -> floa
 
 def measured(device: str, quick: bool) -> list[list[object]]:
     rows: list[list[object]] = []
+
+    def row(*cells: object) -> None:
+        rows.append([*cells])
+        print(*cells, flush=True)
+
+    def timed(name: str, sizes: str, dtype: torch.dtype, found: dict[str, Run]) -> None:
+        for contestant, run in found.items():
+            rounds = 3 if "loop" in contestant or "eager" in contestant else 9
+            options = {
+                "cuda_graphs": not contestant.endswith(NO_GRAPHS),
+                "parallel_in_time": not contestant.endswith(STEP_BY_STEP),
+            }
+            with using_options(**options):
+                forward = milliseconds(run, device, rounds)
+                both = milliseconds(trained(run), device, rounds)
+            row(name, sizes, str(dtype)[6:], contestant, f"{forward:.3f}", f"{both:.3f}")
+
+    for kind, T, B, H, dtype in layers(quick):
+        timed(kind, f"T={T} B={B} H={H}", dtype, recurrent(kind, T, B, H, device, dtype))
+        torch._dynamo.reset()
     for work in workloads(quick):
         # carries in bfloat16 are not parallel in time
         for dtype in (torch.float32,) if work.thin else (torch.float32, torch.bfloat16):
-            rows.append(
-                [
-                    work.name,
-                    work.sizes,
-                    str(dtype)[6:],
-                    "copy of xs",
-                    f"{copied(work, device, dtype, 9):.3f}",
-                    "",
-                ]
-            )
-            for name, run in contestants(work, device, dtype).items():
-                rounds = 3 if name == "Python loop" else 9
-                options = {
-                    "cuda_graphs": name.endswith(GRAPHS),
-                    "parallel_in_time": not name.endswith(STEP_BY_STEP),
-                }
-                with using_options(**options):
-                    forward = milliseconds(run, device, rounds)
-                    both = milliseconds(trained(run), device, rounds)
-                rows.append(
-                    [work.name, work.sizes, str(dtype)[6:], name, f"{forward:.3f}", f"{both:.3f}"]
-                )
-                print(*rows[-1], flush=True)
+            copy = f"{copied(work, device, dtype, 9):.3f}"
+            row(work.name, work.sizes, str(dtype)[6:], "copy of xs", copy, "")
+            timed(work.name, work.sizes, dtype, contestants(work, device, dtype))
+            torch._dynamo.reset()
     return rows
 
 

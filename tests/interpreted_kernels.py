@@ -22,6 +22,7 @@ from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop.inductor import cpu, gpu
+from torch_scan_hop.inductor.gpu import row_code
 from torch_scan_hop.inductor.watch import watching
 from torch_scan_hop.reference import scan_loop
 
@@ -178,6 +179,14 @@ OTHER_ROWS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHER_RO
 @pytest.mark.parametrize(("name", "reverse"), [*ROWS_ONCE.items(), *OTHER_ROWS])
 def test_rows(name, reverse):
     assert check(name, 5, reverse, torch.float32) == [ROWS] * 2
+
+
+@pytest.mark.parametrize("rows", [4, 16])
+def test_programs_of_several_rows(rows, monkeypatch):
+    """Of a few, as where there are many rows, and of as many as a tensor core multiplies."""
+    monkeypatch.setattr(row_code, "MOST_FOR_ONE_ROW", 0)
+    monkeypatch.setattr(row_code, "MOST_FOR_FEW_ROWS", 0 if rows == 16 else 1024)
+    assert check("lstm of 35 rows", 5, False, torch.float32) == [ROWS] * 2
 
 
 #: and what their backwards are

@@ -24,7 +24,7 @@ from oracle import TOLERANCE, assert_same, differentiable, gradients
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop import explain
-from torch_scan_hop.inductor.gpu import ParallelKernel, parallel
+from torch_scan_hop.inductor.gpu import ParallelKernel, parallel, serving
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.rewrites import using_options
 
@@ -178,7 +178,7 @@ def test_carries_that_are_not_affine_are_not(name):
 def test_the_choice():
     recurrence = gpu_cells.recurrence
     assert f"{KIND}; 300 steps" in told(recurrence)
-    most = parallel.WARP * parallel.MULTIPROCESSORS
+    most = parallel.WARP * serving.MULTIPROCESSORS
     assert f"{KIND}; 256 steps" in told(recurrence, T=256, lanes=most)
     few = "255 steps are few: it is for 256 and more"
     assert f"not {KIND}: {few}" in told(recurrence, T=255)

@@ -118,6 +118,7 @@ def _campaign(args: argparse.Namespace, seeds: range, modes: list, features: tup
         if tally.add(found):
             firsts.append(found)
             print(f"seed {found.seed}, {found.mode}: {found.outcome.kind}", flush=True)
+            print(f"  {found.outcome.message[:500]}", flush=True)
     for found in firsts[: args.shrink_limit] if args.shrink else []:
         _show_small(found, args, features)
     return tally

@@ -6,12 +6,13 @@ import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import torch
+from fake_graphs import CountedGraphs
 from on_the_cpu import serving, triton_kernels
 from torch import Tensor, fx
 
@@ -21,6 +22,7 @@ from torch_scan_hop._torch.inductor_passes import trace_decomposed
 from torch_scan_hop.body import added_parts
 from torch_scan_hop.body.carries_in import with_joined
 from torch_scan_hop.cuda_graphs import graphed, recording
+from torch_scan_hop.cuda_graphs.devices import CudaGraphs
 from torch_scan_hop.eager import run, writer
 from torch_scan_hop.inductor import passes
 from torch_scan_hop.inductor.passes import prepare_scans
@@ -95,6 +97,8 @@ class Mode:
     large: bool = False
     #: peak memory is compared with the loop's, too
     memory: bool = False
+    #: the scan runs on a GPU, the loop on the CPU
+    cuda: bool = False
 
     def has_reached(self, kernels: Sequence[str]) -> bool:
         """Whether ``kernels`` were taken that this mode is to try, if it is."""
@@ -119,9 +123,10 @@ class Mode:
             if self.small_blocks:
                 stack.enter_context(_blocks_of_few_steps())
             if self.graphs:
-                stack.enter_context(_graphs_of_few_steps(kernels))
-            if self.triton:
-                stack.enter_context(_kernels_of_a_gpu(kernels))
+                device, graphs = ("cuda", CudaGraphs) if self.cuda else ("cpu", CountedGraphs)
+                stack.enter_context(_graphs_of_few_steps(kernels, device, graphs))
+            if self.triton or self.cuda:
+                stack.enter_context(_kernels_of_a_gpu(kernels, interpreted=self.triton))
             if self.threads:
                 stack.enter_context(_two_threads())
             if self.tiles:
@@ -158,7 +163,7 @@ def written_out(found: list[str]) -> Iterator[None]:
 @contextmanager
 def _small_panels(found: list[str], compiled: bool) -> Iterator[None]:
     """Products of any size are what large ones are; ``found`` has the packed ones of each loop."""
-    from torch_scan_hop.inductor import rewriter
+    from torch_scan_hop.inductor import plans
     from torch_scan_hop.inductor.cpu import large_products, panels
 
     def pack(*args: Any) -> bool:
@@ -169,7 +174,7 @@ def _small_panels(found: list[str], compiled: bool) -> Iterator[None]:
     with (
         using_options(one_kernel=False, onednn=True),
         mock.patch.object(panels, "FEWEST_STEPS", 1),
-        mock.patch.object(rewriter, "pack_weights", pack),
+        mock.patch.object(plans, "pack_weights", pack),
         mock.patch.object(panels, "LEAST_FLOPS", 0),
         mock.patch.object(large_products, "LEAST_FLOPS", 0),
         # without a compiler, any numbers do
@@ -220,19 +225,22 @@ def tiles_of_few_steps(rows: int) -> Iterator[None]:
 
 
 @contextmanager
-def _graphs_of_few_steps(found: list[str]) -> Iterator[None]:
-    """Small programs are replayed, too, and what is left over runs; ``found`` has each capture."""
-    from fake_graphs import CountedGraphs
+def _graphs_of_few_steps(found: list[str], device: str, graphs: Any) -> Iterator[None]:
+    """Small programs are replayed, too, and what is left over runs; ``found`` has each capture.
 
-    class Noted(CountedGraphs):
+    A capture of a real GPU must not be the first call, which compiles what it launches.
+    """
+
+    class Noted(graphs):
         def capture(self, *args: Any) -> Any:
+            replay = super().capture(*args)
             found.append("CUDA graph")
-            return super().capture(*args)
+            return replay
 
     with (
         using_options(cuda_graphs=True, one_kernel=False),
-        serving("cpu", Noted()),
-        mock.patch.object(graphed, "PLAIN_CALLS", 0),
+        serving(device, Noted()),
+        mock.patch.object(graphed, "PLAIN_CALLS", 1 if device == "cuda" else 0),
         mock.patch.object(graphed, "LEAST_STEPS", 1),
         mock.patch.object(recording, "LEAST_STEPS", 1),
         mock.patch.object(recording, "MOST_STEPS", 2),
@@ -261,8 +269,11 @@ def _two_threads() -> Iterator[None]:
 
 
 @contextmanager
-def _kernels_of_a_gpu(found: list[str]) -> Iterator[None]:
-    """Scans compiled within are the kernels that they would be on a GPU; their names, in order."""
+def _kernels_of_a_gpu(found: list[str], interpreted: bool) -> Iterator[None]:
+    """The names of a GPU's kernels that scans compiled within become, in order.
+
+    ``interpreted``: on the CPU, in Triton's interpreter.
+    """
     from torch_scan_hop.inductor import gpu
     from torch_scan_hop.inductor.watch import watching
 
@@ -270,7 +281,7 @@ def _kernels_of_a_gpu(found: list[str]) -> Iterator[None]:
         if isinstance(kernel, gpu.KERNELS):
             found.append(type(kernel).__name__)
 
-    with triton_kernels(), watching(take):
+    with triton_kernels() if interpreted else nullcontext(), watching(take):
         yield
 
 
@@ -358,6 +369,7 @@ def _with_part(mode: Mode, part: str) -> Mode:
         "panels",
         "large",
         "memory",
+        "cuda",
     ):
         return dataclasses.replace(mode, **{part: True})
     word, _, name = part.partition("_")

@@ -399,11 +399,26 @@ def test_an_eager_loop_is_replayed(step, reverse, kind):
     assert graphs.replays >= 8
 
 
-def test_the_switch_is_off_at_first():
-    with mock_served() as graphs:
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_switch(is_on):
+    with mock_served() as graphs, using_options(**({} if is_on else {"cuda_graphs": False})):
         for seed in range(3):
             check(whole(wide), wide, 40, False, seed)
-    assert graphs.captures == 0
+    assert (graphs.captures > 0) is is_on
+
+
+def test_a_graph_is_of_the_settings_that_it_was_captured_under():
+    """Products are rounded as the user lets them be now, not as they were when it was captured."""
+    run = GraphedLoop()
+    before = torch.get_float32_matmul_precision()
+    try:
+        with mock_served() as graphs:
+            for precision in ("highest", "highest", "high", "high", "highest"):
+                torch.set_float32_matmul_precision(precision)
+                assert_same(*called(run, 32), 1e-6)
+            assert (graphs.captures, graphs.replays) == (2, 3)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 # --- the wrapper for a GPU ---

@@ -174,7 +174,7 @@ def test_a_loop_is_replayed(is_compiled, reverse):
     assert noted.failures == 0 and noted.captures >= 2 and noted.replays >= 2 * 2 * 2
 
 
-def test_random_numbers_go_on_after_a_capture_that_failed():
+def test_random_numbers_go_on_after_a_capture_that_failed(caplog):
     """What reads a number on the host cannot be captured: the loop runs all the same."""
     from torch_scan_hop.cuda_graphs.graphed import GraphedLoop
 
@@ -191,5 +191,62 @@ def test_random_numbers_go_on_after_a_capture_that_failed():
             (total,) = run(loop, range(8), [torch.zeros((), device="cuda")], [xs], [], [])
             assert total.item() == 28
     assert (noted.failures, noted.replays) == (1, 0)
+    assert [r.message for r in caplog.records if "CUDA graph" in r.message]
+    caplog.clear()  # the warning is what this is about
     assert torch.rand(8, device="cuda").unique().numel() > 1
     assert F.dropout(torch.ones(64, device="cuda"), 0.5).min() == 0
+
+
+# --- what autograd's own thread for a GPU would change ---
+
+
+class Doubled(torch.autograd.Function):
+    """A scan with it is differentiated step by step, in a scan within the trace of another."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+@pytest.mark.parametrize("policy", ["sqrt", "full", None])
+def test_nested_scans_are_traced_in_one_thread(policy):
+    """Else they wait for each other: this test would not end."""
+    xs = torch.rand(9, 5, device="cuda", requires_grad=True)
+    w = torch.rand(5, 5, device="cuda", requires_grad=True)
+
+    def step(h, x):
+        return scan(lambda g, v: (g.tanh() + Doubled.apply(v) @ w, None), h + x, w)[0], h
+
+    def loop(h, x):
+        return scan_loop(lambda g, v: (g.tanh() + 2 * v @ w, None), h + x, w, 5, False)[0], h
+
+    got = scan(step, torch.zeros(5, device="cuda"), xs, checkpoint=policy)
+    want = scan_loop(loop, torch.zeros(5, device="cuda"), xs, 9, False)
+    assert_same(got, want, 1e-4)
+    assert_same(gradients(on_cpu(got), [xs, w]), gradients(on_cpu(want), [xs, w]), 1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # two kinds of attention
+def test_attention_is_trained(dtype):
+    """What it hands its backward of random numbers lies where no kernel reads it."""
+    xs = torch.rand(9, 2, 2, 8, 16, device="cuda", dtype=dtype, requires_grad=True)
+    ones = torch.ones(2, 2, 8, 16, device="cuda", dtype=dtype)
+
+    def step(h, x):
+        h = F.scaled_dot_product_attention(h + x, h, x)
+        return h, h
+
+    def run(xs):
+        return scan(step, ones, xs)[1]
+
+    tolerance = TOLERANCE[dtype]
+    for ours in (run, torch.compile(run, fullgraph=True)):
+        want = scan_loop(step, ones, xs, 9, False)[1]
+        got = ours(xs)
+        assert_same(got, want, tolerance)
+        found, wanted = gradients([got.cpu()], [xs]), gradients([want.cpu()], [xs])
+        assert_same(found, wanted, 10 * tolerance)

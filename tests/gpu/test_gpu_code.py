@@ -30,7 +30,7 @@ from torch_scan_hop import explain
 from torch_scan_hop._torch.absent_gpu import why_not_here
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.triton_code import Code, code_of
-from torch_scan_hop.inductor.gpu import launch
+from torch_scan_hop.inductor.gpu import launch, row_code
 from torch_scan_hop.inductor.gpu.launch import Launch, call_program
 from torch_scan_hop.rewrites import using_options
 
@@ -188,7 +188,8 @@ ROWS += [
 @pytest.mark.parametrize(
     ("name", "dtype"), ROWS[:1] + [pytest.param(*row, marks=pytest.mark.slow) for row in ROWS[1:]]
 )
-def test_cubins_with_products(name, dtype):
+def test_cubins_with_products(name, dtype, monkeypatch):
+    monkeypatch.setattr(row_code, "MOST_FOR_ONE_ROW", 0)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -205,7 +206,8 @@ NORMS += [("4096 wide", False)]
     ("name", "products"),
     NORMS[:1] + [pytest.param(*row, marks=pytest.mark.slow) for row in NORMS[1:]],
 )
-def test_cubins_with_reductions(name, products):
+def test_cubins_with_reductions(name, products, monkeypatch):
+    monkeypatch.setattr(row_code, "MOST_FOR_ONE_ROW", 0)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -215,21 +217,27 @@ def test_cubins_with_reductions(name, products):
     assert kernels[0].source.text.count("tl.sum(") >= 1
 
 
-@pytest.mark.slow
-def test_exact_products_of_float32():
+@pytest.mark.parametrize(("most", "rows"), [(256, 1), pytest.param(0, 4, marks=pytest.mark.slow)])
+def test_exact_products_of_float32(most, rows, monkeypatch):
     """Unless the user lets them be rounded, they run on no tensor core."""
+    monkeypatch.setattr(row_code, "MOST_FOR_ONE_ROW", most)
     assert torch.get_float32_matmul_precision() == "highest"
-    check_cubins("lstm, 64 wide", torch.float32, suffix=", exact")
+    kernels = check_cubins("lstm, 64 wide", torch.float32, suffix=f", {rows} rows")
+    assert [kernel.block for kernel in kernels] == [rows, rows]
 
 
-def test_one_launch_of_rows_each_way():
+@pytest.mark.parametrize("most", [256, 0])
+def test_one_launch_of_rows_each_way(most, monkeypatch):
+    monkeypatch.setattr(row_code, "MOST_FOR_ONE_ROW", most)
     found, kernels = compiled_for_cuda("lstm, 64 wide")
-    assert len(kernels) == 2 and all("tl.dot(" in kernel.source.text for kernel in kernels)
+    multiplies = "tl.sum(" if most else "tl.dot("
+    assert len(kernels) == 2 and all(multiplies in kernel.source.text for kernel in kernels)
     for wrapper in found.values():
         assert len(scan_kernels(wrapper)) == 1 and loops([wrapper]) == [0]
 
 
-def test_weights_that_do_not_fit_are_a_counted_loop():
+def test_weights_that_do_not_fit_are_a_counted_loop(monkeypatch):
+    monkeypatch.setattr(row_code, "MOST_FOR_ONE_ROW", 0)
     found, kernels = compiled_for_cuda("lstm, 128 wide", torch.float32)
     assert not kernels and all(loops([wrapper]) == [1] for wrapper in found.values())
 
@@ -269,8 +277,11 @@ def test_explain_names_the_kernel():
     assert "not one Triton kernel, lane by lane: not pointwise: cumsum" in text
     assert "not one Triton kernel, row by row: neither a product nor a reduction of rows" in text
     assert "launches: those of a step, in every step" in text
+    assert "not a CUDA graph: its tensors are on another device" in text
+    with using_options(cuda_graphs=False):
+        text = explained(lambda h, x: (h.cumsum(0) * x, h))
     assert "not a CUDA graph: cuda_graphs is switched off" in text
-    with using_options(cuda_graphs=True), serving("cpu", CountedGraphs()):
+    with serving("cpu", CountedGraphs()):
         text = explained(lambda h, x: (h.cumsum(0) * x, h))
     assert "launches: one, and 2 copies, for each block of up to 32 steps" in text
 

@@ -21,7 +21,7 @@ from torch_scan_hop._torch import tracing
 from torch_scan_hop._torch.dynamo import captures, speculation
 from torch_scan_hop.autodiff import derive
 from torch_scan_hop.eager import run as dense
-from torch_scan_hop.inductor import rewriter
+from torch_scan_hop.inductor import plans, rewriter
 from torch_scan_hop.inductor.cpu import PointwiseKernel, RowsKernel
 from torch_scan_hop.rewrites import parts, planner
 from torch_scan_hop.rewrites.plan import ScanPlan
@@ -56,7 +56,7 @@ LOWERING = {
     "pointwise": (PointwiseKernel, "lower"),
     "rows": (RowsKernel, "lower"),
     "blocks": (rewriter, "scan_of_blocks"),
-    "pairs": (rewriter, "make_plan"),
+    "pairs": (plans, "make_plan"),
 }
 CAPTURE = {
     "trace": (tracing, "make_fx"),

@@ -149,6 +149,28 @@ def _let_bodies_have_lstm_in_parts() -> None:
 _let_bodies_have_lstm_in_parts()
 
 
+def _let_fused_cells_have_no_biases() -> None:
+    """Mend the fake of the LSTM cell of a GPU: it asks on which device a bias is that is not there.
+
+    Torch 2.15 has it right, and there nothing changes.
+    """
+    registrations = sys.modules.get("torch._meta_registrations")
+    check = getattr(registrations, "rnn_cell_checkSizes", None)
+    if check is None:
+        return  # then a body with such a cell is a loop
+
+    @functools.wraps(check)
+    def without_biases(gates: Any, hidden: Any, bias: Any, other: Any, *rest: Any) -> None:
+        if bias is None and other is None and gates.ndim == 2:
+            bias = other = gates.new_empty(gates.shape[1])
+        check(gates, hidden, bias, other, *rest)
+
+    setattr(registrations, "rnn_cell_checkSizes", without_biases)  # noqa: B010
+
+
+_let_fused_cells_have_no_biases()
+
+
 def lstm_in_parts() -> contextlib.AbstractContextManager[None]:
     return replaced(_state, lstm_in_parts=True)
 
@@ -164,9 +186,14 @@ def without_tokens(body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode) -> fx.GraphModule:
-    """Return the functional ATen graph of ``fn(*examples)``; ``examples`` are fakes of ``mode``."""
+    """Return the functional ATen graph of ``fn(*examples)``; ``examples`` are fakes of ``mode``.
+
+    A backward in ``fn`` runs in this thread. Autograd has threads of its own for a GPU's nodes:
+    they have none of the modes that trace, and would wait for the lock that this thread holds.
+    """
     with (
         _one_thread_at_a_time(),
+        torch.autograd.set_multithreading_enabled(False),
         isolated(),
         mode,
         enable_python_dispatcher(),

@@ -172,10 +172,12 @@ class _BackwardPass:
             *self._cotangents(scan.ys),
             *[self._per_step(h) for h in partition.per_step],
         ]
-        if not xs:
-            xs = [torch.empty((self.record.trip_count, 0))]
+        carry = self._cotangents(scan.carry)
+        if not xs:  # an empty tensor carries the trip count, where a kernel can be given it
+            device = carry[0].device if carry else None
+            xs = [torch.empty((self.record.trip_count, 0), device=device)]
         additional = [self._invariant(h) for h in partition.invariant]
-        results = self._scan(Inputs(self._cotangents(scan.carry), xs, additional))
+        results = self._scan(Inputs(carry, xs, additional))
         flat: list[Any] = [None] * scan.n_inputs
         for place, gradient in zip(scan.gradients, results, strict=True):
             flat[place] = gradient

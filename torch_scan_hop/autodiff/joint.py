@@ -18,6 +18,7 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.operators import preserving_node_meta
 from torch_scan_hop._torch.tracing import trace
+from torch_scan_hop.autodiff.attention import forget_random_states
 from torch_scan_hop.autodiff.custom import has_custom_function
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
@@ -121,5 +122,5 @@ def trace_joint(
     if any(node.target in _DIFFERENTIATED_ONCE for node in all_nodes(module)):
         module = trace(_vjp_of_step(body, signature, flow, create_graph=True), inputs, mode)
     clean_up(module)
-    legality.run_passes(module, [add_at_indices])
+    legality.run_passes(module, [add_at_indices, forget_random_states])
     return JointGraph(module, signature, flow)

@@ -87,6 +87,17 @@ def is_random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags
 
 
+def drops_nothing(node: fx.Node) -> bool:
+    """Return True if ``node`` is attention without dropout: it is tagged as random for what it may
+    drop.
+    """
+    if not operator_name(node).startswith("_scaled_dot_product"):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return given.get("dropout_p", 0.0) == 0.0
+
+
 def _attribute(node: fx.Node) -> object:
     value: object = node.graph.owning_module
     for name in str(node.target).split("."):

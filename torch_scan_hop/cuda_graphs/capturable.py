@@ -15,7 +15,7 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.body.carries_in import carries_in_op
-from torch_scan_hop.body.node_kinds import is_random, operator_name
+from torch_scan_hop.body.node_kinds import drops_nothing, is_random, operator_name
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.cuda_graphs.devices import is_served
 from torch_scan_hop.op import scan_op
@@ -32,9 +32,6 @@ _UNFIT = {
 }
 
 _INDEXED = operators("by_index")
-
-# tagged as random for the dropout that they may have
-_ATTENTION = "_scaled_dot_product"
 
 
 def why_not_captured(body: fx.GraphModule) -> str:
@@ -78,13 +75,4 @@ def _why_not_operator(node: fx.Node) -> str:
     if unfit:
         return unfit[0]
     draws = is_random(node) or operator_name(node).startswith("inductor_")
-    return "it draws random numbers" if draws and not _has_no_dropout(node) else ""
-
-
-def _has_no_dropout(node: fx.Node) -> bool:
-    """Return True if ``node`` is attention, and drops nothing."""
-    if not operator_name(node).startswith(_ATTENTION):
-        return False
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    return given.get("dropout_p", 0.0) == 0.0
+    return "it draws random numbers" if draws and not drops_nothing(node) else ""

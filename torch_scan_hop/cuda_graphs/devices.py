@@ -29,7 +29,7 @@ class Graphs(Protocol):
 
 
 class CudaGraphs:
-    """Captures by :class:`torch.cuda.CUDAGraph`. They have not run on a GPU so far."""
+    """Captures by :class:`torch.cuda.CUDAGraph`."""
 
     def stream(self, device: torch.device) -> int:
         return int(torch.cuda.current_stream(device).cuda_stream)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torch_scan_hop import progress_bar
@@ -148,6 +149,10 @@ def _key(graphs: Graphs, order: range, operands: Operands) -> Any:
     stacks = [*operands.xs, *operands.ys]
     return (
         graphs.stream(operands.device),
+        # what libraries choose their kernels by
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
         order.step,
         *((c.dtype, c.shape) for c in operands.carry),
         *((s.dtype, s.shape[1:], s.stride()) for s in stacks),

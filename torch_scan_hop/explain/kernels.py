@@ -103,7 +103,7 @@ def _program(kernel: Any) -> Resources:
     """Return what a program takes, on the GPU at hand or the one that stands in for it."""
     major, minor = torch.cuda.get_device_capability() if torch.cuda.device_count() else (9, 0)
     chosen, capability = kernel.step, 10 * major + minor
-    elements = f"{chosen.block} {kernel.unit}"
+    elements = f"{chosen.block} {kernel.unit if chosen.block > 1 else kernel.unit.rstrip('s')}"
     try:
         from torch_scan_hop._torch.triton_code import code_of
 

@@ -78,6 +78,16 @@ def is_on_gpu(values: Iterable[Any]) -> bool:
     return any(isinstance(v, torch.Tensor) and is_gpu(v.device) for v in values)
 
 
+def may_be_parallel_in_time(trip_count: Any, carry: Iterable[torch.Tensor]) -> bool:
+    """Return True if a GPU is to go through many steps at once, where they compose.
+
+    The steps are long and thin then, and there are no kernels for more lanes that are as quick.
+    """
+    if "gpu_kernels" not in _kernels or not current_options().parallel_in_time:
+        return False
+    return all(gpu.is_long_and_thin(trip_count, c) for c in carry)
+
+
 def replace_large_products(gm: fx.GraphModule, theirs: Collection[fx.Node]) -> None:
     """Replace products by those that the device makes faster than Inductor."""
     if LOWERINGS and why_off("cpu_kernels") is None:

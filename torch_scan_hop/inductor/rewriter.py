@@ -13,7 +13,6 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_passes import trace_decomposed
 from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
 from torch_scan_hop.body.carries_in import CarriesIn, arguments_of, in_graph, stacks_of, with_joined
-from torch_scan_hop.body.cleanup import copy_of
 from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.body.meta_values import check_results, value_of
 from torch_scan_hop.errors import Refusal
@@ -22,8 +21,6 @@ from torch_scan_hop.inductor.kernels import (
     is_on_gpu,
     may_be_one_kernel,
     may_be_small_matrices,
-    may_run_lane_by_lane,
-    pack_weights,
 )
 from torch_scan_hop.inductor.matrix_parts import in_parts
 from torch_scan_hop.inductor.pair_rules import is_complex
@@ -34,19 +31,18 @@ from torch_scan_hop.inductor.pairs import (
     joined_results,
     needs_pairs,
 )
-from torch_scan_hop.inductor.qualify import operators_in_the_way, reduces_narrow_rows
+from torch_scan_hop.inductor.plans import PlanChoice
+from torch_scan_hop.inductor.qualify import reduces_narrow_rows
 from torch_scan_hop.inductor.scalars.entries import Lanes
 from torch_scan_hop.inductor.scalars.interpreter import FEW_OPERATORS, MOST_OPERATORS
 from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
 from torch_scan_hop.op import ScanOptions, call_scan, scan_op
-from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
-from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
+from torch_scan_hop.rewrites import ScanPlan, current_options
+from torch_scan_hop.rewrites.blocks import scan_of_blocks
 from torch_scan_hop.rewrites.classify import nbytes
-from torch_scan_hop.rewrites.lane_sums import LaneSums, find_lane_sums
-from torch_scan_hop.rewrites.matrix_sums import are_small, find_matrix_sums, lanes_of_matrices
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +50,9 @@ log = logging.getLogger(__name__)
 PAIRS = "torch_scan_hop.pairs"
 
 
-def _is_lane_by_lane(plan: ScanPlan) -> bool:
-    return may_run_lane_by_lane(plan.body, len(plan.decisions.loop_carry))
+def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
+    """Return True if ``value`` has these strides; they are None for what is no tensor."""
+    return stride is None or are_all_known_equal(value.stride(), stride)
 
 
 class ScanRewriter:
@@ -106,15 +103,11 @@ class ScanRewriter:
         body, signature, sizes = lift_sizes(self.body, self.signature)
         legality.run_passes(body, [split_fused_products])
         used = used_outputs(self.node)
-        of_lanes = self._plan_of_lanes(body, signature, used)
-        of_lanes = of_lanes or self._plan_of_matrices(body, signature, used)
-        plan, sums = of_lanes or (self._plan(body, signature, used), None)
-        if sums is None and pack_weights(plan, self.trip_count):
-            plan = self._plan(body, signature, used)
-        length = self.trip_count
-        # blocks are for what a core's cache holds
-        if isinstance(self.trip_count, int) and self.trip_count != 0 and not self._is_on_gpu():
-            length = whole_block_length(plan, self.trip_count, self._copied_bytes(plan))
+        carry = [value_of(a) for a in self.operands[: signature.n_carry]]
+        choice = PlanChoice(
+            body, signature, used, self.trip_count, carry, self._is_on_gpu(), self._copied_bytes
+        ).best()
+        plan, sums, length = choice.plan, choice.sums, choice.length
         if plan.is_trivial() and not (self.shifted or sums) and self.trip_count != 0:
             self._retrace_if_unlike()
             return
@@ -175,70 +168,6 @@ class ScanRewriter:
 
     def _is_on_gpu(self) -> bool:
         return is_on_gpu(map(value_of, self.operands))
-
-    def _plan(
-        self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
-    ) -> ScanPlan:
-        """Make a plan that leaves pointwise work in the loop.
-
-        On a GPU it moves such work out, too, if the loop then is a kernel of lanes, or has fewer
-        operators that keep it from being one kernel and from being written out as scalars.
-        """
-
-        def plan(pointwise_pays: bool) -> ScanPlan:
-            return make_plan(
-                body,
-                signature,
-                current_options(),
-                pointwise_pays=pointwise_pays,
-                used_outputs=used_outputs,
-                any_trip_count=not isinstance(self.trip_count, int),
-            )
-
-        kept = plan(False)
-        if not self._is_on_gpu() or _is_lane_by_lane(kept):
-            return kept
-        moved = plan(True)
-        if _is_lane_by_lane(moved):
-            return moved
-        has_fewer = operators_in_the_way(moved.body) < operators_in_the_way(kept.body)
-        are_scalars = bool(lanes_of(checks_after(kept.body).body, kept.loop_signature))
-        return moved if has_fewer and not are_scalars else kept
-
-    def _plan_of_lanes(
-        self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
-    ) -> tuple[ScanPlan, LaneSums | None] | None:
-        """Make a plan with sums for each lane, if that makes the loop a kernel of lanes."""
-        options = current_options()
-        # where lanes are few, a GPU goes through many steps at once, of carries that are affine
-        if not (options.sums_per_lane and options.one_kernel) or self._is_on_gpu():
-            return None
-        sums = find_lane_sums(body, signature, used_outputs)
-        if sums is None:
-            return None
-        plan = self._plan(sums.body, sums.signature, sums.used_outputs)
-        return (plan, sums) if _is_lane_by_lane(plan) else None
-
-    def _plan_of_matrices(
-        self, body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool]
-    ) -> tuple[ScanPlan, LaneSums | None] | None:
-        """Make a plan that adds up in the loop, if that is a kernel of small matrices."""
-        options = current_options()
-        lanes = lanes_of_matrices(body, signature)
-        if not options.one_kernel or self._is_on_gpu():
-            return None
-        if self._may_be_one_kernel(body) or not may_be_small_matrices(checks_after(body).body):
-            return None
-        own = copy_of(body)
-        sums = find_matrix_sums(own, signature, used_outputs, lanes)
-        of_sums = (own, signature, used_outputs)
-        if sums is not None:
-            of_sums = (sums.body, sums.signature, sums.used_outputs)
-        with using_options(contract_accumulators=False):
-            plan = self._plan(*of_sums)
-        loop = checks_after(plan.body).body
-        fits = may_be_small_matrices(loop) and not self._may_be_one_kernel(plan.body)
-        return (plan, sums) if fits and are_small(loop, lanes) else None
 
     def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
         """Return the scan's inputs; xs that are carries into steps stay such."""

@@ -23,7 +23,7 @@ class Options:
         blocks: do a long scan's work before and after the loop for a block of steps at a time.
         one_kernel: under Inductor, run the whole loop in one kernel if the body is pointwise, or
             pointwise around products with small weights.
-        sums_per_lane: under Inductor on the CPU, keep a sum over dimensions as one for each lane of
+        sums_per_lane: under Inductor, keep a sum over dimensions as one for each lane of
             the loop, where that makes the loop one kernel.
         scalars: under Inductor, write small matrices out as scalars, one for each entry, where the
             loop is one kernel then and is none otherwise.
@@ -35,7 +35,6 @@ class Options:
         parallel_in_time: on CUDA, let that kernel go through many steps at once, where the body is
             affine in its carries, and there are few lanes and many steps.
         cuda_graphs: on CUDA, replay a loop that is no kernel as a graph of a block of its steps.
-            Off, since it has not run on a GPU so far: `make gpu` tries it.
         memory_gate: stacks that a rewrite adds may hold at most this many times the bytes
             that a step reads and writes anyway (xs, ys and carries), each. The knob.
     """
@@ -53,7 +52,7 @@ class Options:
     panels: bool = True
     onednn: bool | None = None
     parallel_in_time: bool = True
-    cuda_graphs: bool = False
+    cuda_graphs: bool = True
     memory_gate: float = 4.0
 
 

@@ -19,11 +19,11 @@ a kernel, to run it (Triton's interpreter takes tensors on the CPU) or to compil
 
 from __future__ import annotations
 
-from torch_scan_hop.inductor.gpu.parallel import ParallelKernel
+from torch_scan_hop.inductor.gpu.parallel import ParallelKernel, is_long_and_thin
 from torch_scan_hop.inductor.gpu.pointwise import PointwiseKernel
 from torch_scan_hop.inductor.gpu.rows import RowsKernel
 
-__all__ = ["KERNELS", "ParallelKernel", "PointwiseKernel", "RowsKernel"]
+__all__ = ["KERNELS", "ParallelKernel", "PointwiseKernel", "RowsKernel", "is_long_and_thin"]
 
 #: the first that takes a scan is its kernel
 KERNELS = (ParallelKernel, PointwiseKernel, RowsKernel)

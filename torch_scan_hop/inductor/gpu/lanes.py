@@ -8,8 +8,9 @@ from typing import Any
 import sympy
 
 from torch_scan_hop._torch.inductor_triton import TritonLines
-from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand
+from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand, likely_size
 from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode, indices
+from torch_scan_hop.inductor.gpu.launch import COPIED_BYTES, FEW_LANES, lanes_of_a_program
 from torch_scan_hop.inductor.gpu.source import TritonSource
 from torch_scan_hop.inductor.lane_body import PointwiseBody, merged_dimensions
 from torch_scan_hop.inductor.step import StepOps, variable
@@ -45,6 +46,9 @@ class LaneCode(StepCode):
         first = f"{LANE} = {self.program} * BLOCK + {self.arange}"
         inside = f"{self.in_lanes} = {LANE} < {self.text(self.size)}"
         return [first, inside, *indices(LANE, self.sizes, self.text)]
+
+    def elements(self) -> int:
+        return lanes_of_a_program(likely_size(self.size, fallback=FEW_LANES), COPIED_BYTES)[0]
 
     def step(self, lines: TritonLines) -> list[str]:
         carry = self.carries(lines)

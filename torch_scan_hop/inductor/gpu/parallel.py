@@ -9,15 +9,15 @@ and steps alone, so that a program compiled for some sizes has one kernel for th
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import fx
 
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.gpu.launch import WARP, GpuKernel, Launch
-from torch_scan_hop.inductor.gpu.serving import check_tensors
+from torch_scan_hop.inductor.gpu.serving import check_tensors, multiprocessors_of
 from torch_scan_hop.inductor.gpu.tiles import emit_tiles
 from torch_scan_hop.inductor.lane_body import check_one_shape, independent_lanes
 from torch_scan_hop.inductor.node import ScanCall
@@ -30,9 +30,6 @@ ELEMENTS = 1024  # of a tile: 4 of each thread
 MANY_BUFFERS = 10  # from here on a tile has half of them, since a thread has so many registers
 MOST_LANES = 8  # of a program: as many floats as memory is read in at once, if they are neighbours
 WARPS = 8
-
-# The number for a GPU that is not there, whose code is only looked at: that of an H100.
-MULTIPROCESSORS = 132
 
 
 class ParallelKernel(GpuKernel):
@@ -48,9 +45,10 @@ class ParallelKernel(GpuKernel):
     def lower(cls, call: ScanCall) -> ParallelKernel:
         check_tensors(call.examples.flat())
         check_one_shape(call.examples)
-        check_long_and_thin(call.examples)
+        carry = call.examples.inputs.carry[0]
+        check_long_and_thin(call.examples.inputs.trip_count, carry)
         body = independent_lanes(call)
-        lanes = lanes_of_a_program(lanes_of(call.examples))
+        lanes = lanes_of_a_program(lanes_of(carry))
         arguments = body, call.operands.carry, call.result_layouts(), call.trip_count
         source = emit_tiles(*arguments, rows=ELEMENTS // lanes)
         if len(source.arguments) > MANY_BUFFERS:
@@ -58,27 +56,31 @@ class ParallelKernel(GpuKernel):
         return cls(call, Launch(source, lanes, WARPS))
 
 
-def check_long_and_thin(examples: StepExamples) -> None:
+def check_long_and_thin(trip_count: Any, carry: torch.Tensor) -> None:
     """Refuse a scan that is not long and thin: one that is leaves a GPU idle."""
-    steps, lanes = likely_value(examples.inputs.trip_count), lanes_of(examples)
+    steps, lanes = likely_value(trip_count), lanes_of(carry)
     if steps < LEAST_STEPS:
         raise Refusal(f"{steps} steps are few: it is for {LEAST_STEPS} and more")
-    most = most_lanes(examples)
+    most = most_lanes(carry.device)
     if lanes > most:
         raise Refusal(f"{lanes} lanes are many: it is for up to {most}")
 
 
-def lanes_of(examples: StepExamples) -> int:
-    return math.prod(map(likely_value, examples.inputs.carry[0].shape))
+def is_long_and_thin(trip_count: Any, carry: torch.Tensor) -> bool:
+    try:
+        check_long_and_thin(trip_count, carry)
+    except Refusal:
+        return False
+    return True
 
 
-def most_lanes(examples: StepExamples) -> int:
+def lanes_of(carry: torch.Tensor) -> int:
+    return math.prod(map(likely_value, carry.shape))
+
+
+def most_lanes(device: torch.device) -> int:
     """Return the most lanes of a thin scan: a warp for each multiprocessor."""
-    device = examples.inputs.carry[0].device
-    is_there = device.type == "cuda" and torch.cuda.is_available()
-    if not is_there:
-        return WARP * MULTIPROCESSORS
-    return WARP * int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return WARP * multiprocessors_of(device)
 
 
 def lanes_of_a_program(lanes: int) -> int:

@@ -13,29 +13,39 @@ import sympy
 import torch
 
 from torch_scan_hop._torch.inductor_triton import TritonLines, computed_dtype, storage_type
-from torch_scan_hop._torch.inductor_values import NotPointwise, handled_by, handler_at_hand
-from torch_scan_hop.inductor.gpu.code import LANE, MASK, STEPS_AHEAD, StepCode, indices
+from torch_scan_hop._torch.inductor_values import (
+    NotPointwise,
+    handled_by,
+    handler_at_hand,
+    likely_size,
+)
+from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode, indices
 from torch_scan_hop.inductor.gpu.launch import WARP, Launch
 from torch_scan_hop.inductor.gpu.reductions import of_row
 from torch_scan_hop.inductor.gpu.row_body import RowBody
 from torch_scan_hop.inductor.gpu.row_lowering import PRODUCT, REDUCED, Product
+from torch_scan_hop.inductor.gpu.serving import capability_of
 from torch_scan_hop.inductor.step import CARRY, StepOps, variable
 
-ROWS = 16  # of a program: the least that a tensor core multiplies
+# Rows of a program with products. With few rows in all, a program has one, whose weights stay in
+# registers: nothing is staged, and there are more programs. A tensor core multiplies 16 rows at
+# least; exact products of float32 run on none, and have fewer rows, sooner done. On an H200, ms of
+# an LSTM of 64 rows, 256 steps, forward, with 16 rows, 4 and one: 1.14, 0.63, 0.42 of width 64;
+# 1.39, -, 0.79 of width 128 in bfloat16. Of 512 rows and width 64: 1.45, 0.98, 1.08.
+ROWS, FEW_ROWS = 16, 4
+MOST_FOR_ONE_ROW, MOST_FOR_FEW_ROWS = 256, 1024
 
-# Bytes of weights up to which a program has so many warps. Not measured on a GPU.
-WARPS_FOR_BYTES = ((4, 2**15), (8, 2**17))
-
-# From here on weights leave little shared memory for xs: of 163 KiB on compute capability 8.0.
-MANY_BYTES = 2**16
-
+# Bytes of weights of a program, and its warps: of one row, which are all registers that there are
+# at most (an LSTM of width 128: 1.32 ms, 2.25 trained; as a counted loop 2.75 and 6.5); and of more
+# rows, in shared memory. For a GPU older than that which it was measured on, the largest programs
+# spill three times as much, and one of them crashes the ptxas of Triton 3.9.
+WARPS_OF_ONE_ROW = ((8, 2**16), (16, 2**18))
+OLDEST_FOR_MOST_WARPS = (9, 0)
+WARPS, SHARED_BYTES = 8, 2**17
 
 # Elements of a thread, and the most that rows without products have. Not measured on a GPU.
 ELEMENTS, MOST_ELEMENTS = 8, 32
 MOST_WARPS = 8
-
-# Shared memory for xs of steps ahead, where there are no weights in it.
-AHEAD_BYTES = 2**16
 
 
 def rows_of_a_program(width: int) -> tuple[int, int]:
@@ -58,10 +68,23 @@ def emit_rows(
     source = code.source(body.rows)
     if not body.products:
         return Launch(source, *rows_of_a_program(code.width))
-    for warps, most in WARPS_FOR_BYTES:
-        if code.weight_bytes <= most:
-            return Launch(source, ROWS, warps, code.weight_bytes)
-    raise NotPointwise(f"{code.weight_bytes} bytes of weights: not in shared memory")
+    return Launch(source, code.rows, code.warps, code.weight_bytes if code.rows > 1 else 0)
+
+
+def rows_with_products(body: RowBody, width: int, device: torch.device) -> tuple[int, int]:
+    """Return the rows and warps of a program that multiplies."""
+    dtypes = {product.weight.dtype for product in body.products}
+    blocks = sum(len(p.left) * p.columns // body.width for p in body.products)
+    nbytes = blocks * width**2 * max(dtype.itemsize for dtype in dtypes)
+    rows = likely_size(body.rows, fallback=MOST_FOR_FEW_ROWS + 1)
+    is_new = capability_of(device) >= OLDEST_FOR_MOST_WARPS
+    for warps, most in WARPS_OF_ONE_ROW if is_new else WARPS_OF_ONE_ROW[:1]:
+        if rows <= MOST_FOR_ONE_ROW and nbytes <= most:
+            return 1, warps
+    if nbytes > SHARED_BYTES:
+        raise NotPointwise(f"{nbytes} bytes of weights: not in shared memory")
+    is_exact = torch.float32 in dtypes and _precision(torch.float32) == "ieee"
+    return FEW_ROWS if is_exact and rows <= MOST_FOR_FEW_ROWS else ROWS, WARPS
 
 
 class _RowCode(StepCode):
@@ -79,15 +102,20 @@ class _RowCode(StepCode):
         self.lane = [sympy.Integer(0) if n == 1 else x for x, n in known.items()]
         self.is_wide = self.needs_64_bits([], known)
         body.lowering.sizes = {self.lane[-1]: body.width}
-        self.weight_bytes = self.xs_bytes = 0
+        self.weight_bytes = 0
+        self.rows = self.warps = 0
+        if body.products:
+            device = layouts[0].device
+            self.rows, self.warps = rows_with_products(body, self.width, device)
         self.blocks: dict[Any, Any] = {}
 
-    def load(self, name: str, index: Any, mask: str | None) -> tuple[str, torch.dtype]:
-        loaded, dtype = super().load(name, index, mask)
-        if not (self.body.products or self._is_invariant(index)):
-            self.xs_bytes += rows_of_a_program(self.width)[0] * self.width * dtype.itemsize
-            self.steps_ahead = max(1, min(STEPS_AHEAD, AHEAD_BYTES // self.xs_bytes))
-        return loaded, dtype
+    def elements(self) -> int:
+        return (self.rows or rows_of_a_program(self.width)[0]) * self.width
+
+    def steps_ahead(self) -> int:
+        """Weights in shared memory leave little of it."""
+        ahead = super().steps_ahead()
+        return ahead if self.rows <= 1 else min(4, ahead)
 
     def head(self) -> list[str]:
         columns, own = f"tl.arange(0, {self.width})", self.lanes[-1]
@@ -159,10 +187,16 @@ class _RowCode(StepCode):
             # what is beyond the width is summed, too
             left = f"tl.where({MASK}, {value}, 0.0).to({kind})"
             weight = self._weight(lines, product, k * self.body.width, column)
-            before = "" if total is None else f", {total}"
-            dot = f"tl.dot({left}, {weight}{before}, input_precision='{precision}')"
-            total = lines.line(dot, torch.float32)
+            code = self._multiply_and_add(left, weight, total, precision)
+            total = lines.line(code, torch.float32)
         return total
+
+    def _multiply_and_add(self, left: str, weight: Any, total: Any, precision: str) -> str:
+        if self.rows > 1:
+            before = "" if total is None else f", {total}"
+            return f"tl.dot({left}, {weight}{before}, input_precision='{precision}')"
+        terms = f"({left})[:, :, None].to(tl.float32) * {weight}[None, :, :].to(tl.float32)"
+        return f"tl.sum({terms}, 1)" if total is None else f"{total} + tl.sum({terms}, 1)"
 
     def _weight(self, lines: TritonLines, product: Product, row: int, column: int) -> Any:
         weight = product.weight
@@ -171,7 +205,6 @@ class _RowCode(StepCode):
         first = self.text(weight.offset + row * down + column * right)
         place = f"{pointer} + ({first}) + row * ({self.text(down)}) + column * ({self.text(right)})"
         self.weight_bytes += self.width**2 * weight.dtype.itemsize
-        self.steps_ahead = 2 if self.weight_bytes > MANY_BYTES else STEPS_AHEAD
         return lines.line(f"tl.load({place}, in_weight, 0.0)", weight.dtype, before_steps=True)
 
 

@@ -3,8 +3,8 @@
 A body qualifies if it is pointwise but for products of rows with loop-invariant matrices, in
 float32, bfloat16 or float16, and for reductions of rows: their sums, means, variances and extremes.
 Its carries are rows of one static width, and all that it makes is as wide, made of parts that are,
-or one number of each row. The weights fit the memory of a program, which is up to a width of 64 for
-an LSTM in float32, and 128 in bfloat16; without weights, a row fits its registers.
+or one number of each row. The weights fit a program: for an LSTM, up to a width of 128 with few
+rows, and with many 64 in float32, 128 in bfloat16. Without weights, a row fits its registers.
 """
 
 from __future__ import annotations

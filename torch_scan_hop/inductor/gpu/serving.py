@@ -17,6 +17,10 @@ DTYPES = {
 
 DEVICES = {"cuda"}
 
+#: compute capability and multiprocessors of a GPU that is not there, whose code is only looked at:
+#: those of an H100
+CAPABILITY, MULTIPROCESSORS = (9, 0), 132
+
 
 def is_gpu(device: torch.device) -> bool:
     return device.type in DEVICES
@@ -39,3 +43,17 @@ def check_tensors(values: Iterable[Any]) -> None:
     known = len(devices) == 1 and all(map(is_gpu, devices)) and {t.dtype for t in tensors} <= DTYPES
     if not known or uses_cpp_wrapper():
         raise Refusal("its tensors are of other types, or on two devices; or the wrapper is C++")
+
+
+def capability_of(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if _is_there(device) else CAPABILITY
+
+
+def multiprocessors_of(device: torch.device) -> int:
+    if not _is_there(device):
+        return MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _is_there(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_available()

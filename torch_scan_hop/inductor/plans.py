@@ -1,0 +1,141 @@
+"""Choose the plan of a scan that Inductor lowers: what its loop holds, and what runs around it.
+
+Where a loop may be one kernel, pointwise work stays in it, and sums over lanes are made for each
+lane first. A counted loop has as little as may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop.body.cleanup import copy_of
+from torch_scan_hop.body.linalg_checks import checks_after
+from torch_scan_hop.inductor.kernels import (
+    may_be_one_kernel,
+    may_be_parallel_in_time,
+    may_be_small_matrices,
+    may_run_lane_by_lane,
+    pack_weights,
+)
+from torch_scan_hop.inductor.qualify import operators_in_the_way
+from torch_scan_hop.inductor.scalars.rewrite import lanes_of
+from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
+from torch_scan_hop.rewrites.blocks import whole_block_length
+from torch_scan_hop.rewrites.lane_sums import LaneSums, find_lane_sums
+from torch_scan_hop.rewrites.matrix_sums import are_small, find_matrix_sums, lanes_of_matrices
+from torch_scan_hop.signature import Signature
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A plan, for the scan that ``sums`` makes of it if there are any; it runs in blocks of
+    ``length`` steps.
+    """
+
+    plan: ScanPlan
+    sums: LaneSums | None
+    length: Any
+
+
+@dataclass(frozen=True)
+class PlanChoice:
+    """The scan of ``body``.
+
+    Attributes:
+        carry: the examples of init.
+        copied_bytes: gives those of each step that a plan's loop would not read in place.
+    """
+
+    body: fx.GraphModule
+    signature: Signature
+    used_outputs: Sequence[bool]
+    trip_count: Any
+    carry: Sequence[torch.Tensor]
+    on_gpu: bool
+    copied_bytes: Callable[[ScanPlan], int]
+
+    def best(self) -> Chosen:
+        found = self._of_lanes() or self._of_matrices()
+        plan, sums = found or (self._plan(), None)
+        if sums is None and pack_weights(plan, self.trip_count):
+            plan = self._plan()
+        return Chosen(plan, sums, self._block_length(plan))
+
+    def _block_length(self, plan: ScanPlan) -> Any:
+        is_known = isinstance(self.trip_count, int) and self.trip_count != 0
+        if self.on_gpu or not is_known:  # blocks are for what a core's cache holds
+            return self.trip_count
+        return whole_block_length(plan, self.trip_count, self.copied_bytes(plan))
+
+    def _plan(self, *of: Any) -> ScanPlan:
+        """Make a plan that leaves pointwise work in the loop.
+
+        On a GPU it moves such work out, too, if the loop then is a kernel of lanes, or has fewer
+        operators that keep it from being one kernel and from being written out as scalars.
+        """
+        body, signature, used_outputs = of or (self.body, self.signature, self.used_outputs)
+
+        def plan(pointwise_pays: bool) -> ScanPlan:
+            return make_plan(
+                body,
+                signature,
+                current_options(),
+                pointwise_pays=pointwise_pays,
+                used_outputs=used_outputs,
+                any_trip_count=not isinstance(self.trip_count, int),
+            )
+
+        kept = plan(False)
+        if not self.on_gpu or _is_lane_by_lane(kept):
+            return kept
+        moved = plan(True)
+        if _is_lane_by_lane(moved):
+            return moved
+        has_fewer = operators_in_the_way(moved.body) < operators_in_the_way(kept.body)
+        are_scalars = bool(lanes_of(checks_after(kept.body).body, kept.loop_signature))
+        return moved if has_fewer and not are_scalars else kept
+
+    def _of_lanes(self) -> tuple[ScanPlan, LaneSums | None] | None:
+        """Make a plan with sums for each lane, if that makes the loop a kernel of lanes."""
+        options = current_options()
+        if not (options.sums_per_lane and options.one_kernel):
+            return None
+        if self.on_gpu and may_be_parallel_in_time(self.trip_count, self.carry):
+            return None
+        sums = find_lane_sums(self.body, self.signature, self.used_outputs)
+        if sums is None:
+            return None
+        plan = self._plan(sums.body, sums.signature, sums.used_outputs)
+        return (plan, sums) if _is_lane_by_lane(plan) else None
+
+    def _of_matrices(self) -> tuple[ScanPlan, LaneSums | None] | None:
+        """Make a plan that adds up in the loop, if that is a kernel of small matrices."""
+        if not current_options().one_kernel or self.on_gpu:
+            return None
+        lanes = lanes_of_matrices(self.body, self.signature)
+        if self._may_be_one_kernel(self.body):
+            return None
+        if not may_be_small_matrices(checks_after(self.body).body):
+            return None
+        own = copy_of(self.body)
+        sums = find_matrix_sums(own, self.signature, self.used_outputs, lanes)
+        of_sums: tuple[Any, ...] = (own, self.signature, self.used_outputs)
+        if sums is not None:
+            of_sums = (sums.body, sums.signature, sums.used_outputs)
+        with using_options(contract_accumulators=False):
+            plan = self._plan(*of_sums)
+        loop = checks_after(plan.body).body
+        fits = may_be_small_matrices(loop) and not self._may_be_one_kernel(plan.body)
+        return (plan, sums) if fits and are_small(loop, lanes) else None
+
+    def _may_be_one_kernel(self, body: fx.GraphModule) -> bool:
+        return may_be_one_kernel(body, self.on_gpu)
+
+
+def _is_lane_by_lane(plan: ScanPlan) -> bool:
+    return may_run_lane_by_lane(plan.body, len(plan.decisions.loop_carry))
