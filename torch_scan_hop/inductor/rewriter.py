@@ -50,11 +50,6 @@ log = logging.getLogger(__name__)
 PAIRS = "torch_scan_hop.pairs"
 
 
-def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
-    """Return True if ``value`` has these strides; they are None for what is no tensor."""
-    return stride is None or are_all_known_equal(value.stride(), stride)
-
-
 class ScanRewriter:
     def __init__(self, gm: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> None:
         self.gm = gm
