@@ -327,8 +327,9 @@ def write(path: Path, quick: bool = False) -> None:
             "forward, ms",
             "forward and backward, ms",
         ]
+        minutes = (time.perf_counter() - start) / 60
         lines += [
-            f"- commit {commit()}, {(time.perf_counter() - start) / 60:.0f} minutes,"
+            f"- {time.strftime('%Y-%m-%d')}, commit {commit()}, {minutes:.0f} minutes,"
             f" `{' '.join(['python -m benchmarks', *sys.argv[1:]])}`",
             f"- {versions()}, CUDA {torch.version.cuda}",
             *machine(),
