@@ -61,7 +61,7 @@ if _TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> _Any:
-        """Modules that the README names, and that few need: imported when they are asked for."""
+        """Import modules that the README names, and that few need, when they are asked for."""
         if name in ("graphs", "nn", "vjp"):
             if name == "graphs":
                 _require("capture")

@@ -195,7 +195,7 @@ def scan_tree(
     trip_count: Any,
     schedule: Schedule,
 ) -> tuple[Any, Any]:
-    """The scan of pytrees. Dynamo traces this, in eager mode too.
+    """Scan pytrees. Dynamo traces this, in eager mode too.
 
     ``template`` and ``carry`` are what ``start_of`` makes of ``init``, which is looked at only if
     the first step runs on its own: a capture that reads its numbers serves no others.
@@ -209,7 +209,7 @@ def scan_tree(
 def run_scheduled(
     combine_fn: CombineFn, template: Any, init: Any, xs: Any, trip_count: Any, schedule: Schedule
 ) -> tuple[Any, Any]:
-    """The scan as one flat scan, or several as ``schedule`` says.
+    """Run the scan as one flat scan, or as several if ``schedule`` says so.
 
     ``template`` is what a step's carry is matched with: None for ``init``, or ``init`` with 0
     for each leaf whose dtype the step decides.

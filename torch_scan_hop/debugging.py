@@ -13,7 +13,6 @@ import contextlib
 import contextvars
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,15 +25,10 @@ from torch_scan_hop.capture.user_code import NOT_USERS, code_of, name_of
 from torch_scan_hop.errors import NonFiniteError, add_note
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.settings import check_flag
-from torch_scan_hop.step import CombineFn, split_result
+from torch_scan_hop.step import CombineFn, order_of_steps, split_result
 
-
-@dataclass(frozen=True)
-class _Settings:
-    detect_nonfinite: bool
-
-
-_settings: contextvars.ContextVar[_Settings | None] = contextvars.ContextVar(
+#: whether nan and inf are looked for; None where scans run as they are
+_looks_for_nonfinite: contextvars.ContextVar[bool | None] = contextvars.ContextVar(
     "torch_scan_hop_debug", default=None
 )
 
@@ -61,31 +55,29 @@ def debug(detect_nonfinite: bool = False) -> Iterator[None]:
         torch_scan_hop.errors.NonFiniteError: scan: carry holds -inf after step 0 of 3; aten...
     """
     check_flag("debug", "detect_nonfinite", detect_nonfinite)
-    token = _settings.set(_Settings(detect_nonfinite))
+    token = _looks_for_nonfinite.set(detect_nonfinite)
     try:
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        _settings.reset(token)
+        _looks_for_nonfinite.reset(token)
 
 
 def is_debugging() -> bool:
-    return _settings.get() is not None
+    return _looks_for_nonfinite.get() is not None
 
 
 def debugged_loop(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: int, reverse: bool
 ) -> tuple[Any, Any]:
     """Run :func:`reference.scan_loop`, watched."""
-    settings = _settings.get()
-    assert settings is not None
     if trip_count == 0:
         return scan_loop(combine_fn, init, xs, trip_count, reverse)
-    steps = iter(range(trip_count - 1, -1, -1) if reverse else range(trip_count))
+    steps = iter(order_of_steps(trip_count, reverse))
 
     def step(carry: Any, x: Any) -> Any:
         where = f"step {next(steps)} of {trip_count}"
-        watch = _Watch() if settings.detect_nonfinite else contextlib.nullcontext()
+        watch = _Watch() if _looks_for_nonfinite.get() else contextlib.nullcontext()
         try:
             with watch:
                 result = combine_fn(carry, x)

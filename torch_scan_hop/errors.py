@@ -40,7 +40,7 @@ class NonFiniteError(ArithmeticError):
 
 
 def describe(value: Any) -> str:
-    """``float32[3, 4]`` for a tensor, the type's name for anything else.
+    """Return ``float32[3, 4]`` for a tensor, and the type's name for anything else.
 
     >>> describe(torch.zeros(3, 4))
     'float32[3, 4]'

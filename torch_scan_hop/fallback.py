@@ -69,7 +69,7 @@ class fallback(Setting):
 
     @staticmethod
     def mode() -> str:
-        """The mode in force."""
+        """Return the mode in force."""
         return _mode
 
 
@@ -77,8 +77,7 @@ def forget_reasons() -> None:
     """Try every function again."""
     forget_refusals()
     _warned.clear()
-    _said_of_xla.clear()
-    _said_of_ranks.clear()
+    _said_once.clear()
 
 
 # --- what is said ---
@@ -126,34 +125,29 @@ def announce_not_compiled(combine_fn: Any, reason: str) -> None:
     _warn(code, f"could not be compiled, so its scan runs as without compile=True: {reason}")
 
 
-_said_of_xla: set[str] = set()
-_said_of_ranks: set[str] = set()
+_said_once: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    """Warn of what lowers a scan: it does not know the user's function, to say it once for each."""
+    if _mode != "allow" and text not in _said_once:
+        _said_once.add(text)
+        warnings.warn(f"torch_scan_hop: {text}", stacklevel=users_stack_level())
 
 
 def announce_stepwise(reason: str) -> None:
-    """Warn that a scan on XLA runs step by step; once for each reason.
-
-    What lowers a scan does not know the user's function, so a warning cannot be once for each.
-    """
+    """Warn that a scan on XLA runs step by step; once for each reason."""
     if _mode == "error":
         raise NotLoweredError(reason)
-    if _mode == "warn" and reason not in _said_of_xla:
-        _said_of_xla.add(reason)
-        warnings.warn(
-            f"torch_scan_hop: a scan on XLA runs step by step, and waits for each. {reason}",
-            stacklevel=users_stack_level(),
-        )
+    _say_once(f"a scan on XLA runs step by step, and waits for each. {reason}")
 
 
 def announce_in_turn(reason: str) -> None:
     """Say that ranks wait for one another where xs are sharded over time, once for each reason."""
-    if _mode != "allow" and reason not in _said_of_ranks:
-        _said_of_ranks.add(reason)
-        warnings.warn(
-            "torch_scan_hop: xs are sharded over time, and the steps of this scan do not compose, "
-            f"so that ranks run one after another, each from the last one's carry: {reason}.",
-            stacklevel=users_stack_level(),
-        )
+    _say_once(
+        "xs are sharded over time, and the steps of this scan do not compose, so that ranks run "
+        f"one after another, each from the last one's carry: {reason}."
+    )
 
 
 def refuse_if_not_allowed(combine_fn: Any, reason: str) -> None:

@@ -61,7 +61,7 @@ class ForwardBackward:
 
 
 def forward_and_backward(fn: Callable[..., Any], *example_args: Any) -> ForwardBackward:
-    """FX graphs of ``fn`` and of its vector-Jacobian product.
+    """Return FX graphs of ``fn`` and of its vector-Jacobian product.
 
     Args:
         fn: a function of pytrees of tensors; it may close over tensors and modules.

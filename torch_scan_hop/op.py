@@ -31,10 +31,7 @@ from torch_scan_hop._torch.operators import (
     trace_symbolically,
 )
 from torch_scan_hop._torch.own_scan import is_torchs, name_in_graphs, torchs_operator
-from torch_scan_hop._torch.selective_checkpoints import (
-    call_as_one_operator,
-    is_mode_of_checkpoint,
-)
+from torch_scan_hop._torch.selective_checkpoints import call_as_one_operator, is_mode_of_checkpoint
 from torch_scan_hop._torch.tracing import is_traced
 from torch_scan_hop._torch.transforms import unwrap_if_dead
 from torch_scan_hop.body.cache import remember

@@ -19,6 +19,7 @@ from torch_scan_hop.step import (
     as_carry,
     as_tensors,
     device_of,
+    order_of_steps,
     outputs_of,
     split_result,
     stacked,
@@ -91,7 +92,7 @@ def scan_loop(
 
     # a body may work in place on its carry; the caller's init is not its to change
     carry = tree.map_leaves(own, init)
-    order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+    order = order_of_steps(trip_count, reverse)
     steps: list[list[torch.Tensor]] = [[] for _ in range(trip_count)]
     settling = Settling()
     has_numbers = _has_numbers(init)

@@ -50,6 +50,10 @@ def check_device(path: str, before: torch.Tensor, after: torch.Tensor) -> None:
         raise ScanValueError(device_mismatch(path, before.device, after.device))
 
 
+def order_of_steps(trip_count: int, reverse: bool) -> range:
+    return range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+
+
 def empty_stack(y: Any, trip_count: Any) -> torch.Tensor:
     """Return an empty tensor for the ys of all steps, of which ``y`` is one."""
     return torch.empty((trip_count, *y.shape), dtype=y.dtype, device=y.device)
@@ -65,7 +69,7 @@ def stacked_dtype(one: torch.dtype, later: torch.dtype) -> torch.dtype:
 
 
 def stacked(y: Any, steps: Sequence[Sequence[torch.Tensor]]) -> Any:
-    """The leaves of all steps, in the order of xs, as a pytree like ``y``, one step's."""
+    """Stack the leaves of all steps, in the order of xs, as a pytree like ``y`` of one step."""
     try:
         return tree.unflatten(y, [torch.stack(leaf) for leaf in zip(*steps, strict=True)])
     except (RuntimeError, ValueError):
@@ -106,7 +110,7 @@ def split_result(result: Any) -> tuple[Any, Any]:
 
 
 def as_output_tensor(leaf: Any, device: torch.device, y: Any) -> torch.Tensor:
-    """A leaf of ``y`` as a tensor."""
+    """Return a leaf of ``y`` as a tensor."""
     if isinstance(leaf, torch.Tensor):
         return leaf
     if isinstance(leaf, tree.NUMBERS):
@@ -132,7 +136,7 @@ def step(
     device: torch.device,
     keep_numbers: bool = False,
 ) -> tuple[list[torch.Tensor], Any]:
-    """``combine_fn(carry, x)`` as (leaves of its carry in the order of ``init``, y pytree).
+    """Run ``combine_fn(carry, x)``; return the leaves of its carry, in init's order, and its y.
 
     ``init`` says what the carry must be; where it holds a number, any dtype will do.
     """
@@ -177,7 +181,7 @@ class Settling:
 
 
 def as_tensors(value: Any, device: torch.device) -> Any:
-    """Numbers as scalars, with the dtypes that torch gives them."""
+    """Return ``value`` with numbers as scalars, in the dtypes that torch gives them."""
     return tree.map_leaves(
         lambda v: tree.number_tensor(v, device) if isinstance(v, tree.NUMBERS) else v, value
     )

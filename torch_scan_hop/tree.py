@@ -59,7 +59,7 @@ def children(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def leaves_with_paths(value: Any, root: str) -> list[tuple[str, Any]]:
-    """Every leaf with the path a user would write for it.
+    """Return every leaf with the path that a user would write for it.
 
     >>> [path for path, _ in leaves_with_paths({"h": 1, "c": (2, None)}, "carry")]
     ["carry['h']", "carry['c'][0]", "carry['c'][1]"]
@@ -71,7 +71,7 @@ def leaves_with_paths(value: Any, root: str) -> list[tuple[str, Any]]:
 
 
 def _parts(value: Any) -> Sequence[Any] | None:
-    """:func:`children` without their paths, which loops do not need at every step."""
+    """Return :func:`children` without their paths, which loops do not need at every step."""
     if type(value) in (tuple, list):
         return value
     if type(value) is dict:
@@ -88,7 +88,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """The tensor leaves, in order; None leaves are dropped."""
+    """Return the tensor leaves, in order; None leaves are dropped."""
     return [leaf for leaf in leaves(value) if leaf is not None]
 
 
@@ -134,7 +134,7 @@ def _unflatten(template: Any, values: list[Any]) -> tuple[Any, list[Any]]:
 
 
 def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
-    """``fn`` over the leaves that are not None."""
+    """Apply ``fn`` to the leaves that are not None."""
     return unflatten(value, [fn(leaf) for leaf in tensors(value)])
 
 
@@ -240,17 +240,17 @@ _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 def number_tensor(
     value: Any, device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """A scalar of torch's default dtype for such a number, or of ``dtype``."""
+    """Return a scalar of torch's default dtype for such a number, or of ``dtype``."""
     return torch.full((), value, device=device, dtype=dtype)
 
 
 def exact_tensor(value: Any, device: torch.device) -> torch.Tensor:
-    """A scalar that holds all digits of a Python number."""
+    """Return a scalar that holds all digits of a Python number."""
     return torch.full((), value, device=device, dtype=_WIDEST[type(value)])
 
 
 def kind_of(dtype: torch.dtype) -> int:
-    """The position in ``NUMBERS`` of a dtype's kind: a number of no later kind fits it."""
+    """Return the position in ``NUMBERS`` of a dtype's kind: a number of no later kind fits it."""
     if dtype.is_complex:
         return 3
     if dtype.is_floating_point:
@@ -292,7 +292,7 @@ def _match_leaf(template: Any, value: Any, device: torch.device, path: str) -> t
 
 
 def _autocast_changed_dtype(template: torch.Tensor, value: torch.Tensor) -> bool:
-    """Under autocast the dtype change is not the user's: the carry keeps init's dtype."""
+    """Return True if autocast changed the dtype, not the user: the carry keeps init's dtype."""
     return (
         template.dtype.is_floating_point
         and value.dtype.is_floating_point

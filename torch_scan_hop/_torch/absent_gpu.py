@@ -1,10 +1,10 @@
-"""A GPU that is not there: fakes of it, differentiated and lowered (checked on torch 2.9.1, 2.13.0
-without CUDA, 2.15.0).
+"""Differentiate and lower fakes of a GPU that is not there (checked on torch 2.9.1, 2.13.0 without
+CUDA, 2.15.0).
 
-What torch asks a driver for on the way is answered here: by Inductor, the properties of the card;
-by autograd and by indexing, the device's guard, a table of C++ functions which a build without CUDA
-has not got at all. The guard of device "meta" does nothing, and stands in its place. All of it is
-for fakes of device "cuda".
+On the way torch asks a driver, and is answered here. Inductor asks for the properties of the card.
+Autograd and indexing ask for the device's guard, a table of C++ functions that a build without CUDA
+does not have. The guard of device "meta", which does nothing, stands in its place. All of it is for
+fakes of device "cuda".
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from torch._subclasses.meta_utils import MetaTensorDescriber
 from torch_scan_hop._torch.engine_in_python import gradients, noting_who_takes_none
 from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop._torch.replaced import replaced
-
-__all__ = ["is_fake_on", "standing_in", "taken_for_those_on", "why_not_here"]
 
 #: the properties of an H100 that Inductor asks for
 PROPERTIES = types.SimpleNamespace(

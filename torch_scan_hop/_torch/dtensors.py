@@ -26,12 +26,12 @@ def is_dtensor(value: Any) -> bool:
 
 
 def shard_of(value: Any) -> Any:
-    """This rank's part of a DTensor, as it is in memory; other values are themselves."""
+    """Return this rank's part of a DTensor, as it is in memory; other values are themselves."""
     return shards_of([value])[0]
 
 
 def shards_of(values: Sequence[Any]) -> Sequence[Any]:
-    """:func:`shard_of` each."""
+    """Return :func:`shard_of` each value."""
     kind = _dtensor_class()
     if kind is None:
         return values
@@ -191,7 +191,7 @@ def layout_of(value: Any, mesh: Any = None) -> MeshLayout:
 
 
 def mesh_of(values: Iterable[Any]) -> Any:
-    """The mesh of the DTensors among ``values``; None if there are none."""
+    """Return the mesh of the DTensors among ``values``; None if there are none."""
     if _dtensor_class() is None:
         return None
     return next((value.device_mesh for value in values if is_dtensor(value)), None)

@@ -19,8 +19,6 @@ from torch.autograd.graph import get_gradient_edge
 
 from torch_scan_hop._torch.replaced import replaced
 
-__all__ = ["gradients", "noting_who_takes_none"]
-
 _TAKES_NONE = "takes_none_for_zeros"
 
 

@@ -7,27 +7,11 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext, detect_fake_mode
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch._subclasses.functional_tensor import (
-    FunctionalTensor,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_scan_hop._torch.dtensors import shard_of
 from torch_scan_hop._torch.isolation import isolated
-
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "detect_fake_mode",
-    "fake_like_number",
-    "fake_mode_of",
-    "fake_tensor",
-    "plain_fake",
-    "under_compiler",
-]
 
 
 def _underlying_fake(tensor: Any) -> FakeTensor | None:
@@ -53,7 +37,7 @@ def under_compiler() -> bool:
 
 
 def fake_mode_of(tensors: Sequence[Any]) -> FakeTensorMode:
-    """The fake mode these tensors live in, however wrapped, or a new static one.
+    """Return the fake mode that these tensors live in, however wrapped, or a new static one.
 
     A caller's mode must be reused: it owns the symbols in the tensors' shapes.
     """
@@ -78,15 +62,12 @@ def fake_tensor(
     stride: Sequence[Any] | None,
     dtype: torch.dtype,
     device: torch.device,
-    requires_grad: bool = False,
 ) -> torch.Tensor:
-    """A fresh fake tensor: never the caller's object, so that make_fx cannot merge two."""
+    """Return a new fake tensor: never the caller's object, so that make_fx cannot merge two."""
     with isolated(), mode:
         if stride is None:
-            out = torch.empty(tuple(shape), dtype=dtype, device=device)
-        else:
-            out = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
-        return out.requires_grad_(requires_grad)
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+        return torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
 
 
 def is_lazy(fake: FakeTensor) -> bool:
@@ -95,10 +76,10 @@ def is_lazy(fake: FakeTensor) -> bool:
 
 
 def plain_fake(fake: FakeTensor) -> torch.Tensor:
-    """A fake of the same metadata that is not lazy."""
+    """Return a fake of the same metadata that is not lazy."""
     return fake_tensor(fake.fake_mode, fake.shape, fake.stride(), fake.dtype, fake.device)
 
 
 def fake_like_number(fake: FakeTensor) -> torch.Tensor:
-    """A fake of shape ``[]`` with the dtype and device of ``fake``."""
+    """Return a fake of shape ``[]`` with the dtype and device of ``fake``."""
     return fake_tensor(fake.fake_mode, (), None, fake.dtype, fake.device)

@@ -24,14 +24,7 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.private_names import (
-    CALLED,
-    CHECKED,
-    NAMES,
-    ONLY_IN,
-    REPLACED,
-    VERSIONS,
-)
+from torch_scan_hop._torch.private_names import CALLED, CHECKED, NAMES, ONLY_IN, REPLACED, VERSIONS
 
 _P = inspect.Parameter
 
@@ -91,8 +84,9 @@ def _why_not(path: str, imports: bool) -> str | None:
 
 
 def resolve(path: str, imports: bool = True) -> Any:
-    """The object that ``path`` names; None if it is in a module that is still to be imported, and
-    not ``imports``.
+    """Return the object that ``path`` names.
+
+    It is None if a module of it is still to be imported, and ``imports`` is False.
 
     >>> resolve("torch._C._set_grad_enabled") is torch._C._set_grad_enabled
     True

@@ -31,39 +31,8 @@ from torch._inductor.virtualized import V
 
 from torch_scan_hop._torch.inductor_values import is_unrealized
 
-__all__ = [
-    "AllocateLine",
-    "DeclaredOutput",
-    "ExternKernel",
-    "FixedLayout",
-    "MultiOutputLayout",
-    "TensorBox",
-    "boxed",
-    "buffers_of",
-    "called_as_it_is",
-    "codegen_subgraph_inline",
-    "current_node",
-    "declare_loop_index",
-    "declared_output",
-    "define_in_header",
-    "fake_mode",
-    "fresh_loop_index",
-    "import_into",
-    "indented",
-    "is_cudagraphed",
-    "is_tensor_ir",
-    "keep_buffers",
-    "layout_like",
-    "lower_subgraph",
-    "register_node",
-    "register_own_lowering",
-    "size_expression",
-    "splice_into_header",
-    "trip_count_code",
-    "uses_cpp_wrapper",
-    "with_exact_strides",
-    "written_output",
-]
+# torch's, under our names
+__all__ = ["MultiOutputLayout"]
 
 
 def register_own_lowering(op: Any, lower: Callable[..., Any]) -> None:
@@ -71,7 +40,7 @@ def register_own_lowering(op: Any, lower: Callable[..., Any]) -> None:
 
 
 def called_as_it_is(op: Any, *args: Any) -> Any:
-    """The value of ``op``, for which Inductor has no code of its own."""
+    """Return the value of ``op``, for which Inductor has no code of its own."""
     return fallback_handler(op, add_to_fallback_set=False)(*args)
 
 
@@ -94,7 +63,7 @@ def is_cudagraphed() -> bool:
 
 
 def register_node(node: Any) -> str:
-    """The name that a new IR node has in the graph at hand, which runs it from now on."""
+    """Add a new IR node to the graph at hand, and return the name that it has there."""
     name: str = V.graph.register_buffer(node)
     V.graph.register_operation(node)
     return name
@@ -114,7 +83,7 @@ def size_expression(value: Any) -> Any:
 
 
 def fresh_loop_index() -> torch.SymInt:
-    """A symbol for the loop counter that Inductor takes as bound, without runtime asserts."""
+    """Return a symbol for a loop counter, which Inductor takes as bound, without asserts."""
     shape_env = V.graph.sizevars.shape_env
     with shape_env.ignore_fresh_unbacked_symbols():
         return shape_env.create_unbacked_symint()
@@ -127,7 +96,7 @@ def boxed(value: Any) -> Any:
 
 
 def buffers_of(value: Any) -> list[Any]:
-    """The buffers that ``value`` is, or is computed from."""
+    """Return the buffers that ``value`` is, or is computed from."""
     if is_unrealized(value):
         return [V.graph.get_buffer(name) for name in sorted(value.get_read_names())]
     return [value] if is_tensor_ir(value) else []
@@ -166,7 +135,7 @@ def indented(wrapper: Any, graph: Any = None) -> Iterator[None]:
 
 
 def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Sequence[str]) -> None:
-    """The subgraph's code at this place of the wrapper, one level deeper.
+    """Write the subgraph's code at this place of the wrapper, one level deeper.
 
     Its inputs are variables that the caller declared; they outlive the subgraph's code.
     """
@@ -220,14 +189,14 @@ def trip_count_code(wrapper: Any, size: Any) -> str:
 
 
 def import_into(wrapper: Any, function: Callable[..., Any]) -> str:
-    """The name that ``function`` has in the code of a Python wrapper."""
+    """Import ``function`` into a Python wrapper, and return its name there."""
     name = f"{function.__module__}.{function.__qualname__}"
     wrapper.add_import_once(f"import {function.__module__}")
     return name
 
 
 def define_in_header(wrapper: Any, name: str, value: str, imports: str) -> str:
-    """The name that ``value`` has in a Python wrapper, where it is made once, like a kernel."""
+    """Let a Python wrapper make ``value`` once, like a kernel, and return its name there."""
     name = f"{name}_{wrapper.next_kernel_suffix()}"
     wrapper.define_kernel(name, value, metadata=imports, gpu=False)
     return name

@@ -29,21 +29,8 @@ from torch.utils._sympy.functions import CeilDiv, Max, Min
 
 from torch_scan_hop._torch.inductor_vectors import VectorKernel, helpers_of
 
-__all__ = [
-    "DTYPE_TO_CPP",
-    "CeilDiv",
-    "KernelFunction",
-    "LaneNest",
-    "Max",
-    "Min",
-    "address_of",
-    "after_stores",
-    "is_removed",
-    "keep_stores_to",
-    "parallel_num_threads",
-    "vector_lanes",
-    "written_pointer",
-]
+# torch's, under our names
+__all__ = ["Max", "parallel_num_threads"]
 
 
 def vector_lanes() -> int:
@@ -61,7 +48,7 @@ def keep_stores_to(name: str) -> None:
 
 
 def written_pointer(name: str) -> str:
-    """The pointer to a buffer that the kernel writes, and so reads through the same one."""
+    """Return the pointer to a buffer that the kernel writes, and so reads through the same one."""
     return str(V.kernel.args.output(name))
 
 
@@ -71,7 +58,7 @@ def is_removed(name: str) -> bool:
 
 
 def address_of(name: str, index: Any) -> str:
-    """The code of the address of an element of a buffer that the kernel writes."""
+    """Return the address of an element of a buffer that the kernel writes, as code."""
     kernel: Any = V.kernel
     place = kernel.rename_indexing(index)
     return f"{kernel.args.output(name)} + {cexpr_index(place)}"

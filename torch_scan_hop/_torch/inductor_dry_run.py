@@ -26,11 +26,9 @@ from torch._inductor.virtualized import V
 
 from torch_scan_hop._torch.replaced import replaced
 
-__all__ = ["compiled_graphs", "lower"]
-
 
 def compiled_graphs(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[str, fx.GraphModule]:
-    """The graphs that Inductor would be given for ``gm``: "forward", and "backward" in training."""
+    """Return the graphs that Inductor would get: "forward", and "backward" in training."""
     found: dict[str, fx.GraphModule] = {}
 
     def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:

@@ -17,7 +17,7 @@ from torch._inductor.subgraph_lowering import PointwiseSubgraphLowering
 from torch._inductor.subgraph_lowering import SubgraphLoweringException as NotPointwise
 from torch._inductor.virtualized import V
 
-__all__ = ["InlineLowering"]
+from torch_scan_hop._torch.replaced import replaced
 
 
 class InlineLowering(PointwiseSubgraphLowering):
@@ -44,7 +44,8 @@ class InlineLowering(PointwiseSubgraphLowering):
         handler: Any = self
         with (
             inline,
-            _values_read_often_stay_inline(),
+            # values that are read often stay inline
+            replaced(ir.StorageBox, should_realize_on_reuse=lambda *_, **__: False),
             V.set_graph_handler(handler),
             _deep_recursion(self.n_nodes),
         ):
@@ -91,24 +92,14 @@ class InlineLowering(PointwiseSubgraphLowering):
             if list(data.get_size()) == list(size):
                 data.inner_fn(index)
 
-    @contextlib.contextmanager
-    def fresh_values(self) -> Iterator[None]:
+    def fresh_values(self) -> contextlib.AbstractContextManager[None]:
         """Compute values anew within, and forget them afterwards."""
-        outside, self._computed = self._computed, {}
-        try:
-            yield
-        finally:
-            self._computed = outside
+        return replaced(self, _computed={})
 
-    @contextlib.contextmanager
-    def scope_of_values(self) -> Iterator[None]:
+    def scope_of_values(self) -> contextlib.AbstractContextManager[None]:
         """Use values that were computed outside, and forget those that are computed within."""
         outside = self._computed
-        self._computed = None if outside is None else dict(outside)
-        try:
-            yield
-        finally:
-            self._computed = outside
+        return replaced(self, _computed=None if outside is None else dict(outside))
 
 
 @contextlib.contextmanager
@@ -120,13 +111,3 @@ def _deep_recursion(n_nodes: int) -> Iterator[None]:
         yield
     finally:
         sys.setrecursionlimit(before)
-
-
-@contextlib.contextmanager
-def _values_read_often_stay_inline() -> Iterator[None]:
-    original = ir.StorageBox.should_realize_on_reuse
-    ir.StorageBox.should_realize_on_reuse = lambda *_, **__: False  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        ir.StorageBox.should_realize_on_reuse = original  # type: ignore[method-assign]

@@ -23,14 +23,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_scan_hop._torch.own_scan import is_torchs
 from torch_scan_hop._torch.sizes import are_all_known_equal
 
-__all__ = [
-    "decompose_mutating_operators",
-    "keep_functional",
-    "let_scans_be_empty",
-    "replace_scan_pass",
-    "trace_decomposed",
-]
-
 
 def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> None:
     """Run ``transform`` where Inductor would turn scans into while loops.
@@ -60,7 +52,7 @@ def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> N
 
 
 def _set_aside(*args: Any, **kwargs: Any) -> Any:
-    """Stands for this package's operator while torch's pass looks for its own."""
+    """Stand for this package's operator while torch's pass looks for its own."""
     raise AssertionError("torch_scan_hop: a graph runs while torch's pass rewrites it")
 
 

@@ -14,8 +14,6 @@ from torch._inductor import ir
 
 from torch_scan_hop._torch.replaced import replaced
 
-__all__ = ["reductions_made_by"]
-
 
 @contextlib.contextmanager
 def reductions_made_by(make: Callable[[Mapping[str, Any]], Any]) -> Iterator[None]:

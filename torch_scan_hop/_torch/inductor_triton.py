@@ -28,19 +28,6 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch_scan_hop._torch.inductor_values import NotPointwise, no_interpreter
 from torch_scan_hop._torch.replaced import replaced
 
-__all__ = [
-    "HEADER",
-    "TritonLines",
-    "call_kernel",
-    "compute_type",
-    "computed_dtype",
-    "dtype_of",
-    "index_text",
-    "is_graph_symbol",
-    "simplified",
-    "storage_type",
-]
-
 #: what the lines of a kernel refer to
 HEADER = """\
 import triton
@@ -74,7 +61,7 @@ def storage_type(dtype: torch.dtype) -> str:
 
 
 def index_text(expression: Any) -> str:
-    """The code of an index whose symbols are variables of the kernel."""
+    """Return the code of an index whose symbols are variables of the kernel."""
     return str(texpr(expression))
 
 
@@ -210,11 +197,9 @@ class TritonLines(Kernel[TritonCSEVariable]):
         before: Any = self._load_mask
         if before is not None:
             mask = V.ops.logical_and(mask, before)
-        self._load_mask = getattr(mask, "value", mask)
-        try:
-            yield self._load_mask
-        finally:
-            self._load_mask = before
+        mask = getattr(mask, "value", mask)
+        with replaced(self, _load_mask=mask):
+            yield mask
 
 
 _LAUNCHER = "from torch_scan_hop._torch.triton_launch import ScanKernel"

@@ -20,28 +20,8 @@ from torch._inductor.virtualized import V, ops
 from torch.utils._sympy.functions import Max, Min
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-__all__ = [
-    "NotPointwise",
-    "OpsHandler",
-    "Reads",
-    "bounds_of",
-    "handled_by",
-    "handler_at_hand",
-    "is_tensor",
-    "is_unrealized",
-    "likely_size",
-    "masked",
-    "merged_sizes",
-    "named_buffer",
-    "named_input",
-    "no_interpreter",
-    "ops",
-    "pointwise_like",
-    "shifted_by_one",
-    "slice_at",
-    "storage_of",
-    "tensor_of",
-]
+# torch's, under our names
+__all__ = ["NotPointwise"]
 
 
 # --- what a value is ---
@@ -75,7 +55,7 @@ def likely_size(size: Any, fallback: int) -> int:
 def merged_sizes(
     index: Sequence[Any], sizes: Sequence[Any], accesses: Sequence[Any]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """``sizes`` with neighbours merged where all ``accesses`` at ``index`` allow it.
+    """Return ``sizes`` with neighbours merged where all ``accesses`` at ``index`` allow it.
 
     The function gives the index that stands for one of the merged sizes.
     """
@@ -106,7 +86,7 @@ def tensor_of(buffer: Any) -> Any:
 
 
 def named_input(name: str, like: Any) -> Any:
-    """A contiguous input of that name, and of the size, type and device of ``like``."""
+    """Return a contiguous input of that name, and of the size, type and device of ``like``."""
     size = like.get_size()
     strides = ir.FlexibleLayout.contiguous_strides(size)
     return tensor_of(named_buffer(name, like.get_device(), like.get_dtype(), size, strides))

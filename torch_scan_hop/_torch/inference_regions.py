@@ -1,7 +1,7 @@
 """``torch.inference_mode`` in a body (checked on torch 2.9.1, 2.13.0, 2.15.0).
 
-What opens it is an object that puts the dispatcher's state back when it is freed. A trace that
-fails while the mode is open keeps the object alive. When it is freed, later, the dispatcher is in
+An object opens the mode, and puts the dispatcher's state back when it is freed. A trace that fails
+while the mode is open keeps the object alive. When it is freed, later, the dispatcher is in
 the state of that trace, and nothing in torch works any more. And a trace does fail there: tensors
 that are made in this mode cannot be saved for a backward.
 
@@ -19,7 +19,7 @@ _set_grad_enabled = torch._C._set_grad_enabled
 
 
 def make_no_grad(graph: fx.Graph) -> None:
-    """Rewrites ``graph``, captured in the grad mode that is on now.
+    """Rewrite ``graph``, captured in the grad mode that is on now.
 
     ::
 

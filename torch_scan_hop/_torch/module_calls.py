@@ -1,4 +1,4 @@
-"""What calls a module (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+"""Find what calls a module (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["compilers_folder", "has_both_libraries", "lower_product", "product"]
-
 
 def has_both_libraries() -> bool:
     """Return True if this torch has oneDNN, and MKL beside it."""

@@ -11,14 +11,10 @@ from torch import fx
 from torch._C import DispatchKey
 from torch._C._functorch import TransformType
 from torch._decomp import get_decompositions
-from torch._higher_order_ops.utils import (
-    _maybe_run_with_interpreter as preserving_node_meta,
-)
+from torch._higher_order_ops.utils import _maybe_run_with_interpreter as preserving_node_meta
 from torch._higher_order_ops.utils import reenter_make_fx, unique_graph_id
 from torch._ops import HigherOrderOperator, OpOverload, key_extractor
-from torch._subclasses.functional_tensor import (
-    CppFunctionalizeAPI,
-)
+from torch._subclasses.functional_tensor import CppFunctionalizeAPI
 from torch.fx.experimental.proxy_tensor import (
     ProxyTorchDispatchMode,
     disable_proxy_modes_tracing,
@@ -26,41 +22,20 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
-from torch.utils._python_dispatch import (
-    _get_current_dispatch_mode as current_dispatch_mode,
-)
+from torch.utils._python_dispatch import _get_current_dispatch_mode as current_dispatch_mode
 
+# torch's, under our names
 __all__ = [
     "CppFunctionalizeAPI",
-    "DispatchKey",
-    "FlatOperator",
-    "HigherOrderOperator",
     "OpOverload",
     "ProxyTorchDispatchMode",
     "TorchDispatchMode",
     "TransformType",
-    "assert_on_device",
-    "below_autograd",
-    "copy_on_write",
     "current_dispatch_mode",
-    "decompositions",
     "disable_proxy_modes_tracing",
-    "dispatch_key",
-    "from_functional",
-    "has_memory_alone",
-    "is_plain_tensor",
-    "past_module_hooks",
     "preserving_node_meta",
     "reenter_make_fx",
-    "storage_of",
-    "storages_of",
-    "symbolic_tracer_of",
-    "take_operator_name",
-    "to_functional",
-    "trace_symbolically",
     "track_tensor_tree",
-    "under_tracer",
-    "under_users_mode",
     "unique_graph_id",
 ]
 
@@ -72,9 +47,7 @@ class FlatOperator(HigherOrderOperator):
     """
 
     def call_flat(self, flat: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
-        """The operator called with ``args`` and ``kwargs``, whose leaves are ``flat``; the body is
-        none of them.
-        """
+        """Call the operator with ``args`` and ``kwargs``, whose leaves are ``flat``."""
         if torch.overrides.has_torch_function(flat):
             return torch.overrides.handle_torch_function(self, flat, *args, **kwargs)
         tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]

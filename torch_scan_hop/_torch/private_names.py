@@ -237,7 +237,6 @@ NAMES: dict[str, str] = {
     "inductor_inline": (
         "torch._inductor.config torch._inductor.config.patch torch._inductor.ir "
         "torch._inductor.ir.Pointwise torch._inductor.ir.StorageBox "
-        "torch._inductor.ir.StorageBox.should_realize_on_reuse "
         "torch._inductor.subgraph_lowering.PointwiseSubgraphLowering "
         "torch._inductor.subgraph_lowering.SubgraphLoweringException "
         "torch._inductor.virtualized.V"

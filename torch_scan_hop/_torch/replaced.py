@@ -1,4 +1,4 @@
-"""Attributes that are others for a while: of torch's classes, and of what a thread keeps."""
+"""Replace attributes for a while: those of torch's classes, and what a thread keeps."""
 
 from __future__ import annotations
 

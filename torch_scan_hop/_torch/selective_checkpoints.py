@@ -16,10 +16,7 @@ from torch import fx
 from torch._higher_order_ops import wrap
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.traceback import get_current_meta
-from torch.utils._python_dispatch import (
-    _get_current_dispatch_mode_stack,
-    _pop_mode_temporarily,
-)
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode_temporarily
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     _CachedTorchDispatchMode,

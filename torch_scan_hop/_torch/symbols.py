@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch_scan_hop._torch.fakes import FakeTensorMode
 
 Number = int | float
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # torch takes a symbolic size to be at least this: 0 and 1 are sizes of their own
 SMALLEST_SIZE = 2
 # sizes that differ by this factor may want another plan
@@ -42,7 +43,7 @@ def open_number(value: Any) -> str | None:
 
     Numbers of one name are one number.
     """
-    if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if not isinstance(value, SYMBOLS):
         return None
     expression = value.node.expr
     return None if expression.is_number else str(expression)
@@ -161,11 +162,11 @@ class Symbols:
         return made
 
     def are_near(self) -> Callable[..., bool]:
-        """A test whether the same work pays for these sizes as for those that were traced."""
+        """Return a test if the same work pays for these sizes as for those that were traced."""
         return self._compiled(" and ".join(self.near) or "True")
 
     def guards(self) -> Callable[..., bool]:
-        """A test whether what was traced holds for these numbers."""
+        """Return a test if what was traced holds for these numbers."""
         if self.env.deferred_runtime_asserts:
             raise ValueError("a trace that must be checked as it runs")
         found = [*self.conditions, *(self._printed(g.expr) for g in self.env.guards)]

@@ -24,14 +24,8 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch._subclasses.functional_tensor import (
-    FunctionalTensor,
-    FunctionalTensorMode,
-)
-from torch.fx.experimental.proxy_tensor import (
-    get_proxy_mode,
-    make_fx,
-)
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from torch_scan_hop import legality
@@ -102,7 +96,7 @@ _state = _State()
 
 
 def is_tracing_a_body() -> bool:
-    """Whether the trace under way is :func:`trace`, not a caller's (AOTAutograd, make_fx)."""
+    """Return True if the trace under way is :func:`trace`, not AOTAutograd's or the caller's."""
     return _state.tracing_a_body
 
 
@@ -192,7 +186,7 @@ def without_tokens(body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode) -> fx.GraphModule:
-    """The functional ATen graph of ``fn(*examples)``; ``examples`` are fakes of ``mode``.
+    """Return the functional ATen graph of ``fn(*examples)``; ``examples`` are fakes of ``mode``.
 
     A backward in ``fn`` runs in this thread. Autograd has threads of its own for a GPU's nodes:
     they have none of the modes that trace, and would wait for the lock that this thread holds.

@@ -20,9 +20,7 @@ from torch._C._functorch import (
     pop_dynamic_layer_stack,
     push_dynamic_layer_stack,
 )
-from torch._C._functorch import (
-    unwrap_if_dead as _unwrap_if_dead,
-)
+from torch._C._functorch import unwrap_if_dead as _unwrap_if_dead
 from torch._functorch import eager_transforms
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.vmap import (
@@ -43,27 +41,12 @@ SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 #: what ``torch.utils.checkpoint`` raises, from a hook, when a recomputation has gone far enough
 StopRecomputation: type[Exception] = checkpoint._StopRecomputationError
 
+# torch's, under our names
 __all__ = [
-    "SingleLevelFunction",
-    "StopRecomputation",
-    "dual_level",
     "enable_single_level_autograd_function",
-    "gradients_enabled",
-    "has_tangents",
-    "in_plain_eager",
-    "make_dual",
-    "over_first_dimension",
-    "over_grads_batch",
-    "put_back_on_error",
     "restore_vmap",
-    "under_nothing",
-    "under_transform",
-    "unpack_dual",
     "unwrap_batched",
-    "unwrap_for_level",
-    "unwrap_if_dead",
     "wrap_batched",
-    "wrap_for_level",
 ]
 
 

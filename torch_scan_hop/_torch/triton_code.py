@@ -1,4 +1,4 @@
-"""What Triton and its assembler make of a kernel's text, without a GPU (checked on torch 2.9.1,
+"""Compile a kernel's text by Triton and its assembler, without a GPU (checked on torch 2.9.1,
 2.15.0, with their Triton 3.5 and 3.9).
 
 Import it only where Triton is.
@@ -22,8 +22,6 @@ from torch._inductor.codecache import PyCodeCache
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
-
-__all__ = ["Code", "code_of"]
 
 _TYPES = {
     torch.bool: "*i1", torch.uint8: "*u8", torch.int8: "*i8", torch.int16: "*i16",

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch._inductor.codecache import PyCodeCache
 
-__all__ = ["ScanKernel"]
-
 
 class ScanKernel:
     """A kernel whose programs share ``size`` elements, ``block`` each; compiled when first called.

@@ -32,26 +32,8 @@ except ImportError as error:
 
 _c: Any = torch_xla._XLAC
 
-__all__ = [
-    "BodyHlo",
-    "advance_random_state",
-    "before_openxla_compiles",
-    "call_computation",
-    "computation_from_hlo",
-    "derived",
-    "executed_fallbacks",
-    "hlo_of",
-    "is_on_cpu",
-    "let_fakes_describe_wrapped_tensors",
-    "let_fakes_know_the_device",
-    "let_gradients_through_mark_sharding",
-    "lowering_mode",
-    "next_random_state",
-    "placeholder",
-    "random_state",
-    "unwrapped",
-    "wrapped",
-]
+# another shim's, under another name
+__all__ = ["unwrapped"]
 
 
 def is_on_cpu() -> bool:
@@ -211,10 +193,10 @@ def before_openxla_compiles(prepare: Callable[[torch.fx.GraphModule], None]) -> 
 
 
 def let_fakes_describe_wrapped_tensors() -> None:
-    """Dynamo cannot make a fake of an XLA tensor in functorch's wrappers (vmap, grad).
+    """Let Dynamo make a fake of an XLA tensor in functorch's wrappers (vmap, grad).
 
-    It takes the tensor inside for one that ``torch.func.functionalize`` wrapped, although it
-    handles bare XLA tensors, which are functional wrappers as well, without that.
+    By itself it takes the tensor inside for one that ``torch.func.functionalize`` wrapped, although
+    it handles bare XLA tensors, which are functional wrappers as well, without that.
     """
     describe = MetaTensorDescriber.describe_tensor
 

@@ -1,4 +1,4 @@
-"""Whether two modules compute the same function of their parameters and buffers.
+"""Find out if two modules compute the same function of their parameters and buffers.
 
 ``modules`` walks two modules side by side, ``values`` compares their attributes, ``operators`` asks
 within code that Dynamo traces, which itself could not follow the comparison. What cannot be shown

@@ -1,4 +1,4 @@
-"""Two layers walked side by side."""
+"""Walk two layers side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Assigned = Mapping[int, Mapping[str, Any]]
 
 
 def hook_of(layer: nn.Module) -> tuple[str, str] | None:
-    """``(".linear", "a forward hook, log")`` for the first module in ``layer`` with a hook."""
+    """Return the first hook in ``layer``, and where: ``(".linear", "a forward hook, log")``."""
     for name, module in layer.named_modules():
         for kind, hook in hooks_of(module):
             called = getattr(hook, "__qualname__", type(hook).__name__)
@@ -24,7 +24,7 @@ def hook_of(layer: nn.Module) -> tuple[str, str] | None:
 
 
 def difference(first: nn.Module, layer: nn.Module, assigned: Assigned | None = None) -> Any:
-    """What of ``layer``, but for the values of its tensors, is other than in ``first``, or None."""
+    """Return the first difference of two layers, but for the values of their tensors, or None."""
     if first is layer:
         return None
     mine = dict(first.named_modules(remove_duplicate=False))

@@ -15,7 +15,7 @@ from torch_scan_hop.alike.modules import Assigned, difference, hook_of
 
 
 def differs(k: int, where: str, got: str, expected: str, fix: str = "") -> str:
-    """The message that ``layers[k]`` has ``got`` at ``where``, a path from it on."""
+    """Return the message that ``layers[k]`` has ``got`` at ``where``, a path from it on."""
     call = f"{fix} Or call" if fix else "Call"
     return (
         f"scan_layers: all layers must compute the same function of their parameters, but "
@@ -27,7 +27,7 @@ def differs(k: int, where: str, got: str, expected: str, fix: str = "") -> str:
 def complaint(
     first: nn.Module, layer: nn.Module, k: int, assigned: Assigned | None = None
 ) -> str | None:
-    """What keeps ``layer``, at place ``k``, from being run as ``first`` with other tensors."""
+    """Return why ``layer``, at place ``k``, cannot run as ``first`` with other tensors, or None."""
     hook = hook_of(layer)
     if hook is not None:
         return (
@@ -44,14 +44,14 @@ def complaint(
 
 
 class ComplaintOperator(FlatOperator):
-    """:func:`complaint`, which Dynamo asks once, with guards."""
+    """Calls :func:`complaint`. Dynamo asks it once, with guards."""
 
     def __call__(self, first: nn.Module, layer: nn.Module, k: int) -> Any:  # type: ignore[override]
         return complaint(first, layer, k)
 
 
 class WrittenOperator(FlatOperator):
-    """Never runs: which of these tensors, each an input of a body, the body has changed so far."""
+    """Says which of these tensors, inputs of a body, the body has changed so far; never runs."""
 
     def __call__(self, *tensors: Any) -> tuple[bool, ...]:  # type: ignore[override]
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Two attributes compared: plain values, containers, functions, tensors, objects."""
+"""Compare two attributes: plain values, containers, functions, tensors, objects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Difference(Exception):
 
 
 class Comparison:
-    """Of values of two layers; what refers to a part of the one must refer to its twin.
+    """Compares values of two layers; what refers to a part of the one must refer to its twin.
 
     ``twins`` has the twin of each submodule of the first layer, and ``registered`` the parameters
     and buffers of both, which are stacked: they are nobody's to hold otherwise.
@@ -114,7 +114,7 @@ def _check(alike: bool, where: str, mine: Any, theirs: Any) -> None:
 
 
 def _shown(value: Any) -> str:
-    """For a message: text that does not depend on where the object is in memory."""
+    """Return text for a message, which does not depend on where the object is in memory."""
     if isinstance(value, torch.Tensor):
         known = value.numel() == 1 and not value.is_meta and has_values(value)
         return f"{describe(value)} with the value {value.item()!r}" if known else describe(value)
@@ -127,7 +127,7 @@ def _shown(value: Any) -> str:
 
 
 def _same_bits(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """``torch.equal``, for which a nan is not the nan that it was."""
+    """Return True if both are equal; to ``torch.equal`` a nan is not the nan that it was."""
     if torch.equal(mine, theirs):
         return True
     floating = mine.is_floating_point() or mine.is_complex()
@@ -203,7 +203,7 @@ def _are_equal(mine: Any, theirs: Any) -> bool | None:
 
 
 def _attributes(value: Any) -> Parts | None:
-    """All attributes of an object; None if it is more than those: a file, a lock, a generator."""
+    """Return all attributes; None for what is more than those: a file, a lock, a generator."""
     declared = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
     slots = [n for given in declared for n in ([given] if isinstance(given, str) else given)]
     words = (type(value).__basicsize__ - object.__basicsize__) // 8

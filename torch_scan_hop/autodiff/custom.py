@@ -17,6 +17,7 @@ from torch import fx
 
 from torch_scan_hop._torch.custom_functions import is_custom_function, with_connected_functions
 from torch_scan_hop.body.cache import remember
+from torch_scan_hop.body.node_kinds import all_nodes
 from torch_scan_hop.capture.hooks import hooks_of, is_scaling
 from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM
 from torch_scan_hop.op import Body
@@ -27,20 +28,14 @@ from torch_scan_hop.signature import Inputs
 def has_custom_function(body: Body) -> bool:
     if not isinstance(body, fx.GraphModule):
         return False
-    return remember(body, ("custom function",), lambda: any(map(_has_apply, body.modules())))
-
-
-def _has_apply(module: torch.nn.Module) -> bool:
-    if not isinstance(module, fx.GraphModule):
-        return False
-    return any(map(is_custom_function, module.graph.nodes))
+    return remember(
+        body, ("custom function",), lambda: any(map(is_custom_function, all_nodes(body)))
+    )
 
 
 def has_own_backward(body: Body) -> bool:
     """Return True if a second derivative of ``body`` must go through a loop of it."""
-    if not isinstance(body, fx.GraphModule):
-        return False
-    return has_custom_function(body) or bool(_hooks(body))
+    return isinstance(body, fx.GraphModule) and (has_custom_function(body) or bool(_hooks(body)))
 
 
 def _hooks(body: fx.GraphModule) -> list[fx.GraphModule]:

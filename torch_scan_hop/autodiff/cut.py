@@ -20,13 +20,18 @@ from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
-from torch_scan_hop.body.node_kinds import is_random, is_tensor_node, is_view, same_value
+from torch_scan_hop.body.node_kinds import (
+    is_number_node,
+    is_random,
+    is_tensor_node,
+    is_view,
+    same_value,
+)
 from torch_scan_hop.rewrites.classify import ancestors
 
 
@@ -104,7 +109,7 @@ def _handover(
     """Return how the backward gets ``node``; None if it computes it."""
     if node in rules.source:
         return rules.source[node]
-    if _is_size(node):
+    if is_number_node(node):
         return Handover(Source.SIZE, id(node), node.meta["val"])
     if rules.must_save(node, values):
         return Handover(Source.Y, stacks.hold(node))
@@ -132,7 +137,7 @@ class _Rules:
 
     def is_given(self, node: fx.Node) -> bool:
         """Return True if the backward has ``node`` without saving it."""
-        return node in self.source or node.op == "get_attr" or _is_size(node)
+        return node in self.source or node.op == "get_attr" or is_number_node(node)
 
     def must_save(self, node: fx.Node, values: AbstractSet[fx.Node]) -> bool:
         if not is_tensor_node(node) or node.op == "get_attr" or node not in self.varying:
@@ -193,19 +198,13 @@ class _Stacks:
 
 
 def _stack_of_carry(joint: JointGraph, k: int, stacks: _Stacks) -> tuple[int, bool]:
-    """The stack that holds a handed-over carry, and whether it is shifted by a step."""
+    """Return the stack that holds a carry for the backward, and if it is shifted by a step."""
     carry_in, carry_out = joint.primals()[k], joint.outputs()[k]
     held = stacks.values()
     shifted = isinstance(carry_out, fx.Node) and same_value(carry_out) in held
     if carry_in in held or not shifted:
         return stacks.hold(carry_in), False
     return stacks.hold(carry_out), True
-
-
-def _is_size(node: fx.Node) -> bool:
-    return isinstance(
-        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
-    )
 
 
 def _reached_from(

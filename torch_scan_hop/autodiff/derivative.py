@@ -15,7 +15,7 @@ from torch_scan_hop.signature import Signature
 
 
 class BackwardScan:
-    """What the scan of a backward takes and gives, at its places in the call's flat lists.
+    """The scan of a backward: its inputs and results, by their places in the call's flat lists.
 
     Attributes:
         carry: the carries whose cotangents are its carries; sums of gradients follow them.
@@ -72,7 +72,7 @@ class Derivative:
         return frozenset(h.index for h in self.saved if h.source is Source.Y)
 
     def sizes(self) -> tuple[Handover, ...]:
-        """The sizes that its backward bodies read."""
+        """Return the sizes that its backward bodies read."""
         found = [h for p in self._partitions() for h in p.invariant if h.source is Source.SIZE]
         return tuple(dict.fromkeys(found))
 
@@ -83,7 +83,7 @@ class Derivative:
 
     @functools.cached_property
     def differentiable(self) -> tuple[bool, ...]:
-        """Whether each output of the forward scan is differentiable; those that follow are not."""
+        """For each output of the forward scan, if it is differentiable; others are not."""
         return self.flow.outputs()
 
     def backward_of(self, residuals_too: bool) -> tuple[Partition, GradientFlow]:
@@ -108,7 +108,7 @@ class Derivative:
         return [self.first]
 
     def bodies(self) -> list[fx.GraphModule]:
-        """The forward and the backward body of each partition."""
+        """Return the forward and the backward body of each partition."""
         return [body for p in self._partitions() for body in (p.forward, p.backward)]
 
     def _slots(self) -> list[Handover]:

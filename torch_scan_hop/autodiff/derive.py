@@ -127,7 +127,7 @@ def partition_at(
     checkpoint: Any,
     saved: frozenset[int] | None = None,
 ) -> Partition:
-    """Of a step on these examples."""
+    """Differentiate a step on these examples, and cut it in a forward and a backward."""
     with torch.no_grad():
         outputs = run_fake(body, examples.flat(), mode)
     like = [contiguous_like(mode, o) for o in outputs]
@@ -139,7 +139,7 @@ def partition_at(
 
 
 def _stacks_read(partition: Partition) -> frozenset[int]:
-    """Which of the forward's ys the backward reads."""
+    """Return the positions of those of the forward's ys that the backward reads."""
     slots = (slot for h in partition.per_step for slot in partition.slots(h))
     return frozenset(slot.index for slot in slots if slot.source is Source.Y)
 

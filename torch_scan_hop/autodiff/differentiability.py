@@ -26,7 +26,7 @@ from torch_scan_hop.signature import Inputs
 def carry_fixpoint(
     start: Sequence[bool], one_round: Callable[[tuple[bool, ...]], Sequence[bool]]
 ) -> tuple[bool, ...]:
-    """The least set of carries that contains ``start`` and is closed under a step.
+    """Return the least set of carries that contains ``start`` and is closed under a step.
 
     ``one_round(flags)`` says which carries a step marks when ``flags`` are marked before it.
 
@@ -79,7 +79,7 @@ _state = _State()
 
 
 def asks_for_flags_only() -> bool:
-    """Whether what runs is asked which of its results require gradients, and nothing else."""
+    """Return True if all that is asked of a run is which of its results require gradients."""
     return _state.asks_for_flags_only
 
 

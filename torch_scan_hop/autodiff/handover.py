@@ -61,7 +61,7 @@ class Partition:
     x_gradients: tuple[int, ...]
 
     def slots(self, handover: Handover) -> list[Handover]:
-        """What is saved for it: of a carry its stack, and init if that is shifted by a step."""
+        """Return what is saved for it: of a carry its stack, and init if the stack is shifted."""
         if handover.source is Source.SIZE:
             return []
         if handover.source is not Source.CARRY_IN:

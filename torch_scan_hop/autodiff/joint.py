@@ -24,6 +24,7 @@ from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
 from torch_scan_hop.body.added_parts import add_at_indices
 from torch_scan_hop.body.cleanup import clean_up
+from torch_scan_hop.body.node_kinds import all_nodes
 from torch_scan_hop.body.stop_gradient import with_stops
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs, Signature, results_of
@@ -67,11 +68,6 @@ _DIFFERENTIATED_ONCE = {
     aten.linalg_lstsq.default,
     aten._weight_norm_interface.default,
 }
-
-
-def _is_differentiated_once(module: fx.GraphModule) -> bool:
-    graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
-    return any(node.target in _DIFFERENTIATED_ONCE for graph in graphs for node in graph.nodes)
 
 
 def _vjp_of_step(
@@ -123,7 +119,7 @@ def trace_joint(
     body = with_differentiable_operators(body)
     inputs = [*examples.flat(), *cotangents]
     module = trace(_vjp_of_step(body, signature, flow), inputs, mode)
-    if _is_differentiated_once(module):
+    if any(node.target in _DIFFERENTIATED_ONCE for node in all_nodes(module)):
         module = trace(_vjp_of_step(body, signature, flow, create_graph=True), inputs, mode)
     clean_up(module)
     legality.run_passes(module, [add_at_indices, forget_random_states])

@@ -25,6 +25,7 @@ from torch_scan_hop.autodiff.derivative import as_backward
 from torch_scan_hop.autodiff.handover import Handover, Partition
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy
+from torch_scan_hop.body.meta_values import placeholder
 from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.body.trim_scans import trim_scans
 from torch_scan_hop.rewrites.parts import extract
@@ -97,13 +98,12 @@ class _BackwardBuilder:
         return as_backward(as_traced(module))
 
     def _accumulator(self, k: int) -> fx.Node:
-        node = self.graph.placeholder(f"accumulator_{k}")
         roles = self.joint.signature.split_inputs(self.joint.primals())
         value = roles.additional[k].meta["val"]
         # the accumulator is a carry of the backward, and carries are contiguous: the strides of
         # the tensor whose gradient it sums do not count
-        node.meta["val"] = contiguous_like(value.fake_mode, value)
-        return node
+        like = contiguous_like(value.fake_mode, value)
+        return placeholder(self.graph, f"accumulator_{k}", like)
 
     def _receive(self, handover: Handover, node: fx.Node) -> fx.Node:
         if handover not in self.handed:

@@ -27,7 +27,7 @@ _RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def policy_of(body: Any, checkpoint: Any) -> Policy:
-    """The policy of a scan of ``body`` called with ``checkpoint=checkpoint``."""
+    """Return the policy of a scan of ``body`` called with ``checkpoint=checkpoint``."""
     if checkpoint is not None:
         return checkpoint
     return body.meta.get(POLICY) if isinstance(body, fx.GraphModule) else None

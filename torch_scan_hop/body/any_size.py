@@ -175,7 +175,7 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter, int, float, bool, complex, type(None
 
 
 def _shapes(inputs: Inputs[Any]) -> list[Any]:
-    """The shapes of a step's tensors, and its numbers."""
+    """Return the shapes of a step's tensors, and its numbers."""
     shapes = [*(c.shape for c in inputs.carry), *(x.shape[1:] for x in inputs.xs)]
     return shapes + [a.shape if isinstance(a, torch.Tensor) else a for a in inputs.additional]
 

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.signature import Inputs
-
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 Result = TypeVar("Result")
 
@@ -61,6 +60,13 @@ def autocast_state() -> tuple[Any, ...]:
 
 def _autocast_dtype(device: str, is_enabled: bool) -> Any:
     return is_enabled and torch.get_autocast_dtype(device)
+
+
+def remember_for(
+    body: Any, name: str, inputs: Inputs[Any], about: Any, make: Callable[[], Result]
+) -> Result:
+    """Return ``make()``, kept for inputs like these and for what else it is ``about``."""
+    return remember(body, (name, inputs_metadata(inputs), autocast_state(), about), make)
 
 
 def remember(body: Any, key: tuple[Any, ...], make: Callable[[], Result]) -> Result:

@@ -27,6 +27,7 @@ from torch_scan_hop._torch.dtensors import (
 )
 from torch_scan_hop._torch.operators import below_autograd
 from torch_scan_hop._torch.transforms import has_tangents
+from torch_scan_hop.body.own_operators import own_operator
 from torch_scan_hop.signature import Inputs
 
 
@@ -105,19 +106,8 @@ def _joined(rows: Tensor, edge: Tensor, reverse: bool) -> Tensor:
     return torch.cat([rows, first] if reverse else [first, rows])
 
 
-_library = torch.library.Library("torch_scan_hop", "FRAGMENT")
-# The graph of a step is cut into a forward and a backward where the least is saved; as far as
-# torch can tell this stack is as good to save as the one it is made of, and nearer. That it
-# depends on a cotangent (``_after``) makes it the backward's.
-_library.define("carries_in(Tensor stack, Tensor init, Tensor _after, bool reverse) -> Tensor")
-carries_in_op = torch.ops.torch_scan_hop.carries_in.default
-
-
 def _kernel(stack: Tensor, init: Tensor, after: Tensor, reverse: bool) -> Tensor:
     return CarriesIn(stack, init, reverse).whole()
-
-
-_library.impl("carries_in", _kernel, "CompositeExplicitAutograd")
 
 
 def _under_autograd(stack: Tensor, init: Tensor, after: Tensor, reverse: bool) -> Tensor:
@@ -128,8 +118,17 @@ def _under_autograd(stack: Tensor, init: Tensor, after: Tensor, reverse: bool) -
         return carries_in_op(stack, init, after, reverse)
 
 
-_library.impl("carries_in", _under_autograd, "Autograd")
-_library.impl("carries_in", _kernel, "FuncTorchBatched")
+# The graph of a step is cut into a forward and a backward where the least is saved; as far as
+# torch can tell this stack is as good to save as the one it is made of, and nearer. That it
+# depends on a cotangent (``_after``) makes it the backward's.
+carries_in_op = own_operator(
+    "carries_in(Tensor stack, Tensor init, Tensor _after, bool reverse) -> Tensor",
+    {
+        "CompositeExplicitAutograd": _kernel,
+        "Autograd": _under_autograd,
+        "FuncTorchBatched": _kernel,
+    },
+)
 
 
 def in_graph(carries: CarriesIn, after: Tensor | None = None) -> Tensor:
@@ -152,7 +151,7 @@ def in_graph(carries: CarriesIn, after: Tensor | None = None) -> Tensor:
 def _before_this_stretch(
     shard: Tensor, init: Tensor, reverse: bool, stretches: Stretches
 ) -> Tensor:
-    """The carry into this rank's first step: the last one of the rank before, or ``init``."""
+    """Return the carry into this rank's first step: the last of the rank before, or ``init``."""
     last = shard[:1] if reverse else shard[-1:]
     edge = last[0] if stretches.steps_of(stretches.rank) else init
     edges = stretches.gathered(edge.contiguous())

@@ -13,7 +13,7 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import FakeTensor, is_lazy, plain_fake
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
-from torch_scan_hop.body.meta_values import call_recorded, replace, replace_by_source
+from torch_scan_hop.body.meta_values import added_input, call_recorded, replace, replace_by_source
 from torch_scan_hop.body.node_kinds import is_identity
 from torch_scan_hop.body.strided import index_strided_scatters, own_strided_memory
 from torch_scan_hop.signature import Inputs
@@ -135,12 +135,11 @@ def attributes_as_inputs(
     inputs: Inputs[Any],
     is_lifted: Callable[[torch.Tensor], bool] = lambda value: True,
 ) -> Inputs[Any]:
-    """``inputs``, and tensors that ``body`` holds as attributes: it takes them from now on.
+    """Return ``inputs``, and tensors that ``body`` holds: it takes them as inputs from now on.
 
     A saved program has none of them in it; on XLA their data change between two calls.
     """
     graph = body.graph
-    last = graph.find_nodes(op="placeholder")[-1]
     lifted: dict[str, fx.Node] = {}
     values: list[torch.Tensor] = []
     for node in graph.find_nodes(op="get_attr"):
@@ -149,9 +148,7 @@ def attributes_as_inputs(
         if not isinstance(value, torch.Tensor) or not is_lifted(value):
             continue
         if name not in lifted:
-            with graph.inserting_after(last):
-                last = lifted[name] = graph.placeholder(name.strip("_"))
-            last.meta.update(node.meta)
+            lifted[name] = added_input(node, name.strip("_"))
             values.append(value)
         replace(node, lifted[name])
     for name in lifted:

@@ -21,7 +21,7 @@ from torch import fx
 
 from torch_scan_hop._torch.fakes import fake_mode_of
 from torch_scan_hop.body.meta_values import call_recorded, value_of_call
-from torch_scan_hop.body.node_kinds import is_tensor_node
+from torch_scan_hop.body.node_kinds import is_number_node, is_tensor_node
 from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.signature import Inputs
 
@@ -92,13 +92,9 @@ def _origins(graph: fx.Graph, placeholders: Any) -> dict[fx.Node, set[fx.Node]]:
     for node in graph.nodes:
         floats = [n for n in node.all_input_nodes if n in origins]
         others = [n for n in node.all_input_nodes if n not in origins]
-        if node.target in _ARITHMETIC and floats and all(map(_is_number, others)):
+        if node.target in _ARITHMETIC and floats and all(map(is_number_node, others)):
             origins[node] = set().union(*(origins[n] for n in floats))
     return origins
-
-
-def _is_number(node: fx.Node) -> bool:
-    return isinstance(node.meta["val"], (torch.SymInt, torch.SymFloat, int, float))
 
 
 def _stuck(origins: dict[fx.Node, set[fx.Node]]) -> set[fx.Node]:
@@ -128,7 +124,7 @@ def _has_form(user: fx.Node, number: fx.Node) -> bool:
 def _read_as_tensor(number: fx.Node, origins: dict[fx.Node, set[fx.Node]]) -> None:
     """Change ``number``'s computation and its readers, so that it is a tensor."""
     if number.op != "placeholder":
-        for size in filter(_is_number, number.all_input_nodes):
+        for size in filter(is_number_node, number.all_input_nodes):
             number.replace_input_with(size, _tensor_of(size, number))
         number.target = _ARITHMETIC[number.target]
         number.meta["val"] = value_of_call(number)
@@ -145,7 +141,7 @@ def _read_as_tensor(number: fx.Node, origins: dict[fx.Node, set[fx.Node]]) -> No
 
 
 def _tensor_of(size: fx.Node, before: fx.Node) -> fx.Node:
-    """A number that the body computes of sizes."""
+    """Return a number that the body computes of sizes, as a tensor."""
     with before.graph.inserting_before(before):
         return call_recorded(aten.scalar_tensor.default, size, dtype=torch.float64)
 

@@ -59,7 +59,8 @@ def _view_copies_of(inputs: Sequence[fx.Node]) -> None:
 
 def _give_own_memory(body: fx.GraphModule) -> None:
     """Copy results of ``body`` that would share memory with its inputs, or with one another."""
-    taken = {storage_of(n.meta["val"]) for n in _inputs_of(body.graph) if is_tensor_node(n)}
+    inputs = [n for n in body.graph.nodes if n.op in ("placeholder", "get_attr")]
+    taken = {storage_of(n.meta["val"]) for n in inputs if is_tensor_node(n)}
     output = output_node(body.graph)
     results: list[Any] = []
     with body.graph.inserting_before(output):
@@ -70,10 +71,6 @@ def _give_own_memory(body: fx.GraphModule) -> None:
                 taken.add(storage_of(result.meta["val"]))
             results.append(result)
     output.args = (tuple(results),)
-
-
-def _inputs_of(graph: fx.Graph) -> list[fx.Node]:
-    return [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
 
 
 def remember_policy(node: fx.Node, checkpoint: Any) -> None:
@@ -104,7 +101,8 @@ def as_it_was(module: fx.GraphModule) -> None:
 
 def _drop_copies(body: fx.GraphModule) -> None:
     """Drop copies of results and inputs, which are the same values if the body writes nothing."""
-    if any(map(_writes, body.graph.nodes)):
+    operators = (n.target for n in body.graph.nodes if isinstance(n.target, OpOverload))
+    if any(operator._schema.is_mutable for operator in operators):
         return
     results = results_of(body.graph)
     for node in body.graph.find_nodes(op="call_function", target=aten.clone.default):
@@ -112,10 +110,6 @@ def _drop_copies(body: fx.GraphModule) -> None:
         if is_identity(node) and (is_input or node in results):
             replace_by_source(node, node.args[0])
     body.recompile()
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _reverse_instead_of_flips(node: fx.Node) -> None:

@@ -23,11 +23,8 @@ def fit_for_onnx(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions
     results: Any = output.args[0]
     if not set(results).isdisjoint(closed_over):
         with body.graph.inserting_before(output):
-            results = [_copied(r) if r in closed_over else r for r in results]
+            clone = torch.ops.aten.clone.default
+            results = [call_recorded(clone, r) if r in closed_over else r for r in results]
         output.args = (tuple(results),)
         body.recompile()
     return dataclasses.replace(options, checkpoint=None)
-
-
-def _copied(value: fx.Node) -> fx.Node:
-    return call_recorded(torch.ops.aten.clone.default, value)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from torch_scan_hop._torch.fakes import fake_like_number
+from torch_scan_hop.body.own_operators import own_operator
 from torch_scan_hop.signature import results_of
 
 aten = torch.ops.aten
@@ -28,18 +29,6 @@ raise_if_failed = aten._linalg_check_errors.default
 
 # torch 2.9 drops an operator without a result where nothing reads one
 fx.node.has_side_effect(raise_if_failed)
-
-_library = torch.library.Library("torch_scan_hop", "FRAGMENT")
-_library.define("linalg_check(Tensor info, str name, bool is_matrix) -> Tensor")
-_library.define(
-    "linalg_check_of_steps(Tensor info, str name, bool is_matrix, bool reverse) -> Tensor"
-)
-_library.define(
-    "linalg_check_in_steps(Tensor info, str name, bool is_matrix, bool reverse) -> Tensor"
-)
-linalg_check = torch.ops.torch_scan_hop.linalg_check.default
-linalg_check_in_steps = torch.ops.torch_scan_hop.linalg_check_in_steps.default
-linalg_check_of_steps = torch.ops.torch_scan_hop.linalg_check_of_steps.default
 
 
 def _checked(info: Tensor, name: str, is_matrix: bool) -> Tensor:
@@ -72,15 +61,21 @@ def _checked_in_steps(info: Tensor, name: str, is_matrix: bool, reverse: bool) -
     return _checked(info, name, is_matrix)
 
 
-for _device in ("CPU", "CUDA"):
-    _library.impl("linalg_check", _checked, _device)
-    _library.impl("linalg_check_in_steps", _checked_in_steps, _device)
-    _library.impl("linalg_check_of_steps", _checked_of_steps, _device)
-_library.impl("linalg_check", _unchecked, "XLA")
-_library.impl("linalg_check_in_steps", _unchecked_of_steps, "XLA")
-torch.library.register_fake("torch_scan_hop::linalg_check")(_unchecked)
-torch.library.register_fake("torch_scan_hop::linalg_check_of_steps")(_unchecked_of_steps)
-torch.library.register_fake("torch_scan_hop::linalg_check_in_steps")(_unchecked_of_steps)
+linalg_check = own_operator(
+    "linalg_check(Tensor info, str name, bool is_matrix) -> Tensor",
+    {"CPU": _checked, "CUDA": _checked, "XLA": _unchecked},
+    fake=_unchecked,
+)
+linalg_check_in_steps = own_operator(
+    "linalg_check_in_steps(Tensor info, str name, bool is_matrix, bool reverse) -> Tensor",
+    {"CPU": _checked_in_steps, "CUDA": _checked_in_steps, "XLA": _unchecked_of_steps},
+    fake=_unchecked_of_steps,
+)
+linalg_check_of_steps = own_operator(
+    "linalg_check_of_steps(Tensor info, str name, bool is_matrix, bool reverse) -> Tensor",
+    {"CPU": _checked_of_steps, "CUDA": _checked_of_steps},
+    fake=_unchecked_of_steps,
+)
 
 
 @torch.library.register_vmap("torch_scan_hop::linalg_check")

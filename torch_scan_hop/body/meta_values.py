@@ -87,9 +87,25 @@ def call_recorded(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 
 
 def value_of_call(node: fx.Node) -> Any:
-    """As :func:`run_node`, where a trace is under way."""
+    """Return what :func:`run_node` does, where a trace is under way."""
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
     return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def placeholder(graph: fx.Graph, name: str, value: Any) -> fx.Node:
+    """Insert an input at the graph's point of insertion, with a record of its value."""
+    node = graph.placeholder(name)
+    node.meta["val"] = value
+    return node
+
+
+def added_input(node: fx.Node, name: str) -> fx.Node:
+    """Give the graph of ``node`` one more input, which stands for ``node``."""
+    last = node.graph.find_nodes(op="placeholder")[-1]
+    with node.graph.inserting_after(last):
+        added = node.graph.placeholder(name)
+    added.meta = dict(node.meta)
+    return added
 
 
 def recorded_arguments(node: fx.Node) -> tuple[Any, Any]:
@@ -122,7 +138,7 @@ def _in_one_mode(args: Any, kwargs: Any, recorded: Any) -> tuple[Any, Any, FakeT
 
 
 def check_results(graph: fx.Graph, expected: Sequence[torch.Tensor]) -> None:
-    """A rewrite that returns something of another form is a mistake of ours."""
+    """Check that a rewrite returns results of the same form; others are a mistake of ours."""
     for k, (node, like) in enumerate(zip(results_of(graph), expected, strict=True)):
         if node is None:  # nothing reads it
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,12 +11,20 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
 from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.body.stop_gradient import is_stop
 
 aten = torch.ops.aten
 
 _IDENTITIES = operators("identity")
+
+
+def all_nodes(module: torch.nn.Module) -> Iterator[fx.Node]:
+    """Return the nodes of a graph, and of the graphs in it."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            yield from part.graph.nodes
 
 
 def operator_name(node: fx.Node) -> str:
@@ -31,8 +40,13 @@ def is_tensor_node(value: Any) -> bool:
     return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
+def is_number_node(node: fx.Node) -> bool:
+    """Return True for a size, or another number that the trace knows or has a symbol for."""
+    return isinstance(node.meta.get("val"), (int, float, *SYMBOLS))
+
+
 def is_alike(value: Any, like: fx.Node) -> bool:
-    """Whether ``value`` is a tensor of the dtype and shape of ``like``, as far as is known."""
+    """Return True if ``value`` is known to be a tensor of the dtype and shape of ``like``."""
     if not is_tensor_node(value) or not is_tensor_node(like):
         return False
     own, other = value.meta["val"], like.meta["val"]

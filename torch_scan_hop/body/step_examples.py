@@ -20,33 +20,25 @@ def stride_or_none(tensor: torch.Tensor) -> tuple[Any, ...] | None:
         return None
 
 
-def like(mode: FakeTensorMode, value: Any, requires_grad: bool = False) -> Any:
-    """A fake with the metadata of ``value``; symbols and numbers pass through."""
+def like(mode: FakeTensorMode, value: Any) -> Any:
+    """Return a fake with the metadata of ``value``; symbols and numbers pass through."""
     if not isinstance(value, torch.Tensor):
         return value
-    return fake_tensor(
-        mode, value.shape, stride_or_none(value), value.dtype, value.device, requires_grad
-    )
+    return fake_tensor(mode, value.shape, stride_or_none(value), value.dtype, value.device)
 
 
-def contiguous_like(mode: FakeTensorMode, value: torch.Tensor, requires_grad: bool = False) -> Any:
-    return fake_tensor(mode, value.shape, None, value.dtype, value.device, requires_grad)
+def contiguous_like(mode: FakeTensorMode, value: torch.Tensor) -> Any:
+    return fake_tensor(mode, value.shape, None, value.dtype, value.device)
 
 
-def slice_like(mode: FakeTensorMode, xs: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
+def slice_like(mode: FakeTensorMode, xs: torch.Tensor) -> torch.Tensor:
     stride = stride_or_none(xs)
-    return fake_tensor(
-        mode,
-        xs.shape[1:],
-        None if stride is None else stride[1:],
-        xs.dtype,
-        xs.device,
-        requires_grad,
-    )
+    of_slice = None if stride is None else stride[1:]
+    return fake_tensor(mode, xs.shape[1:], of_slice, xs.dtype, xs.device)
 
 
 def step_examples(inputs: Inputs[Any]) -> tuple[FakeTensorMode, Inputs[Any]]:
-    """Fakes for one step of a scan over these inputs, in the fake mode they live in."""
+    """Return fakes for one step of a scan over these inputs, in the fake mode they live in."""
     mode = fake_mode_of(inputs.flat())
     return mode, Inputs(
         [contiguous_like(mode, c) for c in inputs.carry],

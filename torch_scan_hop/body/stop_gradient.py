@@ -21,17 +21,11 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.operators import OpOverload, below_autograd, past_module_hooks
 from torch_scan_hop._torch.transforms import make_dual, unpack_dual
 from torch_scan_hop.body.meta_values import replace_by_source
-
-_library = torch.library.Library("torch_scan_hop", "DEF")
-_library.define("stop_gradient(Tensor value, bool reverse_only) -> Tensor")
-stop_gradient = torch.ops.torch_scan_hop.stop_gradient.default
+from torch_scan_hop.body.own_operators import own_operator
 
 
 def _copy(value: Tensor, reverse_only: bool) -> Tensor:
     return value.clone()
-
-
-_library.impl("stop_gradient", _copy, "CompositeExplicitAutograd")
 
 
 def _under_autograd(value: Tensor, reverse_only: bool) -> Tensor:
@@ -44,7 +38,10 @@ def _under_autograd(value: Tensor, reverse_only: bool) -> Tensor:
     return make_dual(out, stopped_tangent)
 
 
-_library.impl("stop_gradient", _under_autograd, "Autograd")
+stop_gradient = own_operator(
+    "stop_gradient(Tensor value, bool reverse_only) -> Tensor",
+    {"CompositeExplicitAutograd": _copy, "Autograd": _under_autograd},
+)
 
 
 @torch.library.register_vmap("torch_scan_hop::stop_gradient")
@@ -132,7 +129,8 @@ class _MarkStops(TorchFunctionMode):
         elif name in _WRITES or (name.endswith("_") and not name.endswith("__")):
             target, *sources = args
             sources = pytree.tree_map(self.used, sources)
-            if torch.is_grad_enabled() and _any_requires_grad((sources, kwargs)):
+            leaves = pytree.tree_leaves((sources, kwargs))
+            if torch.is_grad_enabled() and any(getattr(v, "requires_grad", False) for v in leaves):
                 self._write_to(target)
             result = func(target, *sources, **kwargs)
         elif name in _VIEWS:
@@ -150,10 +148,6 @@ class _MarkStops(TorchFunctionMode):
 
 def _root(value: Any) -> Any:
     return value._base if isinstance(value, Tensor) and value._is_view() else value
-
-
-def _any_requires_grad(values: Any) -> bool:
-    return any(isinstance(v, Tensor) and v.requires_grad for v in pytree.tree_leaves(values))
 
 
 def _name_of(func: Any) -> str:

@@ -1,6 +1,6 @@
 """The implementations of ``scan`` for the dispatch keys: one file per key."""
 
-from torch_scan_hop.dispatch import (
+from torch_scan_hop.dispatch import (  # noqa: F401  (each registers its kernel)
     autocast,
     autograd,
     dense,
@@ -15,19 +15,3 @@ from torch_scan_hop.dispatch import (
     vmap,
     xla,
 )
-
-__all__ = [
-    "autocast",
-    "autograd",
-    "dense",
-    "dtensor",
-    "fake",
-    "functionalize",
-    "grad",
-    "jvp",
-    "lazy_views",
-    "meta",
-    "proxy",
-    "vmap",
-    "xla",
-]

@@ -43,7 +43,7 @@ class GradLevelScan(SingleLevelFunction):  # type: ignore[misc]
 def one_level_down(
     interpreter: Any, body: Body, inputs: Inputs[Any], options: ScanOptions
 ) -> list[Any]:
-    """The scan on the values below this level, its results wrapped for it."""
+    """Run the scan on the values below this level; its results are wrapped for the level."""
     level = interpreter.level()
     below = inputs.map(lambda v: unwrap_for_level(v, level))
     with gradients_enabled(), interpreter.lower():

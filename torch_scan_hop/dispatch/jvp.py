@@ -9,8 +9,7 @@ Only leaves that have a tangent get one here. Which carries have one is found by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,155 +28,113 @@ from torch_scan_hop._torch.transforms import (
 from torch_scan_hop.autodiff.custom import refuse_custom_function
 from torch_scan_hop.autodiff.differentiability import carry_fixpoint
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
-from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
+from torch_scan_hop.body.cache import remember_for
 from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import with_stops
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs
 
 Dual = tuple[Any, Any]  # (primal, tangent or None)
 
 
+#: for each leaf, if it has a tangent
+Flags = Inputs[bool]
+
+
+def _paired(values: Iterator[Any], flags: Sequence[bool]) -> list[Dual]:
+    """Take the primals of one role, and then the tangents that there are."""
+    primals = [next(values) for _ in flags]
+    tangents = [next(values) if flag else None for flag in flags]
+    return list(zip(primals, tangents, strict=True))
+
+
+def _in_a_row(pairs: Sequence[Dual], flags: Sequence[bool]) -> list[Any]:
+    """Return what :func:`_paired` takes; a tangent that is missing is zero."""
+    tangents = [
+        torch.zeros_like(p) if t is None else t
+        for (p, t), flag in zip(pairs, flags, strict=True)
+        if flag
+    ]
+    return [*(p for p, _ in pairs), *tangents]
+
+
+def _with_tangents(inputs: Inputs[Dual], flags: Flags) -> Inputs[Any]:
+    """Return the inputs of a scan of primals and tangents: a tangent is an input of its own."""
+    return Inputs(
+        _in_a_row(inputs.carry, flags.carry),
+        _in_a_row(inputs.xs, flags.xs),
+        _in_a_row(inputs.additional, flags.additional),
+    )
+
+
 class TangentBody:
-    """``body`` on (primals, tangents of the flagged inputs) -> the same for its outputs."""
+    """``body`` as a function of what :func:`_with_tangents` returns, to pairs of its results."""
 
-    def __init__(self, body: Body, flags: Sequence[bool], n_carry: int) -> None:
+    def __init__(self, body: Body, flags: Flags) -> None:
         self.body = with_stops(body)
-        self.flags = list(flags)
-        self.n_carry = n_carry
+        self.flags = flags
 
-    def pairs(self, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Dual]:
-        given = iter(tangents)
+    def pairs(self, *flat: Any) -> list[Dual]:
+        values, flags = iter(flat), self.flags
+        roles = (flags.carry, flags.xs, flags.additional)
+        given = [pair for role in roles for pair in _paired(values, role)]
         with dual_level():
-            duals = [
-                make_dual(p, next(given)) if flag else p
-                for p, flag in zip(primals, self.flags, strict=True)
-            ]
-            out = self.body(*duals)
-            return [unpack_dual(o) for o in out]
+            return [unpack_dual(o) for o in self.body(*_as_duals(given))]
 
     def tangent_flags(self, *flat: Any) -> list[bool]:
-        n = len(self.flags)
-        return [tangent is not None for _, tangent in self.pairs(flat[:n], flat[n:])]
+        return [tangent is not None for _, tangent in self.pairs(*flat)]
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Roles interleaved as scan wants them: (carry, dcarry, x, dx, additional, dadditional)."""
-
-    carry: tuple[bool, ...]
-    xs: tuple[bool, ...]
-    additional: tuple[bool, ...]
-
-    def signature(self) -> Signature:
-        """The signature of a body with these inputs, and with the tangents of some."""
-        sizes = [len(flags) + sum(flags) for flags in (self.carry, self.xs, self.additional)]
-        return Signature(*sizes)
-
-    def flags(self) -> tuple[bool, ...]:
-        return self.carry + self.xs + self.additional
-
-    def separate(self, flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        values = iter(flat)
-        primals, tangents = [], []
-        for flags in (self.carry, self.xs, self.additional):
-            primals += [next(values) for _ in flags]
-            tangents += [next(values) for flag in flags if flag]
-        return primals, tangents
-
-    def interleave(self, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """Put primals and tangents in one list, which :meth:`separate` takes apart."""
-        values, given = iter(primals), iter(tangents)
-        flat: list[Any] = []
-        for flags in (self.carry, self.xs, self.additional):
-            flat += [next(values) for _ in flags]
-            flat += [next(given) for flag in flags if flag]
-        return flat
-
-    def joined(self, inputs: Inputs[Dual]) -> Inputs[Any]:
-        return Inputs(
-            self.join(inputs.carry, self.carry),
-            self.join(inputs.xs, self.xs),
-            self.join(inputs.additional, self.additional),
-        )
-
-    @staticmethod
-    def join(pairs: Sequence[Dual], flags: Sequence[bool]) -> list[Any]:
-        primals = [p for p, _ in pairs]
-        tangents = [
-            (torch.zeros_like(p) if t is None else t)
-            for (p, t), flag in zip(pairs, flags, strict=True)
-            if flag
-        ]
-        return [*primals, *tangents]
+TangentTrace = tuple[fx.GraphModule, Flags, list[bool]]
 
 
-TangentTrace = tuple[fx.GraphModule, _Layout, list[bool]]
-
-
-def _tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> TangentTrace:
-    """The traced body, which of its inputs have tangents, and which of its ys."""
+def _tangent_body(body: Body, inputs: Inputs[Any], start: Flags) -> TangentTrace:
+    """Return the traced body, which of its inputs have tangents, and which of its ys."""
     refuse_custom_function(body)
-    key = (
-        "jvp",
-        inputs_metadata(inputs),
-        start.flags(),
-        len(inputs.carry),
-        autocast_state(),
-    )
 
     def trace() -> TangentTrace:
         return _trace_tangent_body(with_differentiable_operators(body), inputs, start)
 
-    return remember(body, key, trace)
+    return remember_for(body, "jvp", inputs, tuple(start.flat()), trace)
 
 
-def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: _Layout) -> TangentTrace:
+def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: Flags) -> TangentTrace:
     n_carry = len(inputs.carry)
-    mode, examples = step_examples(inputs)
+    mode, primals = step_examples(inputs)
 
-    def at(carry: Sequence[bool]) -> tuple[TangentBody, list[Any]]:
-        """Trace the body for these carries with tangents; also return examples of all tangents."""
-        flags = [*carry, *start.xs, *start.additional]
-        _, like = step_examples(inputs)
-        tangents = [t for t, flag in zip(like.flat(), flags, strict=True) if flag]
-        return TangentBody(body, flags, n_carry), tangents
+    def at(carry: Sequence[bool]) -> tuple[TangentBody, Inputs[Any]]:
+        """Return the body for these carries with tangents, and examples for it."""
+        flags = Inputs(list(carry), start.xs, start.additional)
+        _, tangents = step_examples(inputs)
+        duals = zip(primals.flat(), tangents.flat(), strict=True)
+        examples = _with_tangents(inputs.signature.split_inputs([*duals]), flags)
+        return TangentBody(body, flags), examples
 
     def output_flags(carry: Sequence[bool]) -> list[bool]:
-        tangent_body, tangents = at(carry)
-        return run_fake(tangent_body.tangent_flags, [*examples.flat(), *tangents], mode)
+        tangent_body, examples = at(carry)
+        return run_fake(tangent_body.tangent_flags, examples.flat(), mode)
 
     carry = carry_fixpoint(start.carry, lambda flags: output_flags(flags)[:n_carry])
-    layout = _Layout(carry, start.xs, start.additional)
     y_flags = output_flags(carry)[n_carry:]
-    tangent_body, tangents = at(carry)
+    tangent_body, examples = at(carry)
 
-    def interleaved(*flat: Any) -> tuple[Any, ...]:
-        pairs = tangent_body.pairs(*layout.separate(flat))
-        return (
-            *_Layout.join(pairs[:n_carry], carry),
-            *_Layout.join(pairs[n_carry:], y_flags),
-        )
+    def run(*flat: Any) -> tuple[Any, ...]:
+        pairs = tangent_body.pairs(*flat)
+        return (*_in_a_row(pairs[:n_carry], carry), *_in_a_row(pairs[n_carry:], y_flags))
 
-    module = trace(interleaved, layout.interleave(examples.flat(), tangents), mode)
+    module = trace(run, examples.flat(), mode)
     clean_up(module)
-    legality.checked("jvp", module, layout.signature())
-    return module, layout, y_flags
+    legality.checked("jvp", module, examples.signature)
+    return module, tangent_body.flags, y_flags
 
 
 def tangent_scan(body: Body, inputs: Inputs[Dual], options: ScanOptions) -> list[Dual]:
     """Return the scan's results and their tangents, None where there is none."""
-    has_tangent = inputs.map(lambda pair: pair[1] is not None)
-    start = _Layout(*map(tuple, (has_tangent.carry, has_tangent.xs, has_tangent.additional)))
-    module, layout, y_flags = _tangent_body(body, inputs.map(lambda pair: pair[0]), start)
-    results = iter(call_scan(module, layout.joined(inputs), options))
-    pairs: list[Dual] = []
-    for flags in (layout.carry, tuple(y_flags)):
-        values = [next(results) for _ in flags]
-        tangents = [next(results) if flag else None for flag in flags]
-        pairs += list(zip(values, tangents, strict=True))
-    return pairs
+    start = inputs.map(lambda pair: pair[1] is not None)
+    module, flags, y_flags = _tangent_body(body, inputs.map(lambda pair: pair[0]), start)
+    results = iter(call_scan(module, _with_tangents(inputs, flags), options))
+    return [*_paired(results, flags.carry), *_paired(results, y_flags)]
 
 
 def _as_duals(pairs: Sequence[Dual]) -> tuple[Any, ...]:

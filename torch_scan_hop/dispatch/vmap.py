@@ -24,7 +24,7 @@ from torch_scan_hop._torch.transforms import restore_vmap, unwrap_batched, wrap_
 from torch_scan_hop.autodiff.custom import refuse_custom_function
 from torch_scan_hop.autodiff.derivative import as_backward, is_backward
 from torch_scan_hop.autodiff.differentiability import carry_fixpoint
-from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
+from torch_scan_hop.body.cache import remember_for
 from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import with_stops
@@ -121,16 +121,9 @@ def _vmapped_body(
 ) -> BatchedTrace:
     """Return the traced body, and which carries and ys it batches."""
     refuse_custom_function(body)
-    key = (
-        "vmap",
-        inputs_metadata(inputs),
-        tuple(batched.flat()),
-        batch_size,
-        randomness,
-        autocast_state(),
-    )
     make = functools.partial(_trace_vmapped_body, body, inputs, batched, batch_size, randomness)
-    return remember(body, key, make)
+    about = (tuple(batched.flat()), batch_size, randomness)
+    return remember_for(body, "vmap", inputs, about, make)
 
 
 def _trace_vmapped_body(

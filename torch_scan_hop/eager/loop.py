@@ -19,6 +19,7 @@ from torch_scan_hop.eager.writer import LoopWriter
 from torch_scan_hop.huge_pages import empty_stack
 from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.step import order_of_steps
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class EagerLoop:
             empty_stack(y, trip_count) if place is None else place
             for y, place in zip(like or self.ys, places, strict=True)
         ]
-        order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+        order = order_of_steps(trip_count, reverse)
         carry = [
             c.clone(memory_format=torch.contiguous_format)
             if k in self.own_carry

@@ -15,6 +15,7 @@ from torch import fx
 from torch_scan_hop._torch.own_scan import is_torchs
 from torch_scan_hop.op import ScanOptions, scan_op
 from torch_scan_hop.signature import Inputs
+from torch_scan_hop.step import order_of_steps
 
 # Beyond these, a call costs little beside its steps, and to trace them takes long.
 MOST_STEPS = 16
@@ -74,15 +75,13 @@ def steps_of(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions) ->
     """Run the scan step by step; return contiguous carries, and stacks."""
     run = functools.partial(_WritesOut(body).run, enable_io_processing=False)
     slices = list(zip(*(x.unbind(0) for x in inputs.xs), strict=True))
+    steps: list[Any] = [None] * len(slices)
     # bodies are traced for contiguous carries
     carry = [c.contiguous() for c in inputs.carry]
-    steps: list[Any] = []
-    for x in reversed(slices) if options.reverse else slices:
-        out = run(*carry, *x, *inputs.additional)
+    for t in order_of_steps(len(slices), options.reverse):
+        out = run(*carry, *slices[t], *inputs.additional)
         carry = [c.contiguous() for c in out[: len(carry)]]
-        steps.append(out[len(carry) :])
-    if options.reverse:
-        steps = steps[::-1]
+        steps[t] = out[len(carry) :]
     return (*carry, *map(_stacked, zip(*steps, strict=True)))
 
 

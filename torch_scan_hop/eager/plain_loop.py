@@ -32,6 +32,7 @@ from torch_scan_hop.step import (
     Settling,
     as_output_tensor,
     device_of,
+    order_of_steps,
     split_result,
     stacked,
 )
@@ -42,14 +43,14 @@ Leaves = list[torch.Tensor]
 def run_loop(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: int, reverse: bool
 ) -> tuple[Any, Any]:
-    """:func:`reference.scan_loop` at a lower cost; arguments and results are the same."""
+    """Do as :func:`reference.scan_loop` at a lower cost; arguments and results are the same."""
     start = tree.tensors(init)
     leaves = [*start, *tree.tensors(xs)]
     if trip_count == 0 or torch.is_inference_mode_enabled() or under_transform():
         return scan_loop(combine_fn, init, xs, trip_count, reverse)
     if not all(map(_is_plain, leaves)):
         return scan_loop(combine_fn, init, xs, trip_count, reverse)
-    order = range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+    order = order_of_steps(trip_count, reverse)
     own = filter(_is_more_than_data, start)
     kept = [(leaf, leaf.clone(), leaf._version, leaf.requires_grad) for leaf in own]
     try:
@@ -133,7 +134,7 @@ def _steps(
 def _run_tensors(
     combine_fn: CombineFn, init: torch.Tensor, xs: torch.Tensor, order: range
 ) -> tuple[Any, Any]:
-    """:func:`_run` where init and xs are one tensor each: in small cells, every call counts."""
+    """Do as :func:`_run`, for one tensor in init and one in xs: in small cells, calls count."""
     rows, xs_version = _rows(xs), xs._version
     dtype, shape, device = init.dtype, init.shape, init.device
     carry = _first_carry([init])
@@ -179,7 +180,7 @@ def _go_on(
     t: int,
     steps: list[Leaves],
 ) -> tuple[Any, Any]:
-    """The loop after step ``t``, whose ``result`` has another carry, as ``error`` says."""
+    """Run the loop after step ``t``, whose ``result`` has another carry, as ``error`` says."""
     following, y = result
     device, settling = device_of(None, xs), Settling()
     template = settling.accept(error, following, device)
@@ -223,7 +224,7 @@ def _copy_shared(leaves: Leaves, all_of_them: bool = False) -> None:
 
 
 def _versions(leaves: Leaves) -> list[int]:
-    """How often each was written to."""
+    """Return how often each was written to."""
     return [leaf._version for leaf in leaves]
 
 
@@ -231,7 +232,7 @@ def _versions(leaves: Leaves) -> list[int]:
 
 
 def _slices(xs: Any) -> Callable[[int], Any]:
-    """``xs`` at a step, each leaf the body's to write to."""
+    """Return ``xs`` as a function of the step; the body may write to each leaf."""
     if xs is None or not (leaves := tree.tensors(xs)):
         return lambda t: xs
     rows = list(zip(*map(_rows, leaves), strict=True))
@@ -255,7 +256,7 @@ def _rows(leaf: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _builder(template: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
-    """From leaves to a pytree like ``template``."""
+    """Return a function from leaves to a pytree like ``template``."""
     if isinstance(template, torch.Tensor):
         return lambda leaves: leaves[0]
     if type(template) is tuple and all(isinstance(part, torch.Tensor) for part in template):

@@ -37,7 +37,7 @@ from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.rewrites.sizes import lift_integers
 from torch_scan_hop.signature import Inputs, Signature
-from torch_scan_hop.step import check_device
+from torch_scan_hop.step import check_device, order_of_steps
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def loop(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -> tup
     """Run the scan step by step, which a user's TorchDispatchMode sees."""
     n_carry, trip_count = len(inputs.carry), inputs.trip_count
     slices = list(zip(*(x.unbind(0) for x in inputs.xs), strict=True))
-    order = range(trip_count - 1, -1, -1) if options.reverse else range(trip_count)
+    order = order_of_steps(trip_count, options.reverse)
     # bodies are traced for contiguous carries
     carry: Sequence[torch.Tensor] = [c.contiguous() for c in inputs.carry]
     stacks: list[torch.Tensor] = []

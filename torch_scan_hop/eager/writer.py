@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.body.cache import SYMBOLS
+from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, binding, can_write_to
@@ -233,7 +233,7 @@ class LoopWriter:
 
 
 def source_of_example() -> str:
-    """The source for ``carry + x``, as an example."""
+    """Return the source for ``carry + x``, as an example."""
     graph = fx.Graph()
     carry, x = graph.placeholder("carry"), graph.placeholder("x")
     total = graph.call_function(aten.add.Tensor, (carry, x))

@@ -1,4 +1,4 @@
-"""From a call or a program to the facts. Everything is traced on fakes; nothing is run."""
+"""Collect the facts about a call or a program. Everything is traced on fakes; nothing is run."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _signature(site: Site) -> list[Leaf]:
 
 
 def _ys(site: Site) -> list[Any]:
-    """One step's, as fakes."""
+    """Return the ys of a step, as fakes."""
     return list(map(recorded, site.operands.signature.outputs_of(site.body).ys))
 
 

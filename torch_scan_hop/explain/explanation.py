@@ -60,11 +60,11 @@ class Explanation:
         return text.of(self, colours)
 
     def to_dict(self) -> dict[str, Any]:
-        """All facts, as dicts, lists, strings, numbers and None."""
+        """Return all facts, as dicts, lists, strings, numbers and None."""
         return _plain(dataclasses.asdict(self))
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """A page that needs nothing else, with each loop drawn; also written to ``path``."""
+        """Return a page that needs nothing else, with each loop drawn; write it to ``path``."""
         from torch_scan_hop.explain import html
 
         page = html.page(self)

@@ -116,7 +116,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a program of a GPU's kernel takes; None where that is not known.
+    """The resources that a program of a GPU's kernel takes; None where they are not known.
 
     ``capability``: the compute capability that it was compiled for; 90 is 9.0.
     """

@@ -12,12 +12,14 @@ from torch_scan_hop.explain.style import CSS, SCRIPT
 from torch_scan_hop.explain.words import (
     captured,
     flops,
+    heading,
+    launched,
+    limit,
     merged,
     nbytes,
-    program,
-    seconds,
     steps,
     where,
+    why_not_better,
 )
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ def _as_loop(e: Explanation) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """Cells are plain text. ``numbers``: the columns that are aligned as such."""
+    """Return a table of plain text. ``numbers``: the columns that are aligned as such."""
     titles = "".join(f"<th>{escape(title)}</th>" for title in head)
     lines = []
     for row in rows:
@@ -94,8 +96,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence
 
 
 def _scan(scan: Scan) -> Iterable[str]:
-    order = ", backwards" if scan.reverse else ""
-    yield f"<h2>{escape(scan.name)}: {escape(steps(scan.steps))}{order}</h2>"
+    yield f"<h2>{escape(heading(scan))}</h2>"
     rows = [
         (leaf.role, leaf.path, leaf.type, nbytes(leaf.nbytes), "yes" * leaf.requires_grad)
         for leaf in scan.signature
@@ -112,9 +113,7 @@ def _scan(scan: Scan) -> Iterable[str]:
 
 
 def _loop(loop: Loop) -> Iterable[str]:
-    order = ", backwards" if loop.reverse else ""
-    blocks = "" if loop.block is None else f", in blocks of {loop.block}"
-    yield f"<h3>{escape(loop.name)}: {escape(steps(loop.steps))}{order}{blocks}</h3>"
+    yield f"<h3>{escape(heading(loop))}</h3>"
     if loop.note:
         yield f"<p>{escape(loop.note)}</p>"
     yield f'<div class="drawing">{Drawing(loop).svg()}</div>'
@@ -137,13 +136,8 @@ def _work(work: Work) -> str:
         f"In all: {flops(work.flops)}, {nbytes(work.nbytes)} as each operator reads and writes; "
         f"{nbytes(work.least_nbytes)} if inputs and results were moved once."
     )
-    if work.seconds is not None and work.least_seconds is not None:
-        found += (
-            f" {seconds(work.seconds)} if every operator meets its limit; at least "
-            f"{seconds(work.least_seconds)}, bound by {work.limit} "
-            f"({work.fraction_of_limit or 0:.0%})."
-        )
-    return escape(found)
+    at_best = limit(work)
+    return escape(f"{found} {at_best}." if at_best else found)
 
 
 def _memory(memory: Memory, count: str) -> Iterable[str]:
@@ -174,16 +168,9 @@ def _kernels(kernels: Sequence[Kernel]) -> Iterable[str]:
             k.loop,
             k.kind,
             k.steps,
-            "; ".join(filter(None, (k.operators, *_launched(k)))),
-            "; ".join(f"not {better}: {reason}" for better, reason in k.why_not.items()),
+            "; ".join(filter(None, (k.operators, *launched(k)))),
+            "; ".join(why_not_better(k)),
         )
         for k in kernels
     ]
     yield _table(("loop", "kernel", "steps", "a step", "why not better"), rows)
-
-
-def _launched(kernel: Kernel) -> Iterable[str]:
-    if kernel.launches:
-        yield f"launches: {kernel.launches}"
-    if kernel.program:
-        yield f"a program: {program(kernel.program)}"

@@ -14,6 +14,7 @@ from torch import fx
 from torch_scan_hop import inductor
 from torch_scan_hop._torch.capabilities import require
 from torch_scan_hop._torch.isolation import torch_functions_disabled
+from torch_scan_hop.body.meta_values import placeholder
 from torch_scan_hop.body.node_kinds import operator_name
 from torch_scan_hop.cuda_graphs.recording import MOST_STEPS
 from torch_scan_hop.explain.facts import Kernel, Resources
@@ -61,16 +62,14 @@ def _alone(site: Site) -> tuple[fx.GraphModule, list[Any]]:
     def operand(value: Any) -> Any:
         if isinstance(value, torch.SymFloat):
             return value.node.hint if value.node.hint is not None else 1.0
-        node = graph.placeholder(f"operand_{len(inputs)}")
-        node.meta["val"] = value
         inputs.append(value)
-        return node
+        return placeholder(graph, f"operand_{len(inputs) - 1}", value)
 
-    groups = site.signature.split_inputs(list(map(operand, site.operands.flat())))
+    groups = site.operands.map(operand)
     arguments = (graph.get_attr("body"), groups.carry, groups.xs, tuple(groups.additional))
     options = scan_options(site.reverse, site.checkpoint)
     results = graph.call_function(scan_op, arguments, options)
-    n_results = site.signature.n_carry + len(site.ys)
+    n_results = len(site.operands.carry) + len(site.ys)
     graph.output(
         tuple(graph.call_function(operator.getitem, (results, k)) for k in range(n_results))
     )

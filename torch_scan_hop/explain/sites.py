@@ -15,7 +15,7 @@ from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.capture.replay import closure_of, names_of
 from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.op import ScanOperator
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs
 
 NameOf = Callable[[fx.Node], str]
 
@@ -35,11 +35,6 @@ class Site:
     init: tuple[str, ...] = ()
 
     @property
-    def signature(self) -> Signature:
-        o = self.operands
-        return Signature(len(o.carry), len(o.xs), len(o.additional))
-
-    @property
     def settled(self) -> tuple[str, ...]:
         """The leaves that differ after the first step, which then runs on its own."""
         return self._steady()[0]
@@ -54,7 +49,7 @@ class Site:
 
     @property
     def trip_count(self) -> Any:
-        return self.operands.xs[0].shape[0]
+        return self.operands.trip_count
 
     @property
     def steps(self) -> str:
@@ -94,7 +89,7 @@ def attribute(gm: fx.GraphModule, path: str) -> Any:
 
 
 def site_of(gm: fx.GraphModule, node: fx.Node, name_of: NameOf, name: str) -> Site:
-    """The scan at ``node``, with names as the graph has them."""
+    """Return the scan at ``node``, with names as the graph has them."""
     body_node, *groups = node.args
     body = attribute(gm, str(body_node.target))  # type: ignore[union-attr]
     carry, xs, additional = (list(group) for group in groups)  # type: ignore[arg-type]
@@ -177,7 +172,7 @@ _CELL = re.compile(r"\b(\w+)\.__closure__\[(\d+)\]\.cell_contents")
 
 
 def _with_cells_named(source: str, fn: Any) -> str:
-    """Variables of functions that ``fn`` closes over: ``inner.__closure__[0]`` is ``inner.w``."""
+    """Name variables of closed-over functions: ``inner.__closure__[0]`` is ``inner.w``."""
     known = closure_of(fn)
     found = _CELL.search(source)
     while found is not None:

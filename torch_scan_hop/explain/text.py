@@ -20,13 +20,15 @@ from torch_scan_hop.explain.facts import (
 from torch_scan_hop.explain.words import (
     captured,
     flops,
+    heading,
+    launched,
+    limit,
     merged,
     nbytes,
-    program,
-    seconds,
     shortened,
     steps,
     where,
+    why_not_better,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def _plain(text: str, _: str) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]], indent: str) -> list[str]:
-    """Rows with aligned columns; no blanks at the end."""
+    """Return rows with aligned columns, and no blanks at the end."""
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -67,11 +69,11 @@ class _Writer:
     def __init__(self, paint: Paint) -> None:
         self.paint = paint
 
-    def heading(self, text: str) -> str:
+    def bold(self, text: str) -> str:
         return self.paint(text, _BOLD)
 
     def explanation(self, e: Explanation) -> Iterable[str]:
-        yield self.heading(e.title)
+        yield self.bold(e.title)
         if e.options:
             yield f"  {e.options}"
         yield from self.capture(e)
@@ -83,7 +85,7 @@ class _Writer:
         if e.checkpoint is not None:
             c = e.checkpoint
             yield ""
-            yield self.heading(f"checkpoint={c.policy}")
+            yield self.bold(f"checkpoint={c.policy}")
             yield f"  saves {nbytes(c.nbytes)} instead of {nbytes(c.nbytes_without)}; {c.cost}"
             if c.nbytes_of_segment:
                 yield f"  and {nbytes(c.nbytes_of_segment)} while a segment is differentiated"
@@ -100,8 +102,7 @@ class _Writer:
             yield f"    captured anew since this no longer held: {guard}"
 
     def scan(self, scan: Scan) -> Iterable[str]:
-        order = ", backwards" if scan.reverse else ""
-        yield self.heading(f"{scan.name}: {steps(scan.steps)}{order}")
+        yield self.bold(heading(scan))
         rows = [
             (leaf.role, leaf.path, leaf.type, nbytes(leaf.nbytes), "grad" * leaf.requires_grad)
             for leaf in scan.signature
@@ -122,9 +123,7 @@ class _Writer:
     # --- a loop ---
 
     def loop(self, loop: Loop, indent: str) -> Iterable[str]:
-        order = ", backwards" if loop.reverse else ""
-        blocks = "" if loop.block is None else f", in blocks of {loop.block}"
-        yield indent + self.heading(f"{loop.name}: {steps(loop.steps)}{order}{blocks}")
+        yield indent + self.bold(heading(loop))
         if loop.note:
             yield f"{indent}  {loop.note}"
         rows = self.operator_rows(loop)
@@ -153,22 +152,19 @@ class _Writer:
         ]
 
     def work(self, work: Work) -> Iterable[str]:
+        least = f"(at least {nbytes(work.least_nbytes)}: inputs and results once)"
         rows = [
             ("a step", flops(work.flops_per_step), nbytes(work.nbytes_per_step), ""),
-            ("in all", flops(work.flops), nbytes(work.nbytes), _least(work)),
+            ("in all", flops(work.flops), nbytes(work.nbytes), least),
         ]
         yield from _columns(rows, "")
-        if work.seconds is not None and work.least_seconds is not None:
-            share = work.fraction_of_limit or 0.0
-            yield (
-                f"{seconds(work.seconds)} if every operator meets its limit; at least "
-                f"{seconds(work.least_seconds)}, bound by {work.limit} ({share:.0%})"
-            )
+        if found := limit(work):
+            yield found
 
     # --- the rest ---
 
     def memory(self, memory: Memory, count: str) -> Iterable[str]:
-        yield self.heading(f"kept for the backward: {nbytes(memory.nbytes_per_step)} a step")
+        yield self.bold(f"kept for the backward: {nbytes(memory.nbytes_per_step)} a step")
         yield f"  {nbytes(memory.nbytes)} for {steps(count)}"
         for title, kept in (("kept for it", True), ("there anyway", False)):
             rows = [
@@ -181,18 +177,10 @@ class _Writer:
                 yield from _columns(rows, "    ")
 
     def kernels(self, kernels: Sequence[Kernel]) -> Iterable[str]:
-        yield self.heading("under torch.compile, with Inductor")
+        yield self.bold("under torch.compile, with Inductor")
         for k in kernels:
             many = f"; {steps(k.steps)}" if k.steps else ""
             yield f"  {k.loop}: {k.kind}{many}"
             if k.operators:
                 yield f"    a step: {k.operators}"
-            if k.launches:
-                yield f"    launches: {k.launches}"
-            if k.program:
-                yield f"    a program: {program(k.program)}"
-            yield from (f"    not {better}: {reason}" for better, reason in k.why_not.items())
-
-
-def _least(work: Work) -> str:
-    return f"(at least {nbytes(work.least_nbytes)}: inputs and results once)"
+            yield from (f"    {line}" for line in (*launched(k), *why_not_better(k)))

@@ -43,7 +43,7 @@ def derivative_at(site: Site) -> Derivative:
 
 
 def forward_site(site: Site, derivative: Derivative) -> Site:
-    """The scan that runs in the forward: it returns what is kept, too."""
+    """Return the scan that runs in the forward: it returns what is kept, too."""
     kept = range(len(site.ys), len(_stacks(derivative)))
     residuals = (_kept_name(site, derivative, k) for k in kept)
     return replace(site, body=derivative.first.forward, ys=(*site.ys, *residuals))
@@ -57,7 +57,7 @@ def _stacks(derivative: Derivative) -> list[fx.Node]:
 
 
 def backward_site(site: Site, derivative: Derivative) -> Site | None:
-    """The scan that runs in the backward; None if nothing in it varies from step to step."""
+    """Return the scan that runs in the backward; None if nothing varies from step to step."""
     partition, flow = derivative.first, derivative.flow
     placeholders = partition.backward.graph.find_nodes(op="placeholder")
     carries = [k for k, flag in enumerate(flow.carry) if flag]
@@ -87,7 +87,7 @@ def backward_site(site: Site, derivative: Derivative) -> Site | None:
 
 
 def _stack(site: Site, step: Any) -> Any:
-    """A fake of all steps' values, of which ``step`` is one."""
+    """Return a fake of all steps' values, of which ``step`` is one."""
     shape = (site.trip_count, *step.shape)
     return fake_tensor(fake_mode_of([step]), shape, None, step.dtype, step.device)
 

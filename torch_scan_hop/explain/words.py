@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from torch_scan_hop.explain.facts import Loop, Resources
+from torch_scan_hop.explain.facts import Kernel, Loop, Resources, Scan, Work
 
 
 def nbytes(count: int | None) -> str:
@@ -64,7 +64,7 @@ def program(of: Resources) -> str:
 
 
 def where(line: str) -> str:
-    """``file:line`` without the folders.
+    """Return ``file:line`` without the folders.
 
     >>> where("/home/me/cell.py:12: h = torch.tanh(h)")
     'cell.py:12'
@@ -85,6 +85,33 @@ def steps(count: str) -> str:
     if count.startswith("T = "):
         return f"T steps (here {count})"
     return "1 step" if count == "1" else f"{count} steps"
+
+
+def heading(of: Scan | Loop) -> str:
+    order = ", backwards" if of.reverse else ""
+    blocks = f", in blocks of {of.block}" if isinstance(of, Loop) and of.block is not None else ""
+    return f"{of.name}: {steps(of.steps)}{order}{blocks}"
+
+
+def limit(work: Work) -> str:
+    """Return how long it takes if every operator meets its limit; empty if that is not known."""
+    if work.seconds is None or work.least_seconds is None:
+        return ""
+    return (
+        f"{seconds(work.seconds)} if every operator meets its limit; at least "
+        f"{seconds(work.least_seconds)}, bound by {work.limit} ({work.fraction_of_limit or 0:.0%})"
+    )
+
+
+def launched(kernel: Kernel) -> Iterable[str]:
+    if kernel.launches:
+        yield f"launches: {kernel.launches}"
+    if kernel.program:
+        yield f"a program: {program(kernel.program)}"
+
+
+def why_not_better(kernel: Kernel) -> list[str]:
+    return [f"not {better}: {reason}" for better, reason in kernel.why_not.items()]
 
 
 def merged(loops: Sequence[Loop]) -> list[Loop]:

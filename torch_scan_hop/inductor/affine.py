@@ -1,4 +1,4 @@
-"""The next carries of a lowered step as forms of the carries (see ``rewrites/affine``)."""
+"""Write a lowered step's next carries as affine functions of the carries (``rewrites/affine``)."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop.body.added_parts import is_large
+from torch_scan_hop.body.meta_values import placeholder
 from torch_scan_hop.body.node_kinds import is_view, viewed
 from torch_scan_hop.body.partial_writes import PART_OF, WRITE_OF, writes_in_place
 from torch_scan_hop.op import scan_op
@@ -52,14 +53,8 @@ class StepExamples:
         return [*self.inputs.carry, *self.ys]
 
 
-def _placeholder(graph: fx.Graph, name: str, value: Any) -> fx.Node:
-    node = graph.placeholder(name)
-    node.meta["val"] = value
-    return node
-
-
 def _placeholders(graph: fx.Graph, name: str, values: Sequence[Any]) -> list[fx.Node]:
-    return [_placeholder(graph, f"{name}_{k}", v) for k, v in enumerate(values)]
+    return [placeholder(graph, f"{name}_{k}", v) for k, v in enumerate(values)]
 
 
 class _Writer:
@@ -175,12 +170,12 @@ def destination_passing(
     """Return the step; it writes over carries at ``in_place``, by ``writes`` where they lie."""
     writer = _Writer(fake_mode)
     graph, inputs = writer.graph, examples.inputs
-    index = _placeholder(graph, "t", examples.index)
+    index = placeholder(graph, "t", examples.index)
     carry = _placeholders(graph, "carry", inputs.carry)
     xs = _placeholders(graph, "xs", inputs.xs)
     additional = _placeholders(graph, "additional", inputs.additional)
     next_carry = [
-        carry[k] if k in in_place else _placeholder(graph, f"next_carry_{k}", c)
+        carry[k] if k in in_place else placeholder(graph, f"next_carry_{k}", c)
         for k, c in enumerate(inputs.carry)
     ]
     ys = _placeholders(graph, "ys", examples.ys)

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torch_scan_hop import legality
-from torch_scan_hop._torch.inductor_passes import trace_decomposed
-from torch_scan_hop.inductor.rewriter import inline
+from torch_scan_hop.inductor.inline import write_in_parts
 
 aten = torch.ops.aten
 
@@ -105,21 +103,5 @@ PARTS: dict[Any, Callable[..., Any]] = {
 
 def write_fused_cells(body: fx.GraphModule) -> None:
     """Write each such operator of ``body`` in parts."""
-    found = [n for n in body.graph.nodes if n.target in PARTS]
-    for node in found:
-        _write(body, node)
-    if found:
-        body.graph.eliminate_dead_code()
-        body.recompile()
-        legality.checked("write_fused_cells", body)
-
-
-def _write(body: fx.GraphModule, node: fx.Node) -> None:
-    given = node.all_input_nodes
-
-    def run(*values: Any) -> Any:
-        known = dict(zip(given, values, strict=True))
-        return PARTS[node.target](*fx.map_arg(node.args, lambda n: known[n]))
-
-    traced = trace_decomposed(run, [n.meta["val"] for n in given])
-    inline(body, node, traced, given)
+    if any(node.target in PARTS for node in body.graph.nodes):
+        write_in_parts(body, PARTS, "write_fused_cells")

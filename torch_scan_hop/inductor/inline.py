@@ -1,13 +1,16 @@
-"""Put a traced function in the place of a call in a graph, and see what is read of one."""
+"""Put a traced function in the place of a call in a graph, and see what is read of a call."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
+from torch_scan_hop import legality
+from torch_scan_hop._torch.inductor_passes import trace_decomposed
+from torch_scan_hop.body.meta_values import replace, value_of
 from torch_scan_hop.signature import results_of
 
 
@@ -36,6 +39,9 @@ def inline(
             elif node.op == "call_function":
                 env[node] = graph.node_copy(node, lambda n: env[n])
     results: Any = fx.map_arg(results_of(traced.graph), lambda n: env[n])
+    if isinstance(results, fx.Node):
+        replace(call, results)
+        return
     for user in list(call.users):
         replacement = results[user.args[1]]
         if replacement is not None:
@@ -44,8 +50,32 @@ def inline(
     graph.erase_node(call)
 
 
+def write_in_parts(
+    body: fx.GraphModule, parts: Mapping[Any, Callable[..., Any]], name: str
+) -> fx.GraphModule:
+    """Write each operator in ``parts`` as its function does, and return ``body``, which is changed.
+
+    An operator stays if something reads a result that its function does not return.
+    """
+    for node in [n for n in body.graph.nodes if n.target in parts]:
+        given = node.all_input_nodes
+
+        def run(*values: Any, node: fx.Node = node, given: Sequence[fx.Node] = given) -> Any:
+            known = dict(zip(given, values, strict=True))
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            return parts[node.target](*args, **kwargs)
+
+        traced = trace_decomposed(run, [value_of(n) for n in given])
+        made = results_of(traced.graph)
+        if isinstance(made, fx.Node) or all(made[u.args[1]] for u in node.users if u.users):
+            inline(body, node, traced, given)
+    body.graph.eliminate_dead_code()
+    body.recompile()
+    return legality.checked(name, body)
+
+
 def _attribute(gm: fx.GraphModule, call: fx.Node, traced: fx.GraphModule, node: fx.Node) -> fx.Node:
-    """The attribute under a name of its own in the outer module."""
+    """Put the attribute under a name of its own in the outer module, and return its node."""
     base = f"{call.name}_{str(node.target).replace('.', '_')}"
     name, k = base, 0
     while hasattr(gm, name):

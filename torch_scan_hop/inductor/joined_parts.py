@@ -11,22 +11,19 @@ import operator
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from torch_scan_hop._torch.inductor import called_as_it_is
+from torch_scan_hop.body.own_operators import own_operator
 from torch_scan_hop.op import scan_op
 
 aten = torch.ops.aten
 
-_library = torch.library.Library("torch_scan_hop", "FRAGMENT")
-_library.define("joined_parts(Tensor re, Tensor im) -> Tensor")
-_library.impl("joined_parts", torch.complex, "CompositeExplicitAutograd")
-joined_parts = torch.ops.torch_scan_hop.joined_parts.default
-
-
-@torch.library.register_fake("torch_scan_hop::joined_parts")
-def _complex_like(re: Tensor, im: Tensor) -> Tensor:
-    return torch.complex(re, im)
+joined_parts = own_operator(
+    "joined_parts(Tensor re, Tensor im) -> Tensor",
+    {"CompositeExplicitAutograd": torch.complex},
+    torch.complex,
+)
 
 
 def mark_joined_parts(gm: fx.GraphModule) -> None:

@@ -25,19 +25,6 @@ from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.rewrites.classify import is_contraction
 from torch_scan_hop.signature import results_of
 
-__all__ = [
-    "LOWERINGS",
-    "is_on_gpu",
-    "kernel_of",
-    "kernels",
-    "may_be_one_kernel",
-    "may_be_parallel_in_time",
-    "may_be_small_matrices",
-    "may_run_lane_by_lane",
-    "pack_weights",
-    "replace_large_products",
-]
-
 log = logging.getLogger(__name__)
 
 #: why kernels do not take a scan

@@ -11,13 +11,7 @@ from torch import fx
 
 from torch_scan_hop._torch.inductor import size_expression
 from torch_scan_hop._torch.inductor_inline import InlineLowering
-from torch_scan_hop._torch.inductor_values import (
-    Reads,
-    handled_by,
-    is_tensor,
-    merged_sizes,
-    ops,
-)
+from torch_scan_hop._torch.inductor_values import Reads, handled_by, is_tensor, merged_sizes, ops
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.body import StepExamples

@@ -73,7 +73,7 @@ class LoopEmitter:
         raise NotImplementedError
 
     def span(self) -> str:
-        """The range of the loop's index, or the number of its steps."""
+        """Return the range of the loop's index, or the number of its steps."""
         return trip_count_code(self.wrapper, self.loop.trip_count)
 
     def open_loop(self, span: str) -> None:
@@ -101,12 +101,12 @@ class LoopEmitter:
         return [k for k in range(len(self.carry)) if k not in self.loop.in_place]
 
     def buffers(self) -> list[str]:
-        """The buffers of all carries."""
+        """Return the buffers of all carries."""
         even = [self.buffer(output, "even") for output in self.carry_outputs]
         return even + [self.buffer(self.carry_outputs[k], "odd") for k in self.next_carry]
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The names that steps have for the two buffers of a carry, which the loop swaps."""
+        """Return the names that steps have for the two buffers of a carry, which the loop swaps."""
         return [(self.carry[k], following) for k, following in self.next_carry.items()]
 
     def buffer(self, output: DeclaredOutput, which: str) -> str:
@@ -172,7 +172,7 @@ class PythonLoop(LoopEmitter):
         self.wrapper.writeline(f"for {index} in {steps}({span}):")
 
     def swap(self) -> None:
-        """The last statement of the loop's suite."""
+        """Write the last statement of the loop's suite."""
         for current, following in self.pairs():
             self.wrapper.writeline(f"    {current}, {following} = {following}, {current}")
 

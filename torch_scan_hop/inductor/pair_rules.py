@@ -71,7 +71,7 @@ def _pair(value: Any) -> Pair:
 
 
 def _parts(value: Any) -> tuple[Any, Any]:
-    """(real, imaginary) of a pair, a tensor or a number; None for no imaginary part."""
+    """Return (real, imaginary) of a pair, a tensor or a number; None for no imaginary part."""
     if isinstance(value, Pair):
         return value.re, value.im
     if isinstance(value, complex):
@@ -96,14 +96,10 @@ def _add(left: Any, right: Any, *, alpha: Any = 1) -> Any:
     (a, b), (c, d) = _parts(left), _parts(right)
     real = torch.add(a, c, alpha=alpha)
     if b is None:
-        return Pair(real, _scaled(d, alpha) + torch.zeros_like(real))
+        return Pair(real, (d if alpha == 1 else d * alpha) + torch.zeros_like(real))
     if d is None:
         return Pair(real, b + torch.zeros_like(real))
     return Pair(real, torch.add(b, d, alpha=alpha))
-
-
-def _scaled(value: Any, alpha: Any) -> Any:
-    return value if alpha == 1 else value * alpha
 
 
 def _sub(left: Any, right: Any, *, alpha: Any = 1) -> Any:
@@ -175,16 +171,8 @@ def _exp(value: Pair) -> Pair:
     return Pair(size * torch.cos(value.im), size * torch.sin(value.im))
 
 
-def _abs(value: Pair) -> Tensor:
-    return torch.hypot(value.re, value.im)
-
-
 def _conj(value: Any) -> Any:
     return Pair(value.re, -value.im) if isinstance(value, Pair) else value
-
-
-def _view_as_real(value: Pair) -> Tensor:
-    return torch.stack([value.re, value.im], -1)
 
 
 def _view_as_complex(value: Tensor) -> Pair:
@@ -255,14 +243,14 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._conj_physical.default: _conj,
     aten._conj.default: _conj,
     aten.conj_physical.default: _conj,
-    aten.abs.default: _abs,
+    aten.abs.default: lambda value: torch.hypot(value.re, value.im),
     aten.exp.default: _exp,
     aten.where.self: _where,
     aten.cat.default: _of_list(torch.cat),
     aten.stack.default: _of_list(torch.stack),
     aten.split.Tensor: _several(torch.split),
     aten.unbind.int: _several(torch.unbind),
-    aten.view_as_real.default: _view_as_real,
+    aten.view_as_real.default: lambda value: torch.stack([value.re, value.im], -1),
     aten.view_as_complex.default: _view_as_complex,
     aten.complex.default: Pair,
     aten.view.default: _view,

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @own_failures_said("the rewriting of a scan", "counted_loop")
 def prepare_scans(gm: fx.GraphModule) -> None:
-    """Runs after Inductor's own post-grad passes, on every graph; bodies included."""
+    """Run after Inductor's own post-grad passes, on every graph; bodies included."""
     report_outside_of_threads()
     theirs = set(gm.graph.nodes)
     _write_plans(gm)

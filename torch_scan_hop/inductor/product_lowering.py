@@ -12,12 +12,8 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor_inline import InlineLowering
-from torch_scan_hop._torch.inductor_values import (
-    bounds_of,
-    masked,
-    ops,
-    pointwise_like,
-)
+from torch_scan_hop._torch.inductor_values import bounds_of, masked, ops, pointwise_like
+from torch_scan_hop._torch.replaced import replaced
 from torch_scan_hop.inductor.step import plain_symbol
 
 aten = torch.ops.aten
@@ -40,11 +36,9 @@ class ProductLowering(InlineLowering):
     @contextlib.contextmanager
     def ranges_of_indices(self, lanes: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
         """Collect bounds of the symbols in an index: of ``lanes`` and of those made within."""
-        self._ranges = dict(lanes)
-        try:
-            yield self._ranges
-        finally:
-            self._ranges = None
+        ranges = dict(lanes)
+        with replaced(self, _ranges=ranges):
+            yield ranges
 
     def product(self, left: Any, weight: Any) -> Any:
         """Return what stands for ``left @ weight``; NotPointwise if nothing can."""

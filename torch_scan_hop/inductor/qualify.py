@@ -41,11 +41,14 @@ def is_plain(node: fx.Node) -> bool:
     return node.target not in PRODUCTS or not node.kwargs
 
 
+def _refuse(operators: Set[str], text: str) -> None:
+    if operators:
+        raise Refusal(f"{text}: {', '.join(operators)}")
+
+
 def check_pointwise(body: fx.GraphModule) -> None:
     """Refuse a body with operators that are not pointwise."""
-    others = _others(body)
-    if others:
-        raise Refusal(f"not pointwise: {', '.join(others)}")
+    _refuse(_others(body), "not pointwise")
 
 
 def check_pointwise_around_products(body: fx.GraphModule) -> None:
@@ -53,9 +56,7 @@ def check_pointwise_around_products(body: fx.GraphModule) -> None:
     if not any(node.target in PRODUCTS for node in body.graph.nodes):
         raise Refusal("no product")
     others = _others(body, lambda node: node.target in _PUT_TOGETHER)
-    if others:
-        names = ", ".join(others)
-        raise Refusal(f"neither pointwise nor a product with a weight: {names}")
+    _refuse(others, "neither pointwise nor a product with a weight")
 
 
 def reduces_narrow_rows(node: fx.Node) -> bool:
@@ -67,10 +68,7 @@ def check_rows(body: fx.GraphModule) -> None:
     """Refuse a body that is not pointwise but for products, and reductions of rows."""
     if not any(n.target in PRODUCTS or reduces_rows(n) for n in body.graph.nodes):
         raise Refusal("neither a product nor a reduction of rows")
-    others = operators_in_the_way(body)
-    if others:
-        names = ", ".join(others)
-        raise Refusal(f"neither pointwise, a product with a weight nor of a row: {names}")
+    _refuse(operators_in_the_way(body), "neither pointwise, a product with a weight nor of a row")
 
 
 def operators_in_the_way(body: fx.GraphModule) -> Set[str]:
@@ -109,8 +107,7 @@ def reduces_rows(node: fx.Node) -> bool:
 def check_pointwise_but_for(besides: Collection[Any], body: fx.GraphModule) -> None:
     """Refuse a body with operators that are neither pointwise nor in ``besides``."""
     others = _others(body, lambda node: node.target in besides)
-    if others:
-        raise Refusal(f"neither pointwise nor of small matrices: {', '.join(others)}")
+    _refuse(others, "neither pointwise nor of small matrices")
 
 
 def is_pointwise(body: fx.GraphModule) -> bool:

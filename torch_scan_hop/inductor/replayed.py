@@ -26,7 +26,7 @@ _state = _State()
 
 
 def within_a_graph(is_replayed: bool) -> AbstractContextManager[None]:
-    """Around the lowering of a step: what is replayed holds no graphs of its own."""
+    """Enter this around the lowering of a step: what is replayed holds no graphs of its own."""
     return replaced(_state, in_a_graph=_state.in_a_graph or is_replayed)
 
 

@@ -12,13 +12,7 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_passes import trace_decomposed
 from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
-from torch_scan_hop.body.carries_in import (
-    CarriesIn,
-    arguments_of,
-    in_graph,
-    stacks_of,
-    with_joined,
-)
+from torch_scan_hop.body.carries_in import CarriesIn, arguments_of, in_graph, stacks_of, with_joined
 from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.body.meta_values import check_results, value_of
 from torch_scan_hop.errors import Refusal
@@ -28,6 +22,7 @@ from torch_scan_hop.inductor.kernels import (
     may_be_one_kernel,
     may_be_small_matrices,
 )
+from torch_scan_hop.inductor.matrix_parts import in_parts
 from torch_scan_hop.inductor.pair_rules import is_complex
 from torch_scan_hop.inductor.pairs import (
     expanded,
@@ -53,11 +48,6 @@ log = logging.getLogger(__name__)
 
 # marks a scan that was made of a complex one, and is still to be rewritten
 PAIRS = "torch_scan_hop.pairs"
-
-
-def _has_strides(value: Any, stride: Sequence[Any] | None) -> bool:
-    """Return True if ``value`` has these strides; they are None for what is no tensor."""
-    return stride is None or are_all_known_equal(value.stride(), stride)
 
 
 class ScanRewriter:
@@ -145,11 +135,13 @@ class ScanRewriter:
         after = checks_after(self.body)
         in_loops = not self._is_on_gpu() and may_be_small_matrices(after.body)
         most = FEW_OPERATORS if in_loops else MOST_OPERATORS
-        for lanes in lanes_of(after.body, self.signature, most if current_options().scalars else 0):
+        found = lanes_of(after.body, self.signature, most if current_options().scalars else 0)
+        body = in_parts(after.body) if found or in_loops else after.body
+        for lanes in found:
 
             def run(*flat: Any, lanes: Lanes = lanes) -> list[Any]:
-                step = WrittenOut(after.body, self.signature, lanes, self.options)
-                found = step.run(with_joined(self._groups(flat), in_graph))
+                step = WrittenOut(body, self.signature, lanes, self.options)
+                found = step.run(self._joined(flat))
                 return after.checked(found, self.options.reverse)
 
             try:
@@ -158,11 +150,10 @@ class ScanRewriter:
                 log.info("%s is not written out: %s", self.node, why)
                 continue
             return
-        if after.checks and in_loops:
+        if in_loops and (after.checks or body is not after.body):
 
             def checked(*flat: Any) -> list[Any]:
-                inputs = with_joined(self._groups(flat), in_graph)
-                found = call_scan(after.body, inputs, self.options)
+                found = call_scan(body, self._joined(flat), self.options)
                 return after.checked(found, self.options.reverse)
 
             self._replace_by(checked, "checks_after")
@@ -181,6 +172,10 @@ class ScanRewriter:
             groups.xs[k] = CarriesIn(groups.xs[k], first, reverse)
         return groups
 
+    def _joined(self, flat: Sequence[Any]) -> Inputs[Any]:
+        """Return the scan's inputs; carries into steps are one node of the graph each."""
+        return with_joined(self._groups(flat), in_graph)
+
     def _retrace_if_unlike(self) -> None:
         """Trace the body again if a pass of Inductor's gave an operand other strides."""
         roles = self.signature.inputs_of(self.body)
@@ -189,12 +184,12 @@ class ScanRewriter:
         whole = [a.stride() if isinstance(a, torch.Tensor) else None for a in groups.additional]
         pairs = [*zip([*roles.xs, *roles.additional], [*slices, *whole], strict=True)]
         pairs += [(n, value_of(n).new_empty(value_of(n).shape).stride()) for n in roles.carry]
-        if all(_has_strides(value_of(n), stride) for n, stride in pairs if n.users):
+        read = [(value_of(n), stride) for n, stride in pairs if n.users and stride is not None]
+        if all(are_all_known_equal(value.stride(), stride) for value, stride in read):
             return
 
         def run(*flat: Any) -> Any:
-            inputs = with_joined(self._groups(flat), in_graph)
-            return call_scan(self.body, inputs, self.options)
+            return call_scan(self.body, self._joined(flat), self.options)
 
         self._replace_by(run, "retrace")
 
@@ -213,7 +208,7 @@ class ScanRewriter:
         return [*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys]
 
     def _replace_by(self, run: Any, name: str, of_scans: dict[str, Any] | None = None) -> None:
-        """``run``, a function of the operands, in place of the scan; ``of_scans``: marks of its."""
+        """Put ``run``, a function of the operands, in place of the scan; ``of_scans``: marks."""
         traced = trace_decomposed(run, [value_of(a) for a in self.operands])
         legality.check("replacement", name, traced)
         for node in traced.graph.find_nodes(op="call_function", target=scan_op):

@@ -8,22 +8,17 @@ from typing import Any
 import sympy
 
 from torch_scan_hop._torch.inductor_inline import InlineLowering
-from torch_scan_hop._torch.inductor_values import (
-    OpsHandler,
-    masked,
-    named_input,
-    slice_at,
-)
+from torch_scan_hop._torch.inductor_values import OpsHandler, masked, named_input, slice_at
 from torch_scan_hop.signature import Inputs
 
 
 def variable(name: str) -> Any:
-    """A symbol for an index, that is printed as it is."""
+    """Return a symbol for an index, which is printed as it is."""
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
 def plain_symbol(number: int) -> Any:
-    """A variable of Inductor's kernels in C++; of another prefix it would be an argument."""
+    """Return a variable of Inductor's kernels in C++; by another prefix it were an argument."""
     return variable(f"x{number}")
 
 
@@ -42,7 +37,7 @@ def carry_position(name: str) -> int | None:
 
 
 def step_index(trip_count: Any, reverse: bool) -> Any:
-    """The index of the step that the loop is at."""
+    """Return the index of the step that the loop is at."""
     return trip_count - 1 - STEP if reverse else STEP
 
 

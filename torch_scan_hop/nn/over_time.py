@@ -139,7 +139,7 @@ def _where(valid: Tensor, value: Tensor, other: Tensor) -> Tensor:
 
 
 def unpacked(sequence: PackedSequence) -> tuple[Tensor, Tensor]:
-    """``[T, B, ...]`` and its lengths, longest first."""
+    """Return ``[T, B, ...]`` and its lengths, longest first."""
     return pad_packed_sequence(PackedSequence(sequence.data, sequence.batch_sizes))
 
 
@@ -149,7 +149,7 @@ def packed_like(sequence: PackedSequence, padded: Tensor, lengths: Tensor) -> Pa
 
 
 def permuted(state: Any, order: Tensor | None, dim: int) -> Any:
-    """The batch, which is ``dim`` of every leaf, in another order."""
+    """Put the batch, which is ``dim`` of every leaf, in another order."""
     if order is None:
         return state
     return tree.map_leaves(lambda leaf: leaf.index_select(dim, order), state)

@@ -79,7 +79,7 @@ class Recurrent(nn.Module):
         lengths: Tensor | Sequence[int] | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Any, Any]:
-        """``(ys, last state)``.
+        """Return ``(ys, last state)``.
 
         Args:
             input: a tensor or a pytree of tensors, or a ``PackedSequence``, which gives one.
@@ -217,7 +217,7 @@ class Stack(nn.Module):
 
 
 def dropped(input: Any, part: float, training: bool) -> Any:
-    """Dropout of a tensor, of a pytree of them, or of a ``PackedSequence``."""
+    """Apply dropout to a tensor, to a pytree of them, or to a ``PackedSequence``."""
     if isinstance(input, PackedSequence):
         return input._replace(data=F.dropout(input.data, part, training))
     return pytree.tree_map(lambda leaf: F.dropout(leaf, part, training), input)

@@ -69,7 +69,7 @@ class Accumulator:
 
     @functools.cached_property
     def _is_transposed(self) -> list[bool]:
-        """Whether each factor of a product is the transpose of the leaf that is stacked for it."""
+        """For each factor of a product, if it is the transpose of the leaf stacked for it."""
         return [a is not leaf for a, leaf in zip(self.term.args, self.leaves, strict=True)]
 
     @property

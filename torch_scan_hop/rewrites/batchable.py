@@ -19,6 +19,7 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.body.linalg_checks import linalg_check, linalg_check_in_steps
+from torch_scan_hop.body.node_kinds import is_number_node
 from torch_scan_hop.body.operator_table import names
 
 aten = torch.ops.aten
@@ -130,24 +131,20 @@ def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
 
     ``any_trip_count``: of a loop that is traced for all of them.
     """
-    if any_trip_count and _is_for_one_trip_count(node.target):
+    name = _names(node.target)[1] if isinstance(node.target, OpOverload) else ""
+    if any_trip_count and name in FOR_ONE_TRIP_COUNT:
         return False
     if node.op != "call_function":
         return True
     if node.target is operator.getitem:
         return True  # an element of what was batched
-    value = node.meta.get("val")
-    if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if is_number_node(node):
         return True  # a size: the same at every step
-    if isinstance(node.target, OpOverload) and _names(node.target)[1] in BY_INDEX:
+    if name in BY_INDEX:
         return all(map(_is_integer_index, node.args[1]))  # type: ignore[arg-type]
     if node.target is aten.index_select.default:
         return node.args[2].meta["val"].dim() == 1  # type: ignore[union-attr]
     return is_batchable_operator(node.target) and not _raises_by_itself(node)
-
-
-def _is_for_one_trip_count(target: Any) -> bool:
-    return isinstance(target, OpOverload) and _names(target)[1] in FOR_ONE_TRIP_COUNT
 
 
 def _is_integer_index(index: Any) -> bool:

@@ -80,7 +80,7 @@ def classify(
 
 
 def ancestors(values: Iterable[Any], stop: set[fx.Node] | None = None) -> set[fx.Node]:
-    """The nodes among ``values`` and all they are computed from, not looking through ``stop``."""
+    """Return ``values`` and all they are computed from, not looking through ``stop``."""
     seen: set[fx.Node] = set()
     pending = [v for v in values if isinstance(v, fx.Node)]
     while pending:

@@ -61,7 +61,7 @@ class LaneSums:
         return Signature(n_carry, len(self.roles.xs), len(self.roles.additional))
 
     def run(self, run: Callable[[Inputs[Any]], list[Any]], inputs: Inputs[Any]) -> list[Any]:
-        """The results of the scan; ``run`` runs one of ``body``."""
+        """Return the results of the scan; ``run`` runs one of ``body``."""
         lanes = inputs.carry[self.like]
         zeros = (
             lanes.new_zeros([lanes.shape[0], *v.shape[1:]] if v.ndim else [], dtype=v.dtype)

@@ -19,7 +19,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import are_known_equal, likely_value
-from torch_scan_hop.body.meta_values import replace
+from torch_scan_hop.body.meta_values import call_recorded, replace
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.rewrites.accumulate import SUMS, added_terms, is_matrix_transpose
 from torch_scan_hop.rewrites.classify import Dependence, classify
@@ -98,18 +98,13 @@ def _write_by_lane(graph: fx.Graph, node: fx.Node, lanes: Any) -> None:
     if not isinstance(n_results, int):
         return
 
-    def call(target: Any, *args: Any) -> fx.Node:
-        node = graph.call_function(target, args)
-        node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
-        return node
-
     with graph.inserting_before(node):
-        turned = left.args[0] if is_matrix_transpose(left) else call(aten.t.default, left)  # type: ignore[union-attr]
-        own_left = call(aten.reshape.default, turned, [-1, rows, n_results])
-        own_left = call(aten.permute.default, own_left, [0, 2, 1])
-        own_right = call(aten.reshape.default, right, [-1, rows, columns])
-        product = call(aten.bmm.default, own_left, own_right)
-        total = call(aten.sum.dim_IntList, product, [0])
+        turned = left.args[0] if is_matrix_transpose(left) else call_recorded(aten.t.default, left)  # type: ignore[union-attr]
+        own_left = call_recorded(aten.reshape.default, turned, [-1, rows, n_results])
+        own_left = call_recorded(aten.permute.default, own_left, [0, 2, 1])
+        own_right = call_recorded(aten.reshape.default, right, [-1, rows, columns])
+        product = call_recorded(aten.bmm.default, own_left, own_right)
+        total = call_recorded(aten.sum.dim_IntList, product, [0])
     replace(node, total)
 
 

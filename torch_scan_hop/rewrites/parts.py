@@ -37,18 +37,18 @@ class Part:
         self.module = extract(owner, self.inputs, outputs, name)
 
     def __call__(self, values: dict[fx.Node, Any]) -> dict[fx.Node, Any]:
-        """The outputs, by node."""
+        """Return the outputs, by node."""
         results = past_module_hooks(self.module)(*[values[n] for n in self.inputs])
         return dict(zip(self.outputs, results, strict=True))
 
     def nodes(self) -> set[fx.Node]:
-        """The nodes of the owner's graph that this part computes."""
+        """Return the nodes of the owner's graph that this part computes."""
         return ancestors(self.outputs, stop=set(self.inputs)) - set(self.inputs)
 
     def over_steps(
         self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any], reverse: bool
     ) -> dict[fx.Node, Any]:
-        """The outputs of all steps at once, stacked; ``values`` are the same at every step.
+        """Return the outputs of all steps, stacked; ``values`` are the same at every step.
 
         ``reverse``: whether the last step runs first, so that its error is the one to raise.
         """
@@ -69,7 +69,7 @@ class Part:
         return self._batchable(True) if has_check else self._forwards
 
     def _batchable(self, reverse: bool) -> fx.GraphModule:
-        """The module, with what has no batching rule said by operators that have one."""
+        """Return the module, with operators that have a batching rule for those that have none."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(self.module.graph, {}))
         for node in graph.nodes:
@@ -89,7 +89,7 @@ def extract(
     name: str,
     names: Sequence[str] = (),
 ) -> fx.GraphModule:
-    """A module ``(inputs) -> (outputs)`` of nodes of ``owner``'s graph. ``names``: of inputs."""
+    """Return a module of nodes of ``owner``'s graph; ``names``: of its inputs."""
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node, own in zip(inputs, names or [node.name for node in inputs], strict=True):

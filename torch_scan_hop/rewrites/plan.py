@@ -15,12 +15,7 @@ from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view, viewed
 from torch_scan_hop.op import FORWARD, RunScan, ScanOptions
 from torch_scan_hop.rewrites.accumulate import Accumulator
-from torch_scan_hop.rewrites.classify import (
-    Dependence,
-    ancestors,
-    is_contraction,
-    nbytes,
-)
+from torch_scan_hop.rewrites.classify import Dependence, ancestors, is_contraction, nbytes
 from torch_scan_hop.rewrites.parts import Part, extract
 from torch_scan_hop.signature import Inputs, Signature
 
@@ -97,7 +92,7 @@ class ScanPlan:
         )
 
     def is_trivial(self) -> bool:
-        """True if nothing moved."""
+        """Return True if nothing moved."""
         d = self.decisions
         moved = [*d.constant_carry, *d.accumulators, *d.invariants, *d.batched, *d.sunk]
         return not moved and len(d.loop_carry) == self.signature.n_carry
@@ -138,7 +133,7 @@ class ScanPlan:
         return sum(likely_value(nbytes(n)) for n in summed)
 
     def stacked_sizes(self) -> list[Any]:
-        """The bytes of each value that is stacked and is no result."""
+        """Return the bytes of each value that is stacked and is no result."""
         results = set(self.outputs.ys)
         made = [n for n in self.decisions.stacked if n not in results]
         for part in (self.batched_part, self.sunk_part):

@@ -211,7 +211,7 @@ class Planner:
         return "" if fits else too_large(node)
 
     def _frontier(self, sunk: Sequence[fx.Node], in_loop: set[fx.Node]) -> list[fx.Node]:
-        """Per-step values of the loop that work after it reads."""
+        """Return per-step values of the loop that work after it reads."""
         seen = ancestors(sunk, stop=in_loop)
         return [n for n in self.body.graph.nodes if n in seen and n in in_loop]
 

@@ -14,8 +14,8 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.symbols import is_symbolic
-from torch_scan_hop.body.meta_values import replace
+from torch_scan_hop._torch.symbols import SYMBOLS, is_symbolic
+from torch_scan_hop.body.meta_values import added_input, replace
 from torch_scan_hop.signature import Inputs, Signature
 
 aten = torch.ops.aten
@@ -52,19 +52,20 @@ def lift_sizes(
     owner = {n: (True, k) for k, n in enumerate(roles.carry)}
     owner |= {n: (False, k) for k, n in enumerate(roles.xs)}
     sizes: list[SizeOf] = []
-    last = placeholders[-1]
     for node in lifted.graph.find_nodes(op="call_function", target=aten.sym_size.int):
         if node.args[0] not in owner:
             continue
         sizes.append(SizeOf(*owner[node.args[0]], node.args[1]))
-        with lifted.graph.inserting_after(last):
-            last = lifted.graph.placeholder(node.name)
-        last.meta = dict(node.meta)
-        replace(node, last)
+        replace(node, added_input(node, node.name))
+    return lifted, _grown("lift_sizes", lifted, signature, len(sizes)), sizes
+
+
+def _grown(rewrite: str, lifted: fx.GraphModule, signature: Signature, count: int) -> Signature:
+    """Return the signature of ``lifted``, which has ``count`` more inputs."""
     lifted.recompile()
-    grown = Signature(signature.n_carry, signature.n_xs, signature.n_additional + len(sizes))
-    legality.checked("lift_sizes", lifted, grown)
-    return lifted, grown, sizes
+    grown = Signature(signature.n_carry, signature.n_xs, signature.n_additional + count)
+    legality.checked(rewrite, lifted, grown)
+    return grown
 
 
 def lift_integers(
@@ -76,7 +77,6 @@ def lift_integers(
     computes none.
     """
     lifted = _copy(body)
-    last = lifted.graph.find_nodes(op="placeholder")[-1]
     known: dict[Any, fx.Node] = {}
     integers = [n for n in lifted.graph.nodes if isinstance(n.meta.get("val"), torch.SymInt)]
     for node in integers:
@@ -85,15 +85,11 @@ def lift_integers(
         value = node.meta["val"]
         expression = value.node.expr
         if is_symbolic(value) and expression not in known:
-            with lifted.graph.inserting_after(last):
-                last = known[expression] = lifted.graph.placeholder(node.name)
-            last.meta = dict(node.meta)
+            known[expression] = added_input(node, node.name)
         node.replace_all_uses_with(known[expression] if is_symbolic(value) else int(expression))
     lifted.graph.eliminate_dead_code()
     _check_that_nodes_hold_no_symbols(lifted.graph)
-    lifted.recompile()
-    grown = Signature(signature.n_carry, signature.n_xs, signature.n_additional + len(known))
-    legality.checked("lift_integers", lifted, grown)
+    grown = _grown("lift_integers", lifted, signature, len(known))
     return lifted, grown, [n.meta["val"] for n in known.values()]
 
 
@@ -101,5 +97,5 @@ def _check_that_nodes_hold_no_symbols(graph: fx.Graph) -> None:
     """Check that no argument is a symbol, which belongs to a trace: nobody would give its value."""
     for node in graph.nodes:
         leaves = pytree.tree_leaves((node.args, node.kwargs))
-        if any(isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)) for leaf in leaves):
+        if any(isinstance(leaf, SYMBOLS) for leaf in leaves):
             raise ValueError(f"{node} holds a symbol")

@@ -26,7 +26,7 @@ class Binomial:
     sweeps: int = 2
 
     def leaves(self) -> int:
-        """How many segments that schedule can reverse: ``C(snapshots + sweeps, sweeps)``."""
+        """Return how many segments that schedule can reverse: ``C(snapshots + sweeps, sweeps)``."""
         return math.comb(self.snapshots + self.sweeps, self.sweeps)
 
 

@@ -1,4 +1,4 @@
-"""The type of what a strategy takes and gives."""
+"""The type of a run: a strategy takes one, and returns another one."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def segment_length(trip_count: int, segments: int | str) -> int:
 
 
 def _split(xs: Any, trip_count: int, length: int, reverse: bool) -> tuple[Any, Any]:
-    """(whole segments, the steps that run after them); backwards, those are the first."""
+    """Return whole segments, and the steps that run after them; backwards, those are the first."""
     rest = trip_count % length
     if reverse:
         whole = tree.map_leaves(lambda x: x[rest:], xs)
@@ -44,7 +44,7 @@ def _split(xs: Any, trip_count: int, length: int, reverse: bool) -> tuple[Any, A
 
 
 def segmented(run_full: Run, run_steps: Run, segments: int | str, reverse: bool) -> Run:
-    """A scan over segments; ``run_full`` saves carries only, ``run_steps`` is a plain scan."""
+    """Return a scan over segments; ``run_full`` saves carries only, ``run_steps`` is plain."""
 
     def region(
         combine_fn: CombineFn, carry: Any, xs: Any, steps: int, count: int

@@ -18,7 +18,7 @@ def flat(ys: Any) -> Any:
 
 
 def joined_ys(parts: list[Any], reverse: bool) -> Any:
-    """ys of consecutive stretches, in the order of xs."""
+    """Join the ys of consecutive stretches, in the order of xs."""
     ordered = parts[::-1] if reverse else parts
     leaves = [tree.tensors(part) for part in ordered]
     joined = [torch.cat(list(group)) for group in zip(*leaves, strict=True)]

@@ -17,7 +17,7 @@ from torch_scan_hop.step import CombineFn
 
 
 def treeverse(run_full: Run, run_steps: Run, policy: Binomial, reverse: bool) -> Run:
-    """The binomial schedule over segments: the left part is recomputed, the right one kept.
+    """Return the binomial schedule over segments: the left part is recomputed, the right kept.
 
     ::
 
@@ -59,7 +59,7 @@ def treeverse(run_full: Run, run_steps: Run, policy: Binomial, reverse: bool) ->
 
 
 def _part(xs: Any, first: int, last: int, steps: int, reverse: bool) -> Any:
-    """The xs of a loop's steps ``first`` to ``last``, which run from the end if it is reversed."""
+    """Return the xs of steps ``first`` to ``last``, which run from the end if reversed."""
     if reverse:
         first, last = steps - last, steps - first
     return tree.map_leaves(lambda x: x[first:last], xs)

@@ -20,7 +20,7 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop.schedule.run import Run
 from torch_scan_hop.schedule.stretches import joined_ys
-from torch_scan_hop.step import CombineFn, device_of, step
+from torch_scan_hop.step import CombineFn, device_of, order_of_steps, step
 
 
 def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
@@ -59,20 +59,18 @@ def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
 
 def _block_of(combine_fn: CombineFn, template: Any, unroll: int, reverse: bool) -> CombineFn:
     """Return ``unroll`` steps as one, whose x and y have a leading dimension of that size."""
-    order = range(unroll - 1, -1, -1) if reverse else range(unroll)
+    order = order_of_steps(unroll, reverse)
 
     def block(carry: Any, xs: Any) -> tuple[Any, Any]:
         device = device_of(carry, xs)
-        steps: list[Any] = []
+        steps: list[Any] = [None] * unroll
         y: Any = None
         for t in order:
             x = tree.slice_at(xs, t)
             leaves, y = step(combine_fn, carry, x, template, device)
             # copies, as between the steps of a scan: the next step may work in place
-            steps.append([leaf.clone() for leaf in tree.tensors(y)])
+            steps[t] = [leaf.clone() for leaf in tree.tensors(y)]
             carry = tree.unflatten(carry, [leaf.clone() for leaf in leaves])
-        if reverse:
-            steps = steps[::-1]
         return carry, tree.unflatten(y, [torch.stack(leaf) for leaf in zip(*steps, strict=True)])
 
     return block

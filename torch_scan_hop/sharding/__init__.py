@@ -35,7 +35,7 @@ from torch_scan_hop._torch.dtensors import (
 from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
 from torch_scan_hop._torch.operators import disable_proxy_modes_tracing, past_module_hooks
 from torch_scan_hop._torch.tracing import run_fake, trace
-from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
+from torch_scan_hop.body.cache import remember_for
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs
 
@@ -65,9 +65,8 @@ def sharded_body(
         with disable_proxy_modes_tracing():
             return _Sharding(body, inputs, layouts, over_steps).best()
 
-    of_shards = inputs_metadata(inputs.map(shard_of))
-    key = ("sharded", over_steps, tuple(layouts.flat()), of_shards, autocast_state())
-    return remember(body, key, make)
+    about = (over_steps, tuple(layouts.flat()))
+    return remember_for(body, "sharded", inputs.map(shard_of), about, make)
 
 
 class _Sharding:
@@ -173,7 +172,7 @@ class _Sharding:
             return list(past_module_hooks(self.body)(*whole))
 
     def _examples(self, carry: Sequence[Placements]) -> list[Any]:
-        """Fakes of this rank's shards."""
+        """Return fakes of this rank's shards."""
         pairs = zip(self._slices(carry), self.inputs.flat(), strict=True)
         return [value if layout is None else self._example(layout) for layout, value in pairs]
 

@@ -39,7 +39,7 @@ class Composed:
 
     def over(self, xs: Sequence[Tensor], additional: Sequence[Any], how: ScanOptions) -> Any:
         """Run the steps composed; return ``A`` and ``B`` of all of them, in a list."""
-        like = [_empty(c, xs[0].device) for c in self.like]
+        like = [torch.empty(c.shape, dtype=c.dtype, device=xs[0].device) for c in self.like]
         ones = [(torch.ones_like if i == j else torch.zeros_like)(like[i]) for i, j in self.entries]
         start = [*ones, *map(torch.zeros_like, like)]
         n = len(start)
@@ -52,10 +52,6 @@ class Composed:
         for (i, j), a in zip(self.entries, composed[:n], strict=True):
             found[i] = found[i] + a * carry[j]
         return found
-
-
-def _empty(like: Tensor, device: Any) -> Tensor:
-    return torch.empty(like.shape, dtype=like.dtype, device=device)
 
 
 def composed_steps(body: fx.GraphModule, signature: Signature, states: Sequence[int]) -> Composed:
@@ -146,7 +142,7 @@ def _addcmul(inner: Any, a: Any, b: Any, c: Any) -> Form:
 
 
 def _linear_in_first(target: Any) -> Callable[..., Form]:
-    """Derivatives are linear in what they are given of the result's."""
+    """Return the rule of a derivative, which is linear in the result's cotangent."""
 
     def rule(inner: Any, cotangent: Any, result: Any, *others: Any) -> Form:
         if isinstance(result, Form):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from torch_scan_hop._torch.dtensors import Stretches
-from torch_scan_hop.body.cache import inputs_metadata, remember
+from torch_scan_hop.body.cache import remember_for
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.fallback import announce_in_turn
 from torch_scan_hop.op import ScanOptions, call_scan
@@ -58,8 +58,7 @@ def scan_over_ranks(
     ranks have.
     """
     signature = inputs.signature
-    key = ("over ranks", inputs_metadata(inputs))
-    roles: _Roles = remember(body, key, lambda: _roles(body, signature))
+    roles: _Roles = remember_for(body, "over ranks", inputs, (), lambda: _roles(body, signature))
     order = stretches.in_order(options.reverse)
     carry = list(inputs.carry)
     if stretches.rank != order[0]:

@@ -11,7 +11,7 @@ from .shapes import value
 
 
 def is_projection(node: fx.Node) -> bool:
-    """Does this node take something out of a tuple, rather than index a tensor?"""
+    """Return True if this node takes something out of a tuple, rather than indexes a tensor."""
     if node.op != "call_function" or node.target is not operator.getitem:
         return False
     return isinstance(node.args[0], fx.Node) and isinstance(value(node.args[0]), (tuple, list))
@@ -38,7 +38,7 @@ class Cotangents:
             self._sums[key] = self._sums[key] + d if key in self._sums else d
 
     def close(self, node: fx.Node) -> Any:
-        """The cotangent of `node`, now complete: a proxy, a tuple of them, or None for zero."""
+        """Return the complete cotangent of `node`: a proxy, a tuple of them, or None for zero."""
         if isinstance(value(node), (tuple, list)):
             items = tuple(self._sums.get((node, i)) for i in range(len(value(node))))
             return items if any(d is not None for d in items) else None

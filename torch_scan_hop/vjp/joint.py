@@ -97,7 +97,7 @@ class _Writer:
         return self.tracer.create_proxy(node.op, node.target, args, kwargs, name=node.name)
 
     def seed(self, output: Any, name: str) -> fx.Node:
-        """The input for the cotangent of an output."""
+        """Return the input for the cotangent of an output."""
         d = self.tracer.placeholder(f"d_{name}", value(output))
         if isinstance(output, fx.Node) and output in self.active:
             self.cotangents.add(output, d)
@@ -148,7 +148,7 @@ class _Writer:
 
 
 def _active(source: Traced, rules: RuleTable) -> set[fx.Node]:
-    """The nodes through which a cotangent flows, from an output to an input."""
+    """Return the nodes through which a cotangent flows, from an output to an input."""
     varying: set[fx.Node] = set()
     for node in source.graph.nodes:
         if node.op == "placeholder":
@@ -166,7 +166,7 @@ def _active(source: Traced, rules: RuleTable) -> set[fx.Node]:
 
 
 def _bind(rule: Rule, node: fx.Node) -> inspect.BoundArguments:
-    """The arguments of a call as the parameters of its rule's `fwd`."""
+    """Return the arguments of a call as the parameters of its rule's `fwd`."""
     try:
         bound = inspect.signature(rule.fwd).bind(*node.args, **node.kwargs)
     except TypeError as error:
@@ -187,7 +187,7 @@ def _located(node: fx.Node) -> Iterator[None]:
 
 
 def _unflatten(what: str, leaves: list[Any], spec: pytree.TreeSpec) -> Any:
-    """The structure with nodes as leaves, if an FX graph can return it."""
+    """Return the structure with nodes as leaves, if an FX graph can return it."""
     tree = pytree.tree_unflatten(leaves, spec)
     if len(nodes_in(tree)) != sum(isinstance(leaf, fx.Node) for leaf in leaves):
         raise TypeError(

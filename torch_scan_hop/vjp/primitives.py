@@ -46,8 +46,9 @@ def primitive(fn: F) -> F:
 
 @primitive
 def scale(factor: Tensor, x: Tensor) -> Tensor:
-    """`factor * x` for a scalar tensor `factor: []` and `x: [...]`: a product whose cotangents need
-    no unbroadcasting, because the roles are known.
+    """Return `factor * x` for a scalar tensor `factor: []` and `x: [...]`.
+
+    The cotangents of this product need no unbroadcasting, because the roles are known.
 
     >>> import torch
     >>> scale(torch.tensor(3.0), torch.ones(2))
@@ -60,7 +61,7 @@ def scale(factor: Tensor, x: Tensor) -> Tensor:
 
 @primitive
 def unindex(values: Tensor, index: Any, shape: Sequence[int]) -> Tensor:
-    """The transpose of `x[index]`: zeros of `shape` to which `values` are added at `index`.
+    """Return zeros of `shape` with `values` added at `index`: the transpose of `x[index]`.
 
     >>> import torch
     >>> unindex(torch.tensor([1.0, 2.0]), slice(1, 3), (4,))

@@ -9,14 +9,14 @@ from torch import Tensor, fx
 
 
 def value(x: Any) -> Any:
-    """The meta tensor (or tuple of them) that a proxy or node stands for; a number is itself."""
+    """Return the meta tensor (or a tuple of them) of a proxy or node; a number is itself."""
     if isinstance(x, fx.Proxy):
         return x.node.meta["val"]
     return x.meta["val"] if isinstance(x, fx.Node) else x
 
 
 def shape(x: Any) -> tuple[int, ...]:
-    """The shape of `x` as plain numbers: `()` for a number.
+    """Return the shape of `x` as plain numbers: `()` for a number.
 
     Code that uses them is specialised to these sizes. Prefer what needs no size: `ndim`, `flatten`,
     `chunk`, `unbind`, `zeros_like`.
@@ -26,17 +26,17 @@ def shape(x: Any) -> tuple[int, ...]:
 
 
 def ndim(x: Any) -> int:
-    """The number of dimensions of `x`, 0 for a number."""
+    """Return the number of dimensions of `x`, 0 for a number."""
     return len(shape(x))
 
 
 def is_tensor(x: Any) -> bool:
-    """Does `x` stand for a tensor?"""
+    """Return True if `x` stands for a tensor."""
     return isinstance(value(x), Tensor)
 
 
 def is_differentiable(x: Any) -> bool:
-    """Does `x` stand for a tensor of floating point numbers, or a tuple with one in it?"""
+    """Return True if `x` stands for a tensor of floating point numbers, or a tuple with one."""
     v = value(x)
     if isinstance(v, (tuple, list)):
         return any(map(is_differentiable, v))
@@ -44,7 +44,7 @@ def is_differentiable(x: Any) -> bool:
 
 
 def is_complex(x: Any) -> bool:
-    """Does `x` stand for a complex tensor, or a tuple with one in it?"""
+    """Return True if `x` stands for a complex tensor, or a tuple with one in it."""
     v = value(x)
     if isinstance(v, (tuple, list)):
         return any(map(is_complex, v))
@@ -52,7 +52,7 @@ def is_complex(x: Any) -> bool:
 
 
 def unbroadcast(d: Any, x: Any) -> Any:
-    """The cotangent of `x: [..., 1, ...]` from `d`, that of `x` broadcast: sum what was repeated.
+    """Return the cotangent of `x: [..., 1, ...]` from `d`, that of `x` repeated: a sum.
 
     Writes no code where the shapes are equal. Names the dimensions to sum, not their sizes.
     """

@@ -91,7 +91,7 @@ _ATEN_VIEWS = frozenset({
 
 
 def canonical(target: Target) -> Target:
-    """The one spelling under which the table knows an operation.
+    """Return the one spelling under which the table knows an operation.
 
     >>> canonical("sin") is canonical(torch.ops.aten.sin.default) is torch.sin
     True
@@ -121,7 +121,7 @@ def _method(name: str) -> Target:
 
 
 def _torch_function(name: str) -> Target | None:
-    """The function `torch.name`, or the method of that name, if there is one."""
+    """Return the function `torch.name`, or the method of that name, if there is one."""
     for owner in (torch, torch.Tensor):
         fn = getattr(owner, name, None)
         if callable(fn):
@@ -158,11 +158,11 @@ class RuleTable(Mapping[Target, Rule]):
         return len(self._rules)
 
     def is_constant(self, op: Target) -> bool:
-        """Is the derivative of `op` zero, so that no rule is needed (`detach`, `floor`)?"""
+        """Return True if `op` needs no rule because its derivative is zero (`detach`, `floor`)."""
         return canonical(op) in self._constant
 
     def register(self, *ops: Target) -> Callable[[Callable[..., Any], Callable[..., Any]], Rule]:
-        """`table.register(torch.sin)(fwd, bwd)`: a rule for one or more operations, in place."""
+        """Register a rule for one or more operations: `table.register(torch.sin)(fwd, bwd)`."""
 
         def add(fwd: Callable[..., Any], bwd: Callable[..., Any]) -> Rule:
             rule = Rule(fwd, bwd)
@@ -173,7 +173,7 @@ class RuleTable(Mapping[Target, Rule]):
         return add
 
     def override(self, rules: Mapping[Any, Rule]) -> RuleTable:
-        """A copy in which these rules replace or join the others; this table stays as it is."""
+        """Return a copy in which these rules replace or join the others."""
         new = {canonical(op): rule for op, rule in rules.items()}
         return RuleTable({**self._rules, **new}, self._constant - new.keys())
 
@@ -192,13 +192,13 @@ def missing_rule(node: fx.Node) -> MissingRule:
 
 
 def where(node: fx.Node) -> str:
-    """The node, and the line of the user's code that made it, if known."""
+    """Name the node, and the line of the user's code that made it, if known."""
     lines = (node.stack_trace or "").rstrip().splitlines()[-2:]
     return "\n".join([f"    {node.format_node()}", *lines, ""])
 
 
 def spelling(node: fx.Node) -> str:
-    """How the user would write the operation of a call: `torch.Tensor.cumsum`, `operator.or_`."""
+    """Write the operation of a call as the user would: `torch.Tensor.cumsum`, `operator.or_`."""
     fn: Any = node.target
     if isinstance(fn, str):
         fn = getattr(torch.Tensor, fn, None)

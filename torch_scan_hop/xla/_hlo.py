@@ -37,7 +37,7 @@ def _extension() -> ModuleType:
 def assemble_scan(
     body: bytes, n_carry: int, length: int, reverse: bool, roles: Sequence[int], name: str = "scan"
 ) -> bytes:
-    """Serialized ``HloModuleProto`` of the scan whose body is the module ``body``.
+    """Return the ``HloModuleProto`` of the scan whose body is ``body``; both are serialized.
 
     ``body: (parameters by role) -> (*carries, *ys)``, a flat tuple of arrays, becomes
     ``scan: (*carries, *other body parameters in body order) -> (*final carries, *stacked ys)``.

@@ -71,7 +71,7 @@ def reads_data(what: str) -> RuntimeError:
 
 
 def _leaves_device(node: fx.Node) -> bool:
-    """A tensor without data cannot be copied to the host: torch_xla aborts the process."""
+    """Return True if ``node`` copies to the host. Without data torch_xla aborts the process."""
     devices = [value_of(n).device.type for n in filter(is_tensor_node, node.all_input_nodes)]
     return "xla" in devices and is_tensor_node(node) and value_of(node).device.type != "xla"
 

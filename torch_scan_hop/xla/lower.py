@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch import xla as _xla
-from torch_scan_hop.body.cache import autocast_state, inputs_metadata, remember
+from torch_scan_hop.body.cache import remember_for
 from torch_scan_hop.eager.run import empty_results
 from torch_scan_hop.fallback import NotLoweredError, announce_stepwise
 from torch_scan_hop.op import Body, ScanOptions
@@ -37,13 +37,7 @@ def lower_scan(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[t
     if length == 0:
         return empty_results(body, inputs)
     # not the sharding of the inputs: programs hold only what the body itself shards
-    key = (
-        "xla",
-        inputs_metadata(inputs),
-        autocast_state(),
-        current_options(),
-    )
-    step = remember(body, key, lambda: _Step(body, inputs))
+    step = remember_for(body, "xla", inputs, current_options(), lambda: _Step(body, inputs))
     flat = [*inputs.flat(), *map(_xla.unwrapped, step.graph.attributes)]
     return tuple(step.run(flat, length, options.reverse))
 

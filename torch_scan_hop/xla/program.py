@@ -149,7 +149,7 @@ def _lowered(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> _x
 
 
 def _draws_between(before: int, after: int) -> int:
-    """torch_xla's seeds are a linear congruential sequence; draws are counted along it."""
+    """Count draws along torch_xla's seeds, which are a linear congruential sequence."""
     draws, state = 0, before
     while state != after:
         state = _xla.next_random_state(state)

@@ -13,6 +13,7 @@ import torch
 
 from torch_scan_hop._torch import xla as _xla
 from torch_scan_hop.signature import Signature
+from torch_scan_hop.step import order_of_steps
 
 
 def run_stepwise(
@@ -22,17 +23,16 @@ def run_stepwise(
     length: int,
     reverse: bool,
 ) -> list[torch.Tensor]:
-    """Takes and returns plain XLA tensors, as a lowered program does."""
+    """Run the scan on plain XLA tensors, as a lowered program does."""
     with _xla.above_the_kernel():
         inputs = signature.split_inputs([_xla.wrapped(v) for v in flat])
-        carry, rows = inputs.carry, []
-        for t in reversed(range(length)) if reverse else range(length):
+        carry = inputs.carry
+        rows: list[Any] = [None] * length
+        for t in order_of_steps(length, reverse):
             out = body(*carry, *(x[t] for x in inputs.xs), *inputs.additional)
             outputs = signature.split_outputs(out)
             carry = outputs.carry
-            rows.append(outputs.ys)
-        if reverse:
-            rows.reverse()
+            rows[t] = outputs.ys
         stacks = [torch.stack(column) for column in zip(*rows, strict=True)]
         # copies: a body may return what it takes
         return [_xla.unwrapped(r.clone()) for r in (*carry, *stacks)]

@@ -31,8 +31,6 @@ from torch_scan_hop.inductor.cpu.panels import panel_product
 from torch_scan_hop.inductor.cpu.pointwise import PointwiseKernel
 from torch_scan_hop.inductor.cpu.rows import RowsKernel
 
-__all__ = ["KERNELS", "LOWERINGS"]
-
 #: the first that takes a scan is its kernel
 KERNELS = (PointwiseKernel, RowsKernel, MatricesKernel)
 

@@ -1,4 +1,4 @@
-"""Tests of which tensors the CPU kernels work on, and how."""
+"""Check that the CPU kernels can work on some tensors, and how."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch_scan_hop._torch import onednn
 from torch_scan_hop._torch.own_scan import is_torchs
 from torch_scan_hop._torch.sizes import statically_known_true
+from torch_scan_hop.body.own_operators import own_operator
 from torch_scan_hop.inductor.cpu.libraries import layout_of, onednn_is_faster
 from torch_scan_hop.inductor.cpu.product import likely_sizes
 from torch_scan_hop.inductor.cpu.rows import RowsKernel
@@ -28,15 +29,11 @@ from torch_scan_hop.signature import Inputs
 # Below, a call costs more than the faster library saves.
 LEAST_FLOPS = 4e6
 
-_library = torch.library.Library("torch_scan_hop", "FRAGMENT")
-_library.define("large_product(Tensor left, Tensor right) -> Tensor")
-_library.impl("large_product", onednn.product, "CPU")
-large_product = torch.ops.torch_scan_hop.large_product.default
-
-
-@torch.library.register_fake("torch_scan_hop::large_product")
-def _shape_of(left: Tensor, right: Tensor) -> Tensor:
-    return left.new_empty(left.shape[0], right.shape[1])
+large_product = own_operator(
+    "large_product(Tensor left, Tensor right) -> Tensor",
+    {"CPU": onednn.product},
+    fake=lambda left, right: left.new_empty(left.shape[0], right.shape[1]),
+)
 
 
 def replace_large_products(gm: fx.GraphModule, theirs: Collection[fx.Node]) -> None:

@@ -29,16 +29,14 @@ from torch_scan_hop.inductor.cpu.matrix_code import emit_matrices
 from torch_scan_hop.inductor.cpu.matrix_lowering import BY_INDEX, PRODUCTS, REDUCTIONS
 from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
 from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
+from torch_scan_hop.inductor.matrix_parts import PARTS
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import CAT, check_pointwise_but_for
-from torch_scan_hop.inductor.spans import (
-    WORK_FOR_THREADS,
-    KernelInSpans,
-    Span,
-    work_per_step,
-)
+from torch_scan_hop.inductor.spans import WORK_FOR_THREADS, KernelInSpans, Span, work_per_step
 from torch_scan_hop.inductor.step import step_index
 from torch_scan_hop.rewrites import current_options
+
+_OPERATORS = {*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, *PARTS, *BY_INDEX, CAT}
 
 # Bytes of all values of a step, which lie on the stack.
 SCRATCH_BYTES = 2**19
@@ -56,7 +54,7 @@ class MatricesKernel(KernelInSpans):
             raise Refusal("not for compilers without vector types")
         _check_devices(n.meta["val"] for n in body.graph.find_nodes(op="placeholder"))
         _check_that_threads_would_not_pay(body)
-        check_pointwise_but_for({*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, *BY_INDEX, CAT}, body)
+        check_pointwise_but_for(_OPERATORS, body)
 
     @classmethod
     def lower(cls, call: ScanCall) -> MatricesKernel:

@@ -141,10 +141,6 @@ class MatrixBody:
         if not known or not entry.free_symbols <= set(within):
             return False
         least, greatest = bounds_of(entry, within)
-        whole = all(c % self.width == 0 for c in _coefficients(entry))
+        terms = sympy.Add.make_args(entry)
+        whole = all(term.as_coeff_Mul()[0] % self.width == 0 for term in terms)
         return bool(whole and least >= 0 and greatest < self.width * held.entries)
-
-
-def _coefficients(expression: Any) -> list[Any]:
-    """Return the factors of the terms of a sum."""
-    return [term.as_coeff_Mul()[0] for term in sympy.Add.make_args(expression)]

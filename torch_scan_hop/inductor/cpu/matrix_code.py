@@ -147,7 +147,7 @@ class _MatrixCode:
     def _nest(
         self, emit: Callable[[list[Any]], None], sizes: Sequence[Any], in_vectors: bool = False
     ) -> Any:
-        """``emit`` for each index of ``sizes``; nothing is left of sizes that are not there."""
+        """Return loops that ``emit`` for each index of ``sizes``, which may be none."""
         sizes = tuple(sizes)
         padded = sizes or (sympy.Integer(1),)
         return self.function.nest(lambda index: emit(index[: len(sizes)]), padded, in_vectors)
@@ -157,7 +157,7 @@ class _MatrixCode:
         return self.body.values(value, index, handler)
 
     def _store(self, scratch: Scratch, index: Sequence[Any], value: Any) -> None:
-        """``index``: its first number is a lane of the vector, if the value varies."""
+        """Store a value; ``index`` begins with a lane of the vector, if the value varies."""
         keep_stores_to(scratch.name)
         ops.store(scratch.name, scratch.buffer.layout.make_indexer()(index), value)
 

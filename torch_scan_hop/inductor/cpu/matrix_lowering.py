@@ -14,12 +14,7 @@ import sympy
 import torch
 
 from torch_scan_hop._torch.inductor_cpp import Min
-from torch_scan_hop._torch.inductor_values import (
-    NotPointwise,
-    is_tensor,
-    ops,
-    pointwise_like,
-)
+from torch_scan_hop._torch.inductor_values import NotPointwise, is_tensor, ops, pointwise_like
 from torch_scan_hop.inductor.cpu.matrix_memory import EntriesLowering
 from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
 

@@ -7,7 +7,6 @@ all is computed where it is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -31,14 +30,6 @@ from torch_scan_hop.rewrites.matrix_sums import MOST_ENTRIES
 aten = torch.ops.aten
 
 
-@dataclass
-class Unfolded:
-    """A matrix that has the rows of several others, and those."""
-
-    folded: Any
-    stack: Any
-
-
 class EntriesLowering(ProductLowering):
     """``lanes``: how many there are, or None; ``width``: of them that are next to each other."""
 
@@ -49,7 +40,8 @@ class EntriesLowering(ProductLowering):
         #: the memory and the work of a step, in order
         self.memory: list[Scratch] = []
         self.actions: list[Made | Called] = []
-        self._unfolded: dict[int, Unfolded] = {}
+        #: by id: a matrix that has the rows of several others, and the stack of those
+        self._unfolded: dict[int, tuple[Any, Any]] = {}
 
     # --- memory ---
 
@@ -124,13 +116,13 @@ class EntriesLowering(ProductLowering):
 
     def fold(self, stack: Any, sizes: Sequence[Any]) -> Any:
         folded = super().call_function(aten.view.default, (stack, list(sizes)), {})
-        self._unfolded[id(folded)] = Unfolded(folded, stack)
+        self._unfolded[id(folded)] = folded, stack
         return folded
 
     def stack_of(self, value: Any) -> Any:
         """Return ``[lanes, n, ...]`` of ``[lanes * n, ...]``; None for any other value."""
         if id(value) in self._unfolded:
-            return self._unfolded[id(value)].stack
+            return self._unfolded[id(value)][1]
         sizes = value.get_size()
         if self.lanes is None or not sizes or sizes[0] == self.lanes:
             return None
@@ -140,9 +132,7 @@ class EntriesLowering(ProductLowering):
         return super().call_function(aten.view.default, (value, [self.lanes, rows, *sizes[1:]]), {})
 
     def _view(self, value: Any, sizes: Sequence[Any]) -> Any:
-        unfolded = self._unfolded.get(id(value))
-        if unfolded is not None:
-            value = unfolded.stack
+        _, value = self._unfolded.get(id(value), (None, value))
         if list(value.get_size()) == list(sizes):
             return value
         view = super().call_function(aten.view.default, (value, list(sizes)), {})
@@ -152,5 +142,5 @@ class EntriesLowering(ProductLowering):
                 own = list(value.get_size())
                 if list(stack.get_size()) == own:
                     stack = value
-                self._unfolded[id(view)] = Unfolded(view, stack)
+                self._unfolded[id(view)] = view, stack
         return view

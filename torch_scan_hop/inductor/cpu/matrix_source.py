@@ -34,7 +34,6 @@ struct ScanLanes {
 };
 template <class T>
 struct ScanLanes<T, 1> {
-    using Int = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
     typedef T Value;
     typedef bool Mask;
     static SCAN_INLINE bool any(bool mask) { return mask; }
@@ -52,13 +51,31 @@ struct ScanMatrix {
     }
 };
 
-template <class Int, int L, class Mask>
-SCAN_INLINE void scan_note(int32_t* to, const Mask& mask, int32_t value) {
+// Writes value in the lanes of the mask; not over another one than 0, unless it may.
+template <int L, class Mask>
+SCAN_INLINE void scan_note(int32_t* to, const Mask& mask, int32_t value, bool over = true) {
     if constexpr (L == 1) {
-        if (mask) to[0] = value;
+        if (mask && (over || to[0] == 0)) to[0] = value;
     } else {
         for (int l = 0; l < L; ++l)
-            if (mask[l]) to[l] = value;
+            if (mask[l] && (over || to[l] == 0)) to[l] = value;
+    }
+}
+
+// Exchanges row k of x, in each lane, with the row that its pivot names (counted from 1).
+template <class T, int L, int n, int m>
+SCAN_INLINE void scan_exchange_row(ScanMatrix<T, L> x, int k, const int32_t* pivot) {
+    using Lanes = ScanLanes<T, L>;
+    for (int i = k + 1; i < n; ++i) {
+        typename Lanes::Mask here;
+        if constexpr (L == 1) here = pivot[0] == i + 1;
+        else for (int l = 0; l < L; ++l) here[l] = pivot[l] == i + 1 ? -1 : 0;
+        if (!Lanes::any(here)) continue;
+        for (int j = 0; j < m; ++j) {
+            const auto above = x(k, j), below = x(i, j);
+            x(k, j) = here ? below : above;
+            x(i, j) = here ? above : below;
+        }
     }
 }
 
@@ -69,7 +86,6 @@ SCAN_INLINE void scan_lu(ScanMatrix<T, L> a, int32_t* pivots, int32_t* info) {
     using Lanes = ScanLanes<T, L>;
     using Value = typename Lanes::Value;
     using Mask = typename Lanes::Mask;
-    using Int = typename Lanes::Int;
     for (int l = 0; l < L; ++l) info[l] = 0;
     for (int k = 0; k < n; ++k) {
         int32_t* pivot = pivots + k * L;
@@ -79,26 +95,11 @@ SCAN_INLINE void scan_lu(ScanMatrix<T, L> a, int32_t* pivots, int32_t* info) {
             const Value size = a(i, k) < 0 ? -a(i, k) : a(i, k);
             const Mask larger = size > largest;
             largest = larger ? size : largest;
-            scan_note<Int, L>(pivot, larger, i + 1);
+            scan_note<L>(pivot, larger, i + 1);
         }
-        for (int i = k + 1; i < n; ++i) {
-            Mask here;
-            if constexpr (L == 1) here = pivot[0] == i + 1;
-            else for (int l = 0; l < L; ++l) here[l] = pivot[l] == i + 1 ? -1 : 0;
-            if (!Lanes::any(here)) continue;
-            for (int j = 0; j < n; ++j) {
-                const Value above = a(k, j), below = a(i, j);
-                a(k, j) = here ? below : above;
-                a(i, j) = here ? above : below;
-            }
-        }
+        scan_exchange_row<T, L, n, n>(a, k, pivot);
         const Mask zero = a(k, k) == 0;
-        if (Lanes::any(zero)) {
-            Mask first;
-            if constexpr (L == 1) first = zero && info[0] == 0;
-            else for (int l = 0; l < L; ++l) first[l] = info[l] == 0 ? zero[l] : 0;
-            scan_note<Int, L>(info, first, k + 1);
-        }
+        if (Lanes::any(zero)) scan_note<L>(info, zero, k + 1, false);
         const Value one = Value{} + T(1);
         const Value divisor = zero ? one : a(k, k);
         for (int i = k + 1; i < n; ++i) {
@@ -112,21 +113,9 @@ SCAN_INLINE void scan_lu(ScanMatrix<T, L> a, int32_t* pivots, int32_t* info) {
 // Exchanges rows of x as the factorisation did; back: in the other order.
 template <class T, int L, int n, int m>
 SCAN_INLINE void scan_exchange(ScanMatrix<T, L> x, const int32_t* pivots, bool back) {
-    using Lanes = ScanLanes<T, L>;
     for (int step = 0; step < n; ++step) {
         const int k = back ? n - 1 - step : step;
-        const int32_t* pivot = pivots + k * L;
-        for (int i = k + 1; i < n; ++i) {
-            typename Lanes::Mask here;
-            if constexpr (L == 1) here = pivot[0] == i + 1;
-            else for (int l = 0; l < L; ++l) here[l] = pivot[l] == i + 1 ? -1 : 0;
-            if (!Lanes::any(here)) continue;
-            for (int j = 0; j < m; ++j) {
-                const auto above = x(k, j), below = x(i, j);
-                x(k, j) = here ? below : above;
-                x(i, j) = here ? above : below;
-            }
-        }
+        scan_exchange_row<T, L, n, m>(x, k, pivots + k * L);
     }
 }
 
@@ -153,7 +142,6 @@ SCAN_INLINE void scan_cholesky(ScanMatrix<T, L> a, int32_t* info) {
     using Lanes = ScanLanes<T, L>;
     using Value = typename Lanes::Value;
     using Mask = typename Lanes::Mask;
-    using Int = typename Lanes::Int;
     for (int l = 0; l < L; ++l) info[l] = 0;
     for (int j = 0; j < n; ++j) {
         Value pivot = a(j, j);
@@ -161,12 +149,7 @@ SCAN_INLINE void scan_cholesky(ScanMatrix<T, L> a, int32_t* info) {
         Mask failed;
         if constexpr (L == 1) failed = info[0] != 0 || !(pivot > 0);
         else for (int l = 0; l < L; ++l) failed[l] = info[l] != 0 || !(pivot[l] > 0) ? -1 : 0;
-        if (Lanes::any(failed)) {
-            Mask first;
-            if constexpr (L == 1) first = failed && info[0] == 0;
-            else for (int l = 0; l < L; ++l) first[l] = info[l] == 0 ? failed[l] : 0;
-            scan_note<Int, L>(info, first, j + 1);
-        }
+        if (Lanes::any(failed)) scan_note<L>(info, failed, j + 1, false);
         const Value one = Value{} + T(1);
         const Value root = Lanes::root(failed ? one : pivot);
         a(j, j) = failed ? pivot : root;

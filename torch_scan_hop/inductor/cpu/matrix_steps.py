@@ -1,4 +1,4 @@
-"""What a step of small matrices does: values in scratch memory, and what makes them."""
+"""The work of a step of small matrices: values in scratch memory, and what makes them."""
 
 from __future__ import annotations
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
 from torch_scan_hop.body.meta_values import call_recorded, record_again, replace
+from torch_scan_hop.body.own_operators import own_operator
 from torch_scan_hop.inductor.cpu.libraries import onednn_is_faster
 from torch_scan_hop.inductor.cpu.product import likely_sizes, panel_width
 from torch_scan_hop.inductor.cpu.rows import RowsKernel
@@ -34,20 +35,12 @@ DTYPES = {torch.float32}
 #: AVX2's. A library may know more of a processor with narrow vectors than how to fill those.
 FEWEST_LANES = 8
 
-_library = torch.library.Library("torch_scan_hop", "FRAGMENT")
-_library.define("panel_product(Tensor left, Tensor panels) -> Tensor")
-panel_product = torch.ops.torch_scan_hop.panel_product.default
-
-
-@torch.library.register_fake("torch_scan_hop::panel_product")
-def _result(left: Tensor, panels: Tensor) -> Tensor:
-    return left.new_empty(left.shape[0], panels.shape[0] * panels.shape[2])
-
-
-@torch.library.impl(_library, "panel_product", "CPU")
-def _by_a_library(left: Tensor, panels: Tensor) -> Tensor:
-    """Compute the product by torch, for a graph that runs without a compiler."""
-    return left @ panels.permute(1, 0, 2).flatten(1)
+panel_product = own_operator(
+    "panel_product(Tensor left, Tensor panels) -> Tensor",
+    # for a graph that runs without a compiler
+    {"CPU": lambda left, panels: left @ panels.permute(1, 0, 2).flatten(1)},
+    fake=lambda left, panels: left.new_empty(left.shape[0], panels.shape[0] * panels.shape[2]),
+)
 
 
 def pack_weights(plan: ScanPlan, trip_count: Any) -> bool:

@@ -102,7 +102,7 @@ def product_position(name: str) -> int | None:
 
 
 def float_buffer(name: str, sizes: Sequence[Any], row: Any) -> Any:
-    """Scratch memory for a matrix, ``row`` elements from one row to the next."""
+    """Return scratch memory for a matrix, ``row`` elements from one row to the next."""
     return named_buffer(name, CPU, torch.float32, sizes, [row, 1])
 
 

@@ -88,7 +88,7 @@ def likely_sizes(left: torch.Tensor, right: torch.Tensor) -> tuple[int, int, int
 
 
 def register_block(rows: int, columns: int) -> tuple[int, int]:
-    """Rows, and vectors of columns, of one call: 16 sums with 32 registers, 8 with 16."""
+    """Return rows, and vectors of columns, of one call: 16 sums with 32 registers, 8 with 16."""
     lanes = vector_lanes()
     sums = _sums_in_registers()
     most = min(rows, sums // 2)
@@ -102,12 +102,12 @@ def _sums_in_registers() -> int:
 
 
 def panel_width(rows: int, columns: int) -> int:
-    """Columns of a panel of a weight that matrices of so many rows are multiplied with."""
+    """Return the columns of a panel of a weight by which so many rows are multiplied."""
     return vector_lanes() * register_block(max(1, rows), columns)[1]
 
 
 def rows_at_once(rows: int, width: int) -> int:
-    """Rows of one call, whose sums for a panel so wide stay in registers."""
+    """Return the rows of one call, whose sums for a panel so wide stay in registers."""
     sums = _sums_in_registers()
     return max(1, min(rows, sums // 2, sums * vector_lanes() // width))
 

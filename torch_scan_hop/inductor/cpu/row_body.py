@@ -32,11 +32,7 @@ from torch_scan_hop.inductor.cpu.places import (
     float_buffer,
 )
 from torch_scan_hop.inductor.cpu.row_lowering import RowLowering
-from torch_scan_hop.inductor.cpu.row_order import (
-    assign_stages,
-    nests_of_stages,
-    overwritten_carry,
-)
+from torch_scan_hop.inductor.cpu.row_order import assign_stages, nests_of_stages, overwritten_carry
 from torch_scan_hop.inductor.cpu.tanh import VectorOps
 from torch_scan_hop.inductor.step import CARRY, lane_symbols, step_inputs
 from torch_scan_hop.signature import Inputs
@@ -111,20 +107,20 @@ class RowBody:
             return self.reads(store.value), ranges
 
     def reads(self, value: Any) -> list[tuple[str, Any]]:
-        """(buffer, index) of all that an element of ``value`` is computed from."""
+        """Return (buffer, index) of all that an element of ``value`` is computed from."""
         found = Reads()
         with handled_by(found), self._lowering.fresh_values():
             value.make_loader()(lane_symbols(len(value.get_size())))
         return found.found
 
     def values(self, values: Sequence[Any], lanes: Sequence[Any], read_carry: Any) -> list[Any]:
-        """The elements of ``values`` at ``lanes``, in terms of the ops handler at hand."""
+        """Return the elements of ``values`` at ``lanes``, in terms of the ops handler at hand."""
         handler = VectorOps(handler_at_hand(), self._lowering, read_carry)
         with self._lowering.fresh_values(), handled_by(handler):
             return [value.make_loader()(lanes) for value in values]
 
     def nests(self) -> list[list[list[Store]]]:
-        """The nests of each stage, in order: the last one comes after all products."""
+        """Return the nests of each stage, in order: the last one comes after all products."""
         return nests_of_stages(self.stores, len(self.products) + 2)
 
     def _delay(self, carry: int) -> None:

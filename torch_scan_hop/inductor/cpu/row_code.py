@@ -25,12 +25,7 @@ from torch_scan_hop._torch.inductor_cpp import (
     keep_stores_to,
     written_pointer,
 )
-from torch_scan_hop._torch.inductor_values import (
-    handler_at_hand,
-    likely_size,
-    no_interpreter,
-    ops,
-)
+from torch_scan_hop._torch.inductor_values import handler_at_hand, likely_size, no_interpreter, ops
 from torch_scan_hop.inductor.cpu.fits import are_tails_worth_masks
 from torch_scan_hop.inductor.cpu.places import (
     NEXT,

@@ -9,7 +9,7 @@ kernel::
     after:  (s00 [B], s01, s10, s11, x0, x1) -> (0.95 * s00 + x0 * x0, ..., y0, y1)
 
 - ``entries``: a tensor as its entries, and where the lanes (the batch) are in its shape
-- ``moves``: operators that only move entries; ``arithmetic``: pointwise ones, sums, products;
-  ``linalg``: factorisations and solves
+- ``moves``: operators that only move entries, which torch does; ``arithmetic``: pointwise ones,
+  sums, products; ``linalg``: factorisations, and solves with their factors
 - ``interpreter``: runs a body on entries; ``rewrite``: a scan as one of its entries
 """

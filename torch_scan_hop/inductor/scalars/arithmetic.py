@@ -12,12 +12,8 @@ from torch.utils import _pytree as pytree
 
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.scalars.entries import (
-    Entries,
-    Lanes,
-    broadcast,
-)
-from torch_scan_hop.inductor.scalars.moves import permute, reshape
+from torch_scan_hop.inductor.scalars.entries import Entries, Lanes, broadcast
+from torch_scan_hop.inductor.scalars.moves import moved, reshape
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -97,7 +93,9 @@ def _reduction(join: Callable[[Any, Any], Any]) -> Callable[..., Entries]:
         folded = math.prod(source.shape[d] for d in dims)
         if not folded:
             raise Refusal("a reduction of nothing")
-        turned = permute(lanes, None, source, sorted(range(rank), key=lambda d: (d in dims, d)))
+        turned = moved(
+            aten.permute.default, source, sorted(range(rank), key=lambda d: (d in dims, d))
+        )
         kept = tuple(1 if d in dims else n for d, n in enumerate(source.shape))
         found = [functools.reduce(join, row) for row in turned.rows(folded)]
         return reshape(lanes, like, Entries(kept, found, source.lane))
@@ -138,7 +136,7 @@ def product(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
         raise Refusal("a product across lanes")
     # [..., n, 1, k] and [..., 1, m, k]: what a product multiplies, side by side
     rows = Entries((*left.shape[:-1], 1, inner), left.flat, left.lane)
-    turned = permute(lanes, like, right, [*range(rank - 2), rank - 1, rank - 2])
+    turned = moved(aten.transpose.int, right, -2, -1)
     lane = turned.lane if turned.lane is None or turned.lane < rank - 2 else rank - 1
     columns = Entries((*turned.shape[:-2], 1, *turned.shape[-2:]), turned.flat, lane)
     rows, columns = broadcast(rows, columns)

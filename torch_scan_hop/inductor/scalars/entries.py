@@ -47,20 +47,6 @@ class Entries:
     def like(self, flat: Iterable[Any]) -> Entries:
         return Entries(self.shape, list(flat), self.lane)
 
-    def moved(
-        self, shape: Iterable[int], strides: Iterable[int], lane: int | None, offset: int = 0
-    ) -> Entries:
-        """Return a view of ``flat``, as ``torch.as_strided`` does; strides may be negative."""
-        shape = tuple(shape)
-        positions = [offset]
-        for n, stride in zip(shape, strides, strict=True):
-            positions = [p + k * stride for p in positions for k in range(n)]
-        return Entries(shape, [self.flat[p] for p in positions], lane)
-
-    @property
-    def strides(self) -> list[int]:
-        return [math.prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
-
     def rows(self, length: int) -> list[list[Any]]:
         """Return so many entries that follow each other, then so many, and so on."""
         return [self.flat[p : p + length] for p in range(0, len(self.flat), length)]
@@ -77,21 +63,12 @@ class Entries:
         lane = None if self.lane is None else self.lane + more
         return Entries((1,) * more + self.shape, self.flat, lane)
 
-    def lane_without(self, *dims: int) -> int | None:
-        """Return where the lanes are once these dimensions are gone."""
-        if self.lane is None:
-            return None
-        return self.lane - sum(dim < self.lane for dim in dims)
-
     def dim(self, dim: int) -> int:
         """Return ``dim``, counted from the front, for a dimension without lanes."""
-        dim = self.any_dim(dim)
+        dim = dim % len(self.shape) if self.shape else 0
         if dim == self.lane:
             raise Refusal("work across lanes")
         return dim
-
-    def any_dim(self, dim: int) -> int:
-        return dim % len(self.shape) if self.shape else 0
 
 
 def indices(shape: Sequence[int]) -> Iterator[Index]:
@@ -128,8 +105,10 @@ def expanded(entries: Entries, shape: Index, lane: int | None) -> Entries:
         has_place = entries.lane == lane and own[lane] == shape[lane]
     if not repeats or not has_place:
         raise Refusal(f"{own} with lanes in {entries.lane}, for {shape} with lanes in {lane}")
-    strides = [0 if n == 1 else stride for n, stride in zip(own, entries.strides, strict=True)]
-    return entries.moved(shape, strides, lane)
+    places = [0]
+    for n, k in zip(own, shape, strict=True):
+        places = [p * n + (i if n > 1 else 0) for p in places for i in range(k)]
+    return Entries(shape, [entries.flat[p] for p in places], lane)
 
 
 class Lanes:
@@ -147,7 +126,7 @@ class Lanes:
         return [n * self.size if d == entries.lane else n for d, n in enumerate(entries.shape)]
 
     def grid_of(self, shape: Sequence[Any], lane: int | None) -> Index:
-        """The shape of the entries of a tensor of ``shape``."""
+        """Return the shape of the entries of a tensor of ``shape``."""
         grid = [1 if d == lane else n for d, n in enumerate(shape)]
         if not all(type(n) is int for n in grid):
             raise Refusal("a size that is not known")

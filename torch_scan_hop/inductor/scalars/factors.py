@@ -52,15 +52,14 @@ def cholesky(rows: Rows) -> tuple[Rows, Rows]:
 
 
 class LU:
-    """Gaussian elimination with row exchanges, of the first ``n`` columns of ``rows``."""
+    """Gaussian elimination with row exchanges."""
 
-    def __init__(self, rows: Rows, n: int) -> None:
+    def __init__(self, rows: Rows) -> None:
         self.rows = [list(r) for r in rows]
-        self.n = n
+        self.n = len(rows)
         self.info: Any = torch.zeros_like(rows[0][0], dtype=torch.int32)
         self.pivots: list[Any] = []
-        self.sign: Any = torch.ones_like(rows[0][0])
-        for k in range(n):
+        for k in range(self.n):
             self._exchange(k)
             self._eliminate(k)
 
@@ -82,8 +81,6 @@ class LU:
         for i, here in taken:
             pivot = torch.where(here, i + 1, pivot)
             swap(rows, k, i, here)
-        if later is not None:
-            self.sign = torch.where(later, -self.sign, self.sign)
         self.pivots.append(pivot)
 
     def _eliminate(self, k: int) -> None:
@@ -95,16 +92,8 @@ class LU:
         for i in range(k + 1, self.n):
             factor = rows[i][k] / divisor
             rows[i][k] = factor
-            for j in range(k + 1, len(rows[i])):
+            for j in range(k + 1, self.n):
                 rows[i][j] = rows[i][j] - factor * rows[k][j]
-
-    def solved(self) -> Rows:
-        """Return the solution for the columns beside the matrix, after their elimination."""
-        upper, right = [r[: self.n] for r in self.rows], [r[self.n :] for r in self.rows]
-        return substituted(upper, right, lower=False)
-
-    def diagonal(self) -> list[Any]:
-        return [self.rows[k][k] for k in range(self.n)]
 
 
 def swap(rows: Rows, k: int, i: int, here: Any) -> None:

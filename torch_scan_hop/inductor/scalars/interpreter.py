@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.errors import Refusal
+from torch_scan_hop.inductor.matrix_parts import PARTS
 from torch_scan_hop.inductor.scalars.arithmetic import COMPUTED, is_pointwise, pointwise
 from torch_scan_hop.inductor.scalars.entries import Entries, Lanes
 from torch_scan_hop.inductor.scalars.linalg import LINALG
@@ -56,6 +57,7 @@ def _is_known(node: fx.Node) -> bool:
     target = node.target
     return (
         target in RULES
+        or target in PARTS
         or target is operator.getitem
         or is_pointwise(target)
         or isinstance(node.meta.get("val"), (int, torch.SymInt))

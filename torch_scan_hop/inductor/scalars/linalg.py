@@ -1,8 +1,7 @@
-"""Operators that solve, factor and invert: which matrices they are about, and what they return."""
+"""Factorisations of matrices of entries, and solves with their factors."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,15 +9,9 @@ import torch
 
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars import factors
-from torch_scan_hop.inductor.scalars.entries import (
-    Entries,
-    Index,
-    Lanes,
-    common_lane,
-    expanded,
-)
+from torch_scan_hop.inductor.scalars.entries import Entries, Index, Lanes, common_lane, expanded
 from torch_scan_hop.inductor.scalars.factors import LU, Rows, substituted, swap
-from torch_scan_hop.inductor.scalars.moves import joined, reshape, transpose
+from torch_scan_hop.inductor.scalars.moves import moved, reshape
 
 aten = torch.ops.aten
 
@@ -27,7 +20,7 @@ aten = torch.ops.aten
 
 
 def _batch_of(matrices: Entries) -> Index:
-    """The shape of a stack of matrices. The lanes are in it: no matrix is spread over them."""
+    """Return the shape of a stack of matrices; refuse a matrix that is spread over lanes."""
     batch = matrices.shape[:-2]
     if matrices.lane is not None and matrices.lane >= len(batch):
         raise Refusal("matrices across lanes")
@@ -56,11 +49,11 @@ def _side_by_side(left: Entries, right: Entries) -> Entries:
     lane = common_lane([left, right])
     batch = tuple(map(max, zip(left.shape[:-2], right.shape[:-2], strict=True)))
     parts = [expanded(e, (*batch, *e.shape[-2:]), lane) for e in (left, right)]
-    return joined(parts, rank - 1)
+    return moved(aten.cat.default, parts, rank - 1)
 
 
 def _turned(matrices: Entries) -> Entries:
-    return transpose(Lanes(None), None, matrices, -2, -1)
+    return moved(aten.transpose.int, matrices, -2, -1)
 
 
 def _square(matrices: Entries) -> int:
@@ -104,7 +97,7 @@ def solve_triangular(
 def cholesky(
     lanes: Lanes, like: Any, matrix: Entries, *, upper: bool = False, check_errors: bool = False
 ) -> list[Entries]:
-    """The factor, and the order of the first minor that is not positive, or 0.
+    """Return the factor, and the order of the first minor that is not positive, or 0.
 
     A matrix that has such a minor keeps its own entries from there on, as LAPACK leaves it: what
     selects other lanes' results multiplies the gradients of these by zero.
@@ -114,56 +107,7 @@ def cholesky(
     return [_turned(factor) if upper else factor, reshape(lanes, like[1], info)]
 
 
-def cholesky_solve(
-    lanes: Lanes, like: Any, right: Entries, factor: Entries, upper: bool = False
-) -> Entries:
-    half = solve_triangular(lanes, like, _turned(factor) if upper else factor, right, upper=False)
-    return solve_triangular(lanes, like, factor if upper else _turned(factor), half, upper=True)
-
-
 # --- LU ---
-
-
-def _solved(matrix: Entries, right: Entries) -> list[Entries]:
-    """The solution, and ``info``."""
-    n = _square(matrix)
-
-    def solve(rows: Rows) -> tuple[Rows, Rows]:
-        found = LU(rows, n)
-        return found.solved(), [[found.info]]
-
-    return _of_matrices(_side_by_side(matrix, right), solve)
-
-
-def solve(
-    lanes: Lanes,
-    like: Any,
-    matrix: Entries,
-    right: Entries,
-    *,
-    left: bool = True,
-    check_errors: bool = False,
-) -> list[Any]:
-    """Solve without returning the factors, whose layout depends on that of the matrix."""
-    is_vector = len(like[0].shape) == len(matrix.shape) - 1
-    if is_vector:
-        right = Entries((*right.shape, 1), right.flat, right.lane)
-    if left or is_vector:
-        found, info = _solved(matrix, right)
-    else:  # X A = B is A^T X^T = B^T
-        turned, info = _solved(_turned(matrix), _turned(right))
-        found = _turned(turned)
-    return [reshape(lanes, like[0], found), None, None, reshape(lanes, like[3], info)]
-
-
-def inverse(
-    lanes: Lanes, like: Any, matrix: Entries, *, check_errors: bool = False
-) -> list[Entries]:
-    n = _square(matrix)
-    one, zero = torch.ones_like(matrix.flat[0]), torch.zeros_like(matrix.flat[0])
-    identity = Entries((n, n), [one if k % (n + 1) == 0 else zero for k in range(n * n)], None)
-    found, info = _solved(matrix, identity)
-    return [found, reshape(lanes, like[1], info)]
 
 
 def factor(
@@ -174,7 +118,7 @@ def factor(
         raise Refusal("a factorisation without pivots, or of what is not square")
 
     def run(rows: Rows) -> tuple[Rows, Rows, Rows]:
-        found = LU(rows, n)
+        found = LU(rows)
         return found.rows, [[p] for p in found.pivots], [[found.info]]
 
     factors, pivots, info = _of_matrices(matrix, run)
@@ -216,38 +160,9 @@ def solve_factored(
     return _of_matrices(_side_by_side(factors, _side_by_side(column, right)), run)[0]
 
 
-def determinant(lanes: Lanes, like: Any, matrix: Entries) -> list[Any]:
-    n = _square(matrix)
-
-    def run(rows: Rows) -> list[Rows]:
-        found = LU(rows, n)
-        return [[[functools.reduce(torch.mul, found.diagonal(), found.sign)]]]
-
-    return [reshape(lanes, like[0], _of_matrices(matrix, run)[0]), None, None]
-
-
-def log_determinant(lanes: Lanes, like: Any, matrix: Entries) -> list[Any]:
-    """Sign and logarithm of the size; of a singular matrix, 0 and minus infinity."""
-    n = _square(matrix)
-
-    def run(rows: Rows) -> tuple[Rows, Rows]:
-        found = LU(rows, n)
-        signs, sizes = map(torch.sign, found.diagonal()), map(torch.abs, found.diagonal())
-        log = functools.reduce(torch.add, map(torch.log, sizes))
-        return [[functools.reduce(torch.mul, signs, found.sign)]], [[log]]
-
-    sign, log = _of_matrices(matrix, run)
-    return [reshape(lanes, like[0], sign), reshape(lanes, like[1], log), None, None]
-
-
 LINALG: dict[Any, Callable[..., Any]] = {
-    aten.cholesky_solve.default: cholesky_solve,
     aten.linalg_cholesky_ex.default: cholesky,
-    aten.linalg_inv_ex.default: inverse,
     aten.linalg_lu_factor_ex.default: factor,
     aten.linalg_lu_solve.default: solve_factored,
     aten.linalg_solve_triangular.default: solve_triangular,
-    aten._linalg_det.default: determinant,
-    aten._linalg_slogdet.default: log_determinant,
-    aten._linalg_solve_ex.default: solve,
 }

@@ -107,7 +107,7 @@ class WrittenOut:
     # --- the scan ---
 
     def run(self, inputs: Inputs[Any]) -> list[Any]:
-        """The results of the scan of ``inputs``, by one of their entries."""
+        """Return the results of the scan of ``inputs``, by a scan of their entries."""
         carry = [self.grids[n] for n in self.roles.carry]
         reals = Inputs(
             [

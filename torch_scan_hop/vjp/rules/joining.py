@@ -17,7 +17,7 @@ from .views import getitem_bwd, getitem_fwd
 
 
 def _with_zeros(ds: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Cotangents of the parts, zeros for the parts that nobody used."""
+    """Return the cotangents of the parts, zeros for the parts that nobody used."""
     some = next(d for d in ds if d is not None)
 
     def zeros(s: tuple[int, ...]) -> Any:

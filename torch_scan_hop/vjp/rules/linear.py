@@ -16,12 +16,12 @@ from ..table import Rule
 
 
 def _rows(x: Any) -> Any:
-    """[..., N] -> [rows, N]: leading dimensions of a product with a matrix are rows."""
+    """Reshape [..., N] to [rows, N]: leading dimensions of a product with a matrix are rows."""
     return x.flatten(0, -2) if ndim(x) > 2 else x
 
 
 def _t(x: Any) -> Any:
-    """The transpose of the last two dimensions."""
+    """Transpose the last two dimensions."""
     return x.t() if ndim(x) == 2 else x.transpose(-2, -1)
 
 
@@ -69,14 +69,14 @@ def addmm_bwd(saved: Any, d: Any) -> Any:
 
 
 def _reduced(x: Any, dim: Any) -> list[int]:
-    """The dimensions that a reduction over `dim` removes, ascending and not negative."""
+    """Return the dimensions that a reduction over `dim` removes, ascending and not negative."""
     if dim is None or dim == [] or dim == ():
         return list(range(ndim(x)))
     return sorted(i % max(ndim(x), 1) for i in ([dim] if isinstance(dim, int) else dim))
 
 
 def _spread(d: Any, x_shape: tuple[int, ...], dims: list[int], keepdim: bool) -> Any:
-    """The transpose of a sum over `dims`: repeat `d` along them.
+    """Apply the transpose of a sum over `dims`: repeat `d` along them.
 
     Only the sizes of these dimensions appear in the code; -1 leaves a dimension as it is.
     """

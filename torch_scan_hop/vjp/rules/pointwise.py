@@ -19,12 +19,12 @@ from ..table import Rule
 
 
 def of_input(fn: Callable[[Any], Any], bwd: Callable[[Any, Any], Any]) -> Rule:
-    """`y = fn(x)` with `dx = bwd(x, dy)`: saves x."""
+    """Make the rule of `y = fn(x)` with `dx = bwd(x, dy)`, which saves x."""
     return Rule(lambda x: (fn(x), x), bwd)
 
 
 def of_result(fn: Callable[[Any], Any], bwd: Callable[[Any, Any], Any]) -> Rule:
-    """`y = fn(x)` with `dx = bwd(y, dy)`: saves y."""
+    """Make the rule of `y = fn(x)` with `dx = bwd(y, dy)`, which saves y."""
 
     def fwd(x: Any) -> tuple[Any, Any]:
         y = fn(x)
@@ -34,7 +34,7 @@ def of_result(fn: Callable[[Any], Any], bwd: Callable[[Any, Any], Any]) -> Rule:
 
 
 def _times(factor: Any, d: Any) -> Any:
-    """`factor * d`, without code for a factor of one."""
+    """Return `factor * d`, without code for a factor of one."""
     return d if isinstance(factor, (int, float)) and factor == 1 else factor * d
 
 

@@ -17,7 +17,7 @@ from ..table import Rule
 
 
 def _numbers(args: tuple[Any, ...]) -> Any:
-    """The sizes in `x.view(2, 3)` or `x.view((2, 3))`."""
+    """Return the sizes in `x.view(2, 3)` or `x.view((2, 3))`."""
     return args[0] if len(args) == 1 and isinstance(args[0], Sequence) else args
 
 
