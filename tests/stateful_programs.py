@@ -324,6 +324,59 @@ def hook_of_a_cloned_carry() -> Program:
     return Program(cell, zeros(), steps(), [w])
 
 
+def _hooks_its_carry(f: Callable[[Tensor], Tensor], *hooks: Callable[..., Tensor]) -> Program:
+    """Of a carry that the step before has used in y, too, and changed in place."""
+    w = weight()
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        for hook in hooks:
+            if h.requires_grad:
+                h.register_hook(lambda g, hook=hook: hook(g, w.detach()))
+        h = torch.sin(h @ w + x).mul_(1.5)
+        return h, f(h)
+
+    return Program(cell, zeros(), steps(), [w])
+
+
+@program
+def hook_of_a_carry_that_is_a_y() -> Program:
+    return _hooks_its_carry(lambda h: h, lambda g, w: g * 0.5)
+
+
+@program
+def two_hooks_of_a_carry_that_a_y_is_made_of() -> Program:
+    clamp = lambda g, w: g.clamp(-0.1, 0.1) * w.mean()  # noqa: E731
+    return _hooks_its_carry(torch.sin, lambda g, w: g.tanh() * 2, clamp)
+
+
+@program
+def hook_of_the_cell_state_of_an_lstm() -> Program:
+    """Torch makes h of c, within one operator."""
+    layer = nn.LSTMCell(4, 4).double()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        if carry[1].requires_grad:
+            carry[1].register_hook(lambda g: g.clamp(-0.05, 0.05))
+        h, c = layer(x, carry)
+        return (h, c), h
+
+    return Program(cell, (zeros(), zeros()), steps(), list(layer.parameters()))
+
+
+@program
+def hook_of_a_carry_that_is_two_carries() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        h, same = carry
+        if h.requires_grad:
+            h.register_hook(lambda g: g.tanh())
+        h = torch.tanh(h @ w + x * same)
+        return (h, h), x
+
+    return Program(cell, (zeros(), zeros()), steps(), [w])
+
+
 @program
 def hook_of_what_the_body_made() -> Program:
     w = weight()

@@ -269,20 +269,47 @@ def test_a_number_that_is_asked_for_its_type_runs_as_the_loop():
     assert_same(actual, loop(cell, (1.0, zeros()), xs)[1])
 
 
-def test_gradient_scaling_of_a_carry_that_is_a_y_too():
-    """A hook of the carry is one of the y that it was: a loop, and never a silent half of it."""
+@pytest.mark.parametrize("how", [{"unroll": 2}, {"checkpoint": "sqrt"}, {"reverse": True}])
+@pytest.mark.parametrize("reads_x", [False, True])
+def test_a_hook_of_a_carry_that_is_a_y_too(how, reads_x):
+    """It is a hook of what the step before made: in one scan, unless it reads what comes later."""
     w, xs = weight(), steps()
 
     def cell(h, x):
         if h.requires_grad:
-            h.register_hook(lambda g: g * 0.5)
+            h.register_hook(lambda g: g.tanh() * (x.abs().mean() if reads_x else 0.5))
         h = torch.tanh(h @ w + x)
         return h, h
 
-    with pytest.warns(UserWarning, match="registers a hook on its carry"):
-        _, ys = scan(cell, zeros(), xs)
-    actual = torch.autograd.grad(ys.sum(), w)
-    assert_same(actual, torch.autograd.grad(loop(cell, zeros(), xs)[1].sum(), w))
+    def gradient(h, ys):
+        return torch.autograd.grad(h.sum() + ys.square().sum(), w)
+
+    expected = gradient(*loop(cell, zeros(), xs.flip(0) if "reverse" in how else xs))
+    if not reads_x:
+        with torch_scan_hop.fallback("error"):
+            actual = gradient(*scan(cell, zeros(), xs, **how))
+    else:
+        with pytest.warns(UserWarning, match="a hook on its carry, .* Return carry.clone()"):
+            actual = gradient(*scan(cell, zeros(), xs, **how))
+    assert_same(actual, expected)
+
+
+def test_second_derivatives_with_a_hook_of_a_carry_that_is_a_y_too():
+    w, xs = weight(), steps()
+
+    def cell(h, x):
+        if h.requires_grad:
+            h.register_hook(lambda g: -g * 0.5)
+        h = torch.tanh(h @ w + x)
+        return h, h.sin()
+
+    def second(run):
+        h, ys = run(cell, zeros(), xs)
+        (first,) = torch.autograd.grad(h.sum() + ys.square().sum(), w, create_graph=True)
+        return first, *torch.autograd.grad(first.square().sum(), w)
+
+    with torch_scan_hop.fallback("error"):
+        assert_same(second(scan), second(loop))
 
 
 @pytest.mark.parametrize("from_carry", [False, True])

@@ -42,12 +42,15 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop.capture.hooks import hooked
+from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
+from torch_scan_hop.capture.stateful import Stateful
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
 from torch_scan_hop.capture.told import told
 from torch_scan_hop.capture.user_code import PACKAGE
-from torch_scan_hop.step import device_of, split_result
+from torch_scan_hop.schedule.strategies import as_one_scan
+from torch_scan_hop.step import device_of
 
 
 class SteadyScanVariable(TorchHigherOrderOperatorVariable):
@@ -94,6 +97,7 @@ class _Capture:
         self.tx, self.run, self.combine_fn = tx, run, combine_fn
         self.template, self.carry, self.init = template, carry, init
         self.over = (xs, trip_count, schedule)
+        self.is_whole = False
 
     def trace(self, settled: tuple[str, ...]) -> VariableTracker:
         places: list[Place] = []
@@ -109,6 +113,8 @@ class _Capture:
             leaf = _settling(more) or _leaf_in(why)
             if _is_layers(self.combine_fn):
                 raise why
+            if self._is_split_at_a_hook(why):
+                continue
             if leaf and leaf not in settled:
                 return self._from_second_step((*settled, leaf), why)
             stuck = next((p for p in more if p.must_settle() or p.is_in(places)), None)
@@ -117,6 +123,18 @@ class _Capture:
             if not more:
                 raise why
             places += more
+
+    def _is_split_at_a_hook(self, error: Exception) -> bool:
+        """Return True if one scan of all steps is to be tried, of which a schedule has made several
+        where a hook is in the way."""
+        is_split = not self.is_whole and any(
+            isinstance(e, HookOfUsedCarry) for e in causes_of(error)
+        )
+        if is_split:
+            xs, trip_count, schedule = self.over
+            self.over = (xs, trip_count, call_inlined(self.tx, as_one_scan, schedule))
+            self.is_whole = True
+        return is_split
 
     def _scan(self, places: Sequence[Place]) -> VariableTracker:
         if not places:
@@ -206,32 +224,6 @@ def _with_numbers_of(
 
 class _Written(Exception):
     pass
-
-
-class Stateful(VariableTracker):
-    """``combine_fn`` as a function of ``(carry, state)``: its state at ``places`` is carried."""
-
-    def __init__(self, combine_fn: VariableTracker, places: Sequence[Place], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.combine_fn = combine_fn
-        self.places = tuple(places)
-
-    def call_function(
-        self, tx: Any, args: Sequence[VariableTracker], kwargs: dict[str, VariableTracker]
-    ) -> VariableTracker:
-        both, x = args
-        carry, state = sequence_items(tx, both)
-        before = [place.read(tx) for place in self.places]
-        self._write(tx, sequence_items(tx, state))
-        result = self.combine_fn.call_function(tx, [carry, x], {})
-        carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
-        state = TupleVariable([place.read(tx) for place in self.places])
-        self._write(tx, before)
-        return TupleVariable([TupleVariable([carry, state]), y])
-
-    def _write(self, tx: Any, values: Sequence[VariableTracker]) -> None:
-        for place, value in zip(self.places, values, strict=True):
-            place.write(tx, value)
 
 
 def _places_in(error: BaseException) -> list[Place]:

@@ -48,7 +48,7 @@ from torch_scan_hop._torch.symbols import has_unknown_size
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.capture.cache_key import add_cache_key
 from torch_scan_hop.capture.first_steps import check_facts
-from torch_scan_hop.capture.hooks import refuse_hooks_of_used_carries
+from torch_scan_hop.capture.hooks_of_carries import HooksOfCarries
 from torch_scan_hop.capture.number_arithmetic import make_exact
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
 from torch_scan_hop.capture.purify import CapturedBody
@@ -154,16 +154,17 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
                     tx, call.combine_fn, examples, self._operator()
                 )
         check_facts(tx, facts, given.carry, examples, sequence_items(tx, result), call.numbers)
-        refuse_hooks_of_used_carries(graph, n_carry, _wanting_grad(given.carry))
         self._check_step(tx, examples[:n_carry], result, spec)
         make_levels_relative(graph, levels)
         make_no_grad(graph)
         _refuse_unknown_sizes(graph)
         widened = make_exact(graph, n_carry, numbers_carried(), call.exact)
-        body = CapturedBody(tx, graph, n_carry, len(given.xs))
         inputs = [v.as_proxy() for v in given.flat()] + list(lifted)
         for k in widened:
             inputs[k] = _in_dtype(tx, call.exact[k], torch.float64).as_proxy()
+        hooks = HooksOfCarries(tx, graph, given, lifted, _wanting_grad(given.carry))
+        hooks.move(inputs, call.reverse)
+        body = CapturedBody(tx, graph, n_carry, len(given.xs) + len(hooks.flags))
         self._check_body(body)
         mutated = body.make_pure()
         if mutated:
