@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -258,6 +259,26 @@ def numbers_made_of_a_number() -> Program:
         return (h, n + 1), h * (n > 2) + abs(1 - n / 3)
 
     return Program(cell, (zeros(), 0), steps(), [w])
+
+
+@program
+def schedules_of_a_counter() -> Program:
+    """Python's functions of numbers, whose results are attributes, too."""
+    module = KeepsH()
+    module.n, module.temperature, module.rate = 0, 1, 0.1
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        warm = min(1.0, module.n / 3)
+        h = torch.tanh(module.layer(h) / module.temperature + x * warm + module.rate)
+        module.n += 1
+        module.temperature = max(0.5, 1 / (1 + module.n / 7))
+        module.rate = 0.05 * (1 + math.cos(math.pi * module.n / 20)) + 0.3 * (module.n > 2)
+        return h, h + round(module.n / 2) + (1e-9 * h.detach() == 1e-9 / module.n)
+
+    def state() -> list[Any]:
+        return [module.n, module.temperature, module.rate]
+
+    return Program(cell, zeros(), steps(), list(module.parameters()), state)
 
 
 @program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pytest
@@ -416,6 +417,68 @@ def test_a_hook_of_init_sees_what_other_uses_of_init_give_it():
     assert_same(actual, gradients(loop, cell))
     with torch_scan_hop.fallback("error"):
         assert_same(gradients(scan, of_a_clone), gradients(loop, of_a_clone))
+
+
+OF_NUMBERS = {
+    "min": lambda n: min(1.0, n / 3, n / 7 + 0.1),
+    "max": lambda n: 1 / max(n, 2) - max(0.1, min(0.9, n / 3)),
+    "compared": lambda n: (n > 2) * 0.3 + (n % 2 == 0) / 7 + 0.1,
+    "flags that are added": lambda n: ((n > 1) + (n > 2)) / 7,
+    "bits": lambda n: (n & 3) / 7 + (n | 1) / 3 - (n ^ 2) / 9 + (1 << n) / 7 + (n >> 1) / 3,
+    "roots": lambda n: math.sqrt(n / 3 + 0.1) + math.log(n + 1) - math.exp(-n / 3),
+    "circles": lambda n: 0.5 * (1 + math.cos(math.pi * min(n, 3) / 3)) + math.tanh(n / 7),
+    "rounded": lambda n: round(n / 3) / 7 + math.floor(n / 3) / 3 - math.ceil(n / 7) / 9,
+    "converted": lambda n: int(n / 3 * 10) / 7 + float(n) / 3 + math.fabs(n - 2.1),
+    "beside doubles": lambda n: (zeros() + n / 9 == n / 9) * 1.0,
+}
+
+
+@pytest.mark.parametrize("of", OF_NUMBERS)
+@pytest.mark.parametrize("way", [{}, {"unroll": 2}, {"checkpoint": "sqrt"}])
+def test_what_python_makes_of_a_number_is_exact(of, way):
+    w, xs = weight(), steps()
+
+    def cell(carry, x):
+        h, n = carry
+        h = torch.tanh(h @ w + x) * OF_NUMBERS[of](n)
+        return (h, n + 1), h
+
+    with torch_scan_hop.fallback("error"):
+        (h, n), ys = scan(cell, (zeros(), 0), xs, **way)
+    (expected, _), expected_ys = loop(cell, (zeros(), 0), xs)
+    assert_same((h, ys), (expected, expected_ys), 1e-13)
+    assert n == 5
+
+
+def test_the_value_of_a_tensor_is_no_number():
+    w, xs = weight(), steps()
+
+    def cell(carry, x):
+        h, n = carry
+        h = torch.tanh(h @ w + x) * math.exp(-h.sum()) / (n + 1)
+        return (h, n + 1), h
+
+    with pytest.warns(UserWarning, match="reads the value of a tensor"):
+        _, ys = scan(cell, (zeros(), 0), xs)
+    assert_same(ys, loop(cell, (zeros(), 0), xs)[1])
+
+
+def test_an_attribute_that_is_asked_for_its_type_runs_as_the_loop():
+    module, xs = KeepsH(), steps()
+
+    def run(scan_like):
+        module.n = 0
+
+        def cell(h, x):
+            module.n += 1
+            h = torch.tanh(module.layer(h) + x) * (3 if isinstance(module.n, int) else 7)
+            return h, h
+
+        return scan_like(cell, zeros(), xs)
+
+    with pytest.warns(UserWarning, match="asks if leaf 1 of the carry is a number"):
+        actual = run(scan)
+    assert_same(actual, run(loop))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

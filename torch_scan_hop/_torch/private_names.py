@@ -117,6 +117,11 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.constant.ConstantVariable "
         "torch._dynamo.variables.functions.UserMethodVariable torch._guards.Guard"
     ),
+    "dynamo.number_functions": (
+        "torch._dynamo.variables.builtin.BuiltinVariable "
+        "torch._dynamo.variables.tensor.TensorVariable "
+        "torch._dynamo.variables.torch.TorchInGraphFunctionVariable"
+    ),
     "dynamo.numpy_constants": (
         "torch._dynamo.variables.base.VariableTracker "
         "torch._dynamo.variables.builtin.BuiltinVariable "
@@ -648,6 +653,9 @@ REPLACED: dict[str, str] = {
         "self name hook; self tx name hook"
     ),
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
+    "torch._dynamo.variables.torch.TorchInGraphFunctionVariable.call_function": (
+        "self tx args kwargs"
+    ),
     "torch._higher_order_ops.effects.has_effects": "op; op args kwargs",
     "torch._inductor.codegen.cpp.CppKernelProxy.size_hint": "self",
     "torch._inductor.codegen.cpp.CppVecKernel._load_or_store_non_contiguous": (

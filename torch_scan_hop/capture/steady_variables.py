@@ -45,7 +45,7 @@ from torch_scan_hop.capture.hooks import hooked
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
-from torch_scan_hop.capture.stateful import Stateful
+from torch_scan_hop.capture.stateful import Stateful, parts_of, with_numbers
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
 from torch_scan_hop.capture.told import told
 from torch_scan_hop.capture.user_code import PACKAGE
@@ -156,13 +156,13 @@ class _Capture:
     def _numbers_at(self, places: Sequence[Place]) -> tuple[int, ...]:
         """Return which leaves of the carry are numbers that are left at ``places``."""
         tx = self.tx
-        parts = [part for place in places for part in _parts(tx, place.read(tx))]
-        first = len(_parts(tx, self.carry))
+        parts = [part for place in places for part in parts_of(tx, place.read(tx))]
+        first = len(parts_of(tx, self.carry))
         return tuple(first + k for k, part in enumerate(parts) if is_number(part))
 
     def _start_at(self, place: Place) -> VariableTracker:
         value = place.read(self.tx)
-        for part in _parts(self.tx, value):
+        for part in parts_of(self.tx, value):
             place.check(part)
         return call_inlined(self.tx, _exact, value, self.init, self.over[0])
 
@@ -205,21 +205,7 @@ def _leave(tx: Any, place: Place, value: VariableTracker) -> None:
         assert place.before is not None
         write_back(tx, place.before.as_proxy(), value.as_proxy())
     else:
-        place.write(tx, _with_numbers_of(tx, place.before, value))
-
-
-def _with_numbers_of(
-    tx: Any, before: VariableTracker | None, value: VariableTracker
-) -> VariableTracker:
-    """Return ``value`` with Python numbers for tensors, where ``before`` has numbers."""
-    if before is None:
-        return value
-    olds, parts = _parts(tx, before), _parts(tx, value)
-    if len(olds) != len(parts) or not any(map(is_number, olds)):
-        return value
-    pairs = zip(olds, parts, strict=True)
-    numbers = [as_number(tx, part) if is_number(old) else part for old, part in pairs]
-    return call_inlined(tx, tree.unflatten, value, TupleVariable(numbers))
+        place.write(tx, with_numbers(tx, place, value, lambda part: as_number(tx, part)))
 
 
 class _Written(Exception):
@@ -262,12 +248,8 @@ def _no_steps(trip_count: Any) -> bool:
     return False
 
 
-def _parts(tx: Any, value: VariableTracker) -> list[VariableTracker]:
-    return sequence_items(tx, call_inlined(tx, tree.tensors, value))
-
-
 def _tensors(tx: Any, value: VariableTracker) -> list[VariableTracker]:
-    leaves = _parts(tx, value)
+    leaves = parts_of(tx, value)
     return [v for v in leaves if isinstance(example_value_or_none(v), torch.Tensor)]
 
 

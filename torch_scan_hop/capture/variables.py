@@ -24,6 +24,7 @@ from torch_scan_hop._torch.dynamo.function_modes import (
     function_modes_set_aside,
 )
 from torch_scan_hop._torch.dynamo.indexing import indices_are_captured
+from torch_scan_hop._torch.dynamo.number_functions import functions_take_scalars
 from torch_scan_hop._torch.dynamo.numpy_constants import numpy_constants_are_folded
 from torch_scan_hop._torch.dynamo.speculation import numbers_of_tensors_are_refused, speculate
 from torch_scan_hop._torch.dynamo.variables import (
@@ -49,7 +50,7 @@ from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.capture.cache_key import add_cache_key
 from torch_scan_hop.capture.first_steps import check_facts
 from torch_scan_hop.capture.hooks_of_carries import HooksOfCarries
-from torch_scan_hop.capture.number_arithmetic import make_exact
+from torch_scan_hop.capture.number_arithmetic import FUNCTIONS, make_exact, of_number
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
 from torch_scan_hop.capture.purify import CapturedBody
 from torch_scan_hop.capture.refusals import note_leaf
@@ -105,6 +106,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     """Tracks ``torch.ops.higher_order.scan``."""
 
     _HOP_NAME = "torch.ops.higher_order.scan"
+    has_numbers = False
     _ALLOW_FALLBACK_TO_EAGER = False
     supports_input_mutation = True
     supports_aliasing = True
@@ -127,7 +129,9 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         ):
             prepare_xla_if_loaded()
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
-            return self._capture(tx, self._called_with(tx, *args, **kwargs))
+            names = FUNCTIONS if self.has_numbers or numbers_carried() else {}
+            with functions_take_scalars(of_number, names):
+                return self._capture(tx, self._called_with(tx, *args, **kwargs))
 
     def _called_with(self, tx: Any, *args: Any, **kwargs: Any) -> _Call:
         return _call_of(tx, *args, **kwargs)
@@ -153,7 +157,8 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
                 result, spec, graph, lifted = speculate(
                     tx, call.combine_fn, examples, self._operator()
                 )
-        check_facts(tx, facts, given.carry, examples, sequence_items(tx, result), call.numbers)
+        numbers = {*call.numbers, *numbers_carried()}
+        check_facts(tx, facts, given.carry, examples, sequence_items(tx, result), numbers)
         self._check_step(tx, examples[:n_carry], result, spec)
         make_levels_relative(graph, levels)
         make_no_grad(graph)
@@ -217,6 +222,8 @@ def _call_in_graph(
 
 class ScanOfNumbersVariable(ScanVariable):
     """Tracks ``scan_of_numbers``: finds the numbers' dtypes, and then is the scan from there."""
+
+    has_numbers = True
 
     def _called_with(self, tx: Any, positions: Any, *args: Any, **kwargs: Any) -> _Call:
         call = _call_of(tx, *args, **kwargs)
