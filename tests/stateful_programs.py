@@ -738,6 +738,20 @@ def pruned_layer() -> Program:
 
 
 @program
+def weights_that_a_step_caches() -> Program:
+    from torch.nn.utils import parametrizations, parametrize
+
+    layer = parametrizations.orthogonal(nn.Linear(4, 4, bias=False).double())
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        with parametrize.cached():
+            h = torch.tanh(layer(h) + layer(x))
+        return h, h
+
+    return Program(cell, zeros(), steps(), list(layer.parameters()))
+
+
+@program
 def functional_call_of_an_lstm() -> Program:
     layer = nn.LSTM(4, 4).double()
     weights = {name: w.detach().clone().requires_grad_() for name, w in layer.named_parameters()}

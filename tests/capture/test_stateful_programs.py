@@ -463,6 +463,26 @@ def test_the_value_of_a_tensor_is_no_number():
     assert_same(ys, loop(cell, (zeros(), 0), xs)[1])
 
 
+def test_the_state_of_an_lstm_that_is_none_at_first():
+    """Torch 2.9 says of an LSTM in the first step, which is traced alone, that its state has four
+    dimensions."""
+
+    def run(scan_like):
+        torch.manual_seed(0)
+        lstm, state, xs = nn.LSTM(4, 4).double(), {"s": None}, torch.randn(5, 2, 4, dtype=F64)
+
+        def cell(h, x):
+            h, state["s"] = lstm(x[None], state["s"])
+            return h, h[0]
+
+        h, ys = scan_like(cell, torch.zeros(1, 2, 4, dtype=F64), xs)
+        gradients = torch.autograd.grad(ys.square().sum() + h.sum(), lstm.parameters())
+        return h, ys, *state["s"], *gradients
+
+    with torch_scan_hop.fallback("error"):
+        assert_same(run(scan), run(loop))
+
+
 def test_an_attribute_that_is_asked_for_its_type_runs_as_the_loop():
     module, xs = KeepsH(), steps()
 

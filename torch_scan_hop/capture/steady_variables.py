@@ -41,6 +41,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     write_back,
 )
 from torch_scan_hop._torch.sizes import is_exporting
+from torch_scan_hop._torch.tracing import lstm_in_parts
 from torch_scan_hop.capture.hooks import hooked
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
@@ -70,6 +71,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
                 methods_have_functions(),
                 grad_functions_are_known(),
                 deques_are_bounded(tx),
+                lstm_in_parts(),  # in the first step, too: torch 2.9 has wrong shapes otherwise
             ):
                 return _Capture(tx, *call).trace(settled.as_python_constant())
         except UserError:
