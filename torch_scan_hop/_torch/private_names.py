@@ -108,6 +108,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.source.GlobalStateSource torch._dynamo.source.TypeSource "
         "torch._dynamo.symbolic_convert.InliningInstructionTranslator "
         "torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable "
+        "torch._dynamo.variables.user_defined.UserDefinedClassVariable "
         "torch._dynamo.variables.user_defined.UserDefinedObjectVariable torch._guards.Guard "
         "torch._guards.TracingContext"
     ),
@@ -323,6 +324,7 @@ NAMES: dict[str, str] = {
         "torch._C._dynamo.eval_frame.reset_code torch._higher_order_ops.auto_functionalize "
         "torch._higher_order_ops.scan.scan_op"
     ),
+    "replaced_methods": "torch._C.TensorBase",
     "selective_checkpoints": (
         "torch._higher_order_ops.wrap "
         "torch.utils._python_dispatch._get_current_dispatch_mode_stack "
