@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -261,6 +262,26 @@ def numbers_made_of_a_number() -> Program:
 
 
 @program
+def schedules_of_a_counter() -> Program:
+    """Python's functions of numbers, whose results are attributes, too."""
+    module = KeepsH()
+    module.n, module.temperature, module.rate = 0, 1, 0.1
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        warm = min(1.0, module.n / 3)
+        h = torch.tanh(module.layer(h) / module.temperature + x * warm + module.rate)
+        module.n += 1
+        module.temperature = max(0.5, 1 / (1 + module.n / 7))
+        module.rate = 0.05 * (1 + math.cos(math.pi * module.n / 20)) + 0.3 * (module.n > 2)
+        return h, h + round(module.n / 2) + (1e-9 * h.detach() == 1e-9 / module.n)
+
+    def state() -> list[Any]:
+        return [module.n, module.temperature, module.rate]
+
+    return Program(cell, zeros(), steps(), list(module.parameters()), state)
+
+
+@program
 def truths_that_are_summed() -> Program:
     def cell(c: Any, x: Tensor) -> Any:
         return (c[0] + x, c[1] + c[0]), c[1] + x
@@ -322,6 +343,59 @@ def hook_of_a_cloned_carry() -> Program:
         return h.clone(), h
 
     return Program(cell, zeros(), steps(), [w])
+
+
+def _hooks_its_carry(f: Callable[[Tensor], Tensor], *hooks: Callable[..., Tensor]) -> Program:
+    """Of a carry that the step before has used in y, too, and changed in place."""
+    w = weight()
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        for hook in hooks:
+            if h.requires_grad:
+                h.register_hook(lambda g, hook=hook: hook(g, w.detach()))
+        h = torch.sin(h @ w + x).mul_(1.5)
+        return h, f(h)
+
+    return Program(cell, zeros(), steps(), [w])
+
+
+@program
+def hook_of_a_carry_that_is_a_y() -> Program:
+    return _hooks_its_carry(lambda h: h, lambda g, w: g * 0.5)
+
+
+@program
+def two_hooks_of_a_carry_that_a_y_is_made_of() -> Program:
+    clamp = lambda g, w: g.clamp(-0.1, 0.1) * w.mean()  # noqa: E731
+    return _hooks_its_carry(torch.sin, lambda g, w: g.tanh() * 2, clamp)
+
+
+@program
+def hook_of_the_cell_state_of_an_lstm() -> Program:
+    """Torch makes h of c, within one operator."""
+    layer = nn.LSTMCell(4, 4).double()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        if carry[1].requires_grad:
+            carry[1].register_hook(lambda g: g.clamp(-0.05, 0.05))
+        h, c = layer(x, carry)
+        return (h, c), h
+
+    return Program(cell, (zeros(), zeros()), steps(), list(layer.parameters()))
+
+
+@program
+def hook_of_a_carry_that_is_two_carries() -> Program:
+    w = weight()
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        h, same = carry
+        if h.requires_grad:
+            h.register_hook(lambda g: g.tanh())
+        h = torch.tanh(h @ w + x * same)
+        return (h, h), x
+
+    return Program(cell, (zeros(), zeros()), steps(), [w])
 
 
 @program
@@ -661,6 +735,20 @@ def pruned_layer() -> Program:
     from torch.nn.utils import prune
 
     return _normed(lambda m: prune.random_unstructured(m, "weight", 0.3), "weight")
+
+
+@program
+def weights_that_a_step_caches() -> Program:
+    from torch.nn.utils import parametrizations, parametrize
+
+    layer = parametrizations.orthogonal(nn.Linear(4, 4, bias=False).double())
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        with parametrize.cached():
+            h = torch.tanh(layer(h) + layer(x))
+        return h, h
+
+    return Program(cell, zeros(), steps(), list(layer.parameters()))
 
 
 @program

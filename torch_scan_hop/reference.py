@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop._torch.references import pass_hooks_on
 from torch_scan_hop.errors import ScanTypeError, ScanValueError
 from torch_scan_hop.progress_bar import steps as progressing
 from torch_scan_hop.step import (
@@ -72,6 +73,11 @@ def _after_step(before: Any, after: Any, device: torch.device, settling: Settlin
     return tree.unflatten(before, leaves)
 
 
+def tensors_in(carry: Any) -> dict[int, torch.Tensor]:
+    leaves = enumerate(tree.tensors(carry))
+    return {k: leaf for k, leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
 def scan_loop(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: int, reverse: bool
 ) -> tuple[Any, Any]:
@@ -91,13 +97,14 @@ def scan_loop(
         return tree.exact_tensor(leaf, device) if isinstance(leaf, tree.NUMBERS) else leaf
 
     # a body may work in place on its carry; the caller's init is not its to change
-    carry = tree.map_leaves(own, init)
+    originals, carry = tensors_in(init), tree.map_leaves(own, init)
     order = order_of_steps(trip_count, reverse)
     steps: list[list[torch.Tensor]] = [[] for _ in range(trip_count)]
     settling = Settling()
     has_numbers = _has_numbers(init)
     for t in progressing(order):
         after, y = _call(combine_fn, carry, tree.slice_at(xs, t), device, settling)
+        pass_hooks_on(tree.tensors(carry), originals)
         if has_numbers and t != order[-1]:
             # a y that is a number keeps its digits until the last step says what dtype it has
             y = tree.map_leaves(exact, y)
@@ -106,7 +113,8 @@ def scan_loop(
         steps[t] = [leaf.clone() for leaf in tree.tensors(y)]
         # cloned: a body may return a tensor it closes over or the same tensor twice, and
         # neither is the next step's, or the caller's, to change
-        carry = tree.map_leaves(own, _after_step(carry, after, device, settling))
+        after = _after_step(carry, after, device, settling)
+        originals, carry = tensors_in(after), tree.map_leaves(own, after)
     if has_numbers:
         dtypes = [leaf.dtype for leaf in steps[order[-1]]]
         for leaves in steps:

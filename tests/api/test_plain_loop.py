@@ -323,6 +323,17 @@ def _knows_init(h, x, w, h0):
     return torch.tanh((h * 3 if h is h0 else h) @ w + x), x * h
 
 
+def _asks_about_its_carry(h, x, w, h0):
+    print(end="")
+    h = h * 2 if h.is_leaf else h
+    h = h * 3 if isinstance(h, torch.nn.Parameter) else h
+    return torch.tanh(_doubles_a_view(h) @ w + x), x * h
+
+
+def _doubles_a_view(h):
+    return h * 2 if "Select" in str(h.grad_fn) else h
+
+
 def _writes_to_init(h, x, w, h0):
     print(end="")
     h = h.mul_(2.0)
@@ -335,6 +346,53 @@ def _writes_to_init(h, x, w, h0):
 def test_the_first_step_has_init_itself(cell):
     expected = _gradients_with_init_used_elsewhere(written_loop, cell)
     assert_same(_gradients_with_init_used_elsewhere(scan, cell), expected)
+
+
+@pytest.mark.torch_version
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+@pytest.mark.parametrize("cell", [_hooks_its_carry, _knows_init, _asks_about_its_carry])
+@pytest.mark.parametrize("kind", ["data", "a view of data", "a leaf", "a parameter", "a view"])
+def test_any_init_is_itself_in_the_first_step(cell, kind):
+    def results(run):
+        start = torch.linspace(0.1, 0.6, 6, dtype=F64).reshape(2, 3)
+        start = start.requires_grad_() if kind == "a view" else start
+        h0 = start[1] if "view" in kind else start[1].clone()
+        h0 = torch.nn.Parameter(h0) if kind == "a parameter" else h0
+        h0 = h0.requires_grad_() if kind == "a leaf" else h0
+        w = torch.linspace(-0.3, 0.4, 9, dtype=F64).reshape(3, 3).requires_grad_()
+        leaves = [w] + [start if start.requires_grad else h0] * (h0.requires_grad)
+        h, ys = run(
+            lambda h, x: cell(h, x, w, h0), h0, torch.linspace(-1, 1, 12).reshape(4, 3) * h0
+        )
+        return h, ys, *torch.autograd.grad(h.sum() + ys.square().sum(), leaves)
+
+    assert_same(results(scan), results(written_loop))
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_hook_of_a_carry_sees_the_gradients_of_its_other_uses(shared):
+    """Autograd saves a carry that a y was made of, which is no reason to copy it (torch 2.13); and
+    a copy has no hooks of its own."""
+    w, seen = torch.linspace(-0.3, 0.4, 9, dtype=F64).reshape(3, 3).requires_grad_(), []
+
+    def cell(h, x):
+        if h.requires_grad:
+            h.register_hook(lambda g: g.tanh())
+        h = torch.tanh(h @ w + x)
+        seen.append(h if shared else 0)
+        return h, h @ w
+
+    def gradient(run):
+        h, ys = run(torch.zeros(3, dtype=F64), torch.linspace(-1, 1, 12, dtype=F64).reshape(4, 3))
+        return torch.autograd.grad(h.sum() + ys.square().sum(), w)
+
+    def through(loop):
+        return lambda h, xs: loop(cell, h, xs, 4, False)
+
+    expected = gradient(lambda h, xs: written_loop(cell, h, xs))
+    assert_same(gradient(through(run_loop)), expected)
+    assert_same(gradient(through(scan_loop)), expected)
 
 
 @pytest.mark.torch_version

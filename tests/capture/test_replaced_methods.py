@@ -97,3 +97,53 @@ def test_a_replaced_method_is_captured_anew(replaced, captured_by):
             assert_same(run(h, xs), loop(cell, h, xs), 1e-6)
             assert not torch.equal(run(h, xs)[0], before[0])
     assert_same(run(h, xs), before)
+
+
+class Meta(type):
+    k = 2.0
+
+    def times(cls):
+        return 3.0
+
+
+class OfMeta(metaclass=Meta):
+    c = 0.5
+
+    @classmethod
+    def of_class(cls):
+        return cls.c
+
+
+NO_METHODS = {
+    "a method of all tensors": (lambda h: h.sin(), torch.Tensor, "sin", lambda h: torch.cos(h)),
+    "an operator": (lambda h: h + 1, torch.Tensor, "__add__", lambda h, x: torch.sub(h, x)),
+    "what reads from modules": (nn.Linear(3, 3), nn.Module, "__getattr__", None),
+    "a method of a module that the body makes": (
+        lambda h: nn.Tanh()(h),
+        nn.Tanh,
+        "forward",
+        lambda self, x: x * 5,
+    ),
+    "an attribute of a metaclass": (lambda h: h * OfMeta.k, Meta, "k", 5.0),
+    "a class attribute": (lambda h: h * OfMeta.of_class(), OfMeta, "c", 5.0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+@pytest.mark.parametrize("case", NO_METHODS)
+def test_what_no_guard_of_torchs_sees(case):
+    fn, owner, name, value = NO_METHODS[case]
+    read = nn.Module.__getattr__
+    if value is None:
+        value = lambda self, key: read(self, key) * (5 if key == "weight" else 1)  # noqa: E731
+
+    def cell(h, x):
+        h = torch.tanh(fn(h) * 0.3 + x)
+        return h, h
+
+    h, xs = torch.zeros(3), torch.linspace(-1, 1, 12).reshape(4, 3)
+    before = scan(cell, h, xs)
+    with mock.patch.object(owner, name, value):
+        assert_same(scan(cell, h, xs), loop(cell, h, xs), 1e-6)
+    with fallback("error"):
+        assert_same(scan(cell, h, xs), before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pytest
@@ -269,20 +270,47 @@ def test_a_number_that_is_asked_for_its_type_runs_as_the_loop():
     assert_same(actual, loop(cell, (1.0, zeros()), xs)[1])
 
 
-def test_gradient_scaling_of_a_carry_that_is_a_y_too():
-    """A hook of the carry is one of the y that it was: a loop, and never a silent half of it."""
+@pytest.mark.parametrize("how", [{"unroll": 2}, {"checkpoint": "sqrt"}, {"reverse": True}])
+@pytest.mark.parametrize("reads_x", [False, True])
+def test_a_hook_of_a_carry_that_is_a_y_too(how, reads_x):
+    """It is a hook of what the step before made: in one scan, unless it reads what comes later."""
     w, xs = weight(), steps()
 
     def cell(h, x):
         if h.requires_grad:
-            h.register_hook(lambda g: g * 0.5)
+            h.register_hook(lambda g: g.tanh() * (x.abs().mean() if reads_x else 0.5))
         h = torch.tanh(h @ w + x)
         return h, h
 
-    with pytest.warns(UserWarning, match="registers a hook on its carry"):
-        _, ys = scan(cell, zeros(), xs)
-    actual = torch.autograd.grad(ys.sum(), w)
-    assert_same(actual, torch.autograd.grad(loop(cell, zeros(), xs)[1].sum(), w))
+    def gradient(h, ys):
+        return torch.autograd.grad(h.sum() + ys.square().sum(), w)
+
+    expected = gradient(*loop(cell, zeros(), xs.flip(0) if "reverse" in how else xs))
+    if not reads_x:
+        with torch_scan_hop.fallback("error"):
+            actual = gradient(*scan(cell, zeros(), xs, **how))
+    else:
+        with pytest.warns(UserWarning, match="a hook on its carry, .* Return carry.clone()"):
+            actual = gradient(*scan(cell, zeros(), xs, **how))
+    assert_same(actual, expected)
+
+
+def test_second_derivatives_with_a_hook_of_a_carry_that_is_a_y_too():
+    w, xs = weight(), steps()
+
+    def cell(h, x):
+        if h.requires_grad:
+            h.register_hook(lambda g: -g * 0.5)
+        h = torch.tanh(h @ w + x)
+        return h, h.sin()
+
+    def second(run):
+        h, ys = run(cell, zeros(), xs)
+        (first,) = torch.autograd.grad(h.sum() + ys.square().sum(), w, create_graph=True)
+        return first, *torch.autograd.grad(first.square().sum(), w)
+
+    with torch_scan_hop.fallback("error"):
+        assert_same(second(scan), second(loop))
 
 
 @pytest.mark.parametrize("from_carry", [False, True])
@@ -389,6 +417,88 @@ def test_a_hook_of_init_sees_what_other_uses_of_init_give_it():
     assert_same(actual, gradients(loop, cell))
     with torch_scan_hop.fallback("error"):
         assert_same(gradients(scan, of_a_clone), gradients(loop, of_a_clone))
+
+
+OF_NUMBERS = {
+    "min": lambda n: min(1.0, n / 3, n / 7 + 0.1),
+    "max": lambda n: 1 / max(n, 2) - max(0.1, min(0.9, n / 3)),
+    "compared": lambda n: (n > 2) * 0.3 + (n % 2 == 0) / 7 + 0.1,
+    "flags that are added": lambda n: ((n > 1) + (n > 2)) / 7,
+    "bits": lambda n: (n & 3) / 7 + (n | 1) / 3 - (n ^ 2) / 9 + (1 << n) / 7 + (n >> 1) / 3,
+    "roots": lambda n: math.sqrt(n / 3 + 0.1) + math.log(n + 1) - math.exp(-n / 3),
+    "circles": lambda n: 0.5 * (1 + math.cos(math.pi * min(n, 3) / 3)) + math.tanh(n / 7),
+    "rounded": lambda n: round(n / 3) / 7 + math.floor(n / 3) / 3 - math.ceil(n / 7) / 9,
+    "converted": lambda n: int(n / 3 * 10) / 7 + float(n) / 3 + math.fabs(n - 2.1),
+    "beside doubles": lambda n: (zeros() + n / 9 == n / 9) * 1.0,
+}
+
+
+@pytest.mark.parametrize("of", OF_NUMBERS)
+@pytest.mark.parametrize("way", [{}, {"unroll": 2}, {"checkpoint": "sqrt"}])
+def test_what_python_makes_of_a_number_is_exact(of, way):
+    w, xs = weight(), steps()
+
+    def cell(carry, x):
+        h, n = carry
+        h = torch.tanh(h @ w + x) * OF_NUMBERS[of](n)
+        return (h, n + 1), h
+
+    with torch_scan_hop.fallback("error"):
+        (h, n), ys = scan(cell, (zeros(), 0), xs, **way)
+    (expected, _), expected_ys = loop(cell, (zeros(), 0), xs)
+    assert_same((h, ys), (expected, expected_ys), 1e-13)
+    assert n == 5
+
+
+def test_the_value_of_a_tensor_is_no_number():
+    w, xs = weight(), steps()
+
+    def cell(carry, x):
+        h, n = carry
+        h = torch.tanh(h @ w + x) * math.exp(-h.sum()) / (n + 1)
+        return (h, n + 1), h
+
+    with pytest.warns(UserWarning, match="reads the value of a tensor"):
+        _, ys = scan(cell, (zeros(), 0), xs)
+    assert_same(ys, loop(cell, (zeros(), 0), xs)[1])
+
+
+def test_the_state_of_an_lstm_that_is_none_at_first():
+    """Torch 2.9 says of an LSTM in the first step, which is traced alone, that its state has four
+    dimensions."""
+
+    def run(scan_like):
+        torch.manual_seed(0)
+        lstm, state, xs = nn.LSTM(4, 4).double(), {"s": None}, torch.randn(5, 2, 4, dtype=F64)
+
+        def cell(h, x):
+            h, state["s"] = lstm(x[None], state["s"])
+            return h, h[0]
+
+        h, ys = scan_like(cell, torch.zeros(1, 2, 4, dtype=F64), xs)
+        gradients = torch.autograd.grad(ys.square().sum() + h.sum(), lstm.parameters())
+        return h, ys, *state["s"], *gradients
+
+    with torch_scan_hop.fallback("error"):
+        assert_same(run(scan), run(loop))
+
+
+def test_an_attribute_that_is_asked_for_its_type_runs_as_the_loop():
+    module, xs = KeepsH(), steps()
+
+    def run(scan_like):
+        module.n = 0
+
+        def cell(h, x):
+            module.n += 1
+            h = torch.tanh(module.layer(h) + x) * (3 if isinstance(module.n, int) else 7)
+            return h, h
+
+        return scan_like(cell, zeros(), xs)
+
+    with pytest.warns(UserWarning, match="asks if leaf 1 of the carry is a number"):
+        actual = run(scan)
+    assert_same(actual, run(loop))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

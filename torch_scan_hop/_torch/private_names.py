@@ -108,6 +108,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.source.GlobalStateSource torch._dynamo.source.TypeSource "
         "torch._dynamo.symbolic_convert.InliningInstructionTranslator "
         "torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable "
+        "torch._dynamo.variables.user_defined.UserDefinedClassVariable "
         "torch._dynamo.variables.user_defined.UserDefinedObjectVariable torch._guards.Guard "
         "torch._guards.TracingContext"
     ),
@@ -116,6 +117,11 @@ NAMES: dict[str, str] = {
         "torch._dynamo.output_graph.OutputGraph torch._dynamo.variables.base.VariableTracker "
         "torch._dynamo.variables.constant.ConstantVariable "
         "torch._dynamo.variables.functions.UserMethodVariable torch._guards.Guard"
+    ),
+    "dynamo.number_functions": (
+        "torch._dynamo.variables.builtin.BuiltinVariable "
+        "torch._dynamo.variables.tensor.TensorVariable "
+        "torch._dynamo.variables.torch.TorchInGraphFunctionVariable"
     ),
     "dynamo.numpy_constants": (
         "torch._dynamo.variables.base.VariableTracker "
@@ -317,6 +323,7 @@ NAMES: dict[str, str] = {
         "torch._C._dynamo.eval_frame.reset_code torch._higher_order_ops.auto_functionalize "
         "torch._higher_order_ops.scan.scan_op"
     ),
+    "replaced_methods": "torch._C.TensorBase",
     "selective_checkpoints": (
         "torch._higher_order_ops.wrap "
         "torch.utils._python_dispatch._get_current_dispatch_mode_stack "
@@ -647,6 +654,9 @@ REPLACED: dict[str, str] = {
         "self name hook; self tx name hook"
     ),
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
+    "torch._dynamo.variables.torch.TorchInGraphFunctionVariable.call_function": (
+        "self tx args kwargs"
+    ),
     "torch._higher_order_ops.effects.has_effects": "op; op args kwargs",
     "torch._inductor.codegen.cpp.CppKernelProxy.size_hint": "self",
     "torch._inductor.codegen.cpp.CppVecKernel._load_or_store_non_contiguous": (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch_scan_hop._torch.dynamo.errors import Unsupported
@@ -26,18 +26,18 @@ def check_facts(
     init: Sequence[VariableTracker],
     examples: Sequence[VariableTracker],
     after: Sequence[VariableTracker],
-    numbers: Sequence[int],
+    numbers: Collection[int],
 ) -> None:
     """Raise FirstStepDiffers if what the body asks of a carry is answered differently later.
 
-    The carries at ``numbers`` are Python numbers at first.
+    The carries at ``numbers``, of which some may be attributes, are Python numbers at first.
     """
     for k, (first, example, later) in enumerate(zip(init, examples, after, strict=False)):
         line = facts.line_of_kind(example) if k in numbers else ""
         if line:
             raise FirstStepDiffers(
-                f"the body asks if leaf {k} of the carry is a number, at {line}: it is one in "
-                "init, and a tensor in a scan of further steps. Ask for its value with "
+                f"the body asks if leaf {k} of the carry is a number, at {line}: it is one at "
+                "first, and a tensor in a scan of further steps. Ask for its value with "
                 "torch.where, or keep what is asked out of the carry"
             )
         if facts.change(tx, first, example, later):

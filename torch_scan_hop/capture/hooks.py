@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import fx
-
-from torch_scan_hop.capture.user_code import users_line
-from torch_scan_hop.signature import output_node
 
 
 def hooked(
@@ -46,36 +42,32 @@ def is_scaling(hook: fx.GraphModule) -> bool:
     """
     calls = [node for node in hook.graph.nodes if node.op not in ("placeholder", "output")]
     return all(
-        node.target in _SCALES
-        and isinstance(node.args[0], fx.Node)
-        and not any(isinstance(arg, fx.Node) for arg in node.args[1:])
+        node.target is changed_if
+        or (
+            node.target in _SCALES
+            and isinstance(node.args[0], fx.Node)
+            and not any(isinstance(arg, fx.Node) for arg in node.args[1:])
+        )
         for node in calls
     )
 
 
-def refuse_hooks_of_used_carries(graph: fx.Graph, n_carry: int, wants_grad: Sequence[bool]) -> None:
-    """Refuse a hook on a carry that is used besides being the carry of this step.
+def changed_if(flag: torch.Tensor, changed: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    return torch.where(flag, changed, gradient)
 
-    A step's carry is what the step before returned, which gets one gradient from the next step and
-    one from its other use, in a y, say; the hook would see only the first of them. Of init, if it
-    ``wants_grad``, nobody knows what else the program does with it.
+
+def with_flag(hook: fx.GraphModule) -> fx.GraphModule:
+    """Return ``hook`` as a function of ``(gradient, flag, *captured)``, which leaves the gradient
+    alone where the flag is False.
+
+    >>> halved = with_flag(fx.symbolic_trace(lambda g: g * 0.5))
+    >>> [halved(torch.tensor(8.0), torch.tensor(flag)).item() for flag in (True, False)]
+    [4.0, 8.0]
     """
-    from torch_scan_hop._torch.dynamo.errors import Unsupported
-
-    placeholders = graph.find_nodes(op="placeholder")[:n_carry]
-    results: Any = output_node(graph).args[0]
-    for k, (given, returned) in enumerate(zip(placeholders, results, strict=False)):
-        hook = next((user for user in given.users if user.target is hooked), None)
-        if hook is None:
-            continue
-        where = users_line(hook.stack_trace or "")
-        if len(returned.users) > 1 or list(results).count(returned) > 1:
-            raise Unsupported(
-                "the body registers a hook on its carry, which the step before has used besides "
-                f"returning it, in y or elsewhere{where}. Return carry.clone() as the carry"
-            )
-        if wants_grad[k]:
-            raise Unsupported(
-                "the body registers a hook on its carry, which is init at first, and init may be "
-                f"used elsewhere{where}. Register it on carry.clone()"
-            )
+    graph = fx.Graph()
+    gradient, flag = graph.placeholder("gradient"), graph.placeholder("flag")
+    given = hook.graph.find_nodes(op="placeholder")
+    known = {given[0]: gradient, **{n: graph.placeholder(n.name) for n in given[1:]}}
+    result = graph.graph_copy(hook.graph, known)
+    graph.output(graph.call_function(changed_if, (flag, result, gradient)))
+    return fx.GraphModule(hook, graph, "Hook")

@@ -8,21 +8,67 @@ and leaves other names of the old one alone.
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.dynamo.errors import Unsupported
+from torch_scan_hop.capture.user_code import users_line
+from torch_scan_hop.errors import NUMBER_OF_TENSOR
 from torch_scan_hop.signature import output_node
 
 _IN_PLACE: dict[Any, Any] = {
     getattr(operator, f"i{name}"): getattr(operator, name)
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
 }
-#: a clone stands between the steps of an unrolled body; abs is a method to torch 2.9
-_ARITHMETIC = {*_IN_PLACE.values(), operator.neg, operator.pos, operator.abs, "__abs__", "clone"}
+_IN_PLACE |= {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
+#: two of them are methods to torch 2.9, and so is abs
+_COMPARISONS = {
+    "__eq__",
+    "__ne__",
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
+    operator.eq,
+    operator.ne,
+}
+_UNARY = {operator.neg, operator.pos, operator.abs, operator.invert}
+#: what Dynamo makes of min and max
+_EXTREMES = {torch.clamp, torch.minimum, torch.maximum}
+#: functions of math that torch has by the same name; torch returns nan where math raises
+_MATH = (
+    "sqrt exp expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan erf erfc"
+).split()
+#: by what Python calls: the name that :func:`of_number` is given
+FUNCTIONS = {
+    **{getattr(math, name): name for name in _MATH},
+    **{math.floor: "floor", math.ceil: "ceil", math.trunc: "int", math.fabs: "fabs"},
+    **{int: "int", float: "float", round: "round"},
+}
+_TORCHS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{name: getattr(torch, name) for name in _MATH},
+    "float": lambda number: number * 1.0,
+    "fabs": lambda number: number.abs() * 1.0,
+    "int": lambda number: number.to(torch.int64),
+    "floor": lambda number: torch.floor(number).to(torch.int64),
+    "ceil": lambda number: torch.ceil(number).to(torch.int64),
+    "round": lambda number: torch.round(number).to(torch.int64),
+}
+
+
+def of_number(name: str, number: torch.Tensor) -> torch.Tensor:
+    """Return what a function of Python makes of a number that steps carry."""
+    return _TORCHS[name](number)
+
+
+_ARITHMETIC = {*_IN_PLACE.values(), *_COMPARISONS, *_UNARY, *_EXTREMES, of_number}
+#: what stands between steps
+_ARITHMETIC |= {"__abs__", "clone", "to"}
 _WIDE = (torch.float64, torch.complex128)
 
 
@@ -68,9 +114,19 @@ class _Exact:
             node.target = _IN_PLACE[node.target]
         if node.target in _ARITHMETIC and given and self.numbers.issuperset(given):
             self.numbers.add(node)
+            self._add_as_integers(node)
             if self.widen(node):
                 for number in given:
                     node.replace_input_with(number, self.cast(number, torch.float64))
+        elif node.target is of_number:
+            raise Unsupported(f"{NUMBER_OF_TENSOR}{users_line(node.stack_trace or '')}")
+
+    def _add_as_integers(self, node: fx.Node) -> None:
+        """Let True + True be 2, as of numbers; of tensors it is True."""
+        if node.target is operator.add and _dtype_of(node) == torch.bool:
+            for flag in node.all_input_nodes:
+                node.replace_input_with(flag, self.cast(flag, torch.int64))
+            node.meta["example_value"] = node.meta["example_value"].to(torch.int64)
 
     def widen(self, node: fx.Node) -> bool:
         """Make the example of ``node`` double, if it has a smaller floating dtype."""
@@ -86,8 +142,14 @@ class _Exact:
             for user in list(node.users):
                 is_cast = user in self._casts.values()
                 if user.op != "output" and not is_cast and user not in self.numbers:
-                    if _dtype_of(user) not in _WIDE:
+                    if not self._computes_in_double(user):
                         user.replace_input_with(node, self.cast(node, dtype))
+
+    def _computes_in_double(self, node: fx.Node) -> bool:
+        """Return True if ``node`` computes in double precision; a comparison does so if it
+        compares with what is double."""
+        nodes = node.all_input_nodes if node.target in _COMPARISONS else [node]
+        return any(_dtype_of(n) in _WIDE for n in nodes if n not in self.narrow)
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         if _dtype_of(node) == dtype:

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.function_modes import function_modes
-from torch_scan_hop._torch.module_calls import users_module_call
+from torch_scan_hop._torch.replaced_methods import replaced_module_methods, replaced_tensor_methods
 from torch_scan_hop.capture.user_code import code_of, users_line
 from torch_scan_hop.errors import hint_about
 
@@ -70,7 +70,8 @@ def _setting(fn: Any, inputs: Any) -> Any:
         under_transform(),
         in_forward_mode(),
         torch.is_inference_mode_enabled(),
-        users_module_call() is None,
+        *replaced_module_methods(),
+        *replaced_tensor_methods(),
         len(pytree.SUPPORTED_NODES),  # a dataclass that is registered can be carried
         *map(_kind_of, tree.leaves(inputs)),
     ]

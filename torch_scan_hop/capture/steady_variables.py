@@ -41,13 +41,17 @@ from torch_scan_hop._torch.dynamo.variables import (
     write_back,
 )
 from torch_scan_hop._torch.sizes import is_exporting
+from torch_scan_hop._torch.tracing import lstm_in_parts
 from torch_scan_hop.capture.hooks import hooked
+from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
+from torch_scan_hop.capture.stateful import Stateful, parts_of, with_numbers
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
 from torch_scan_hop.capture.told import told
 from torch_scan_hop.capture.user_code import PACKAGE
-from torch_scan_hop.step import device_of, split_result
+from torch_scan_hop.schedule.strategies import as_one_scan
+from torch_scan_hop.step import device_of
 
 
 class SteadyScanVariable(TorchHigherOrderOperatorVariable):
@@ -67,6 +71,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
                 methods_have_functions(),
                 grad_functions_are_known(),
                 deques_are_bounded(tx),
+                lstm_in_parts(),  # in the first step, too: torch 2.9 has wrong shapes otherwise
             ):
                 return _Capture(tx, *call).trace(settled.as_python_constant())
         except UserError:
@@ -94,6 +99,7 @@ class _Capture:
         self.tx, self.run, self.combine_fn = tx, run, combine_fn
         self.template, self.carry, self.init = template, carry, init
         self.over = (xs, trip_count, schedule)
+        self.is_whole = False
 
     def trace(self, settled: tuple[str, ...]) -> VariableTracker:
         places: list[Place] = []
@@ -109,6 +115,8 @@ class _Capture:
             leaf = _settling(more) or _leaf_in(why)
             if _is_layers(self.combine_fn):
                 raise why
+            if self._is_split_at_a_hook(why):
+                continue
             if leaf and leaf not in settled:
                 return self._from_second_step((*settled, leaf), why)
             stuck = next((p for p in more if p.must_settle() or p.is_in(places)), None)
@@ -117,6 +125,18 @@ class _Capture:
             if not more:
                 raise why
             places += more
+
+    def _is_split_at_a_hook(self, error: Exception) -> bool:
+        """Return True if one scan of all steps is to be tried, of which a schedule has made several
+        where a hook is in the way."""
+        is_split = not self.is_whole and any(
+            isinstance(e, HookOfUsedCarry) for e in causes_of(error)
+        )
+        if is_split:
+            xs, trip_count, schedule = self.over
+            self.over = (xs, trip_count, call_inlined(self.tx, as_one_scan, schedule))
+            self.is_whole = True
+        return is_split
 
     def _scan(self, places: Sequence[Place]) -> VariableTracker:
         if not places:
@@ -138,13 +158,13 @@ class _Capture:
     def _numbers_at(self, places: Sequence[Place]) -> tuple[int, ...]:
         """Return which leaves of the carry are numbers that are left at ``places``."""
         tx = self.tx
-        parts = [part for place in places for part in _parts(tx, place.read(tx))]
-        first = len(_parts(tx, self.carry))
+        parts = [part for place in places for part in parts_of(tx, place.read(tx))]
+        first = len(parts_of(tx, self.carry))
         return tuple(first + k for k, part in enumerate(parts) if is_number(part))
 
     def _start_at(self, place: Place) -> VariableTracker:
         value = place.read(self.tx)
-        for part in _parts(self.tx, value):
+        for part in parts_of(self.tx, value):
             place.check(part)
         return call_inlined(self.tx, _exact, value, self.init, self.over[0])
 
@@ -187,51 +207,11 @@ def _leave(tx: Any, place: Place, value: VariableTracker) -> None:
         assert place.before is not None
         write_back(tx, place.before.as_proxy(), value.as_proxy())
     else:
-        place.write(tx, _with_numbers_of(tx, place.before, value))
-
-
-def _with_numbers_of(
-    tx: Any, before: VariableTracker | None, value: VariableTracker
-) -> VariableTracker:
-    """Return ``value`` with Python numbers for tensors, where ``before`` has numbers."""
-    if before is None:
-        return value
-    olds, parts = _parts(tx, before), _parts(tx, value)
-    if len(olds) != len(parts) or not any(map(is_number, olds)):
-        return value
-    pairs = zip(olds, parts, strict=True)
-    numbers = [as_number(tx, part) if is_number(old) else part for old, part in pairs]
-    return call_inlined(tx, tree.unflatten, value, TupleVariable(numbers))
+        place.write(tx, with_numbers(tx, place, value, lambda part: as_number(tx, part)))
 
 
 class _Written(Exception):
     pass
-
-
-class Stateful(VariableTracker):
-    """``combine_fn`` as a function of ``(carry, state)``: its state at ``places`` is carried."""
-
-    def __init__(self, combine_fn: VariableTracker, places: Sequence[Place], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.combine_fn = combine_fn
-        self.places = tuple(places)
-
-    def call_function(
-        self, tx: Any, args: Sequence[VariableTracker], kwargs: dict[str, VariableTracker]
-    ) -> VariableTracker:
-        both, x = args
-        carry, state = sequence_items(tx, both)
-        before = [place.read(tx) for place in self.places]
-        self._write(tx, sequence_items(tx, state))
-        result = self.combine_fn.call_function(tx, [carry, x], {})
-        carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
-        state = TupleVariable([place.read(tx) for place in self.places])
-        self._write(tx, before)
-        return TupleVariable([TupleVariable([carry, state]), y])
-
-    def _write(self, tx: Any, values: Sequence[VariableTracker]) -> None:
-        for place, value in zip(self.places, values, strict=True):
-            place.write(tx, value)
 
 
 def _places_in(error: BaseException) -> list[Place]:
@@ -270,12 +250,8 @@ def _no_steps(trip_count: Any) -> bool:
     return False
 
 
-def _parts(tx: Any, value: VariableTracker) -> list[VariableTracker]:
-    return sequence_items(tx, call_inlined(tx, tree.tensors, value))
-
-
 def _tensors(tx: Any, value: VariableTracker) -> list[VariableTracker]:
-    leaves = _parts(tx, value)
+    leaves = parts_of(tx, value)
     return [v for v in leaves if isinstance(example_value_or_none(v), torch.Tensor)]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import functools
+import itertools
 import re
 import sys
 import types
@@ -30,6 +32,63 @@ def code_of(fn: Any) -> types.CodeType:
         return fn.__code__
     forward = getattr(type(fn), "forward", None) or type(fn).__call__
     return getattr(forward, "__code__", code_of.__code__)
+
+
+#: names by which Python tells a tensor from its copy
+_OF_IDENTITY = {"is_leaf", "grad", "grad_fn", "retains_grad", "isinstance", "type", "id"}
+
+
+def asks_for_identity(fn: Any, depth: int = 4) -> bool:
+    """Return True if ``fn``, or a function that it names, may tell a tensor from its copy.
+
+    >>> h0 = torch.zeros(2)
+    >>> asks_for_identity(lambda h, x: (h * 2 if h is h0 else h, x))
+    True
+    >>> asks_for_identity(lambda h, x: (x if h is None else h + x, x))
+    False
+    """
+    return depth > 0 and any(
+        _asks(function.__code__)
+        or any(asks_for_identity(v, depth - 1) for v in _named_in(function))
+        for function in _functions_of(fn)
+    )
+
+
+def _functions_of(fn: Any) -> list[types.FunctionType]:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if isinstance(fn, types.FunctionType):
+        return [fn]
+    kind = type(fn.__self__ if isinstance(fn, types.MethodType) else fn)
+    if kind.__module__.partition(".")[0] in ("builtins", "torch"):
+        return []
+    return [v for v in vars(kind).values() if isinstance(v, types.FunctionType)]
+
+
+def _named_in(function: types.FunctionType) -> list[Any]:
+    code, cells = function.__code__, function.__closure__ or ()
+    filled = (c.cell_contents for c in cells if c != types.CellType())
+    named = (function.__globals__.get(name) for name in _names_in(code))
+    not_code = (type, types.ModuleType, torch.Tensor)
+    return [v for v in itertools.chain(filled, named) if not isinstance(v, not_code)]
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return {*code.co_names, *itertools.chain(*map(_names_in, inner))}
+
+
+@functools.lru_cache(maxsize=1000)
+def _asks(code: types.CodeType) -> bool:
+    if not _OF_IDENTITY.isdisjoint(code.co_names):
+        return True
+    before = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IS_OP" and before != "None":
+            return True
+        before = instruction.argrepr
+    return any(_asks(c) for c in code.co_consts if isinstance(c, types.CodeType))
 
 
 def users_line(text: str) -> str:

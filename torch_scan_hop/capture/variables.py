@@ -24,6 +24,7 @@ from torch_scan_hop._torch.dynamo.function_modes import (
     function_modes_set_aside,
 )
 from torch_scan_hop._torch.dynamo.indexing import indices_are_captured
+from torch_scan_hop._torch.dynamo.number_functions import functions_take_scalars
 from torch_scan_hop._torch.dynamo.numpy_constants import numpy_constants_are_folded
 from torch_scan_hop._torch.dynamo.speculation import numbers_of_tensors_are_refused, speculate
 from torch_scan_hop._torch.dynamo.variables import (
@@ -48,8 +49,8 @@ from torch_scan_hop._torch.symbols import has_unknown_size
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.capture.cache_key import add_cache_key
 from torch_scan_hop.capture.first_steps import check_facts
-from torch_scan_hop.capture.hooks import refuse_hooks_of_used_carries
-from torch_scan_hop.capture.number_arithmetic import make_exact
+from torch_scan_hop.capture.hooks_of_carries import HooksOfCarries
+from torch_scan_hop.capture.number_arithmetic import FUNCTIONS, make_exact, of_number
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
 from torch_scan_hop.capture.purify import CapturedBody
 from torch_scan_hop.capture.refusals import note_leaf
@@ -105,6 +106,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     """Tracks ``torch.ops.higher_order.scan``."""
 
     _HOP_NAME = "torch.ops.higher_order.scan"
+    has_numbers = False
     _ALLOW_FALLBACK_TO_EAGER = False
     supports_input_mutation = True
     supports_aliasing = True
@@ -127,7 +129,9 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         ):
             prepare_xla_if_loaded()
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
-            return self._capture(tx, self._called_with(tx, *args, **kwargs))
+            names = FUNCTIONS if self.has_numbers or numbers_carried() else {}
+            with functions_take_scalars(of_number, names):
+                return self._capture(tx, self._called_with(tx, *args, **kwargs))
 
     def _called_with(self, tx: Any, *args: Any, **kwargs: Any) -> _Call:
         return _call_of(tx, *args, **kwargs)
@@ -153,17 +157,19 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
                 result, spec, graph, lifted = speculate(
                     tx, call.combine_fn, examples, self._operator()
                 )
-        check_facts(tx, facts, given.carry, examples, sequence_items(tx, result), call.numbers)
-        refuse_hooks_of_used_carries(graph, n_carry, _wanting_grad(given.carry))
+        numbers = {*call.numbers, *numbers_carried()}
+        check_facts(tx, facts, given.carry, examples, sequence_items(tx, result), numbers)
         self._check_step(tx, examples[:n_carry], result, spec)
         make_levels_relative(graph, levels)
         make_no_grad(graph)
         _refuse_unknown_sizes(graph)
         widened = make_exact(graph, n_carry, numbers_carried(), call.exact)
-        body = CapturedBody(tx, graph, n_carry, len(given.xs))
         inputs = [v.as_proxy() for v in given.flat()] + list(lifted)
         for k in widened:
             inputs[k] = _in_dtype(tx, call.exact[k], torch.float64).as_proxy()
+        hooks = HooksOfCarries(tx, graph, given, lifted, _wanting_grad(given.carry))
+        hooks.move(inputs, call.reverse)
+        body = CapturedBody(tx, graph, n_carry, len(given.xs) + len(hooks.flags))
         self._check_body(body)
         mutated = body.make_pure()
         if mutated:
@@ -216,6 +222,8 @@ def _call_in_graph(
 
 class ScanOfNumbersVariable(ScanVariable):
     """Tracks ``scan_of_numbers``: finds the numbers' dtypes, and then is the scan from there."""
+
+    has_numbers = True
 
     def _called_with(self, tx: Any, positions: Any, *args: Any, **kwargs: Any) -> _Call:
         call = _call_of(tx, *args, **kwargs)

@@ -11,11 +11,12 @@ copy is made only where nothing cheaper keeps the promise:
 - Once the body has written to its carry, every carry is copied: autograd may have saved it.
 - Without autograd, xs are copied on write. With it, they are copied at once: one backward for all.
 - The first step gets copies of init, or init itself where Python could tell a copy.
+- What a body registers on a copy is a hook of the original, which other uses flow into, too.
 """
 
 from __future__ import annotations
 
-import sys
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,9 @@ import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import copy_on_write, has_memory_alone, is_plain_tensor
+from torch_scan_hop._torch.references import has_other_holder, pass_hooks_on
 from torch_scan_hop._torch.transforms import under_transform
+from torch_scan_hop.capture.user_code import asks_for_identity
 from torch_scan_hop.errors import ScanTypeError, ScanValueError
 from torch_scan_hop.progress_bar import steps as progressing
 from torch_scan_hop.reference import scan_loop
@@ -38,6 +41,8 @@ from torch_scan_hop.step import (
 )
 
 Leaves = list[torch.Tensor]
+#: by position of a leaf that is a copy
+Originals = dict[int, torch.Tensor]
 
 
 def run_loop(
@@ -51,12 +56,16 @@ def run_loop(
     if not all(map(_is_plain, leaves)):
         return scan_loop(combine_fn, init, xs, trip_count, reverse)
     order = order_of_steps(trip_count, reverse)
-    own = filter(_is_more_than_data, start)
-    kept = [(leaf, leaf.clone(), leaf._version, leaf.requires_grad) for leaf in own]
+    asks = asks_for_identity(combine_fn)
+    own = [asks or _is_more_than_data(leaf) for leaf in start]
+    kept = [(v, v.clone(), v._version, v.requires_grad) for v in itertools.compress(start, own)]
+    copies = {k: leaf for k, leaf in enumerate(start) if not own[k]}
+    carry = [leaf.clone() if k in copies else leaf for k, leaf in enumerate(start)]
     try:
         if isinstance(init, torch.Tensor) and isinstance(xs, torch.Tensor):
-            return _run_tensors(combine_fn, init, xs, order)
-        return _run(combine_fn, init, xs, order)
+            return _run_tensors(combine_fn, init, carry, copies, xs, order)
+        steps: list[Leaves] = [[] for _ in order]
+        return _steps(combine_fn, init, carry, copies, xs, order, steps, Settling(), None)
     finally:
         for leaf, before, version, required_grad in kept:
             if leaf._version != version:
@@ -66,8 +75,8 @@ def run_loop(
 def _is_more_than_data(leaf: torch.Tensor) -> bool:
     """Return True if Python could tell ``leaf`` from a copy, and a body may write to it.
 
-    A hook on what requires grad sees all that flows into it, and a copy has no attributes. But
-    autograd refuses writes to a leaf that requires grad, which a body may make to its carry.
+    A copy has no attributes, and another history. But autograd refuses writes to a leaf that
+    requires grad, which a body may make to its carry, unless it asks what it is.
     """
     if leaf.requires_grad:
         return not leaf.is_leaf and not leaf._is_view()
@@ -76,29 +85,21 @@ def _is_more_than_data(leaf: torch.Tensor) -> bool:
 
 def _put_back(leaf: torch.Tensor, before: torch.Tensor, required_grad: bool) -> None:
     """Give ``leaf`` of init the value that it had, and the history."""
-    with torch.set_grad_enabled(before.requires_grad):
+    with torch.set_grad_enabled(required_grad and not leaf.is_leaf):
         leaf.copy_(before)
-    if not required_grad:
-        leaf.detach_()
-
-
-def _first_carry(init: Leaves) -> Leaves:
-    return [leaf if _is_more_than_data(leaf) else leaf.clone() for leaf in init]
+    if leaf.requires_grad and not required_grad:
+        (leaf if leaf._base is None else leaf._base).detach_()
 
 
 def _is_plain(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and is_plain_tensor(leaf) and not leaf.is_inference()
 
 
-def _run(combine_fn: CombineFn, init: Any, xs: Any, order: range) -> tuple[Any, Any]:
-    carry = _first_carry(tree.tensors(init))
-    return _steps(combine_fn, init, carry, xs, order, [[] for _ in order], Settling(), None)
-
-
 def _steps(
     combine_fn: CombineFn,
     template: Any,
     carry: Leaves,
+    copies: Originals,
     xs: Any,
     order: range,
     steps: list[Leaves],
@@ -107,7 +108,8 @@ def _steps(
 ) -> tuple[Any, Any]:
     """Run the steps in ``order``, all of a loop or what is left, and append their ys, all like y.
 
-    ``settling`` knows which leaves of the carry have changed before.
+    ``copies`` says which leaves of ``carry`` are copies, and of what. ``settling`` knows which of
+    them have changed before.
     """
     device = device_of(template, xs)
     x_at, carry_of = _slices(xs), _builder(template)
@@ -116,6 +118,7 @@ def _steps(
     for t in progressing(order):
         y = None
         following, y = split_result(settling.call(combine_fn, carry_of(carry), x_at(t)))
+        pass_hooks_on(carry, copies)
         is_written = is_written or _versions(carry) != versions
         try:
             carry = _carry_leaves(template, following, device)
@@ -126,18 +129,22 @@ def _steps(
         if t != order[-1]:
             following = y = None  # they hold what is the body's alone from here on
         _copy_shared(steps[t])
-        _copy_shared(carry, is_written)
+        copies = _copy_shared(carry, is_written)
         versions = _versions(carry)
     return tree.unflatten(template, carry), stacked(y, steps)
 
 
 def _run_tensors(
-    combine_fn: CombineFn, init: torch.Tensor, xs: torch.Tensor, order: range
+    combine_fn: CombineFn,
+    init: torch.Tensor,
+    carry: Leaves,
+    copies: Originals,
+    xs: torch.Tensor,
+    order: range,
 ) -> tuple[Any, Any]:
-    """Do as :func:`_run`, for one tensor in init and one in xs: in small cells, calls count."""
+    """Do as :func:`_steps`, for one tensor in init and one in xs: in small cells, calls count."""
     rows, xs_version = _rows(xs), xs._version
     dtype, shape, device = init.dtype, init.shape, init.device
-    carry = _first_carry([init])
     version, is_written = carry[0]._version, False
     steps: list[Leaves] = [[] for _ in order]
     y: Any = None
@@ -145,6 +152,7 @@ def _run_tensors(
         y = None
         x = rows[t] if xs._version == xs_version else xs[t].clone()
         following, y = split_result(combine_fn(carry[0], x))
+        pass_hooks_on(carry, copies)
         is_written = is_written or carry[0]._version != version
         if (
             type(following) is torch.Tensor
@@ -161,12 +169,8 @@ def _run_tensors(
         steps[t] = leaves = [y] if type(y) is torch.Tensor else _y_leaves(y, device)
         if t != order[-1]:
             following = y = None
-        if len(leaves) != 1:
-            _copy_shared(leaves)
-        elif _is_shared(leaves, 0):
-            leaves[0] = leaves[0].clone()
-        if is_written or _is_shared(carry, 0):
-            carry[0] = carry[0].clone()
+        _copy_shared(leaves)
+        copies = _copy_shared(carry, is_written)
         version = carry[0]._version
     return carry[0], stacked(y, steps)
 
@@ -185,8 +189,9 @@ def _go_on(
     device, settling = device_of(None, xs), Settling()
     template = settling.accept(error, following, device)
     steps[t] = _cloned(_y_leaves(y, device))
-    start, rest = _cloned(tree.tensors(template)), order[order.index(t) + 1 :]
-    return _steps(combine_fn, template, start, xs, rest, steps, settling, y)
+    start, rest = tree.tensors(template), order[order.index(t) + 1 :]
+    copies = dict(enumerate(start))
+    return _steps(combine_fn, template, _cloned(start), copies, xs, rest, steps, settling, y)
 
 
 def _cloned(leaves: Leaves) -> Leaves:
@@ -196,16 +201,8 @@ def _cloned(leaves: Leaves) -> Leaves:
 # --- who else has it ---
 
 
-def _references(leaves: Leaves, k: int) -> int:
-    return sys.getrefcount(leaves[k])
-
-
-#: to a tensor that a list alone holds; how many the counting itself adds depends on Python
-_ALONE = _references([torch.empty(0)], 0)
-
-
 def _is_shared(leaves: Leaves, k: int) -> bool:
-    if _references(leaves, k) > _ALONE:
+    if has_other_holder(leaves, k):
         return True
     leaf = leaves[k]
     if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided:
@@ -217,10 +214,14 @@ def _is_shared(leaves: Leaves, k: int) -> bool:
     return not leaf.requires_grad and not has_memory_alone(leaf)
 
 
-def _copy_shared(leaves: Leaves, all_of_them: bool = False) -> None:
+def _copy_shared(leaves: Leaves, all_of_them: bool = False) -> Originals:
+    """Copy in ``leaves`` what is shared, or all of them; return of what there are copies now."""
+    originals = {}
     for k in range(len(leaves)):
         if all_of_them or _is_shared(leaves, k):
+            originals[k] = leaves[k]
             leaves[k] = leaves[k].clone()
+    return originals
 
 
 def _versions(leaves: Leaves) -> list[int]:

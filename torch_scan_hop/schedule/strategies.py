@@ -35,6 +35,13 @@ def is_one_scan(schedule: Schedule) -> bool:
     return schedule.unroll <= 1 and schedule.checkpoint in (None, "full")
 
 
+def as_one_scan(schedule: Schedule) -> Schedule:
+    """Return the schedule of one scan that saves no more than it must."""
+    policy = schedule.checkpoint
+    saves = policy if policy is None or callable(policy) else "full"
+    return Schedule(schedule.reverse, 1, saves)
+
+
 def scheduled(one_scan: Callable[[Any], Run], template: Any, schedule: Schedule) -> Run:
     """Return the run that ``schedule`` asks for; ``one_scan(policy)`` is a scan of one policy.
 

@@ -1,4 +1,4 @@
-"""A guard on each method that a body calls (checked on torch 2.9.1, 2.13.0, 2.15.0).
+"""Guards on the methods that a body calls (checked on torch 2.9.1, 2.13.0, 2.15.0).
 
 Dynamo guards what an object is, but not what its class says that a method does: a method that is
 replaced, by a patch in a test or by IPython's autoreload, would run as it was when a body was
@@ -7,56 +7,123 @@ captured.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
+import operator
 import types
-from contextlib import AbstractContextManager
+import weakref
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, GlobalStateSource, TypeSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
-from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedObjectVariable
 from torch._guards import Guard, TracingContext
 from torch.nn.modules import module as module_hooks
 
 from torch_scan_hop._torch.dynamo.modules import TAKES_THE_STACK
-from torch_scan_hop._torch.module_calls import users_module_call
 from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced_methods import (
+    module_methods,
+    replaced_module_methods,
+    replaced_tensor_methods,
+    tensor_methods,
+)
 
 
-def methods_are_guarded() -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def methods_are_guarded() -> Iterator[None]:
     """While a body is traced."""
+    _guard_methods_of_tensors()
+    of_tensors = replaced_tensor_methods()
     original = InliningInstructionTranslator.build_inline_tracer
+    read: Any = getattr(UserDefinedClassVariable, _GETATTR)
 
     @functools.wraps(original)
     def build_inline_tracer(parent: Any, func: Any, args: Any, *rest: Any, **named: Any) -> Any:
-        _guard_method(getattr(func, "fn", None), args)
+        fn = getattr(func, "fn", None)
+        if isinstance(fn, types.FunctionType):
+            _refuse_methods_of_tensors(fn.__code__, of_tensors)
+            _guard_method(fn, args)
         return original(parent, func, args, *rest, **named)
 
+    @functools.wraps(read)
+    def read_class(self: Any, tx: Any, name: str) -> Any:
+        _guard_name(type(self.value), name)
+        _guard_name(self.value, name)
+        return read(self, tx, name)
+
     inlined = staticmethod(build_inline_tracer)
-    return replaced(InliningInstructionTranslator, build_inline_tracer=inlined)
+    with (
+        replaced(InliningInstructionTranslator, build_inline_tracer=inlined),
+        replaced(UserDefinedClassVariable, **{_GETATTR: read_class}),
+    ):
+        yield
 
 
-def _guard_method(fn: Any, args: Any) -> None:
+_GETATTR = "var_getattr"
+if hasattr(UserDefinedClassVariable, "tp_getattro_impl"):
+    _GETATTR = "tp_getattro_impl"
+# the modules of classes that nobody changes
+_NOT_REPLACED = ("builtins", "abc", "enum", "typing", "torch_scan_hop")
+
+
+def _owner(cls: type, name: str) -> type | None:
+    """Return the class that ``cls`` has ``name`` from."""
+    return next((kind for kind in cls.__mro__ if name in vars(kind)), None)
+
+
+def _guard_name(cls: type, name: str) -> None:
+    """Guard what ``cls`` has by ``name``, if a user may replace it and it is no state."""
+    owner = _owner(cls, name)
+    if owner is None or owner.__module__.partition(".")[0] in _NOT_REPLACED:
+        return
+    if not isinstance(value := vars(owner)[name], torch.Tensor):
+        _guarded_names().append((cls, name, owner, value))
+
+
+def _refuse_methods_of_tensors(code: types.CodeType, of_tensors: Mapping[str, Any]) -> None:
+    """Refuse a body that may call a method of all tensors which has been replaced."""
+    for name in of_tensors:
+        if name in code.co_names or _is_of_operator(name):
+            raise Unsupported(
+                f"torch.Tensor.{name} has been replaced, and a trace calls torch's. Call a "
+                "function of your own"
+            )
+
+
+def _is_of_operator(name: str) -> bool:
+    words = (name, name.replace("__r", "__", 1), name.replace("__i", "__", 1))
+    return name.startswith("__") and any(hasattr(operator, word) for word in words)
+
+
+def _guard_method(fn: types.FunctionType, args: Any) -> None:
     """Guard ``fn`` if it is a method of the first argument; for a module, its hooks as well."""
-    if not isinstance(fn, types.FunctionType) or not args:
+    if not args:
         return
     owner = args[0].realize()
     if isinstance(owner, UnspecializedNNModuleVariable):
-        if users_module_call() is not None:
+        for replacement in replaced_module_methods():
             raise Unsupported(
-                "torch.nn.Module.__call__ has been replaced, and a trace calls modules without it. "
-                "Register a hook on all modules (torch.nn.modules.module), or replace forward"
+                f"torch.nn.Module.{replacement} has been replaced, and a trace calls modules "
+                "without it. Register a hook on all modules (torch.nn.modules.module), or replace "
+                "forward"
             )
         _guard_hooks_of_all_modules()
-    if not isinstance(owner, UserDefinedObjectVariable) or owner.source is None:
+    if not isinstance(owner, UserDefinedObjectVariable):
         return
     name = _name_in(type(owner.value), fn)
-    if name is not None:
+    if name is None:
+        return
+    if owner.source is None:  # made by the program itself
+        _guard_name(type(owner.value), name)
+    else:
         method = AttrSource(TypeSource(owner.source), name)
         install_guard(method.make_guard(GuardBuilder.CLOSURE_MATCH))
 
@@ -71,21 +138,57 @@ _HOOKS = [
 
 
 def _hooks_of_all_modules() -> list[Any]:
-    return [users_module_call(), *map(tuple, _HOOKS)]
+    return [tuple(hooks) for hooks in _HOOKS]
 
 
 def _guard_hooks_of_all_modules() -> None:
-    before = _hooks_of_all_modules()
+    hooks, methods, users = _hooks_of_all_modules(), module_methods(), replaced_module_methods()
 
-    def HOOKS_OF_ALL_MODULES(builder: Any, guard: Guard) -> None:
-        text = ["torch.nn.Module: the hooks on all modules are those that there were"]
+    def are_same() -> bool:
+        # a tracer of torch's may have put its own there
+        same = module_methods() == methods or replaced_module_methods() == users
+        return same and _hooks_of_all_modules() == hooks
+
+    _guard_that(are_same, "torch.nn.Module: the hooks on all modules are those that there were")
+
+
+def _guard_methods_of_tensors() -> None:
+    before = tensor_methods()
+    text = "torch.Tensor: its methods are those that there were"
+    _guard_that(lambda: tensor_methods() == before, text)
+
+
+#: of a class: a name, the class that it has it from, and what it was when the body was traced
+_Names = list[tuple[type, str, type, Any]]
+_names: MutableMapping[Any, _Names] = weakref.WeakKeyDictionary()
+
+
+def _guarded_names() -> _Names:
+    """Return the names that the trace at hand guards, to which more may be added."""
+    known = _names.setdefault(TracingContext.get(), [])
+
+    def are_known() -> bool:
+        return all(
+            _owner(cls, name) is owner and vars(owner).get(name) is value
+            for cls, name, owner, value in known
+        )
+
+    _guard_that(are_known, "what classes say that a name is has not changed")
+    return known
+
+
+def _guard_that(holds: Callable[[], bool], text: str) -> None:
+    """Trace anew when ``holds()`` is no longer True; ``text`` says what it asks, once in a
+    trace."""
+
+    def STATE_OF_CLASSES(builder: Any, guard: Guard) -> None:
         stack = (guard.user_stack,) if TAKES_THE_STACK else ()
-        root = builder.guard_manager.root
-        root.add_lambda_guard(lambda _: _hooks_of_all_modules() == before, text, *stack)
+        builder.guard_manager.root.add_lambda_guard(lambda _: holds(), [text], *stack)
 
+    STATE_OF_CLASSES.__doc__ = text
     guards = TracingContext.get().guards_context.dynamo_guards
-    if all(getattr(g.create_fn, "__name__", "") != "HOOKS_OF_ALL_MODULES" for g in guards):
-        install_guard(GlobalStateSource().make_guard(HOOKS_OF_ALL_MODULES))
+    if all(getattr(g.create_fn, "__doc__", "") != text for g in guards):
+        install_guard(GlobalStateSource().make_guard(STATE_OF_CLASSES))
 
 
 def _name_in(cls: type, fn: types.FunctionType) -> str | None:

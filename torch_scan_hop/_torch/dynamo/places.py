@@ -113,8 +113,9 @@ class Place:
         before, after = self.before, self.after
         if before is None:  # nothing was there
             return True
-        if _number(before) is not None and _number(after) is not None:
-            return False
+        number, next_number = _number(before), _number(after)
+        if number is not None and next_number is not None:
+            return isinstance(number, int) and isinstance(next_number, float)
         if before.is_python_constant() or after.is_python_constant():
             return True
         one, other = _tensor_of(before), _tensor_of(after)

@@ -43,29 +43,31 @@ try:
 except ImportError:  # torch 2.9
     from torch._dynamo.variables.dicts import SetVariable  # type: ignore[attr-defined, no-redef]
 
-# the file of torch that swaps a module's tensors; a body's own assignments are elsewhere
-_SWAPPER = "torch/nn/utils/_named_member_accessor.py"
-
-# where an nn.LSTM lists its weights anew: before it runs, if they have been swapped
-_LISTS_WEIGHTS = ("torch/nn/modules/rnn.py", "_init_flat_weights")
-
+# what swaps a module's tensors; lists the weights of an nn.LSTM anew, which it does before it runs
+# if they have been swapped; and begins and ends a cache of weights: a body's own is elsewhere
+_SWAPPERS = {
+    ("torch/nn/utils/_named_member_accessor.py", ""),
+    ("torch/nn/modules/rnn.py", "_init_flat_weights"),
+    ("torch/nn/utils/parametrize.py", "cached"),
+}
+# what fills that cache
+_CACHES = {("torch/nn/utils/parametrize.py", "get_cached_parametrization")}
 
 # where torch remembers which function computes a divergence: whoever comes first fills that in
 _MEMO = "torch/distributions/kl.py"
 
 
-def _is_swap(effects: SideEffects) -> bool:
-    """Return True if the code being traced right now is ``functional_call``'s own swap, or what
-    comes of it."""
+def _traces(effects: SideEffects, places: set[tuple[str, str]]) -> bool:
+    """Return True if the code being traced right now is in one of ``places``: a file of torch, and
+    a function, or any."""
     output = effects.output_graph_weakref()
     if output is None:
         return False
     tx: Any = output.current_tx
     while tx.f_code.co_name == "__setattr__" and hasattr(tx, "parent"):
         tx = tx.parent
-    file = tx.f_code.co_filename.replace("\\", "/")
-    place, name = _LISTS_WEIGHTS
-    return file.endswith(_SWAPPER) or (file.endswith(place) and tx.f_code.co_name == name)
+    file, name = tx.f_code.co_filename.replace("\\", "/"), tx.f_code.co_name
+    return any(file.endswith(place) and function in ("", name) for place, function in places)
 
 
 def _contents(variable: VariableTracker) -> Any:
@@ -86,11 +88,14 @@ class _Contents:
     before: Any
     was_modified: bool
     line: str
+    is_cache: bool
 
     def changes(self) -> list[Place]:
         """Items that have changed; raises Unsupported if there are others, fewer or more."""
         before, now = self.before, _contents(self.variable)
         self.put_back()
+        if self.is_cache:  # that begins empty at each step
+            return []
         if isinstance(self.variable, SetVariable):
             if set(before) != set(now):
                 raise refused_change("a set that it did not make", self.line)
@@ -131,7 +136,7 @@ class _Watch:
         """Remember what ``item`` holds: some of Dynamo's trackers report a change after it."""
         self.unchanged.setdefault(id(item), _contents(item))
 
-    def changes(self, item: VariableTracker) -> None:
+    def changes(self, item: VariableTracker, is_cache: bool) -> None:
         """Note that ``item``, which the body did not make, is about to change."""
         contents = self.unchanged.get(id(item), _contents(item))
         if self.assigning:
@@ -143,7 +148,7 @@ class _Watch:
             raise refused_change(AN_OBJECT, line)
         if id(item) not in self.contents:
             modified = bool(getattr(item.mutation_type, "is_modified", False))
-            self.contents[id(item)] = _Contents(item, contents, modified, line)
+            self.contents[id(item)] = _Contents(item, contents, modified, line, is_cache)
 
     def assigns(
         self,
@@ -182,7 +187,7 @@ class _Watch:
 
 
 def _is_watched(effects: SideEffects, item: VariableTracker) -> bool:
-    if isinstance(item, AutogradFunctionContextVariable) or _is_swap(effects):
+    if isinstance(item, AutogradFunctionContextVariable) or _traces(effects, _SWAPPERS):
         return False
     return item.mutation_type is not None and not is_side_effect_safe(item.mutation_type)
 
@@ -226,8 +231,8 @@ def _changes_noted(watch: _Watch) -> contextlib.AbstractContextManager[None]:
     @functools.wraps(check)
     def watch_change(self: SideEffects, item: VariableTracker) -> bool:
         if not _is_watched(self, item):
-            return _is_swap(self) or check(self, item)
-        watch.changes(item)
+            return _traces(self, _SWAPPERS) or check(self, item)
+        watch.changes(item, _traces(self, _CACHES))
         return True
 
     @functools.wraps(store_attr)
