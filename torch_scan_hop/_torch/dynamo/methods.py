@@ -85,7 +85,7 @@ def _guard_name(cls: type, name: str) -> None:
     if owner is None or owner.__module__.partition(".")[0] in _NOT_REPLACED:
         return
     if not isinstance(value := vars(owner)[name], torch.Tensor):
-        _guarded_names().append((cls, name, owner, value))
+        _guarded_names().add(cls, name, owner, value)
 
 
 def _refuse_methods_of_tensors(code: types.CodeType, of_tensors: Mapping[str, Any]) -> None:
@@ -143,11 +143,14 @@ def _hooks_of_all_modules() -> list[Any]:
 
 def _guard_hooks_of_all_modules() -> None:
     hooks, methods, users = _hooks_of_all_modules(), module_methods(), replaced_module_methods()
+    had_hooks = any(hooks)
 
     def are_same() -> bool:
         # a tracer of torch's may have put its own there
         same = module_methods() == methods or replaced_module_methods() == users
-        return same and _hooks_of_all_modules() == hooks
+        if not same or not (had_hooks or any(_HOOKS)):
+            return same
+        return _hooks_of_all_modules() == hooks
 
     _guard_that(are_same, "torch.nn.Module: the hooks on all modules are those that there were")
 
@@ -158,22 +161,40 @@ def _guard_methods_of_tensors() -> None:
     _guard_that(lambda: tensor_methods() == before, text)
 
 
-#: of a class: a name, the class that it has it from, and what it was when the body was traced
-_Names = list[tuple[type, str, type, Any]]
+class _Names:
+    """Names of classes, and what they were when the body was traced.
+
+    Every call asks whether they still are, so that it asks by plain lookups.
+    """
+
+    def __init__(self) -> None:
+        self.orders: dict[type, tuple[type, ...]] = {}
+        self.values: list[tuple[Mapping[str, Any], str, Any]] = []
+
+    def add(self, cls: type, name: str, owner: type, value: Any) -> None:
+        self.orders[cls] = cls.__mro__
+        before = itertools.takewhile(lambda kind: kind is not owner, cls.__mro__)
+        self.values += [(vars(kind), name, _ABSENT) for kind in before]
+        self.values.append((vars(owner), name, value))
+
+    def are_the_same(self) -> bool:
+        for cls, order in self.orders.items():
+            if cls.__mro__ is not order:
+                return False
+        for namespace, name, value in self.values:
+            if namespace.get(name, _ABSENT) is not value:
+                return False
+        return True
+
+
+_ABSENT = object()
 _names: MutableMapping[Any, _Names] = weakref.WeakKeyDictionary()
 
 
 def _guarded_names() -> _Names:
     """Return the names that the trace at hand guards, to which more may be added."""
-    known = _names.setdefault(TracingContext.get(), [])
-
-    def are_known() -> bool:
-        return all(
-            _owner(cls, name) is owner and vars(owner).get(name) is value
-            for cls, name, owner, value in known
-        )
-
-    _guard_that(are_known, "what classes say that a name is has not changed")
+    known = _names.setdefault(TracingContext.get(), _Names())
+    _guard_that(known.are_the_same, "what classes say that a name is has not changed")
     return known
 
 
