@@ -18,6 +18,8 @@ from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop.explain.__main__ import main
 from torch_scan_hop.explain.device import as_if_there
 
+pytestmark = pytest.mark.torch_version
+
 
 class Scaled(Function):
     """A number among its arguments; of a result that nobody reads, the cotangent is zeros."""

@@ -36,6 +36,7 @@ FIRST = ("torch.nn: GRUCell", "torch.nn: LSTMCell, bf16")
 
 
 @cuda
+@pytest.mark.torch_version
 @pytest.mark.parametrize(
     "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
 )
