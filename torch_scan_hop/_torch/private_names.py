@@ -323,7 +323,6 @@ NAMES: dict[str, str] = {
         "torch._C._dynamo.eval_frame.reset_code torch._higher_order_ops.auto_functionalize "
         "torch._higher_order_ops.scan.scan_op"
     ),
-    "replaced_methods": "torch._C.TensorBase",
     "selective_checkpoints": (
         "torch._higher_order_ops.wrap "
         "torch.utils._python_dispatch._get_current_dispatch_mode_stack "

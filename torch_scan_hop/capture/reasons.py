@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.function_modes import function_modes
-from torch_scan_hop._torch.replaced_methods import replaced_module_methods, replaced_tensor_methods
+from torch_scan_hop.capture.replaced_methods import replaced_module_methods, replaced_tensor_methods
 from torch_scan_hop.capture.user_code import code_of, users_line
 from torch_scan_hop.errors import hint_about
 

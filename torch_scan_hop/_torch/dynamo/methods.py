@@ -29,7 +29,7 @@ from torch.nn.modules import module as module_hooks
 
 from torch_scan_hop._torch.dynamo.modules import TAKES_THE_STACK
 from torch_scan_hop._torch.replaced import replaced
-from torch_scan_hop._torch.replaced_methods import (
+from torch_scan_hop.capture.replaced_methods import (
     module_methods,
     replaced_module_methods,
     replaced_tensor_methods,

@@ -1,4 +1,4 @@
-"""Methods of torch that a user has replaced (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+"""Methods of torch that a user has replaced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _is_users(value: Any) -> bool:
 
 
 _OF_TENSORS = {
-    *dir(torch._C.TensorBase),
+    *dir(torch.Tensor.__base__),
     *(name for name, value in vars(torch.Tensor).items() if not _is_users(value)),
 }
 
