@@ -12,14 +12,13 @@ from torch import fx
 from torch_scan_hop import progress_bar
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.cuda_graphs.capturable import why_not_captured
-from torch_scan_hop.cuda_graphs.devices import is_served
+from torch_scan_hop.cuda_graphs.devices import SERVED
 from torch_scan_hop.cuda_graphs.graphed import GraphedLoop
 from torch_scan_hop.eager.fuse import fused
 from torch_scan_hop.eager.writer import LoopWriter
 from torch_scan_hop.huge_pages import empty_stack
 from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.signature import Inputs, Signature
-from torch_scan_hop.step import order_of_steps
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class EagerLoop:
             empty_stack(y, trip_count) if place is None else place
             for y, place in zip(like or self.ys, places, strict=True)
         ]
-        order = order_of_steps(trip_count, reverse)
+        order = range(trip_count)[::-1] if reverse else range(trip_count)
         carry = [
             c.clone(memory_format=torch.contiguous_format)
             if k in self.own_carry
@@ -77,7 +76,7 @@ class EagerLoop:
             for k, c in enumerate(inputs.carry)
         ]
         operands = order, carry, inputs.xs, inputs.additional, stacks
-        if current_options().cuda_graphs and is_served(inputs.xs[0].device):
+        if current_options().cuda_graphs and inputs.xs[0].device.type in SERVED:
             return self._replayed(*operands), stacks
         return self._run(*operands), stacks
 

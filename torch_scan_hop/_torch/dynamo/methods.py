@@ -145,7 +145,7 @@ def _guard_hooks_of_all_modules() -> None:
     hooks, methods, users = _hooks_of_all_modules(), module_methods(), replaced_module_methods()
     had_hooks = any(hooks)
 
-    def are_same() -> bool:
+    def are_same(_: Any) -> bool:
         # a tracer of torch's may have put its own there
         same = module_methods() == methods or replaced_module_methods() == users
         if not same or not (had_hooks or any(_HOOKS)):
@@ -156,9 +156,9 @@ def _guard_hooks_of_all_modules() -> None:
 
 
 def _guard_methods_of_tensors() -> None:
-    before = tensor_methods()
+    before, methods = tensor_methods(), vars(torch.Tensor)
     text = "torch.Tensor: its methods are those that there were"
-    _guard_that(lambda: tensor_methods() == before, text)
+    _guard_that(lambda _: tuple(methods.values()) == before, text)
 
 
 class _Names:
@@ -177,7 +177,7 @@ class _Names:
         self.values += [(vars(kind), name, _ABSENT) for kind in before]
         self.values.append((vars(owner), name, value))
 
-    def are_the_same(self) -> bool:
+    def are_the_same(self, _: Any) -> bool:
         for cls, order in self.orders.items():
             if cls.__mro__ is not order:
                 return False
@@ -198,13 +198,13 @@ def _guarded_names() -> _Names:
     return known
 
 
-def _guard_that(holds: Callable[[], bool], text: str) -> None:
-    """Trace anew when ``holds()`` is no longer True; ``text`` says what it asks, once in a
-    trace."""
+def _guard_that(holds: Callable[[Any], bool], text: str) -> None:
+    """Trace anew when ``holds`` is no longer True, of anything; ``text`` says what it asks, once
+    in a trace."""
 
     def STATE_OF_CLASSES(builder: Any, guard: Guard) -> None:
         stack = (guard.user_stack,) if TAKES_THE_STACK else ()
-        builder.guard_manager.root.add_lambda_guard(lambda _: holds(), [text], *stack)
+        builder.guard_manager.root.add_lambda_guard(holds, [text], *stack)
 
     STATE_OF_CLASSES.__doc__ = text
     guards = TracingContext.get().guards_context.dynamo_guards
