@@ -40,7 +40,3 @@ def replaced_tensor_methods() -> dict[str, Any]:
     """Return by name what a user has put in the place of methods of all tensors."""
     found = vars(torch.Tensor).items()
     return {name: value for name, value in found if name in _OF_TENSORS and _is_users(value)}
-
-
-def tensor_methods() -> tuple[Any, ...]:
-    return tuple(vars(torch.Tensor).values())

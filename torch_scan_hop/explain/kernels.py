@@ -101,7 +101,9 @@ def _kernel(loop: str, call: Any, chosen: Any, refusals: dict[Any, str]) -> Kern
 
 def _program(kernel: Any) -> Resources:
     """Return what a program takes, on the GPU at hand or the one that stands in for it."""
-    major, minor = torch.cuda.get_device_capability() if torch.cuda.device_count() else (9, 0)
+    from torch_scan_hop.inductor.gpu.serving import capability_of
+
+    major, minor = capability_of(torch.device("cuda"))
     chosen, capability = kernel.step, 10 * major + minor
     elements = f"{chosen.block} {kernel.unit if chosen.block > 1 else kernel.unit.rstrip('s')}"
     try:

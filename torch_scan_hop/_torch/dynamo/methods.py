@@ -33,7 +33,6 @@ from torch_scan_hop.capture.replaced_methods import (
     module_methods,
     replaced_module_methods,
     replaced_tensor_methods,
-    tensor_methods,
 )
 
 
@@ -156,7 +155,8 @@ def _guard_hooks_of_all_modules() -> None:
 
 
 def _guard_methods_of_tensors() -> None:
-    before, methods = tensor_methods(), vars(torch.Tensor)
+    methods = vars(torch.Tensor)
+    before = tuple(methods.values())
     text = "torch.Tensor: its methods are those that there were"
     _guard_that(lambda _: tuple(methods.values()) == before, text)
 
