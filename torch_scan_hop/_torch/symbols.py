@@ -49,11 +49,23 @@ def open_number(value: Any) -> str | None:
     return None if expression.is_number else str(expression)
 
 
-def has_unknown_size(value: torch.Tensor) -> bool:
-    """Return True if a fake tensor's size depends on the values of another tensor."""
+def unknown_dims(value: torch.Tensor) -> list[tuple[int, str | None]]:
+    """Return the dimensions whose size depends on values, with the symbol that it is, or None."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-    return bool(free_unbacked_symbols(value.shape))
+    sizes: list[Any] = list(value.shape)
+    return [
+        (dim, str(size.node.expr) if size.node.expr.is_symbol else None)
+        for dim, size in enumerate(sizes)
+        if isinstance(size, torch.SymInt) and free_unbacked_symbols(size)
+    ]
+
+
+def is_unknown_number(value: Any) -> bool:
+    """Return True if ``value`` is a number that the values of a tensor decide."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return isinstance(value, SYMBOLS) and bool(free_unbacked_symbols(value))
 
 
 def tracked(number: Any) -> Any:

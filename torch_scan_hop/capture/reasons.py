@@ -191,7 +191,8 @@ _FIXES = (
     ("calls retain_grad", "Return the tensor in ys, and call ys.retain_grad() after the scan."),
     (
         "data-dependent size|Dynamic shape operator",
-        "For h[mask] = new[mask] write h = torch.where(mask, new, h).",
+        "Rows that a mask selects may be computed row by row, and then written by the same mask or "
+        "summed. Otherwise compute all rows, and choose: h = torch.where(mask, new, h).",
     ),
     (r"print|logging|builtin.*skip", "Print after the scan, from ys, or run it under fallback."),
     (

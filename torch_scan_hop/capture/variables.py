@@ -6,12 +6,17 @@ carries, copied back after the loop; that serves autograd and every backend.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.dynamo.contexts import (
+    new_symbols_are_nobodys,
+    sizes_may_be_unknown,
+)
 from torch_scan_hop._torch.dynamo.errors import (
     Unsupported,
     own_failures_are_unsupported,
@@ -37,6 +42,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     discard_graph_changes,
     example_value,
     install_body,
+    known_modules,
     make_attr,
     make_traceable,
     reconstruct_outputs,
@@ -45,15 +51,17 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
 from torch_scan_hop._torch.inference_regions import make_no_grad
-from torch_scan_hop._torch.symbols import has_unknown_size
+from torch_scan_hop._torch.symbols import unknown_dims
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.capture.cache_key import add_cache_key
 from torch_scan_hop.capture.first_steps import check_facts
 from torch_scan_hop.capture.hooks_of_carries import HooksOfCarries
+from torch_scan_hop.capture.index_nodes import nested_modules
 from torch_scan_hop.capture.number_arithmetic import FUNCTIONS, make_exact, of_number
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
 from torch_scan_hop.capture.purify import CapturedBody
 from torch_scan_hop.capture.refusals import note_leaf
+from torch_scan_hop.capture.selected_rows import compute_all_rows
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
 from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.capture.steady_variables import example_value_or_none
@@ -153,16 +161,20 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         make_traceable(call.combine_fn)
         levels = open_levels()
         with function_modes_in_force(tx):
-            with facts_noted() as facts:
+            with facts_noted() as facts, sizes_may_be_unknown(tx):
                 result, spec, graph, lifted = speculate(
                     tx, call.combine_fn, examples, self._operator()
                 )
+                graphs = nested_modules(fx.GraphModule(known_modules(tx), graph))
+                with new_symbols_are_nobodys(tx):
+                    for module in graphs:
+                        compute_all_rows(module)
         numbers = {*call.numbers, *numbers_carried()}
         check_facts(tx, facts, given.carry, examples, sequence_items(tx, result), numbers)
         self._check_step(tx, examples[:n_carry], result, spec)
         make_levels_relative(graph, levels)
         make_no_grad(graph)
-        _refuse_unknown_sizes(graph)
+        _refuse_unknown_sizes([module.graph for module in graphs])
         widened = make_exact(graph, n_carry, numbers_carried(), call.exact)
         inputs = [v.as_proxy() for v in given.flat()] + list(lifted)
         for k in widened:
@@ -251,11 +263,11 @@ def _refuse_shared_memory(tx: Any, inputs: list[Any], mutated: list[int], n_carr
     create_proxy(tx, "call_function", check_memory, (changed, others))
 
 
-def _refuse_unknown_sizes(graph: fx.Graph) -> None:
+def _refuse_unknown_sizes(graphs: list[fx.Graph]) -> None:
     """Refuse a step whose results may have any size, as a read by a mask has; it must have one."""
-    for node in graph.nodes:
+    for node in itertools.chain.from_iterable(graph.nodes for graph in graphs):
         value = node.meta.get("example_value")
-        if isinstance(value, torch.Tensor) and has_unknown_size(value):
+        if isinstance(value, torch.Tensor) and unknown_dims(value):
             where = users_line(node.stack_trace or "")
             raise Unsupported(f"a result of data-dependent size (a mask, nonzero, unique){where}")
 

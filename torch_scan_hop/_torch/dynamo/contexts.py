@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -239,3 +239,28 @@ def without_dispatch_modes() -> Iterator[None]:
         finally:
             for name, value in before.items():
                 setattr(_python_dispatch, name, value)
+
+
+@contextlib.contextmanager
+def sizes_may_be_unknown(tx: Any) -> Iterator[None]:
+    """Let operators whose result has a size that values decide make a symbol for it.
+
+    If torch has no such switch, they are refused as before.
+    """
+    env = tx.output.shape_env
+    before = getattr(env, "settings", None)
+    if not hasattr(before, "allow_dynamic_output_shape_ops"):
+        yield
+        return
+    env.settings = dataclasses.replace(before, allow_dynamic_output_shape_ops=True)
+    try:
+        yield
+    finally:
+        env.settings = before
+
+
+def new_symbols_are_nobodys(tx: Any) -> contextlib.AbstractContextManager[Any]:
+    """Let operators be run to see the sizes of their results, in no graph that has the symbols."""
+    ignore: Callable[[], contextlib.AbstractContextManager[Any]]
+    ignore = getattr(tx.output.shape_env, "ignore_fresh_unbacked_symbols", contextlib.nullcontext)
+    return ignore()
