@@ -11,6 +11,7 @@ from . import (
     rules_context,
     rules_floats,
     rules_math,
+    rules_rows,
     rules_shape,
     rules_special,
     rules_state,
@@ -22,7 +23,8 @@ from .rules_special import DRAWS, attempt
 from .rules_state import growing_leaf
 
 _REGISTERED = (
-    rules_context, rules_floats, rules_math, rules_shape, rules_special, rules_state, rules_write,
+    rules_context, rules_floats, rules_math, rules_rows, rules_shape, rules_special, rules_state,
+    rules_write,
 )  # fmt: skip
 
 #: what a program may hold unless ``--features`` says otherwise; the rest are switches
@@ -38,20 +40,21 @@ DEFAULT = (
 #: ``attributes``: state in objects; ``facts``: what is asked of a value changes after a step;
 #: ``first_steps``: a leaf of the carry is None, or a number, at first; ``counters``: Python numbers
 #: in attributes, alone and beside tensors, and what Python makes of them; delay lines;
+#: ``masks``: rows that a mask selects;
 #: of autocast, and of checkpoints; ``affine``: so are all carries; ``inner_cells``: scans of
 #: recurrent cells within a step; ``sums``: a carry that steps only add sums to
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
     "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "norms", "regions",
     "affine", "inner_cells", "sums", "attributes", "facts", "hooks", "first_steps",
-    "counters",
+    "counters", "masks",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
 TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
 WEIGHTS = {
     "pointwise": 3, "indexing": 3, "buffers": 2, "floats": 8, "cells": 6, "regions": 6,
-    "inner_cells": 8, "norms": 6,
+    "inner_cells": 8, "norms": 6, "masks": 8,
 }  # fmt: skip
 
 

@@ -248,7 +248,7 @@ def sizes_may_be_unknown(tx: Any) -> Iterator[None]:
     If torch has no such switch, they are refused as before.
     """
     env = tx.output.shape_env
-    before = getattr(env, "settings", None)
+    before: Any = getattr(env, "settings", None)
     if not hasattr(before, "allow_dynamic_output_shape_ops"):
         yield
         return
