@@ -11,11 +11,11 @@ from . import (
     rules_context,
     rules_floats,
     rules_math,
-    rules_rows,
     rules_shape,
     rules_special,
     rules_state,
     rules_write,
+    rules_write_rows,
 )
 from .builder import RULES, Builder, NoOperandError
 from .program import Carried, Input, Program, Scanned, Shape, Size, Statement, Type, Var, size_text
@@ -23,8 +23,8 @@ from .rules_special import DRAWS, attempt
 from .rules_state import growing_leaf
 
 _REGISTERED = (
-    rules_context, rules_floats, rules_math, rules_rows, rules_shape, rules_special, rules_state,
-    rules_write,
+    rules_context, rules_floats, rules_math, rules_shape, rules_special, rules_state, rules_write,
+    rules_write_rows,
 )  # fmt: skip
 
 #: what a program may hold unless ``--features`` says otherwise; the rest are switches
