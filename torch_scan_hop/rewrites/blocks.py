@@ -25,6 +25,8 @@ BLOCK_BYTES = 2**21
 MIN_BLOCKS = 8
 # steps of a block: with fewer, the calls that each block makes cost more than it saves
 MIN_BLOCK = 16
+# but if the stacks of so many leave the cache, each call takes much longer than to make it
+MIN_LARGE_BLOCK = 2
 
 
 def block_length(
@@ -40,7 +42,9 @@ def block_length(
         return trip_count
     # each block reads and writes what it adds to: no more than its stacks, or it costs as much
     worth_adding = plan.accumulated_bytes // per_step
-    length = max(MIN_BLOCK, min(BLOCK_BYTES // per_step, trip_count // MIN_BLOCKS), worth_adding)
+    fitting = BLOCK_BYTES // per_step
+    least = min(MIN_BLOCK, max(fitting, MIN_LARGE_BLOCK))
+    length = max(least, min(fitting, trip_count // MIN_BLOCKS), worth_adding)
     return trip_count if 2 * length > trip_count else length
 
 
