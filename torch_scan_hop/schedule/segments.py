@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch_scan_hop import tree
-from torch_scan_hop.schedule.run import Run
 from torch_scan_hop.schedule.stretches import flat, in_segments, joined_ys
-from torch_scan_hop.step import CombineFn
+from torch_scan_hop.step import CombineFn, Run
 
 
 def segment_length(trip_count: int, segments: int | str) -> int:

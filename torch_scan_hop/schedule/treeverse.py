@@ -11,9 +11,8 @@ from typing import Any
 
 from torch_scan_hop import tree
 from torch_scan_hop.schedule.policy import Binomial
-from torch_scan_hop.schedule.run import Run
 from torch_scan_hop.schedule.stretches import flat, in_segments, joined_ys
-from torch_scan_hop.step import CombineFn
+from torch_scan_hop.step import CombineFn, Run
 
 
 def treeverse(run_full: Run, run_steps: Run, policy: Binomial, reverse: bool) -> Run:

@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop.schedule.run import Run
 from torch_scan_hop.schedule.stretches import joined_ys
-from torch_scan_hop.step import CombineFn, device_of, order_of_steps, step
+from torch_scan_hop.step import CombineFn, Run, device_of, order_of_steps, step
 
 
 def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
