@@ -16,13 +16,7 @@ from torch_scan_hop._torch.selective_checkpoints import is_in_region, users_poli
 from torch_scan_hop._torch.symbols import Number, Symbols
 from torch_scan_hop._torch.tracing import run_fake
 from torch_scan_hop.autodiff.custom import has_own_backward
-from torch_scan_hop.autodiff.derivative import (
-    ClosedDerivative,
-    Derivative,
-    DerivativeThroughLoop,
-    is_backward,
-    without_derivative,
-)
+from torch_scan_hop.autodiff.derivative import Derivative, is_backward
 from torch_scan_hop.autodiff.differentiability import GradientFlow, gradient_flow
 from torch_scan_hop.autodiff.function import DifferentiatedCall
 from torch_scan_hop.autodiff.handover import Handover, Partition, Source
@@ -109,12 +103,13 @@ def _derive(
         if not is_backward(body) or not _NOT_IMPLEMENTED.search(str(error)):
             raise
         assert isinstance(body, fx.GraphModule)
-        return without_derivative(body, signature, flow, str(error))
+        only_forward = Partition(body, body, 0, (), (), {}, (), ())
+        return Derivative(signature, flow, only_forward, error=str(error))
     if traced:
         # a second derivative of a traced backward is that trace's: it does not come back here
         return Derivative(signature, flow, first)
     if has_own_backward(body):
-        return DerivativeThroughLoop(signature, flow, first, body)
+        return Derivative(signature, flow, first, looped=body)
     return _closed_under_differentiation(first, signature, examples, wanted, flow, mode)
 
 
@@ -167,4 +162,4 @@ def _closed_under_differentiation(
     else:
         raise RuntimeError("torch_scan_hop: the residuals of a scan body did not settle")
     closed = dataclasses.replace(first, forward=forward)
-    return ClosedDerivative(signature, flow, closed, second, second_flow)
+    return Derivative(signature, flow, closed, second, second_flow)
