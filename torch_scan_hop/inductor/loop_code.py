@@ -85,7 +85,8 @@ class LoopEmitter:
     # the loop
 
     def emit(self) -> None:
-        self._allocate()
+        self.loop.allocate(self.wrapper, self.y_outputs)
+        self._allocate_carries()
         self._seed()
         self._bind_operands()
         self.open_loop(self.span())
@@ -111,10 +112,6 @@ class LoopEmitter:
 
     def buffer(self, output: DeclaredOutput, which: str) -> str:
         return f"{output.get_name()}_{which}"
-
-    def _allocate(self) -> None:
-        self.loop.allocate(self.wrapper, self.y_outputs)
-        self._allocate_carries()
 
     def _allocate_carries(self) -> None:
         for k, output in enumerate(self.carry_outputs):
