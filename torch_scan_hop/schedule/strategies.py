@@ -23,7 +23,7 @@ from torch_scan_hop.step import CombineFn, Run
 
 
 class Schedule(NamedTuple):
-    """How a caller wants the steps to be run."""
+    """Says how a caller wants the steps to be run."""
 
     reverse: bool
     unroll: int
