@@ -96,7 +96,7 @@ class Derivative:
 
     @functools.cached_property
     def differentiable(self) -> tuple[bool, ...]:
-        """For each output of the forward scan, if it is differentiable; others are not.
+        """Flags of all outputs of the forward scan: is it differentiable?
 
         Autograd says so of residuals: some are constants to it (a layer norm's mean).
         """

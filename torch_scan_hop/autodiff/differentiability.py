@@ -52,7 +52,7 @@ def wants_gradients(values: Sequence[Any]) -> tuple[bool, ...]:
 
 @dataclass(frozen=True)
 class GradientFlow:
-    """For each leaf of each role, whether it is differentiated."""
+    """A flag for each leaf of each role: is it differentiated?"""
 
     carry: tuple[bool, ...]
     xs: tuple[bool, ...]

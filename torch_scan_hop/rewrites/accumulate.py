@@ -70,7 +70,7 @@ class Accumulator:
 
     @functools.cached_property
     def _is_transposed(self) -> list[bool]:
-        """For each factor of a product, if it is the transpose of the leaf stacked for it."""
+        """Flags of a product's factors: is it the transpose of the leaf stacked for it?"""
         return [a is not leaf for a, leaf in zip(self.term.args, self.leaves, strict=True)]
 
     @property
