@@ -57,6 +57,7 @@ class ScanRewriter:
                 given.xs[k], first, reverse = found
                 self.shifted[k] = first, reverse
         self.operands = [*given.flat(), *(first for first, _ in self.shifted.values())]
+        self.on_gpu = is_on_gpu(map(value_of, self.operands))
 
     def rewrite_pairs(self) -> bool:
         """Replace a scan with complex leaves by one of their parts; False if there are none."""
@@ -90,7 +91,7 @@ class ScanRewriter:
         used = used_outputs(self.node)
         carry = [value_of(a) for a in self.operands[: signature.n_carry]]
         plan, sums, length = PlanChoice(
-            body, signature, used, self.trip_count, carry, self._is_on_gpu(), self._copied_bytes
+            body, signature, used, self.trip_count, carry, self.on_gpu, self._copied_bytes
         ).best()
         if plan.is_trivial() and not (self.shifted or sums) and self.trip_count != 0:
             self._retrace_if_unlike()
@@ -119,10 +120,10 @@ class ScanRewriter:
         narrow = any(map(reduces_narrow_rows, self.body.graph.nodes))
         if not current_options().one_kernel or self.trip_count == 0:
             return
-        if self._may_be_one_kernel(self.body) and not narrow:
+        if may_be_one_kernel(self.body, self.on_gpu) and not narrow:
             return
         after = checks_after(self.body)
-        in_loops = not self._is_on_gpu() and may_be_small_matrices(after.body)
+        in_loops = not self.on_gpu and may_be_small_matrices(after.body)
         most = FEW_OPERATORS if in_loops else MOST_OPERATORS
         found = lanes_of(after.body, self.signature, most if current_options().scalars else 0)
         body = in_parts(after.body) if found or in_loops else after.body
@@ -146,12 +147,6 @@ class ScanRewriter:
                 return after.checked(found, self.options.reverse)
 
             self._replace_by(checked, "checks_after")
-
-    def _may_be_one_kernel(self, body: fx.GraphModule) -> bool:
-        return may_be_one_kernel(body, self._is_on_gpu())
-
-    def _is_on_gpu(self) -> bool:
-        return is_on_gpu(map(value_of, self.operands))
 
     def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
         """Return the scan's inputs; xs that are carries into steps stay such."""
@@ -185,7 +180,7 @@ class ScanRewriter:
     def _copied_bytes(self, plan: ScanPlan) -> int:
         """Return the bytes per step of carries into steps that are not read in place."""
         shifted = [plan.roles.xs[k] for k in self.shifted]
-        if self._may_be_one_kernel(plan.body):
+        if may_be_one_kernel(plan.body, self.on_gpu):
             shifted = [x for x in shifted if plan.is_read_outside(x)]
         return sum(likely_value(nbytes(x)) for x in shifted)
 
