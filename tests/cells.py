@@ -52,19 +52,24 @@ class TanhRNN:
         )
 
 
+def lstm_cell(w, u, b):
+    def cell(state, x):
+        h, c = state
+        i, f, g, o = (x @ w + h @ u + b).chunk(4, -1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return (h, c), h
+
+    return cell
+
+
 class LSTM:
     def problem(self, dtype: torch.dtype, T: int, B: int, D: int = 3, H: int = 4) -> Problem:
         draw = Draw(dtype)
         w, u, b = draw.weight(D, 4 * H), draw.weight(H, 4 * H), draw.weight(4 * H)
 
-        def cell(state, x):
-            h, c = state
-            i, f, g, o = (x @ w + h @ u + b).chunk(4, -1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-            h = torch.sigmoid(o) * torch.tanh(c)
-            return (h, c), h
-
         zeros = torch.zeros(B, H, dtype=dtype)
+        cell = lstm_cell(w, u, b)
         return Problem(cell, (zeros, zeros.clone()), draw.normal(T, B, D), {"w": w, "u": u, "b": b})
 
 

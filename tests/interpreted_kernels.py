@@ -161,7 +161,7 @@ def test_a_kernel_that_cannot_be_emitted_is_a_counted_loop(monkeypatch, caplog):
     def fail(*_):
         raise RuntimeError("no such operator")
 
-    monkeypatch.setattr("torch_scan_hop.inductor.gpu.pointwise.emit_lanes", fail)
+    monkeypatch.setattr("torch_scan_hop.inductor.gpu.pointwise.LaneCode", fail)
     case = CASES["gated"]
     init, xs, parameters = case.drawn(4, torch.float64)
     with compiled_for_gpu() as chosen, torch.no_grad():

@@ -18,6 +18,6 @@ def triton_kernels() -> Any:
     return mock.patch.object(serving, "DEVICES", {"cuda", "cpu"})
 
 
-def serving(device_type: str, graphs: devices.Graphs) -> Any:
+def serving(device_type: str, graphs: Any) -> Any:
     """Let ``graphs`` capture loops on devices of that type."""
     return mock.patch.dict(devices.SERVED, {device_type: graphs})

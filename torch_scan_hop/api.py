@@ -24,10 +24,9 @@ from torch_scan_hop.fallback import announce, refuse_if_not_allowed
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.progress_bar import check_progress, run_with_bar
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.schedule.run import Run
 from torch_scan_hop.schedule.strategies import Schedule, is_one_scan, scheduled
 from torch_scan_hop.settings import check_flag, defaults
-from torch_scan_hop.step import CombineFn, device_of, start_of, step
+from torch_scan_hop.step import CombineFn, Run, device_of, start_of, step
 
 
 def scan(

@@ -161,7 +161,7 @@ def _partition(
     examples: Inputs[Any] = Inputs([], [like(mode, v) for v in values], [])
     wanted: Inputs[bool] = Inputs([], [needs_grad(v) for v in values], [])
     flow = gradient_flow(run, examples, wanted, mode)
-    return partition_at(run, examples.signature, examples, flow, mode, None), flow.ys
+    return partition_at(run, examples, flow, mode, None), flow.ys
 
 
 def _identifier(path: str) -> str:

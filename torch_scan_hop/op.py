@@ -12,6 +12,7 @@ contiguous and alias neither the inputs nor one another.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ from torch_scan_hop._torch.selective_checkpoints import call_as_one_operator, is
 from torch_scan_hop._torch.tracing import is_traced
 from torch_scan_hop._torch.transforms import unwrap_if_dead
 from torch_scan_hop.body.cache import remember
+from torch_scan_hop.body.copies import copied
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
 from torch_scan_hop.signature import Inputs, results_of
 
@@ -226,11 +228,8 @@ def _without_nones(body: fx.GraphModule) -> tuple[fx.GraphModule, list[bool]] | 
     results = results_of(body.graph)
     if not isinstance(results, (tuple, list)) or None not in results:
         return None
-    graph = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
-    graph.graph_copy(body.graph, env)
-    graph.output(tuple(env[r] for r in results if r is not None))
-    return fx.GraphModule(body, graph, "ScanBody"), [r is not None for r in results]
+    kept = [r for r in results if r is not None]
+    return copied(body, kept, "ScanBody"), [r is not None for r in results]
 
 
 def _the_operator() -> ScanOperator:
@@ -252,3 +251,9 @@ def call_scan(body: Body, inputs: Inputs[Any], options: ScanOptions = FORWARD) -
     """
     additional = tuple(inputs.additional)
     return scan_op(body, inputs.carry, inputs.xs, additional, **options.non_defaults())
+
+
+def scans_in(module: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
+    """Return the scans in a graph, each with its body."""
+    nodes = module.graph.find_nodes(op="call_function", target=scan_op)
+    return [(node, operator.attrgetter(str(node.args[0].target))(module)) for node in nodes]

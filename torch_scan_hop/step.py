@@ -10,8 +10,11 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop.capture.refusals import changed_leaf, refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe, device_mismatch
+from torch_scan_hop.signature import Inputs
 
 CombineFn = Callable[[Any, Any], tuple[Any, Any]]
+#: ``run(combine_fn, init, xs, trip_count) -> (carry, ys)``: one scan, or several that come to it
+Run = Callable[[CombineFn, Any, Any, Any], tuple[Any, Any]]
 
 
 def device_of(init: Any, xs: Any) -> torch.device:
@@ -52,6 +55,20 @@ def check_device(path: str, before: torch.Tensor, after: torch.Tensor) -> None:
 
 def order_of_steps(trip_count: int, reverse: bool) -> range:
     return range(trip_count - 1, -1, -1) if reverse else range(trip_count)
+
+
+def run_in_order(run: Callable[..., Any], inputs: Inputs[Any], reverse: bool) -> tuple[Any, ...]:
+    """Run each step of a flat scan by ``run``; return contiguous carries, and stacks."""
+    slices = list(zip(*(x.unbind(0) for x in inputs.xs), strict=True))
+    steps: list[Any] = [None] * len(slices)
+    # bodies are traced for contiguous carries
+    carry = [c.contiguous() for c in inputs.carry]
+    for t in order_of_steps(len(slices), reverse):
+        out = run(*carry, *slices[t], *inputs.additional)
+        carry = [c.contiguous() for c in out[: len(carry)]]
+        steps[t] = out[len(carry) :]
+    stacks = (None if ys[0] is None else torch.stack(ys) for ys in zip(*steps, strict=True))
+    return (*carry, *stacks)
 
 
 def empty_stack(y: Any, trip_count: Any) -> torch.Tensor:

@@ -93,24 +93,17 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _rebuild(template: Any, parts: list[Any]) -> Any:
-    if is_registered(template):
+    if type(template) is dict:
+        return dict(zip(template, parts, strict=True))
+    if is_registered(template) or isinstance(template, Mapping):
         node = pytree.SUPPORTED_NODES[type(template)]
         _, context = node.flatten_fn(template)
         return node.unflatten_fn(parts, context)
-    if isinstance(template, Mapping):
-        rebuilt = dict(zip(template, parts, strict=True))
-        return rebuilt if type(template) is dict else _rebuild_mapping(template, rebuilt)
     if is_namedtuple(template):
         return type(template)(*parts)
     if isinstance(template, (list, tuple)):
         return type(template)(parts)
     raise AssertionError(f"not a container: {type(template)}")
-
-
-def _rebuild_mapping(template: Mapping[Any, Any], rebuilt: dict[Any, Any]) -> Any:
-    node = pytree.SUPPORTED_NODES[type(template)]
-    _, context = node.flatten_fn(template)
-    return node.unflatten_fn(list(rebuilt.values()), context)
 
 
 def unflatten(template: Any, values: list[Any]) -> Any:

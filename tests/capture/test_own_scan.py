@@ -14,7 +14,7 @@ from torch._higher_order_ops.scan import scan as torchs_scan
 import torch_scan_hop
 from torch_scan_hop import accelerate_torch
 from torch_scan_hop._torch.own_scan import is_torchs, torchs_operator
-from torch_scan_hop.op import scan_op
+from torch_scan_hop.op import scan_op, scans_in
 from torch_scan_hop.settings import accelerates_torch
 
 BOTH_ORDERS = """
@@ -105,8 +105,7 @@ class Captured:
         self.owners = []
 
     def __call__(self, gm, example_inputs):
-        for node in gm.graph.find_nodes(op="call_function", target=scan_op):
-            self.owners.append("torch" if is_torchs(getattr(gm, node.args[0].target)) else "ours")
+        self.owners += ["torch" if is_torchs(body) else "ours" for _, body in scans_in(gm)]
         return gm
 
 

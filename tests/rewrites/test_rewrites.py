@@ -7,13 +7,14 @@ from collections import Counter
 import expecttest
 import pytest
 import torch
+from cells import lstm_cell
 from oracle import assert_same, loop, scalar
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torch_scan_hop
 from torch_scan_hop import scan
 from torch_scan_hop.body.cleanup import clean_up
-from torch_scan_hop.op import FORWARD, REVERSE
+from torch_scan_hop.op import FORWARD, REVERSE, scans_in
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.rewrites import Options, make_plan, using_options
 from torch_scan_hop.signature import Inputs, Signature
@@ -310,25 +311,6 @@ class TestDropDead:
         assert len({t.data_ptr() for t in (xs, first, second)}) == 3
 
 
-def lstm(w, u, b):
-    def cell(state, x):
-        h, c = state
-        i, f, g, o = (x @ w + h @ u + b).chunk(4, -1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(c)
-        return (h, c), h
-
-    return cell
-
-
-def scan_bodies(graph: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
-    return [
-        getattr(graph, str(n.args[0].target))
-        for n in graph.graph.nodes
-        if n.target is torch.ops.higher_order.scan
-    ]
-
-
 @pytest.mark.torch_version
 @pytest.mark.parametrize(
     "dynamic",
@@ -345,7 +327,7 @@ def test_the_compiled_lstm_has_one_product_forward_and_no_weight_gradient_backwa
     for t in (w, u, b):
         t.requires_grad_()
     xs, state = make(T, B, D).requires_grad_(), (make(B, H), make(B, H))
-    cell = lstm(w, u, b)
+    cell = lstm_cell(w, u, b)
     run = torch.compile(lambda xs: scan(cell, state, xs), fullgraph=True, dynamic=dynamic)
     from torch_scan_hop import inductor
 
@@ -354,7 +336,7 @@ def test_the_compiled_lstm_has_one_product_forward_and_no_weight_gradient_backwa
 
     def record(gm):
         prepare(gm)
-        seen.extend(scan_bodies(gm))
+        seen.extend(body for _, body in scans_in(gm))
 
     post_grad.decompose_scan_to_while_loop = record
     try:
@@ -380,7 +362,7 @@ def test_eager_values_with_each_rewrite_off(switch):
     for t in (w, u, b):
         t.requires_grad_()
     xs, state = make(T, B, D).requires_grad_(), (make(B, H), make(B, H))
-    cell = lstm(w, u, b)
+    cell = lstm_cell(w, u, b)
     with using_options(**({} if switch == "none" else {switch: False})):
         _, ys = scan(cell, state, xs)
         gradients = torch.autograd.grad(ys.square().sum(), [w, u, b, xs])

@@ -17,6 +17,7 @@ pytestmark = [
 ]
 torch_xla = pytest.importorskip("torch_xla")
 
+from cells import lstm_cell  # noqa: E402
 from xla_harness import DeviceWork, count_of, n_compiles, steps_of_loops  # noqa: E402
 
 from torch_scan_hop import fallback, scan  # noqa: E402
@@ -30,17 +31,8 @@ def lstm(n_in=5, n_hidden=4):
         torch.randn(*shape).mul(0.3).to("xla").requires_grad_()
         for shape in [(n_in, 4 * n_hidden), (n_hidden, 4 * n_hidden), (4 * n_hidden,)]
     ]
-    w_in, w, b = weights
-
-    def cell(state, x):
-        h, c = state
-        i, f, g, o = (x @ w_in + h @ w + b).chunk(4, -1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(c)
-        return (h, c), h
-
     init = tuple(torch.zeros(2, n_hidden, device="xla") for _ in range(2))
-    return cell, weights, init, torch.randn(6, 2, n_in).to("xla")
+    return lstm_cell(*weights), weights, init, torch.randn(6, 2, n_in).to("xla")
 
 
 def settle():

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
+
+
+def ambient(**at_first: Any) -> Any:
+    """Return an object with these attributes, of which each thread has its own.
+
+    >>> state = ambient(depth=0)
+    >>> with replaced(state, depth=1):
+    ...     state.depth
+    1
+    >>> state.depth
+    0
+    """
+    return type("Ambient", (threading.local,), at_first)()
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.dtensors import shards_of
 from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop._torch.operators import past_module_hooks
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import ambient, replaced
 
 # the errors of fakes if a value is read, or decides a shape
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -86,18 +86,12 @@ def _functionalized(fn: Callable[..., Any], mutated: set[int] | None = None) -> 
     return wrapper
 
 
-class _State(threading.local):
-    tracing_a_body = False
-    without_tokens = False
-    lstm_in_parts = False
-
-
-_state = _State()
+_state = ambient(tracing_a_body=False, without_tokens=False, lstm_in_parts=False)
 
 
 def is_tracing_a_body() -> bool:
     """Return True if the trace under way is :func:`trace`, not AOTAutograd's or the caller's."""
-    return _state.tracing_a_body
+    return _state.tracing_a_body  # type: ignore[no-any-return]
 
 
 # Operators that torch >= 2.13 wants ordered by tokens, and whose order in a body is the graph's.

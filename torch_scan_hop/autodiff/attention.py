@@ -8,12 +8,13 @@ that cannot read the CPU's memory. The backward does not read them where nothing
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
 
-from torch_scan_hop.body.node_kinds import drops_nothing
+from torch_scan_hop._torch.operators import OpOverload
+from torch_scan_hop.body.meta_values import replace, value_of
+from torch_scan_hop.body.node_kinds import is_random
 
 _STATES = {"philox_seed", "philox_offset", "rng_state", "unused"}
 
@@ -24,11 +25,11 @@ def forget_random_states(graph: fx.Graph) -> None:
         if node.op != "call_function" or node.target is not operator.getitem:
             continue
         source, position = node.args
-        if not isinstance(source, fx.Node) or not drops_nothing(source):
+        if not isinstance(source, fx.Node) or not isinstance(source.target, OpOverload):
             continue
-        returns: Any = source.target._schema.returns  # type: ignore[union-attr]
-        if returns[position].name in _STATES:
-            value = node.meta["val"]
+        names = dict(enumerate(result.name for result in source.target._schema.returns))
+        if names.get(position) in _STATES and not is_random(source):
+            value = value_of(node)
             with graph.inserting_before(node):
                 zeros = graph.call_function(
                     torch.ops.aten.full.default,
@@ -36,5 +37,4 @@ def forget_random_states(graph: fx.Graph) -> None:
                     {"dtype": value.dtype, "device": value.device},
                 )
             zeros.meta = {"val": value}
-            node.replace_all_uses_with(zeros)
-            graph.erase_node(node)
+            replace(node, zeros)

@@ -25,6 +25,7 @@ from torch import fx
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import (
     is_number_node,
     is_random,
@@ -110,7 +111,7 @@ def _handover(
     if node in rules.source:
         return rules.source[node]
     if is_number_node(node):
-        return Handover(Source.SIZE, id(node), node.meta["val"])
+        return Handover(Source.SIZE, id(node), value_of(node))
     if rules.must_save(node, values):
         return Handover(Source.Y, stacks.hold(node))
     return None
@@ -174,7 +175,7 @@ class _Rules:
             assert isinstance(base, fx.Node)
         if base in self.source or base not in self.varying or same_value(base) in values:
             return True
-        return bool(base.meta["val"].numel() <= node.meta["val"].numel())
+        return bool(value_of(base).numel() <= value_of(node).numel())
 
 
 class _Stacks:

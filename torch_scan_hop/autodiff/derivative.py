@@ -1,4 +1,4 @@
-"""Derivatives of a body, of several kinds: they differ in how the backward is differentiated."""
+"""The derivative of a body: its forward, its backward, and how that is differentiated again."""
 
 from __future__ import annotations
 
@@ -51,20 +51,33 @@ class BackwardScan:
 
 @dataclass(frozen=True)
 class Derivative:
-    """A forward and a backward for a call that is being traced.
+    """A forward and a backward, which may be differentiated again.
 
-    If the backward is differentiated again, whoever traces it does that, so there is no second
-    derivative here.
+    In a call that is being traced, whoever traces it does that, and there is no more here.
+
+    Attributes:
+        second: a derivative of the forward, with the same forward. It also takes cotangents of the
+            residuals, which is where a double backward enters; ``second_flow`` says of which.
+        looped: a body with a custom function or a hook: its second derivative goes through a loop.
+        error: of a backward that has an operator without a derivative, as attention's has.
+            ``torch.func.grad`` and ``create_graph=True`` ask for the graph of every backward, and
+            seldom for its gradients. As in a loop, only who asks for those gets the error.
     """
 
     signature: Signature
     flow: GradientFlow
     first: Partition
+    second: Partition | None = None
+    second_flow: GradientFlow | None = None
+    looped: Body | None = None
+    error: str = ""
 
     @functools.cached_property
     def saved(self) -> tuple[Handover, ...]:
         """The values that a backward reads, each of them once."""
-        return tuple(dict.fromkeys(self._slots()))
+        handed = ((p, h) for p in self._partitions() for h in (*p.per_step, *p.invariant))
+        slots = [slot for partition, handover in handed for slot in partition.slots(handover)]
+        return tuple(dict.fromkeys(slots if self.looped is None else [*slots, *self.all_inputs()]))
 
     @functools.cached_property
     def saved_ys(self) -> frozenset[int]:
@@ -83,73 +96,43 @@ class Derivative:
 
     @functools.cached_property
     def differentiable(self) -> tuple[bool, ...]:
-        """For each output of the forward scan, if it is differentiable; others are not."""
-        return self.flow.outputs()
+        """Flags of all outputs of the forward scan: is it differentiable?
 
-    def backward_of(self, residuals_too: bool) -> tuple[Partition, GradientFlow]:
-        """Return the partition whose backward computes the gradients, and how gradients flow in it.
-
-        ``residuals_too``: the residuals have cotangents as well.
+        Autograd says so of residuals: some are constants to it (a layer norm's mean).
         """
-        assert not residuals_too
-        return self.first, self.flow
+        residuals = () if self.second_flow is None else self.second_flow.ys[len(self.flow.ys) :]
+        return (*self.flow.outputs(), *residuals)
 
     @functools.cached_property
     def _first_backward(self) -> BackwardScan:
-        return BackwardScan(self.signature, *self.backward_of(False))
+        return BackwardScan(self.signature, self.first, self.flow)
 
     def backward_scan(self, residuals_too: bool) -> BackwardScan:
-        """Return the scan of :meth:`backward_of`."""
+        """Return the scan that computes the gradients.
+
+        ``residuals_too``: the residuals have cotangents as well.
+        """
+        if self.error:
+            raise RuntimeError(self.error)
         if not residuals_too:
             return self._first_backward
-        return BackwardScan(self.signature, *self.backward_of(True))
+        assert self.second is not None and self.second_flow is not None
+        return BackwardScan(self.signature, self.second, self.second_flow)
 
     def _partitions(self) -> list[Partition]:
-        return [self.first]
+        return [self.first] if self.second is None else [self.first, self.second]
 
     def bodies(self) -> list[fx.GraphModule]:
         """Return the forward and the backward body of each partition."""
         return [body for p in self._partitions() for body in (p.forward, p.backward)]
 
-    def _slots(self) -> list[Handover]:
-        partitions = self._partitions()
-        handed = ((p, h) for p in partitions for h in (*p.per_step, *p.invariant))
-        return [slot for partition, handover in handed for slot in partition.slots(handover)]
-
-
-@dataclass(frozen=True)
-class ClosedDerivative(Derivative):
-    """A derivative whose forward has a derivative, ``second``, with the same forward.
-
-    The second one also takes cotangents of the residuals, which is where a double backward enters.
-    """
-
-    second: Partition
-    second_flow: GradientFlow
-
-    @functools.cached_property
-    def differentiable(self) -> tuple[bool, ...]:
-        # what autograd says of each residual: some are constants to it (a layer norm's mean)
-        return (*self.flow.outputs(), *self.second_flow.ys[len(self.flow.ys) :])
-
-    def backward_of(self, residuals_too: bool) -> tuple[Partition, GradientFlow]:
-        return (self.second, self.second_flow) if residuals_too else (self.first, self.flow)
-
-    def _partitions(self) -> list[Partition]:
-        return [self.first, self.second]
-
-
-@dataclass(frozen=True)
-class DerivativeThroughLoop(Derivative):
-    """The derivative of a body with a custom function or a hook.
-
-    Its second derivative goes through a loop of ``body``.
-    """
-
-    body: Body
-
-    def _slots(self) -> list[Handover]:
-        return [*super()._slots(), *all_inputs(self.signature)]
+    def all_inputs(self) -> list[Handover]:
+        sizes = {
+            Source.CARRY_IN: self.signature.n_carry,
+            Source.X: self.signature.n_xs,
+            Source.ADDITIONAL: self.signature.n_additional,
+        }
+        return [Handover(source, k) for source, size in sizes.items() for k in range(size)]
 
 
 _BACKWARD = "torch_scan_hop.backward"
@@ -163,33 +146,3 @@ def as_backward(body: fx.GraphModule) -> fx.GraphModule:
 
 def is_backward(body: Body) -> bool:
     return isinstance(body, fx.GraphModule) and _BACKWARD in body.meta
-
-
-@dataclass(frozen=True)
-class NoDerivative(Derivative):
-    """A derivative whose backward has an operator without a derivative, as attention's has.
-
-    ``torch.func.grad`` and ``create_graph=True`` ask for the graph of every backward, and seldom
-    for its gradients. As in a loop, only who asks for those gets the error.
-    """
-
-    reason: str
-
-    def backward_of(self, residuals_too: bool) -> tuple[Partition, GradientFlow]:
-        raise RuntimeError(self.reason)
-
-
-def without_derivative(
-    body: fx.GraphModule, signature: Signature, flow: GradientFlow, reason: str
-) -> NoDerivative:
-    only_forward = Partition(body, body, 0, (), (), {}, (), ())
-    return NoDerivative(signature, flow, only_forward, reason)
-
-
-def all_inputs(signature: Signature) -> list[Handover]:
-    sizes = {
-        Source.CARRY_IN: signature.n_carry,
-        Source.X: signature.n_xs,
-        Source.ADDITIONAL: signature.n_additional,
-    }
-    return [Handover(source, k) for source, size in sizes.items() for k in range(size)]

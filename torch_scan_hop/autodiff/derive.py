@@ -16,13 +16,7 @@ from torch_scan_hop._torch.selective_checkpoints import is_in_region, users_poli
 from torch_scan_hop._torch.symbols import Number, Symbols
 from torch_scan_hop._torch.tracing import run_fake
 from torch_scan_hop.autodiff.custom import has_own_backward
-from torch_scan_hop.autodiff.derivative import (
-    ClosedDerivative,
-    Derivative,
-    DerivativeThroughLoop,
-    is_backward,
-    without_derivative,
-)
+from torch_scan_hop.autodiff.derivative import Derivative, is_backward
 from torch_scan_hop.autodiff.differentiability import GradientFlow, gradient_flow
 from torch_scan_hop.autodiff.function import DifferentiatedCall
 from torch_scan_hop.autodiff.handover import Handover, Partition, Source
@@ -34,7 +28,7 @@ from torch_scan_hop.body.node_kinds import is_random
 from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.eager.nested import keep_scans
 from torch_scan_hop.op import FORWARD, REVERSE, Body, RunScan, ScanOptions
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.signature import Inputs
 
 # what torch says of an operator without a derivative
 _NOT_IMPLEMENTED = re.compile("derivative for .* is not implemented")
@@ -104,23 +98,23 @@ def _derive(
     signature = examples.signature
     flow = gradient_flow(body, examples, wanted, mode)
     try:
-        first = partition_at(body, signature, examples, flow, mode, checkpoint)
+        first = partition_at(body, examples, flow, mode, checkpoint)
     except RuntimeError as error:
         if not is_backward(body) or not _NOT_IMPLEMENTED.search(str(error)):
             raise
         assert isinstance(body, fx.GraphModule)
-        return without_derivative(body, signature, flow, str(error))
+        only_forward = Partition(body, body, 0, (), (), {}, (), ())
+        return Derivative(signature, flow, only_forward, error=str(error))
     if traced:
         # a second derivative of a traced backward is that trace's: it does not come back here
         return Derivative(signature, flow, first)
     if has_own_backward(body):
-        return DerivativeThroughLoop(signature, flow, first, body)
-    return _closed_under_differentiation(first, signature, examples, wanted, flow, mode)
+        return Derivative(signature, flow, first, looped=body)
+    return _closed_under_differentiation(first, examples, wanted, flow, mode)
 
 
 def partition_at(
     body: Body,
-    signature: Signature,
     examples: Inputs[Any],
     flow: GradientFlow,
     mode: FakeTensorMode,
@@ -131,7 +125,7 @@ def partition_at(
     with torch.no_grad():
         outputs = run_fake(body, examples.flat(), mode)
     like = [contiguous_like(mode, o) for o in outputs]
-    joint = trace_joint(body, signature, examples, like, flow, mode)
+    joint = trace_joint(body, examples, like, flow, mode)
     if checkpoint == RECOMPUTED_WHOLE:
         # what it draws is not drawn again: such a scan is saved, but for what can be recomputed
         checkpoint = "full" if any(map(is_random, joint.module.graph.nodes)) else None
@@ -146,7 +140,6 @@ def _stacks_read(partition: Partition) -> frozenset[int]:
 
 def _closed_under_differentiation(
     first: Partition,
-    signature: Signature,
     examples: Inputs[Any],
     wanted: Inputs[bool],
     flow: GradientFlow,
@@ -160,11 +153,11 @@ def _closed_under_differentiation(
     forward, saved = first.forward, _stacks_read(first)
     for _ in range(3):
         second_flow = gradient_flow(forward, examples, wanted, mode)
-        second = partition_at(forward, signature, examples, second_flow, mode, None, saved)
+        second = partition_at(forward, examples, second_flow, mode, None, saved)
         forward, saved = second.forward, saved | _stacks_read(second)
         if second.n_residuals == 0:
             break
     else:
         raise RuntimeError("torch_scan_hop: the residuals of a scan body did not settle")
     closed = dataclasses.replace(first, forward=forward)
-    return ClosedDerivative(signature, flow, closed, second, second_flow)
+    return Derivative(examples.signature, flow, closed, second, second_flow)

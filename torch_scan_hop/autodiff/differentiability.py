@@ -6,7 +6,6 @@ does (as in every RNN whose initial state is zeros). That takes at most ``1 + n_
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.operators import past_module_hooks
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import ambient, replaced
 from torch_scan_hop._torch.tracing import run_fake
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
 from torch_scan_hop.body.cache import autocast_state, metadata, remember
@@ -53,7 +52,7 @@ def wants_gradients(values: Sequence[Any]) -> tuple[bool, ...]:
 
 @dataclass(frozen=True)
 class GradientFlow:
-    """For each leaf of each role, whether it is differentiated."""
+    """A flag for each leaf of each role: is it differentiated?"""
 
     carry: tuple[bool, ...]
     xs: tuple[bool, ...]
@@ -71,16 +70,12 @@ def _require(value: Any, flag: bool) -> Any:
     return value.detach().requires_grad_() if flag else value
 
 
-class _State(threading.local):
-    asks_for_flags_only = False
-
-
-_state = _State()
+_state = ambient(asks_for_flags_only=False)
 
 
 def asks_for_flags_only() -> bool:
     """Return True if all that is asked of a run is which of its results require gradients."""
-    return _state.asks_for_flags_only
+    return _state.asks_for_flags_only  # type: ignore[no-any-return]
 
 
 def gradient_flow(

@@ -14,6 +14,7 @@ from torch import fx
 from torch_scan_hop._torch.operators import decompositions
 from torch_scan_hop.autodiff.cumprod import cumulative_product
 from torch_scan_hop.autodiff.determinant import determinant, determinant_of_factors
+from torch_scan_hop.body.copies import copied
 from torch_scan_hop.op import Body
 
 aten = torch.ops.aten
@@ -91,12 +92,12 @@ def with_differentiable_operators(body: Body) -> Body:
         return body
     if not any(_is_rewritten(node) for node in body.graph.nodes):
         return body
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(body.graph, {}))
+    copy = copied(body)
     known = {**decompositions(_WITHOUT_DERIVATIVE), **_STAND_INS, **_METHODS}
-    for node in filter(_is_rewritten, graph.nodes):
+    for node in filter(_is_rewritten, copy.graph.nodes):
         node.op, node.target = "call_function", known[node.target]
-    return fx.GraphModule(body, graph)
+    copy.recompile()
+    return copy
 
 
 def _is_rewritten(node: fx.Node) -> bool:

@@ -21,7 +21,7 @@ from torch_scan_hop._torch.symbols import tracked
 from torch_scan_hop._torch.tracing import is_functionalized, is_tracing_a_body
 from torch_scan_hop._torch.transforms import has_tangents, over_grads_batch
 from torch_scan_hop.autodiff.custom import gradients_of_loop
-from torch_scan_hop.autodiff.derivative import Derivative, DerivativeThroughLoop, all_inputs
+from torch_scan_hop.autodiff.derivative import Derivative
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.body.carries_in import CarriesIn, in_graph, with_joined, with_stacks
 from torch_scan_hop.eager.run import dense
@@ -213,7 +213,7 @@ class _BackwardPass:
 def _gradients_of_loop(ctx: Any, body: Body, cotangents: Sequence[Any]) -> list[Any]:
     record: _Record = ctx.record
     call, derivative, saved = record.call, record.call.derivative, ctx.saved_tensors
-    slots = [(slot.source, slot.index) for slot in all_inputs(derivative.signature)]
+    slots = [(slot.source, slot.index) for slot in derivative.all_inputs()]
     inputs = [
         saved[record.slots[slot]] if slot in record.slots else call.additional[slot[1]]
         for slot in slots
@@ -229,8 +229,8 @@ def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
         return batched
     call: DifferentiatedCall = ctx.record.call
     derivative, sig = call.derivative, call.derivative.signature
-    if isinstance(derivative, DerivativeThroughLoop) and torch.is_grad_enabled():
-        flat = _gradients_of_loop(ctx, derivative.body, cotangents)
+    if derivative.looped is not None and torch.is_grad_enabled():
+        flat = _gradients_of_loop(ctx, derivative.looped, cotangents)
     else:
         flat = _BackwardPass(ctx, cotangents).run()
     n = sig.n_carry + sig.n_xs

@@ -108,7 +108,6 @@ def _vjp_of_step(
 
 def trace_joint(
     body: Body,
-    signature: Signature,
     examples: Inputs[Any],
     output_examples: list[torch.Tensor],
     flow: GradientFlow,
@@ -116,7 +115,7 @@ def trace_joint(
 ) -> JointGraph:
     """Trace the joint graph; cotangents are like ``output_examples``, fresh fakes."""
     cotangents = [o for o, flag in zip(output_examples, flow.outputs(), strict=True) if flag]
-    body = with_differentiable_operators(body)
+    body, signature = with_differentiable_operators(body), examples.signature
     inputs = [*examples.flat(), *cotangents]
     module = trace(_vjp_of_step(body, signature, flow), inputs, mode)
     if any(node.target in _DIFFERENTIATED_ONCE for node in all_nodes(module)):

@@ -25,7 +25,7 @@ from torch_scan_hop.autodiff.derivative import as_backward
 from torch_scan_hop.autodiff.handover import Handover, Partition
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy
-from torch_scan_hop.body.meta_values import placeholder
+from torch_scan_hop.body.meta_values import placeholder, value_of
 from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.body.trim_scans import trim_scans
 from torch_scan_hop.rewrites.parts import extract
@@ -38,10 +38,13 @@ def partition_of(
 ) -> Partition:
     """Cut ``joint``; with ``saved``, the backward reads only those of the forward's ys."""
     cut = decide(joint, policy, saved)
+    results = [*joint.outputs(), *cut.residuals]
+    forward = extract(joint.module, joint.primals(), results, "ScanForward")
+    trim_scans(forward)
     builder = _BackwardBuilder(joint, cut)
     backward = builder.build()
     partition = Partition(
-        forward=_forward_module(joint, cut.residuals),
+        forward=as_traced(forward),
         backward=backward,
         n_residuals=len(cut.residuals),
         per_step=tuple(cut.per_step),
@@ -52,13 +55,6 @@ def partition_of(
     )
     legality.check("partition", "partition", joint, partition)
     return partition
-
-
-def _forward_module(joint: JointGraph, residuals: Sequence[fx.Node]) -> fx.GraphModule:
-    results = [*joint.outputs(), *residuals]
-    module = extract(joint.module, joint.primals(), results, "ScanForward")
-    trim_scans(module)
-    return as_traced(module)
 
 
 class _BackwardBuilder:
@@ -99,7 +95,7 @@ class _BackwardBuilder:
 
     def _accumulator(self, k: int) -> fx.Node:
         roles = self.joint.signature.split_inputs(self.joint.primals())
-        value = roles.additional[k].meta["val"]
+        value = value_of(roles.additional[k])
         # the accumulator is a carry of the backward, and carries are contiguous: the strides of
         # the tensor whose gradient it sums do not count
         like = contiguous_like(value.fake_mode, value)
@@ -129,21 +125,21 @@ class _BackwardBuilder:
         position = self.carry.index(k)
         cotangent = self.env[self.joint.cotangents()[position]]
         zeros = self.graph.call_function(aten.zeros_like.default, (cotangent,))
-        zeros.meta["val"] = cotangent.meta["val"]
+        zeros.meta["val"] = value_of(cotangent)
         return zeros
 
     def _add(self, accumulator: fx.Node, gradient: fx.Node) -> fx.Node:
         term = self.env[gradient]
-        value = gradient.meta["val"]
+        value = value_of(gradient)
         if value.is_complex() and not value.is_contiguous():
             # Inductor adds complex numbers as a view of reals whose last dimension has stride 1,
             # and a transposed matrix has no such view
             term = self.graph.call_function(
                 aten.clone.default, (term,), {"memory_format": torch.contiguous_format}
             )
-            term.meta["val"] = accumulator.meta["val"]
+            term.meta["val"] = value_of(accumulator)
         node = self.graph.call_function(aten.add.Tensor, (accumulator, term))
-        node.meta["val"] = accumulator.meta["val"]
+        node.meta["val"] = value_of(accumulator)
         return node
 
 

@@ -3,6 +3,7 @@
 ``step_examples``   fakes of a step's arguments, with sizes or with symbols for them
 ``node_kinds``      is a node a copy, a view, a draw of random numbers?
 ``meta_values``     the records of a graph's values, kept right when a rewrite changes them
+``copies``          makes a changed graph of a body
 ``cleanup``         rewrites that every later stage profits from; those with a file of their own are
                     ``strided`` (layouts), ``linalg_checks`` (errors as values), ``trim_scans``,
                     ``float_operands`` (floats that vary, as tensors)

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.sizes import likely_value
-from torch_scan_hop.body.meta_values import call_recorded, replace
+from torch_scan_hop.body.meta_values import call_recorded, replace, value_of
 from torch_scan_hop.body.node_kinds import is_alike, is_view
 from torch_scan_hop.body.operator_table import operators
 
@@ -43,7 +43,7 @@ def _rewrite_additions(graph: fx.Graph, total_of: Callable[[Any, Any], fx.Node |
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if node.kwargs or not all(is_alike(operand, node) for operand in node.args):
             continue
-        if not is_large(node.meta["val"]):
+        if not is_large(value_of(node)):
             continue
         for into, added in (node.args, reversed(node.args)):
             with graph.inserting_before(node):
@@ -75,7 +75,7 @@ _VIEWS_OF_ONE = {aten.reshape.default, aten.expand.default, aten.permute.default
 
 def _added_at_indices(into: Any, added: Any) -> fx.Node | None:
     if _is_zero(added):
-        return into  # type: ignore[no-any-return]
+        return into
     if added.target not in _ADDING or not _is_zero(added.args[0]):
         return None
     if added.target is aten.index_put.default and added.args[3:] != (True,):

@@ -78,13 +78,6 @@ def stacks_of(xs: Sequence[Tensor | CarriesIn]) -> list[Tensor]:
     return [x.stack if isinstance(x, CarriesIn) else x for x in xs]
 
 
-def joined(
-    xs: Sequence[Tensor | CarriesIn], join: Callable[[CarriesIn], Tensor] = CarriesIn.whole
-) -> list[Tensor]:
-    """Return ``xs`` with each :class:`CarriesIn` joined to a tensor."""
-    return [join(x) if isinstance(x, CarriesIn) else x for x in xs]
-
-
 def with_stacks(inputs: Inputs[Any]) -> Inputs[Any]:
     """Apply :func:`stacks_of` to the xs of a scan's inputs."""
     if CarriesIn not in map(type, inputs.xs):
@@ -95,10 +88,11 @@ def with_stacks(inputs: Inputs[Any]) -> Inputs[Any]:
 def with_joined(
     inputs: Inputs[Any], join: Callable[[CarriesIn], Tensor] = CarriesIn.whole
 ) -> Inputs[Any]:
-    """Apply :func:`joined` to the xs of a scan's inputs."""
+    """Return a scan's inputs with each :class:`CarriesIn` among xs joined to a tensor."""
     if CarriesIn not in map(type, inputs.xs):
         return inputs
-    return Inputs(inputs.carry, joined(inputs.xs, join), inputs.additional)
+    xs = [join(x) if isinstance(x, CarriesIn) else x for x in inputs.xs]
+    return Inputs(inputs.carry, xs, inputs.additional)
 
 
 def _joined(rows: Tensor, edge: Tensor, reverse: bool) -> Tensor:

@@ -155,14 +155,3 @@ def attributes_as_inputs(
         delattr(body, name)
     body.recompile()
     return dataclasses.replace(inputs, additional=[*inputs.additional, *values])
-
-
-def copy_of(module: fx.GraphModule) -> fx.GraphModule:
-    """Copy the graph and the graphs of its bodies; what else the module holds is shared."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    copy = fx.GraphModule(module, graph)
-    for name, child in list(copy.named_children()):
-        if isinstance(child, fx.GraphModule):
-            setattr(copy, name, copy_of(child))
-    return copy

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.fakes import fake_mode_of
-from torch_scan_hop.body.meta_values import call_recorded, value_of_call
+from torch_scan_hop.body.meta_values import call_recorded, value_of, value_of_call
 from torch_scan_hop.body.node_kinds import is_number_node, is_tensor_node
 from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.signature import Inputs
@@ -132,7 +132,7 @@ def _read_as_tensor(number: fx.Node, origins: dict[fx.Node, set[fx.Node]]) -> No
         if user.target == aten.full.default:
             _multiply_after(user, number)
         elif user.target == aten.scalar_tensor.default:
-            user.target, user.args = convert, (number, user.meta["val"].dtype)
+            user.target, user.args = convert, (number, value_of(user).dtype)
             user.kwargs = {}
         elif number in user.kwargs.values():
             _multiply_before(user, number)
@@ -147,11 +147,11 @@ def _tensor_of(size: fx.Node, before: fx.Node) -> fx.Node:
 
 
 def _use_form_for_tensors(user: fx.Node, number: fx.Node) -> None:
-    expected = user.meta["val"]
+    expected = value_of(user)
     others = [n for n in user.all_input_nodes if n is not number]
     dtype = expected.dtype
     if dtype == torch.bool:
-        dtype = torch.result_type(others[0].meta["val"], 1.0)
+        dtype = torch.result_type(value_of(others[0]), 1.0)
     with user.graph.inserting_before(user):
         converted = call_recorded(convert, number, _computed_in(dtype))
     user.replace_input_with(number, converted)
@@ -162,7 +162,7 @@ def _use_form_for_tensors(user: fx.Node, number: fx.Node) -> None:
     else:
         user.target = _FORM[user.target]
     user.meta["val"] = value_of_call(user)
-    if user.meta["val"].dtype != expected.dtype:
+    if value_of(user).dtype != expected.dtype:
         _convert_after(user, expected)
 
 
@@ -171,7 +171,7 @@ def _multiply_before(user: fx.Node, number: fx.Node) -> None:
     factor: Any = user.args[1]
     with user.graph.inserting_before(user):
         product = user.graph.call_function(aten.mul.Tensor, (factor, number))
-    product.meta["val"] = factor.meta["val"] * 1.0
+    product.meta["val"] = value_of(factor) * 1.0
     user.kwargs = {k: v for k, v in user.kwargs.items() if v is not number}
     user.update_arg(1, product)
     _use_form_for_tensors(product, number)
@@ -179,7 +179,7 @@ def _multiply_before(user: fx.Node, number: fx.Node) -> None:
 
 def _multiply_after(full: fx.Node, number: fx.Node) -> None:
     """Replace ``full(size, number)`` by ``full(size, 1) * number``."""
-    graph, expected = full.graph, full.meta["val"]
+    graph, expected = full.graph, value_of(full)
     full.args = (full.args[0], 1.0)
     with graph.inserting_after(full):
         converted = call_recorded(convert, number, expected.dtype)

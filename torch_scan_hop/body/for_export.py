@@ -23,10 +23,16 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload, storage_of
-from torch_scan_hop.body.cleanup import copy_of
-from torch_scan_hop.body.meta_values import call_recorded, replace, replace_by_source, same_strides
+from torch_scan_hop.body.copies import copy_of
+from torch_scan_hop.body.meta_values import (
+    call_recorded,
+    replace,
+    replace_by_source,
+    same_strides,
+    value_of,
+)
 from torch_scan_hop.body.node_kinds import is_identity, is_tensor_node, is_view
-from torch_scan_hop.op import scan_op
+from torch_scan_hop.op import scans_in
 from torch_scan_hop.signature import Signature, output_node, results_of
 
 aten = torch.ops.aten
@@ -50,7 +56,7 @@ def _view_copies_of(inputs: Sequence[fx.Node]) -> None:
             continue
         with node.graph.inserting_before(views[0]):
             copy = call_recorded(aten.clone.default, node)
-        if same_strides(copy.meta["val"], node.meta["val"]):
+        if same_strides(value_of(copy), value_of(node)):
             for view in views:
                 view.replace_input_with(node, copy)
         else:
@@ -60,15 +66,15 @@ def _view_copies_of(inputs: Sequence[fx.Node]) -> None:
 def _give_own_memory(body: fx.GraphModule) -> None:
     """Copy results of ``body`` that would share memory with its inputs, or with one another."""
     inputs = [n for n in body.graph.nodes if n.op in ("placeholder", "get_attr")]
-    taken = {storage_of(n.meta["val"]) for n in inputs if is_tensor_node(n)}
+    taken = {storage_of(value_of(n)) for n in inputs if is_tensor_node(n)}
     output = output_node(body.graph)
     results: list[Any] = []
     with body.graph.inserting_before(output):
         for result in results_of(body.graph):
-            if is_tensor_node(result) and storage_of(result.meta["val"]) in taken:
+            if is_tensor_node(result) and storage_of(value_of(result)) in taken:
                 result = call_recorded(aten.clone.default, result)
             if is_tensor_node(result):
-                taken.add(storage_of(result.meta["val"]))
+                taken.add(storage_of(value_of(result)))
             results.append(result)
     output.args = (tuple(results),)
 
@@ -81,17 +87,15 @@ def remember_policy(node: fx.Node, checkpoint: Any) -> None:
 
 def as_it_was(module: fx.GraphModule) -> None:
     """Undo in ``module`` and in copies of its bodies what an export added."""
-    scans = module.graph.find_nodes(op="call_function", target=scan_op)
+    scans = scans_in(module)
     if not scans:
         return
-    for node in scans:
-        name = str(node.args[0].target)
-        exported = getattr(module, name)
+    for node, exported in scans:
         body = copy_of(exported)
         body.meta.update(exported.meta)
         as_it_was(body)
         _drop_copies(body)
-        setattr(module, name, body)
+        setattr(module, str(node.args[0].target), body)  # type: ignore[union-attr]
         _reverse_instead_of_flips(node)
         policy = node.meta.get(_KEPT, {}).get(_POLICY)
         if policy is not None:

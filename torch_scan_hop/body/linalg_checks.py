@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from torch_scan_hop._torch.fakes import fake_like_number
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.own_operators import own_operator
 from torch_scan_hop.signature import results_of
 
@@ -31,12 +32,12 @@ raise_if_failed = aten._linalg_check_errors.default
 fx.node.has_side_effect(raise_if_failed)
 
 
-def _checked(info: Tensor, name: str, is_matrix: bool) -> Tensor:
+def _checked(info: Tensor, name: str, is_matrix: bool, reverse: bool = False) -> Tensor:
     raise_if_failed(info, name, is_matrix=is_matrix)
     return torch.zeros((), dtype=info.dtype, device=info.device)
 
 
-def _unchecked(info: Tensor, name: str, is_matrix: bool) -> Tensor:
+def _unchecked(info: Tensor, name: str, is_matrix: bool, reverse: bool = False) -> Tensor:
     """Return zero in place of a check, where no value can be read: for fakes, and on XLA.
 
     On XLA ``inf`` and ``nan`` in the results tell of a singular matrix.
@@ -52,29 +53,21 @@ def _checked_of_steps(info: Tensor, name: str, is_matrix: bool, reverse: bool) -
     return torch.zeros((), dtype=info.dtype, device=info.device)
 
 
-def _unchecked_of_steps(info: Tensor, name: str, is_matrix: bool, reverse: bool) -> Tensor:
-    return _unchecked(info, name, is_matrix)
-
-
-def _checked_in_steps(info: Tensor, name: str, is_matrix: bool, reverse: bool) -> Tensor:
-    """Check what is the same at all steps, though work for all of them at once reads it."""
-    return _checked(info, name, is_matrix)
-
-
 linalg_check = own_operator(
     "linalg_check(Tensor info, str name, bool is_matrix) -> Tensor",
     {"CPU": _checked, "CUDA": _checked, "XLA": _unchecked},
     fake=_unchecked,
 )
+# of what is the same at all steps, though work for all of them at once reads it
 linalg_check_in_steps = own_operator(
     "linalg_check_in_steps(Tensor info, str name, bool is_matrix, bool reverse) -> Tensor",
-    {"CPU": _checked_in_steps, "CUDA": _checked_in_steps, "XLA": _unchecked_of_steps},
-    fake=_unchecked_of_steps,
+    {"CPU": _checked, "CUDA": _checked, "XLA": _unchecked},
+    fake=_unchecked,
 )
 linalg_check_of_steps = own_operator(
     "linalg_check_of_steps(Tensor info, str name, bool is_matrix, bool reverse) -> Tensor",
     {"CPU": _checked_of_steps, "CUDA": _checked_of_steps},
-    fake=_unchecked_of_steps,
+    fake=_unchecked,
 )
 
 
@@ -140,7 +133,7 @@ def _thread(graph: fx.Graph, check: fx.Node) -> None:
     is_matrix = bool(check.kwargs.get("is_matrix", False))
     with graph.inserting_before(check):
         zero = graph.call_function(linalg_check, (info, name, is_matrix))
-        zero.meta["val"] = fake_like_number(info.meta["val"])
+        zero.meta["val"] = fake_like_number(value_of(info))
     for result in _results_beside(info):
         users = [u for u in result.users if u > check]
         if not users:
@@ -159,6 +152,4 @@ def _results_beside(info: fx.Node) -> list[fx.Node]:
         return []
     producer: Any = info.args[0]
     elements = [u for u in producer.users if u.target is operator.getitem and u is not info]
-    return [
-        e for e in elements if e.meta["val"].dtype.is_floating_point or e.meta["val"].is_complex()
-    ]
+    return [e for e in elements if value_of(e).dtype.is_floating_point or value_of(e).is_complex()]

@@ -12,6 +12,7 @@ from torch import fx
 from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop._torch.symbols import SYMBOLS
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.body.stop_gradient import is_stop
 
@@ -49,7 +50,7 @@ def is_alike(value: Any, like: fx.Node) -> bool:
     """Return True if ``value`` is known to be a tensor of the dtype and shape of ``like``."""
     if not is_tensor_node(value) or not is_tensor_node(like):
         return False
-    own, other = value.meta["val"], like.meta["val"]
+    own, other = value_of(value), value_of(like)
     return own.dtype is other.dtype and are_all_known_equal(own.shape, other.shape)
 
 
@@ -84,13 +85,11 @@ def is_random(node: fx.Node) -> bool:
     if isinstance(node.target, HigherOrderOperator):
         return any(is_random(n) for n in node.all_input_nodes if n.op == "get_attr")
     tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
+    return torch.Tag.nondeterministic_seeded in tags and not _drops_nothing(node)
 
 
-def drops_nothing(node: fx.Node) -> bool:
-    """Return True if ``node`` is attention without dropout: it is tagged as random for what it may
-    drop.
-    """
+def _drops_nothing(node: fx.Node) -> bool:
+    """Return True for attention without dropout, which is tagged as random for what it may drop."""
     if not operator_name(node).startswith("_scaled_dot_product"):
         return False
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]

@@ -103,22 +103,14 @@ one_count: gelu_backward.default
 
 
 @functools.cache
-def names(question: str) -> frozenset[str]:
-    """
-    >>> sorted(names("reduction"))
-    ['amax.default', 'amin.default', 'mean.default', 'mean.dim', 'sum.default', 'sum.dim_IntList']
-    """
-    rows = re.findall(r"^(\w[\w ]*):((?: +\S+\n?)+)", _TABLE, re.MULTILINE)
-    return frozenset(n for answers, row in rows if question in answers.split() for n in row.split())
-
-
-@functools.cache
 def operators(question: str) -> frozenset[Any]:
     """
     >>> operators("contraction") > operators("product") == {aten.mm.default, aten.bmm.default}
     True
     """
-    return frozenset(map(_overload, names(question)))
+    rows = re.findall(r"^(\w[\w ]*):((?: +\S+\n?)+)", _TABLE, re.MULTILINE)
+    found = (row.split() for answers, row in rows if question in answers.split())
+    return frozenset(_overload(name) for names in found for name in names)
 
 
 def _overload(name: str) -> Any:

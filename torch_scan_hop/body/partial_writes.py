@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view, viewed
 
 aten = torch.ops.aten
@@ -95,4 +96,4 @@ def is_fresh(node: fx.Node) -> bool:
         return False
     returns: Sequence[Any] = node.target._schema.returns
     is_new = len(returns) == 1 and returns[0].alias_info is None
-    return is_new and bool(node.meta["val"].is_contiguous())
+    return is_new and bool(value_of(node).is_contiguous())

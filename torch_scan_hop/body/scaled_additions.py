@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from torch_scan_hop.body.meta_values import call_recorded
+from torch_scan_hop.body.meta_values import call_recorded, value_of
 
 aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ def write_out_alpha(graph: fx.Graph) -> None:
             if not isinstance(other, fx.Node) or isinstance(alpha, fx.Node) or alpha == 1:
                 continue
             # a narrower operand would be scaled in its own dtype, and not in the result's
-            if other.meta["val"].dtype != node.meta["val"].dtype:
+            if value_of(other).dtype != value_of(node).dtype:
                 continue
             with graph.inserting_before(node):
                 scaled = call_recorded(aten.mul.Tensor, other, alpha)

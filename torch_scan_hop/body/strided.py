@@ -22,7 +22,7 @@ from torch import fx
 
 from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop._torch.sizes import are_known_equal, likely_value
-from torch_scan_hop.body.meta_values import call_recorded, replace
+from torch_scan_hop.body.meta_values import call_recorded, replace, value_of
 from torch_scan_hop.body.operator_table import operators
 
 aten = torch.ops.aten
@@ -119,7 +119,7 @@ def _as_index_put(node: fx.Node, order: list[int]) -> fx.Node:
     values: Any = node.args[1]
     size: Any = node.args[2]
     stride: Any = node.args[3]
-    value: torch.Tensor = source.meta["val"]
+    value: torch.Tensor = value_of(source)
     given = node.args[4] if len(node.args) > 4 else node.kwargs.get("storage_offset")
     offset: Any = 0 if given is None else given
     device = value.device
@@ -140,7 +140,7 @@ def _as_index_put(node: fx.Node, order: list[int]) -> fx.Node:
     flat = call_recorded(aten.reshape.default, ordered, [-1])
     written = call_recorded(aten.reshape.default, values, [-1])
     put = call_recorded(aten.index_put.default, flat, [index], written)
-    shaped = call_recorded(aten.reshape.default, put, list(ordered.meta["val"].shape))
+    shaped = call_recorded(aten.reshape.default, put, list(value_of(ordered).shape))
     return _permuted(shaped, _inverse(order))
 
 

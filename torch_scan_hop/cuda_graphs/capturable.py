@@ -15,7 +15,8 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.body.carries_in import carries_in_op
-from torch_scan_hop.body.node_kinds import drops_nothing, is_random, operator_name
+from torch_scan_hop.body.meta_values import value_of
+from torch_scan_hop.body.node_kinds import is_random, operator_name
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.cuda_graphs.devices import is_served
 from torch_scan_hop.op import scan_op
@@ -69,10 +70,10 @@ def _why_not_operator(node: fx.Node) -> str:
     if target.namespace not in NAMESPACES:
         return UNKNOWN
     if target in _INDEXED:
-        masks = [n for n in node.all_input_nodes[1:] if n.meta["val"].dtype in _MASKS]
+        masks = [n for n in node.all_input_nodes[1:] if value_of(n).dtype in _MASKS]
         return "a mask among its indices is counted first" if masks else ""
     unfit = [reason for tag, reason in _UNFIT.items() if tag in target.tags]
     if unfit:
         return unfit[0]
     draws = is_random(node) or operator_name(node).startswith("inductor_")
-    return "it draws random numbers" if draws and not drops_nothing(node) else ""
+    return "it draws random numbers" if draws else ""

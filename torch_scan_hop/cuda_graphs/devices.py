@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
 
 import torch
 
@@ -12,33 +11,20 @@ from torch_scan_hop._torch.capabilities import why_off
 Work = Callable[[], None]
 
 
-class Graphs(Protocol):
-    """The operations that a kind of graphs must have."""
-
-    def stream(self, device: torch.device) -> Any:
-        """The stream that work is given to now; streams can be compared."""
-
-    def is_capturing(self, device: torch.device) -> bool:
-        """Return True if anybody is capturing the current stream of ``device``."""
-
-    def capture(self, device: torch.device, work: Work) -> Work:
-        """Capture what ``work`` launches; calling the result launches it again."""
-
-    def recover(self, device: torch.device) -> None:
-        """After a capture that failed, leave the device as if there had been none."""
-
-
 class CudaGraphs:
     """Captures by :class:`torch.cuda.CUDAGraph`."""
 
     def stream(self, device: torch.device) -> int:
+        """Return the stream that work is given to now."""
         return int(torch.cuda.current_stream(device).cuda_stream)
 
     def is_capturing(self, device: torch.device) -> bool:
+        """Return True if anybody is capturing the current stream of ``device``."""
         with torch.cuda.device(device):
             return torch.cuda.is_current_stream_capturing()
 
     def capture(self, device: torch.device, work: Work) -> Work:
+        """Capture what ``work`` launches; calling the result launches it again."""
         with torch.cuda.device(device):
             graph = torch.cuda.CUDAGraph()
             # torch's own stream for captures is of the device that was captured first; and what
@@ -49,16 +35,19 @@ class CudaGraphs:
         return graph.replay
 
     def recover(self, device: torch.device) -> None:
-        """End the capture that the random number generator is left in when a capture fails."""
+        """After a capture that failed, leave the device as if there had been none.
+
+        The random number generator is left in that capture.
+        """
         index = torch.cuda.current_device() if device.index is None else device.index
         generator = torch.cuda.default_generators[index]
         generator.graphsafe_set_state(generator.clone_state())
 
 
-SERVED: dict[str, Graphs] = {"cuda": CudaGraphs()}
+SERVED = {"cuda": CudaGraphs()}
 
 
-def graphs_for(device: torch.device) -> Graphs | None:
+def graphs_for(device: torch.device) -> CudaGraphs | None:
     return SERVED[device.type] if is_served(device) else None
 
 

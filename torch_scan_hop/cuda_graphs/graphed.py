@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torch_scan_hop import progress_bar
-from torch_scan_hop.cuda_graphs.devices import Graphs, graphs_for
+from torch_scan_hop.cuda_graphs.devices import CudaGraphs, graphs_for
 from torch_scan_hop.cuda_graphs.recording import (
     LEAST_STEPS,
     MOST_STEPS,
@@ -137,14 +137,14 @@ def _longer(
     return Recording(graphs, length, operands, moved | (recording.moving if recording else set()))
 
 
-def _recover(graphs: Graphs, operands: Operands) -> None:
+def _recover(graphs: CudaGraphs, operands: Operands) -> None:
     try:
         graphs.recover(operands.device)
     except Exception:
         log.warning("a failed capture may be felt by random operators", exc_info=True)
 
 
-def _key(graphs: Graphs, order: range, operands: Operands) -> Any:
+def _key(graphs: CudaGraphs, order: range, operands: Operands) -> Any:
     """Return a key of what a capture depends on; not values, addresses or the trip count."""
     stacks = [*operands.xs, *operands.ys]
     return (

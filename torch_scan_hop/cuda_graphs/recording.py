@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_scan_hop.cuda_graphs.devices import Graphs, Work
+from torch_scan_hop.cuda_graphs.devices import CudaGraphs, Work
 
 #: ``loop(order, carry, xs, additional, ys)`` runs the steps in ``order``, which may be a part of
 #: all, and gives the final carries. It writes to ``ys``, and to nothing else that it is given but
@@ -100,7 +100,7 @@ class Recording:
     ``moving``: positions of additional inputs that are known to move.
     """
 
-    def __init__(self, graphs: Graphs, length: int, like: Operands, moving: set[int]) -> None:
+    def __init__(self, graphs: CudaGraphs, length: int, like: Operands, moving: set[int]) -> None:
         self.graphs = graphs
         self.length = length
         self.moving = moving

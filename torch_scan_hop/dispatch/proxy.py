@@ -30,12 +30,8 @@ from torch_scan_hop._torch.tracing import (
     needs_no_trace,
     trace,
 )
-from torch_scan_hop.body.cleanup import (
-    attributes_as_inputs,
-    copy_of,
-    drop_lazy_values,
-    own_strided_memory,
-)
+from torch_scan_hop.body.cleanup import attributes_as_inputs, drop_lazy_values
+from torch_scan_hop.body.copies import copy_of
 from torch_scan_hop.body.float_operands import floats_as_tensors
 from torch_scan_hop.body.for_export import as_it_was, fit_for_readers, remember_policy
 from torch_scan_hop.body.for_onnx import fit_for_onnx
@@ -44,6 +40,7 @@ from torch_scan_hop.body.node_kinds import is_random
 from torch_scan_hop.body.scaled_additions import write_out_alpha
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
+from torch_scan_hop.body.strided import own_strided_memory
 from torch_scan_hop.capture.cache_key import add_cache_key
 from torch_scan_hop.eager.nested import steps_of
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op

@@ -12,49 +12,26 @@ from torch_scan_hop.body.meta_values import value_of
 
 aten = torch.ops.aten
 
-# bindings that parse their arguments in C++, and take out=
-WITH_OUT: dict[Any, Callable[..., Any]] = {
-    aten.add.Tensor: torch.add,
-    aten.sub.Tensor: torch.sub,
-    aten.mul.Tensor: torch.mul,
-    aten.div.Tensor: torch.div,
-    aten.neg.default: torch.neg,
-    aten.mm.default: torch.mm,
-    aten.bmm.default: torch.bmm,
-    aten.cat.default: torch.cat,
-    aten.stack.default: torch.stack,
-    aten.addmm.default: torch.addmm,
-    aten.addcmul.default: torch.addcmul,
-    aten.sigmoid.default: torch.sigmoid,
-    aten.tanh.default: torch.tanh,
-    aten.exp.default: torch.exp,
-    aten.log.default: torch.log,
-    aten.sin.default: torch.sin,
-    aten.cos.default: torch.cos,
-    aten.sqrt.default: torch.sqrt,
-    aten.rsqrt.default: torch.rsqrt,
-    aten.maximum.default: torch.maximum,
-    aten.minimum.default: torch.minimum,
-    aten.sum.dim_IntList: torch.sum,
-}
+
+def _bindings(names: str) -> dict[Any, Callable[..., Any]]:
+    """Return for operators their bindings, which parse arguments in C++.
+
+    >>> _bindings("add.Tensor tanh")[aten.tanh.default] is torch.tanh
+    True
+    """
+    parts = [name.partition(".") for name in names.split()]
+    return {getattr(getattr(aten, p), o or "default"): getattr(torch, p) for p, _, o in parts}
+
+
+_ELEMENTWISE = _bindings(
+    "add.Tensor sub.Tensor mul.Tensor div.Tensor neg addcmul sigmoid tanh exp log sin cos sqrt "
+    "rsqrt maximum minimum"
+)
 #: may write over any operand of the result's shape; addmm over what it adds to
-ELEMENTWISE = WITH_OUT.keys() - {
-    aten.mm.default,
-    aten.bmm.default,
-    aten.cat.default,
-    aten.stack.default,
-    aten.addmm.default,
-    aten.sum.dim_IntList,
-}
-WITHOUT_OUT: dict[Any, Callable[..., Any]] = {
-    aten.t.default: torch.t,
-    aten.permute.default: torch.permute,
-    aten.reshape.default: torch.reshape,
-    aten.unsqueeze.default: torch.unsqueeze,
-    aten.relu.default: torch.relu,
-    aten.where.self: torch.where,
-    aten.rsub.Scalar: torch.rsub,
-}
+ELEMENTWISE = _ELEMENTWISE.keys()
+#: take out=
+WITH_OUT = _ELEMENTWISE | _bindings("mm bmm cat stack addmm sum.dim_IntList")
+WITHOUT_OUT = _bindings("t permute reshape unsqueeze relu where.self rsub.Scalar")
 
 
 def binding(target: Any) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop.body.copies import copied
 from torch_scan_hop.body.linalg_checks import linalg_check, raise_if_failed
 from torch_scan_hop.body.meta_values import replace, run_node, same_strides, value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node
@@ -24,9 +25,8 @@ aten = torch.ops.aten
 
 def fused(body: fx.GraphModule) -> fx.GraphModule:
     """Return a copy of ``body`` in which such pairs are one operator."""
-    graph = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
-    graph.output(graph.graph_copy(body.graph, env))
+    copy = copied(body, name="FusedBody")
+    graph = copy.graph
     for node in graph.nodes:
         if node.target in operators("reshaping"):
             _drop_identity(graph, node)
@@ -35,7 +35,8 @@ def fused(body: fx.GraphModule) -> fx.GraphModule:
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if not node.kwargs:
             _fuse_addition(graph, node)
-    return legality.checked("fused", fx.GraphModule(body, graph, "FusedBody"))
+    copy.recompile()
+    return legality.checked("fused", copy)
 
 
 def _drop_identity(graph: fx.Graph, node: fx.Node) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from torch_scan_hop.body.added_parts import is_large
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import viewed
 from torch_scan_hop.body.partial_writes import PART_OF, WRITE_OF, is_fresh, writes_in_place
 from torch_scan_hop.eager.calls import binding
@@ -59,5 +60,5 @@ def _own_carries(
 
 def _is_dear(write: fx.Node) -> bool:
     """Return True if copying the value takes longer than a call or two."""
-    example = write.meta["val"]
+    example = value_of(write)
     return example.device.type == "cpu" and is_large(example)

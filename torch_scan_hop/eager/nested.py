@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import torch
 from torch import fx
 
 from torch_scan_hop._torch.own_scan import is_torchs
-from torch_scan_hop.op import ScanOptions, scan_op
+from torch_scan_hop.op import ScanOptions, scan_op, scans_in
 from torch_scan_hop.signature import Inputs
-from torch_scan_hop.step import order_of_steps
+from torch_scan_hop.step import run_in_order
 
 # Beyond these, a call costs little beside its steps, and to trace them takes long.
 MOST_STEPS = 16
@@ -66,24 +65,11 @@ def _is_short(body: Any, trip_count: Any) -> bool:
 
 def _size(body: fx.GraphModule) -> int:
     """Return the number of operators, counting MOST_STEPS steps of each inner scan."""
-    nodes = [n for n in body.graph.nodes if n.op == "call_function"]
-    inner = [getattr(body, str(n.args[0].target)) for n in nodes if n.target is scan_op]
-    return len(nodes) + sum(MOST_STEPS * _size(b) for b in inner)
+    own = sum(n.op == "call_function" for n in body.graph.nodes)
+    return own + sum(MOST_STEPS * _size(inner) for _, inner in scans_in(body))
 
 
 def steps_of(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
-    """Run the scan step by step; return contiguous carries, and stacks."""
+    """Run the scan step by step, and short scans within it, too."""
     run = functools.partial(_WritesOut(body).run, enable_io_processing=False)
-    slices = list(zip(*(x.unbind(0) for x in inputs.xs), strict=True))
-    steps: list[Any] = [None] * len(slices)
-    # bodies are traced for contiguous carries
-    carry = [c.contiguous() for c in inputs.carry]
-    for t in order_of_steps(len(slices), options.reverse):
-        out = run(*carry, *slices[t], *inputs.additional)
-        carry = [c.contiguous() for c in out[: len(carry)]]
-        steps[t] = out[len(carry) :]
-    return (*carry, *map(_stacked, zip(*steps, strict=True)))
-
-
-def _stacked(ys: tuple[Any, ...]) -> Any:
-    return None if ys[0] is None else torch.stack(ys)
+    return run_in_order(run, inputs, options.reverse)

@@ -33,7 +33,7 @@ from torch_scan_hop.errors import ScanTypeError, describe
 from torch_scan_hop.huge_pages import empty_stack
 from torch_scan_hop.op import FORWARD, Body, ScanOptions
 from torch_scan_hop.progress_bar import steps as progressing
-from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
+from torch_scan_hop.rewrites import current_options, make_plan
 from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.rewrites.sizes import lift_integers
 from torch_scan_hop.signature import Inputs, Signature
@@ -139,7 +139,7 @@ def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
         legality.run_passes(graph, [add_at_indices, add_to_slices])
         if symbols is None:
             plan = make_plan(graph, inputs.signature, current_options(), pointwise_pays=True)
-            return SizedPlan(plan, loop_of(plan))
+            return SizedPlan(plan, EagerLoop(plan.body, plan.loop_signature, plan.own_xs))
         return _for_any_size(graph, inputs.signature, symbols)
 
     return derived(body, ("plan", current_options()), inputs, make)
@@ -151,13 +151,8 @@ def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols)
     plan = make_plan(graph, signature, options, pointwise_pays=True, guard_sizes=False)
     # The loop is made now, though it runs later: what looks at a size must do so while the look is
     # recorded as a guard, by which the plan is later found to fit a call or not.
-    return PlanForAnySize(SizedPlan(plan, loop_of(plan)), sizes, symbols)
-
-
-def loop_of(plan: ScanPlan) -> EagerLoop:
-    d = plan.decisions
-    n_loop = (len(d.loop_carry), max(1, len(plan.loop_xs)), len(plan.loop_additional))
-    return EagerLoop(plan.body, Signature(*n_loop), plan.own_xs)
+    loop = EagerLoop(plan.body, plan.loop_signature, plan.own_xs)
+    return PlanForAnySize(SizedPlan(plan, loop), sizes, symbols)
 
 
 def dense(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[torch.Tensor, ...]:

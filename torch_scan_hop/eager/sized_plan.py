@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_scan_hop._torch.symbols import Number, Symbols
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.eager.loop import EagerLoop, StackLike
 from torch_scan_hop.rewrites import ScanPlan
 
@@ -34,7 +35,7 @@ class PlanForAnySize:
         self.symbolic = symbolic
         self.n_sizes = len(sizes)
         plan = symbolic.plan
-        self.ys = [StackLike.of(y.meta["val"]) for y in plan.outputs.ys]
+        self.ys = [StackLike.of(value_of(y)) for y in plan.outputs.ys]
         dimensions = [size for y in [*self.ys, *symbolic.loop.ys] for size in y.shape]
         self.evaluate = symbols.function([*sizes, sum(plan.stacked_sizes()), *dimensions])
 

@@ -130,7 +130,7 @@ class LoopWriter:
             if not is_tensor_node(value) or len(value.users) != 1:
                 continue
             made_here = value.target in WITH_OUT and value not in self.slot_of
-            like = value.meta["val"]
+            like = value_of(value)
             same = like.shape == value_of(node).shape and like.dtype == value_of(node).dtype
             if same and (made_here or value in self.own_xs):
                 return value

@@ -154,7 +154,8 @@ def _program_of(fn: Any, init: Any) -> Any:
     from torch_scan_hop.explain.collect import explain_compiled, explain_program
 
     if isinstance(fn, torch.export.ExportedProgram):
-        _refuse_init(init, "an exported program")
+        if init is not _NOT_GIVEN:
+            raise ScanTypeError("explain: init is for a body, and an exported program has its own.")
         gm = fn.graph_module
         names = _exported_names(fn)
         return lambda *how: explain_program(gm, names, "an exported program", *how)
@@ -171,11 +172,6 @@ def _program_of(fn: Any, init: Any) -> Any:
         )
     name = getattr(original, "__name__", type(original).__name__)
     return lambda *how: explain_compiled(original, init, f"compiled {name}", *how)
-
-
-def _refuse_init(init: Any, what: str) -> None:
-    if init is not _NOT_GIVEN:
-        raise ScanTypeError(f"explain: init is for a body, and {what} has its own.")
 
 
 def _exported_names(program: torch.export.ExportedProgram) -> list[str]:

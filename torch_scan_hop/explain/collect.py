@@ -31,7 +31,6 @@ from torch_scan_hop.explain.sites import (
     readable,
     recorded,
     renamed,
-    scan_nodes,
     site_of,
 )
 from torch_scan_hop.explain.training import (
@@ -44,6 +43,7 @@ from torch_scan_hop.explain.training import (
     nbytes_of_segment,
     shifted_bytes,
 )
+from torch_scan_hop.op import scans_in
 from torch_scan_hop.step import start_of
 
 # --- one scan ---
@@ -166,10 +166,10 @@ def _sites(gm: fx.GraphModule, names: Sequence[str], fn: Any = None) -> list[Sit
     placeholders = gm.graph.find_nodes(op="placeholder")
     known = {n.name: name for n, name in zip(placeholders, names, strict=True)}
     name = None if fn is None else code_of(fn).co_name
-    found = [(g, node) for g in graphs_in(gm) for node in scan_nodes(g)]
+    found = [scan for graph in graphs_in(gm) for scan in scans_in(graph)]
     return [
-        site_of(g, node, namer(known), _numbered(name, k, len(found)) or node.name)
-        for k, (g, node) in enumerate(found)
+        site_of(node, body, namer(known), _numbered(name, k, len(found)) or node.name)
+        for k, (node, body) in enumerate(found)
     ]
 
 

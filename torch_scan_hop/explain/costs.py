@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.node_kinds import is_view
 from torch_scan_hop.explain.facts import DROPPED, LOOP, ONCE, Operator, Work
-from torch_scan_hop.explain.sites import Site, attribute, nbytes_of, recorded
+from torch_scan_hop.explain.sites import Site, nbytes_of, recorded
 from torch_scan_hop.op import ScanOperator
 
 Limits = tuple[float, float]
@@ -71,7 +71,7 @@ def _size(node: fx.Node) -> int:
 def _cost_of_scan(node: fx.Node) -> Cost:
     module = node.graph.owning_module
     assert module is not None
-    body = attribute(module, str(node.args[0].target))  # type: ignore[union-attr]
+    body = operator.attrgetter(str(node.args[0].target))(module)  # type: ignore[union-attr]
     steps = likely_value(recorded(node.args[2][0]).shape[0])  # type: ignore[index]
     costs = [cost_of(n) for n in body.graph.nodes]
     return Cost(steps * sum(c.flops for c in costs), steps * sum(c.nbytes for c in costs))

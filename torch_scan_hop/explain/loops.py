@@ -16,7 +16,8 @@ from torch_scan_hop.errors import describe
 from torch_scan_hop.explain.costs import Cost, Limits, cost_of, work_of
 from torch_scan_hop.explain.facts import LOOP, Loop, Operator, Value, Work
 from torch_scan_hop.explain.places import Places
-from torch_scan_hop.explain.sites import Site, nbytes_of, recorded, scan_nodes, site_of
+from torch_scan_hop.explain.sites import Site, nbytes_of, recorded, site_of
+from torch_scan_hop.op import scan_op, scans_in
 from torch_scan_hop.rewrites import ScanPlan
 from torch_scan_hop.rewrites.blocks import block_length
 
@@ -85,7 +86,7 @@ class _Describer:
         )
 
     def _arguments(self, node: fx.Node) -> str:
-        if node in scan_nodes(self.plan.original):
+        if node.target is scan_op:
             steps = recorded(node.args[2][0]).shape[0]  # type: ignore[index]
             return "1 step" if str(steps) == "1" else f"{steps} steps"
         positional = [self._text(a) for a in node.args]
@@ -119,10 +120,9 @@ class _Describer:
         return sum(map(nbytes_of, self.site.operands.carry)) + self.site.n_steps * ys
 
     def _nested(self) -> tuple[Loop, ...]:
-        module = self.plan.original
         return tuple(
-            loop_of(site_of(module, node, self.text_of, node.name), node.name, self.limits)
-            for node in scan_nodes(module)
+            loop_of(site_of(node, body, self.text_of, node.name), node.name, self.limits)
+            for node, body in scans_in(self.plan.original)
         )
 
 

@@ -14,7 +14,7 @@ from torch import fx
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.capture.replay import closure_of, names_of
 from torch_scan_hop.capture.steady import STEADY
-from torch_scan_hop.op import ScanOperator
+from torch_scan_hop.op import ScanOperator, scans_in
 from torch_scan_hop.signature import Inputs
 
 NameOf = Callable[[fx.Node], str]
@@ -73,26 +73,16 @@ def recorded(node: Any) -> Any:
 def graphs_in(gm: fx.GraphModule) -> Iterator[fx.GraphModule]:
     """Return ``gm`` and the graphs in it (of cond, of checkpoint), but no bodies of scans."""
     yield gm
-    bodies = {node.args[0] for node in scan_nodes(gm)}
+    bodies = {node.args[0] for node, _ in scans_in(gm)}
     for node in gm.graph.find_nodes(op="get_attr"):
-        child = attribute(gm, str(node.target))
+        child = operator.attrgetter(str(node.target))(gm)
         if isinstance(child, fx.GraphModule) and node not in bodies:
             yield from graphs_in(child)
 
 
-def scan_nodes(gm: fx.GraphModule) -> list[fx.Node]:
-    return [n for n in gm.graph.nodes if isinstance(n.target, ScanOperator)]
-
-
-def attribute(gm: fx.GraphModule, path: str) -> Any:
-    return operator.attrgetter(path)(gm)
-
-
-def site_of(gm: fx.GraphModule, node: fx.Node, name_of: NameOf, name: str) -> Site:
-    """Return the scan at ``node``, with names as the graph has them."""
-    body_node, *groups = node.args
-    body = attribute(gm, str(body_node.target))  # type: ignore[union-attr]
-    carry, xs, additional = (list(group) for group in groups)  # type: ignore[arg-type]
+def site_of(node: fx.Node, body: fx.GraphModule, name_of: NameOf, name: str) -> Site:
+    """Return the scan of ``body`` at ``node``, with names as the graph has them."""
+    carry, xs, additional = (list(group) for group in node.args[1:])  # type: ignore[arg-type]
     operands = Inputs(*([recorded(n) for n in group] for group in (carry, xs, additional)))
     n_ys = len(recorded(node)) - len(carry)
     names = Inputs(

@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.traceback import preserve_node_meta
 
 from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
-from torch_scan_hop.autodiff.derivative import Derivative
+from torch_scan_hop.autodiff.derivative import BackwardScan, Derivative
 from torch_scan_hop.autodiff.derive import derivative_of
 from torch_scan_hop.autodiff.differentiability import wants_gradients
 from torch_scan_hop.autodiff.handover import Handover, Source
@@ -21,7 +21,8 @@ from torch_scan_hop.capture.reasons import reason_of
 from torch_scan_hop.capture.replay import NotCaptured
 from torch_scan_hop.explain.facts import Memory, Residual
 from torch_scan_hop.explain.loops import line_of, type_of, value_name
-from torch_scan_hop.explain.sites import Site, nbytes_of, recorded, scan_nodes
+from torch_scan_hop.explain.sites import Site, nbytes_of, recorded
+from torch_scan_hop.op import scans_in
 from torch_scan_hop.signature import Inputs
 
 
@@ -58,18 +59,16 @@ def _stacks(derivative: Derivative) -> list[fx.Node]:
 
 def backward_site(site: Site, derivative: Derivative) -> Site | None:
     """Return the scan that runs in the backward; None if nothing varies from step to step."""
-    partition, flow = derivative.first, derivative.flow
+    partition = derivative.first
     placeholders = partition.backward.graph.find_nodes(op="placeholder")
-    carries = [k for k, flag in enumerate(flow.carry) if flag]
-    ys = [k for k, flag in enumerate(flow.ys) if flag]
-    n_carry = len(carries) + len(partition.accumulated)
-    n_xs = len(ys) + len(partition.per_step)
+    scan = BackwardScan(derivative.signature, partition, derivative.flow)
+    n_carry = len(scan.carry) + len(partition.accumulated)
+    n_xs = len(scan.ys) + len(partition.per_step)
     if not n_xs:
         return None
-    names = site.names
-    carry_names = [f"grad {names.carry[k]}" for k in carries]
-    carry_names += [f"grad {names.additional[k]}" for k in partition.accumulated]
-    x_names = [f"grad {site.ys[k]}" for k in ys]
+    inputs, results = site.names.flat(), [*site.names.carry, *site.ys]
+    gradients = [f"grad {inputs[k]}" for k in scan.gradients]
+    x_names = [f"grad {results[k]}" for k in scan.ys]
     x_names += [_name(site, derivative, h) for h in partition.per_step]
     fakes = [recorded(n) for n in placeholders]
     return Site(
@@ -80,8 +79,10 @@ def backward_site(site: Site, derivative: Derivative) -> Site | None:
             [_stack(site, f) for f in fakes[n_carry : n_carry + n_xs]],
             fakes[n_carry + n_xs :],
         ),
-        Inputs(carry_names, x_names, [_name(site, derivative, h) for h in partition.invariant]),
-        tuple(f"grad {names.xs[k]}" for k in partition.x_gradients),
+        Inputs(
+            gradients[:n_carry], x_names, [_name(site, derivative, h) for h in partition.invariant]
+        ),
+        tuple(gradients[n_carry:]),
         not site.reverse,
     )
 
@@ -124,7 +125,7 @@ def shifted_bytes(derivative: Derivative) -> int:
 def nbytes_of_segment(derivative: Derivative) -> int:
     """Return the bytes that scans in a step of the backward stack, for a segment run again."""
     found = 0
-    for node in scan_nodes(derivative.first.backward):
+    for node, _ in scans_in(derivative.first.backward):
         n_carry = len(node.args[1])  # type: ignore[arg-type]
         found += sum(map(nbytes_of, recorded(node)[n_carry:]))
     return found

@@ -14,12 +14,7 @@ def nbytes(count: int | None) -> str:
     >>> nbytes(512), nbytes(2048), nbytes(3 * 2**20 // 2)
     ('512 B', '2.0 KiB', '1.5 MiB')
     """
-    size = float(count or 0)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+    return _scaled(count or 0, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def flops(count: int) -> str:
@@ -27,12 +22,14 @@ def flops(count: int) -> str:
     >>> flops(512), flops(393216)
     ('512 FLOPs', '393.2 kFLOPs')
     """
-    size = float(count)
-    for unit in ("", "k", "M", "G"):
-        if size < 1000:
-            return f"{size:.0f} FLOPs" if not unit else f"{size:.1f} {unit}FLOPs"
-        size /= 1000
-    return f"{size:.1f} TFLOPs"
+    return _scaled(count, 1000, ("FLOPs", "kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs"))
+
+
+def _scaled(count: float, base: int, units: Sequence[str]) -> str:
+    k = 0
+    while count >= base and k < len(units) - 1:
+        count, k = count / base, k + 1
+    return f"{count:.{min(k, 1)}f} {units[k]}"
 
 
 def seconds(time: float) -> str:

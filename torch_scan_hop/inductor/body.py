@@ -23,7 +23,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop.body.added_parts import is_large
-from torch_scan_hop.body.meta_values import placeholder
+from torch_scan_hop.body.meta_values import placeholder, value_of
 from torch_scan_hop.body.node_kinds import is_view, viewed
 from torch_scan_hop.body.partial_writes import PART_OF, WRITE_OF, writes_in_place
 from torch_scan_hop.op import scan_op
@@ -62,8 +62,8 @@ class _Writer:
         self.graph = fx.Graph()
         self.fake_mode = fake_mode
 
-    def call(self, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
-        node = self.graph.call_function(target, args)
+    def call(self, target: Any, args: tuple[Any, ...], value: Any, kwargs: Any = None) -> fx.Node:
+        node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = value
         return node
 
@@ -72,9 +72,9 @@ class _Writer:
 
     def at(self, whole: fx.Node, index: fx.Node) -> fx.Node:
         """Return ``whole[index]`` as a strided view."""
-        full = whole.meta["val"]
+        full = value_of(whole)
         stride = self.size(whole, full.stride(0), aten.sym_stride.int, 0)
-        offset = self.call(operator.mul, (index, stride), index.meta["val"] * full.stride(0))
+        offset = self.call(operator.mul, (index, stride), value_of(index) * full.stride(0))
         sizes = [
             self.size(whole, s, aten.sym_size.int, d + 1) for d, s in enumerate(full.shape[1:])
         ]
@@ -91,17 +91,16 @@ class _Writer:
         """Compute ``node`` into the place where its value lies."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: env[n])  # type: ignore[misc]
         if node.target in WRITE_OF:
-            written = self.graph.call_function(WRITE_OF[node.target], args, kwargs)
-            written.meta["val"] = node.meta["val"]
+            self.call(WRITE_OF[node.target], args, value_of(node), kwargs)
         else:
             value, source, *where = args
-            part = self.graph.call_function(PART_OF[node.target], (value, *where), kwargs)
-            part.meta["val"] = node.args[1].meta["val"]  # type: ignore[union-attr]
+            part_of = PART_OF[node.target]
+            part = self.call(part_of, (value, *where), value_of(node.args[1]), kwargs)
             self.copy(part, source)
         return args[0]  # type: ignore[return-value]
 
     def copy(self, destination: fx.Node, source: Any) -> None:
-        self.call(aten.copy_.default, (destination, source), destination.meta["val"])
+        self.call(aten.copy_.default, (destination, source), value_of(destination))
 
 
 def added_to(
@@ -124,7 +123,7 @@ def partly_written(body: fx.GraphModule, examples: StepExamples) -> dict[int, li
     results = results_of(body.graph)
     writes = {
         *writes_in_place(
-            body.graph, carry, (), lambda node: is_large(node.meta["val"]), _views(results)
+            body.graph, carry, (), lambda node: is_large(value_of(node)), _views(results)
         )
     }
     found: dict[int, list[fx.Node]] = {}
@@ -154,7 +153,7 @@ def _reads_are_new(writes: Sequence[fx.Node]) -> bool:
     conversion = torch.ops.prims.convert_element_type.default
     values = {value for write in writes for value in (write, *write.all_input_nodes[:1])}
     return not any(
-        reader.target is conversion and reader.args[1] == value.meta["val"].dtype
+        reader.target is conversion and reader.args[1] == value_of(value).dtype
         for value in values
         for reader in value.users
     )
@@ -212,7 +211,7 @@ def _places_of_inner_scans(
         if value.target is not operator.getitem or value.args[0].target is not scan_op:
             continue
         scan, position = value.args
-        own = found.setdefault(scan, [None] * len(scan.meta["val"]))
+        own = found.setdefault(scan, [None] * len(value_of(scan)))
         if own[position] is None:
             own[position] = place
     return found

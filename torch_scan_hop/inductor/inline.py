@@ -16,7 +16,7 @@ from torch_scan_hop.signature import results_of
 
 def used_outputs(call: fx.Node) -> list[bool]:
     """Return for each result of ``call`` whether anything reads it."""
-    used = [False] * len(call.meta["val"])
+    used = [False] * len(value_of(call))
     for user in call.users:
         if user.target is not operator.getitem:
             return [True] * len(used)

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor import called_as_it_is
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.own_operators import own_operator
 from torch_scan_hop.op import scan_op
 
@@ -43,7 +44,7 @@ def _are_ys_of_a_scan(re: Any, im: Any) -> bool:
     n_carry = len(scan.args[1])
     return (
         first >= n_carry
-        and re.meta["val"].device.type == "cpu"
+        and value_of(re).device.type == "cpu"
         and all(_is_read_once(scan, position) for position in (first, second))
     )
 

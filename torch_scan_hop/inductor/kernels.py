@@ -18,6 +18,7 @@ from torch import fx
 from torch_scan_hop._torch.capabilities import attempt, is_there, why_off
 from torch_scan_hop._torch.inductor_values import NotPointwise
 from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 from torch_scan_hop.inductor.qualify import is_pointwise
@@ -103,7 +104,7 @@ def pack_weights(plan: Any, trip_count: Any) -> bool:
 
 def may_run_lane_by_lane(body: fx.GraphModule, n_carry: int) -> bool:
     """Return True if a step is pointwise, and makes nothing that is not as large as the carry."""
-    shapes = [n.meta["val"].shape for n in results_of(body.graph)]
+    shapes = [value_of(n).shape for n in results_of(body.graph)]
     return (
         current_options().one_kernel
         and is_pointwise(body)

@@ -7,7 +7,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch import fx
 
 from torch_scan_hop._torch.inductor import size_expression
 from torch_scan_hop._torch.inductor_inline import InlineLowering
@@ -16,8 +15,7 @@ from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.node import ScanCall
-from torch_scan_hop.inductor.step import CARRY, lane_symbols, step_index, step_inputs
-from torch_scan_hop.signature import Inputs
+from torch_scan_hop.inductor.step import CARRY, lane_symbols, step_inputs
 
 # nodes of a body
 LONG = 100
@@ -36,12 +34,12 @@ def check_one_shape(examples: StepExamples) -> None:
 
 
 class PointwiseBody:
-    """Step ``index`` as functions of a lane; NotPointwise if it needs a buffer."""
+    """A step as functions of a lane; NotPointwise if it needs a buffer."""
 
-    def __init__(self, gm: fx.GraphModule, roles: Inputs[Any], index: Any) -> None:
-        self.index = index
-        self.lowering = InlineLowering(gm)
-        self.results = self.lowering.lower(step_inputs(roles, index))
+    def __init__(self, call: ScanCall) -> None:
+        self.index = call.index
+        self.lowering = InlineLowering(call.body)
+        self.results = self.lowering.lower(step_inputs(call.operands, call.index))
 
     def values(self, lane: Sequence[Any], dtypes: Sequence[torch.dtype]) -> list[Any]:
         """Return the first results, next carries and then ys: as many as there are ``dtypes``."""
@@ -78,8 +76,7 @@ def merged_dimensions(
 def independent_lanes(call: ScanCall) -> PointwiseBody:
     """Return the step; refuse lanes that have not one shape, or read another lane."""
     check_one_shape(call.examples)
-    index = step_index(call.trip_count, call.reverse)
-    step = PointwiseBody(call.body, call.operands, index)
+    step = PointwiseBody(call)
     if not _read_no_other(step, call.examples):
         raise Refusal(READS_ELSEWHERE)
     return step

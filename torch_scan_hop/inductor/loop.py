@@ -34,8 +34,8 @@ from torch_scan_hop.inductor import watch
 from torch_scan_hop.inductor.body import StepExamples, added_to, destination_passing, partly_written
 from torch_scan_hop.inductor.joined_parts import positions_of_joined
 from torch_scan_hop.inductor.kernels import is_product, kernel_of
-from torch_scan_hop.inductor.loop_code import ZEROS, CountedLoop, CppLoop, PythonLoop, ReplayedLoop
-from torch_scan_hop.inductor.node import ScanCall
+from torch_scan_hop.inductor.loop_code import ZEROS, CppLoop, PythonLoop, ReplayedLoop
+from torch_scan_hop.inductor.node import ScanCall, ScanNode
 from torch_scan_hop.inductor.replayed import CUDA_GRAPH, why_not_replayed, within_a_graph
 from torch_scan_hop.signature import Inputs
 
@@ -89,7 +89,7 @@ def lower_to_loop_or_kernel(
     ``into``, within the step of another scan, is where results are to be written.
     """
     given: Inputs[Any] = Inputs(*current_node().args[1:4])  # type: ignore[arg-type]
-    results = current_node().meta["val"]
+    results = value_of(current_node())
     examples = _examples(given.map(value_of), results[len(init) :])
     likes = examples.inputs.flat()
     values = [*init, *xs, *additional_inputs]
@@ -143,7 +143,12 @@ def _examples(values: Inputs[Any], ys: Sequence[Any]) -> StepExamples:
     return StepExamples(index, inputs, [_at_offset_zero(y, contiguous=True) for y in ys])
 
 
-class ScanLoop(CountedLoop):
+class ScanLoop(ScanNode):
+    """A scan whose ``step`` is code within a loop over ``loop_index``.
+
+    Carries at ``in_place`` have one buffer, which steps write over; others have two.
+    """
+
     def __init__(
         self, call: ScanCall, step: Any, in_place: Sequence[int], is_replayed: bool
     ) -> None:

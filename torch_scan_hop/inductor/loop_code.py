@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_scan_hop import progress_bar
 from torch_scan_hop._torch.inductor import (
@@ -21,28 +21,19 @@ from torch_scan_hop._torch.inductor import (
     size_expression,
     trip_count_code,
 )
-from torch_scan_hop.inductor.node import ScanNode
+
+if TYPE_CHECKING:
+    from torch_scan_hop.inductor.loop import ScanLoop
 
 #: in place of the tensor that a carry starts from
 ZEROS = size_expression(0)
 GRAPHED_LOOP = "from torch_scan_hop.cuda_graphs.graphed import GraphedLoop"
 
 
-class CountedLoop(ScanNode):
-    """A scan whose ``step`` is code within a loop over ``loop_index``.
-
-    Carries at ``in_place`` have one buffer, which steps write over; others have two.
-    """
-
-    step: Any
-    loop_index: Any
-    in_place: Sequence[int]
-
-
 class LoopEmitter:
     """The wrapper lines of one loop; subclasses know the language."""
 
-    def __init__(self, loop: CountedLoop, wrapper: Any) -> None:
+    def __init__(self, loop: ScanLoop, wrapper: Any) -> None:
         self.loop = loop
         self.wrapper = wrapper
         names = iter(loop.step.graph.graph_inputs)
@@ -85,7 +76,8 @@ class LoopEmitter:
     # the loop
 
     def emit(self) -> None:
-        self._allocate()
+        self.loop.allocate(self.wrapper, self.y_outputs)
+        self._allocate_carries()
         self._seed()
         self._bind_operands()
         self.open_loop(self.span())
@@ -111,10 +103,6 @@ class LoopEmitter:
 
     def buffer(self, output: DeclaredOutput, which: str) -> str:
         return f"{output.get_name()}_{which}"
-
-    def _allocate(self) -> None:
-        self.loop.allocate(self.wrapper, self.y_outputs)
-        self._allocate_carries()
 
     def _allocate_carries(self) -> None:
         for k, output in enumerate(self.carry_outputs):

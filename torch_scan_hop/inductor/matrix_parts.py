@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from torch_scan_hop.body.cleanup import copy_of
+from torch_scan_hop.body.copies import copy_of
 from torch_scan_hop.inductor.inline import write_in_parts
 
 aten = torch.ops.aten

@@ -28,6 +28,7 @@ from torch_scan_hop._torch.inductor import (
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.huge_stacks import advise_when_run
+from torch_scan_hop.inductor.step import STEP
 from torch_scan_hop.signature import Inputs
 
 
@@ -58,6 +59,11 @@ class ScanCall:
     @property
     def trip_count(self) -> Any:
         return size_expression(self.examples.inputs.trip_count)
+
+    @property
+    def index(self) -> Any:
+        """The index of the step that a kernel's loop is at."""
+        return self.trip_count - 1 - STEP if self.reverse else STEP
 
     def result_layouts(self) -> list[Any]:
         """Return the layouts of final carries, then of ys, wherever they are written."""

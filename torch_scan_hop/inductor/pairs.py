@@ -93,23 +93,15 @@ def needs_pairs(body: fx.GraphModule, operands: Inputs[Any]) -> bool:
 
 
 def expanded(values: Sequence[Any]) -> list[Any]:
-    """Return two values for each complex one."""
+    """Return two values for each complex one; carries into steps are split part by part."""
     found: list[Any] = []
     for value in values:
+        if isinstance(value, CarriesIn):
+            pairs = zip(expanded([value.stack]), expanded([value.init]), strict=True)
+            found += [in_graph(CarriesIn(stack, init, value.reverse)) for stack, init in pairs]
+            continue
         pair = split(value) if is_complex(value) else value
         found += [pair.re, pair.im] if isinstance(pair, Pair) else [pair]
-    return found
-
-
-def expanded_xs(xs: Sequence[Any]) -> list[Any]:
-    """Split complex xs in two as :func:`expanded` does, carries into steps part by part."""
-    found: list[Any] = []
-    for x in xs:
-        if not isinstance(x, CarriesIn):
-            found += expanded([x])
-            continue
-        pairs = zip(expanded([x.stack]), expanded([x.init]), strict=True)
-        found += [in_graph(CarriesIn(stack, init, x.reverse)) for stack, init in pairs]
     return found
 
 

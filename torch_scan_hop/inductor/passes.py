@@ -19,7 +19,7 @@ from torch_scan_hop.inductor.fused_cells import write_fused_cells
 from torch_scan_hop.inductor.joined_parts import mark_joined_parts
 from torch_scan_hop.inductor.kernels import replace_large_products
 from torch_scan_hop.inductor.rewriter import PAIRS, ScanRewriter
-from torch_scan_hop.op import scan_op
+from torch_scan_hop.op import scans_in
 from torch_scan_hop.rewrites import using_options
 
 log = logging.getLogger(__name__)
@@ -39,9 +39,7 @@ def prepare_scans(gm: fx.GraphModule) -> None:
 
 def _scans_of(gm: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
     """Return scans with their bodies; those of torch's own ``scan()`` are left to torch's pass."""
-    nodes = gm.graph.find_nodes(op="call_function", target=scan_op)
-    scans = [(node, getattr(gm, str(node.args[0].target))) for node in nodes]
-    return [(node, body) for node, body in scans if not is_torchs(body)]
+    return [(node, body) for node, body in scans_in(gm) if not is_torchs(body)]
 
 
 def _write_plans(gm: fx.GraphModule) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop.body.cleanup import copy_of
+from torch_scan_hop.body.copies import copy_of
 from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.inductor.kernels import (
     may_be_one_kernel,
@@ -29,17 +29,6 @@ from torch_scan_hop.rewrites.blocks import whole_block_length
 from torch_scan_hop.rewrites.lane_sums import LaneSums, find_lane_sums
 from torch_scan_hop.rewrites.matrix_sums import are_small, find_matrix_sums, lanes_of_matrices
 from torch_scan_hop.signature import Signature
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A plan, for the scan that ``sums`` makes of it if there are any; it runs in blocks of
-    ``length`` steps.
-    """
-
-    plan: ScanPlan
-    sums: LaneSums | None
-    length: Any
 
 
 @dataclass(frozen=True)
@@ -59,12 +48,15 @@ class PlanChoice:
     on_gpu: bool
     copied_bytes: Callable[[ScanPlan], int]
 
-    def best(self) -> Chosen:
+    def best(self) -> tuple[ScanPlan, LaneSums | None, Any]:
+        """Return a plan, the sums of lanes if it is for the scan that these make, and the length of
+        the blocks that it runs in.
+        """
         found = self._of_lanes() or self._of_matrices()
         plan, sums = found or (self._plan(), None)
         if sums is None and pack_weights(plan, self.trip_count):
             plan = self._plan()
-        return Chosen(plan, sums, self._block_length(plan))
+        return plan, sums, self._block_length(plan)
 
     def _block_length(self, plan: ScanPlan) -> Any:
         is_known = isinstance(self.trip_count, int) and self.trip_count != 0
@@ -118,7 +110,7 @@ class PlanChoice:
         if not current_options().one_kernel or self.on_gpu:
             return None
         lanes = lanes_of_matrices(self.body, self.signature)
-        if self._may_be_one_kernel(self.body):
+        if may_be_one_kernel(self.body, on_gpu=False):
             return None
         if not may_be_small_matrices(checks_after(self.body).body):
             return None
@@ -130,11 +122,8 @@ class PlanChoice:
         with using_options(contract_accumulators=False):
             plan = self._plan(*of_sums)
         loop = checks_after(plan.body).body
-        fits = may_be_small_matrices(loop) and not self._may_be_one_kernel(plan.body)
+        fits = may_be_small_matrices(loop) and not may_be_one_kernel(plan.body, on_gpu=False)
         return (plan, sums) if fits and are_small(loop, lanes) else None
-
-    def _may_be_one_kernel(self, body: fx.GraphModule) -> bool:
-        return may_be_one_kernel(body, self.on_gpu)
 
 
 def _is_lane_by_lane(plan: ScanPlan) -> bool:

@@ -12,9 +12,16 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor_inline import InlineLowering
-from torch_scan_hop._torch.inductor_values import bounds_of, masked, ops, pointwise_like
+from torch_scan_hop._torch.inductor_values import (
+    Reads,
+    bounds_of,
+    handled_by,
+    masked,
+    ops,
+    pointwise_like,
+)
 from torch_scan_hop._torch.replaced import replaced
-from torch_scan_hop.inductor.step import plain_symbol
+from torch_scan_hop.inductor.step import lane_symbols, plain_symbol
 
 aten = torch.ops.aten
 
@@ -39,6 +46,13 @@ class ProductLowering(InlineLowering):
         ranges = dict(lanes)
         with replaced(self, _ranges=ranges):
             yield ranges
+
+    def reads_of(self, value: Any) -> Reads:
+        """Return what an element of ``value`` is computed from."""
+        reads = Reads()
+        with handled_by(reads), self.fresh_values():
+            value.make_loader()(lane_symbols(len(value.get_size())))
+        return reads
 
     def product(self, left: Any, weight: Any) -> Any:
         """Return what stands for ``left @ weight``; NotPointwise if nothing can."""

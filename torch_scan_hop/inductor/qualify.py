@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_view, operator_name
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.errors import Refusal
@@ -61,7 +62,7 @@ def check_pointwise_around_products(body: fx.GraphModule) -> None:
 
 def reduces_narrow_rows(node: fx.Node) -> bool:
     """Return True for rows that one thread holds with ease: they may be written out as scalars."""
-    return reduces_rows(node) and likely_value(node.all_input_nodes[0].meta["val"].shape[-1]) <= 8
+    return reduces_rows(node) and likely_value(value_of(node.all_input_nodes[0]).shape[-1]) <= 8
 
 
 def check_rows(body: fx.GraphModule) -> None:
@@ -95,7 +96,7 @@ def reduces_rows(node: fx.Node) -> bool:
     """Return True for a reduction over the last dimension."""
     if getattr(node.target, "_opname", "") not in _REDUCTIONS:
         return False
-    (given, *_), made = (n.meta["val"] for n in node.all_input_nodes), node.meta["val"]
+    (given, *_), made = (value_of(n) for n in node.all_input_nodes), value_of(node)
     made = made[0] if isinstance(made, (tuple, list)) else made
     kept = given.shape[:-1]
     return given.ndim > 0 and any(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from torch_scan_hop._torch.inductor import is_cudagraphed, is_tensor_ir, uses_cpp_wrapper
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import ambient, replaced
 from torch_scan_hop.cuda_graphs.capturable import why_not_captured
 from torch_scan_hop.cuda_graphs.devices import is_served
 from torch_scan_hop.inductor.node import ScanCall
@@ -18,11 +17,7 @@ from torch_scan_hop.rewrites import current_options
 CUDA_GRAPH = "a CUDA graph"
 
 
-class _State(threading.local):
-    in_a_graph = False
-
-
-_state = _State()
+_state = ambient(in_a_graph=False)
 
 
 def within_a_graph(is_replayed: bool) -> AbstractContextManager[None]:

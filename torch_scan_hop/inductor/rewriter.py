@@ -17,20 +17,10 @@ from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.body.meta_values import check_results, value_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.inline import inline, used_outputs
-from torch_scan_hop.inductor.kernels import (
-    is_on_gpu,
-    may_be_one_kernel,
-    may_be_small_matrices,
-)
+from torch_scan_hop.inductor.kernels import is_on_gpu, may_be_one_kernel, may_be_small_matrices
 from torch_scan_hop.inductor.matrix_parts import in_parts
 from torch_scan_hop.inductor.pair_rules import is_complex
-from torch_scan_hop.inductor.pairs import (
-    expanded,
-    expanded_step,
-    expanded_xs,
-    joined_results,
-    needs_pairs,
-)
+from torch_scan_hop.inductor.pairs import expanded, expanded_step, joined_results, needs_pairs
 from torch_scan_hop.inductor.plans import PlanChoice
 from torch_scan_hop.inductor.qualify import reduces_narrow_rows
 from torch_scan_hop.inductor.scalars.entries import Lanes
@@ -67,6 +57,7 @@ class ScanRewriter:
                 given.xs[k], first, reverse = found
                 self.shifted[k] = first, reverse
         self.operands = [*given.flat(), *(first for first, _ in self.shifted.values())]
+        self.on_gpu = is_on_gpu(map(value_of, self.operands))
 
     def rewrite_pairs(self) -> bool:
         """Replace a scan with complex leaves by one of their parts; False if there are none."""
@@ -75,14 +66,14 @@ class ScanRewriter:
         if not needs_pairs(self.body, roles):
             return False
         complex_inputs = [is_complex(v) for v in roles.flat()]
-        complex_results = [is_complex(v) for v in self.node.meta["val"]]
+        complex_results = [is_complex(v) for v in value_of(self.node)]
 
         def run(*flat: Any) -> list[Any]:
             groups = self._groups(flat)
             step = expanded_step(self.body, complex_inputs)
             reals = Inputs(
                 [c.contiguous() for c in expanded(groups.carry)],
-                expanded_xs(groups.xs),
+                expanded(groups.xs),
                 expanded(groups.additional),
             )
             return joined_results(call_scan(step, reals, self.options), complex_results)
@@ -99,10 +90,9 @@ class ScanRewriter:
         legality.run_passes(body, [split_fused_products])
         used = used_outputs(self.node)
         carry = [value_of(a) for a in self.operands[: signature.n_carry]]
-        choice = PlanChoice(
-            body, signature, used, self.trip_count, carry, self._is_on_gpu(), self._copied_bytes
+        plan, sums, length = PlanChoice(
+            body, signature, used, self.trip_count, carry, self.on_gpu, self._copied_bytes
         ).best()
-        plan, sums, length = choice.plan, choice.sums, choice.length
         if plan.is_trivial() and not (self.shifted or sums) and self.trip_count != 0:
             self._retrace_if_unlike()
             return
@@ -130,10 +120,10 @@ class ScanRewriter:
         narrow = any(map(reduces_narrow_rows, self.body.graph.nodes))
         if not current_options().one_kernel or self.trip_count == 0:
             return
-        if self._may_be_one_kernel(self.body) and not narrow:
+        if may_be_one_kernel(self.body, self.on_gpu) and not narrow:
             return
         after = checks_after(self.body)
-        in_loops = not self._is_on_gpu() and may_be_small_matrices(after.body)
+        in_loops = not self.on_gpu and may_be_small_matrices(after.body)
         most = FEW_OPERATORS if in_loops else MOST_OPERATORS
         found = lanes_of(after.body, self.signature, most if current_options().scalars else 0)
         body = in_parts(after.body) if found or in_loops else after.body
@@ -157,12 +147,6 @@ class ScanRewriter:
                 return after.checked(found, self.options.reverse)
 
             self._replace_by(checked, "checks_after")
-
-    def _may_be_one_kernel(self, body: fx.GraphModule) -> bool:
-        return may_be_one_kernel(body, self._is_on_gpu())
-
-    def _is_on_gpu(self) -> bool:
-        return is_on_gpu(map(value_of, self.operands))
 
     def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
         """Return the scan's inputs; xs that are carries into steps stay such."""
@@ -196,14 +180,14 @@ class ScanRewriter:
     def _copied_bytes(self, plan: ScanPlan) -> int:
         """Return the bytes per step of carries into steps that are not read in place."""
         shifted = [plan.roles.xs[k] for k in self.shifted]
-        if self._may_be_one_kernel(plan.body):
+        if may_be_one_kernel(plan.body, self.on_gpu):
             shifted = [x for x in shifted if plan.is_read_outside(x)]
         return sum(likely_value(nbytes(x)) for x in shifted)
 
     def _no_steps(self, init: list[Any]) -> list[Any]:
         ys = [
             torch.empty(y.shape, dtype=y.dtype, device=y.device)
-            for y in self.node.meta["val"][len(init) :]
+            for y in value_of(self.node)[len(init) :]
         ]
         return [*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys]
 
@@ -213,5 +197,5 @@ class ScanRewriter:
         legality.check("replacement", name, traced)
         for node in traced.graph.find_nodes(op="call_function", target=scan_op):
             node.meta.update(of_scans or {})
-        check_results(traced.graph, self.node.meta["val"])
+        check_results(traced.graph, value_of(self.node))
         inline(self.gm, self.node, traced, self.operands)

@@ -27,6 +27,7 @@ from torch_scan_hop._torch.inductor import (
     uses_cpp_wrapper,
 )
 from torch_scan_hop._torch.sizes import likely_value
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 from torch_scan_hop.inductor.qualify import PRODUCTS, is_transcendental
 
@@ -58,7 +59,7 @@ def _work_of(node: fx.Node) -> int:
         return 0
     work = math.prod(map(likely_value, value.shape))
     if node.target in PRODUCTS:
-        inner = likely_value(node.args[-1].meta["val"].shape[0])  # type: ignore[union-attr]
+        inner = likely_value(value_of(node.args[-1]).shape[0])
         work *= work_of_sum(inner)
     return work * TRANSCENDENTAL if is_transcendental(node) else work
 
@@ -123,10 +124,10 @@ class KernelInSpans(KernelNode):
             work_per_step(call.body),
         )
 
-    def call_span(self, wrapper: Any, span: Span) -> None:
+    def call_span(self, wrapper: Any) -> None:
         """Define the kernel and call it for the steps of ``span``, at this place of the wrapper."""
         raise NotImplementedError
 
     def call_kernel(self, wrapper: Any) -> None:
         with self.span.calls(wrapper):
-            self.call_span(wrapper, self.span)
+            self.call_span(wrapper)

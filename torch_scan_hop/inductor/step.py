@@ -36,11 +36,6 @@ def carry_position(name: str) -> int | None:
     return int(name.removeprefix(CARRY)) if name.startswith(CARRY) else None
 
 
-def step_index(trip_count: Any, reverse: bool) -> Any:
-    """Return the index of the step that the loop is at."""
-    return trip_count - 1 - STEP if reverse else STEP
-
-
 def step_inputs(roles: Inputs[Any], index: Any) -> list[Any]:
     """Return a body's inputs for lowering: carries by name, xs at ``index``, additional ones."""
     return [

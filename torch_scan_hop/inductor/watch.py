@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import ambient, replaced
 
 #: ``(call, kernel, refusals)``: the node of the kernel, None where the scan is a counted loop, and
 #: why it is no other kernel, and no CUDA graph
 Watcher = Callable[[Any, Any, dict[Any, str]], None]
 
 
-class _State(threading.local):
-    watcher: Watcher | None = None
-
-
-_state = _State()
+_state = ambient(watcher=None)
 
 
 def watching(watcher: Watcher) -> AbstractContextManager[None]:

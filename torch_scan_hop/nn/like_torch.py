@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch_scan_hop import tree
 from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError
-from torch_scan_hop.nn.over_time import over_time, packed_like, permuted, unpacked, valid_steps
+from torch_scan_hop.nn.over_time import over_time, run_packed, valid_steps
 
 Weights = dict[str, Tensor]
 Module = TypeVar("Module", bound=nn.Module)
@@ -50,11 +50,11 @@ class _Layers(nn.RNNBase):
                     ScanTypeError,
                     f"{type(self).__name__}: a PackedSequence has lengths of its own: pass none.",
                 )
-            x, sizes = unpacked(input)
-            state = permuted(hx, input.sorted_indices, 1)
-            state = self._checked(input.data, x, state, input.batch_sizes)
-            ys, state = self._run(x, state, valid_steps(sizes, x))
-            return packed_like(input, ys, sizes), permuted(state, input.unsorted_indices, 1)
+            data, batch_sizes = input.data, input.batch_sizes
+            run = lambda x, state, valid: self._run(  # noqa: E731
+                x, self._checked(data, x, state, batch_sizes), valid
+            )
+            return run_packed(run, input, hx, 1)
         is_batched = self._check_dimensions(input, hx)
         batch_dim = 0 if self.batch_first else 1
         if not is_batched:
@@ -107,7 +107,7 @@ class _Layers(nn.RNNBase):
             outputs = []
             for direction in directions:
                 cell = functools.partial(self.step, self._weights(f"_l{layer}{direction}"))
-                own = _at(len(last), state)
+                own = tree.map_leaves(lambda leaf: leaf[len(last)], state)
                 how = {"valid": valid, "reverse": bool(direction), **(self.options or {})}
                 ys, own = over_time(cell, x, own, layer=self, **how)
                 outputs.append(ys)
@@ -119,10 +119,6 @@ class _Layers(nn.RNNBase):
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
         found = {name: getattr(self, name + suffix, None) for name in names}
         return {name: weight for name, weight in found.items() if weight is not None}
-
-
-def _at(k: int, state: Any) -> Any:
-    return tree.map_leaves(lambda leaf: leaf[k], state)
 
 
 def _as_given_out(state: Any, ys: Tensor) -> Any:

@@ -138,17 +138,21 @@ def _where(valid: Tensor, value: Tensor, other: Tensor) -> Tensor:
     return torch.where(valid.view(shape), value, other)
 
 
-def unpacked(sequence: PackedSequence) -> tuple[Tensor, Tensor]:
-    """Return ``[T, B, ...]`` and its lengths, longest first."""
-    return pad_packed_sequence(PackedSequence(sequence.data, sequence.batch_sizes))
+def run_packed(
+    run: Callable[[Tensor, Any, Tensor], tuple[Any, Any]],
+    sequence: PackedSequence,
+    state: Any,
+    batch_dim: int,
+) -> tuple[PackedSequence, Any]:
+    """Run ``run(padded, state, valid)`` on a packed sequence, which is sorted, longest first."""
+    padded, lengths = pad_packed_sequence(PackedSequence(sequence.data, sequence.batch_sizes))
+    state = _permuted(state, sequence.sorted_indices, batch_dim)
+    ys, state = run(padded, state, valid_steps(lengths, padded))
+    packed = sequence._replace(data=pack_padded_sequence(ys, lengths).data)
+    return packed, _permuted(state, sequence.unsorted_indices, batch_dim)
 
 
-def packed_like(sequence: PackedSequence, padded: Tensor, lengths: Tensor) -> PackedSequence:
-    data = pack_padded_sequence(padded, lengths).data
-    return sequence._replace(data=data)
-
-
-def permuted(state: Any, order: Tensor | None, dim: int) -> Any:
+def _permuted(state: Any, order: Tensor | None, dim: int) -> Any:
     """Put the batch, which is ``dim`` of every leaf, in another order."""
     if order is None:
         return state

@@ -13,14 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
-from torch_scan_hop.nn.over_time import (
-    Cell,
-    over_time,
-    packed_like,
-    permuted,
-    unpacked,
-    valid_steps,
-)
+from torch_scan_hop.nn.over_time import Cell, over_time, run_packed, valid_steps
 
 
 class Recurrent(nn.Module):
@@ -101,11 +94,7 @@ class Recurrent(nn.Module):
                 raise refused(
                     ScanTypeError, "Recurrent: a PackedSequence has lengths of its own: pass none."
                 )
-            padded, sizes = unpacked(input)
-            state = permuted(initial_state, input.sorted_indices, 0)
-            valid = valid_steps(sizes, padded)
-            ys, state = self._run(padded, state, valid)
-            return packed_like(input, ys, sizes), permuted(state, input.unsorted_indices, 0)
+            return run_packed(self._run, input, initial_state, 0)
         if self.batch_first:
             input = pytree.tree_map(lambda leaf: leaf.transpose(0, 1), input)
             mask = None if mask is None else mask.transpose(0, 1)

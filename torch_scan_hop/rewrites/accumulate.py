@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_alike, is_tensor_node
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.signature import Outputs
@@ -69,13 +70,13 @@ class Accumulator:
 
     @functools.cached_property
     def _is_transposed(self) -> list[bool]:
-        """For each factor of a product, if it is the transpose of the leaf stacked for it."""
+        """Flags of a product's factors: is it the transpose of the leaf stacked for it?"""
         return [a is not leaf for a, leaf in zip(self.term.args, self.leaves, strict=True)]
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the term and the sum: torch sums small integers and bools as int64."""
-        return self.term.meta["val"].dtype
+        return value_of(self.term).dtype
 
     @property
     def operand(self) -> fx.Node:
@@ -264,7 +265,7 @@ def argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx
     if node.target in _CASTS and not _is_widened(base, node):
         return None
     if node.target in _SCALINGS:
-        dtypes = {base.meta["val"].dtype, node.meta["val"].dtype}
+        dtypes = {value_of(base).dtype, value_of(node).dtype}
         once = node.args.count(base) == 1
         if not (once and len(dtypes) == 1 and dtypes <= _WIDE and not node.kwargs):
             return None
@@ -275,7 +276,7 @@ def argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx
 
 def _is_widened(base: fx.Node, node: fx.Node) -> bool:
     """Return True if ``node`` casts from bfloat16 to a wider dtype and changes nothing else."""
-    value, like = node.meta["val"], base.meta["val"]
+    value, like = value_of(node), value_of(base)
     wide = like.dtype is torch.bfloat16 and value.dtype in (torch.float32, torch.float64)
     return wide and value.device == like.device
 

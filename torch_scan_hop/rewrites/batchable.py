@@ -19,14 +19,15 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.body.linalg_checks import linalg_check, linalg_check_in_steps
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_number_node
-from torch_scan_hop.body.operator_table import names
+from torch_scan_hop.body.operator_table import operators
 
 aten = torch.ops.aten
 
-NAMED = names("batchable")
-FOR_ONE_TRIP_COUNT = names("one_count")
-FACTORISATIONS = names("factorisation")
+NAMED = operators("batchable")
+FOR_ONE_TRIP_COUNT = operators("one_count")
+_FACTORISATIONS = {*operators("factorisation"), linalg_check}
 
 # pointwise operators without a rule, or with arguments that the test has no values for
 NOT_POINTWISE = {"equal", "fill", "rrelu_with_noise"}
@@ -41,7 +42,7 @@ def _stand_in_for_conjugate(value: Any) -> Any:
 
 
 # with integers for indices: a mask's result has no shape that a batch could have
-BY_INDEX = {"index.Tensor", "index_put.default"}
+BY_INDEX = {aten.index.Tensor, aten.index_put.default}
 
 
 def _along(value: Any, dim: int, of_position: Callable[[Any], Any]) -> Any:
@@ -89,29 +90,17 @@ STAND_INS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _names(target: OpOverload) -> tuple[str, str]:
-    """
-    >>> _names(aten.add.Tensor)
-    ('add', 'add.Tensor')
-    """
-    packet = target._schema.name.partition("::")[2]
-    return packet, f"{packet}.{target._overloadname}"
-
-
 def is_batchable_operator(target: Any) -> bool:
     """Return True if ``vmap`` of this operator is known to be right."""
     if not isinstance(target, OpOverload):
         return False
-    if target in STAND_INS:
+    if target in STAND_INS or target in NAMED:
         return True
     if target.namespace != "aten" or target._schema.is_mutable:
         return False
-    packet, name = _names(target)
-    if name in NAMED:
-        return True
     if torch.Tag.pointwise not in target.tags or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    return packet not in NOT_POINTWISE and not packet.startswith("special_")
+    return target._opname not in NOT_POINTWISE and not target._opname.startswith("special_")
 
 
 def _raises_by_itself(node: fx.Node) -> bool:
@@ -121,9 +110,7 @@ def _raises_by_itself(node: fx.Node) -> bool:
 
 def is_factorisation(node: fx.Node) -> bool:
     """Return True for a factorisation of a matrix, a solve, or the check that one succeeded."""
-    if not isinstance(node.target, OpOverload):
-        return False
-    return node.target is linalg_check or _names(node.target)[1] in FACTORISATIONS
+    return node.target in _FACTORISATIONS
 
 
 def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
@@ -131,8 +118,7 @@ def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
 
     ``any_trip_count``: of a loop that is traced for all of them.
     """
-    name = _names(node.target)[1] if isinstance(node.target, OpOverload) else ""
-    if any_trip_count and name in FOR_ONE_TRIP_COUNT:
+    if any_trip_count and node.target in FOR_ONE_TRIP_COUNT:
         return False
     if node.op != "call_function":
         return True
@@ -140,12 +126,12 @@ def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
         return True  # an element of what was batched
     if is_number_node(node):
         return True  # a size: the same at every step
-    if name in BY_INDEX:
+    if node.target in BY_INDEX:
         return all(map(_is_integer_index, node.args[1]))  # type: ignore[arg-type]
     if node.target is aten.index_select.default:
-        return node.args[2].meta["val"].dim() == 1  # type: ignore[union-attr]
+        return value_of(node.args[2]).dim() == 1
     return is_batchable_operator(node.target) and not _raises_by_itself(node)
 
 
 def _is_integer_index(index: Any) -> bool:
-    return index is None or index.meta["val"].dtype in (torch.int64, torch.int32)
+    return index is None or value_of(index).dtype in (torch.int64, torch.int32)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_scan_hop.body.carries_in import CarriesIn, in_graph, stacks_of
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.huge_pages import empty_stack
 from torch_scan_hop.op import RunScan, ScanOptions
 from torch_scan_hop.rewrites.options import current_options
@@ -83,7 +84,7 @@ def run_in_blocks(
     """
     d, trip_count = plan.decisions, inputs.trip_count
     values = plan.invariants(inputs)
-    ys_like = [node.meta["val"] for node in plan.outputs.ys] if ys_like is None else ys_like
+    ys_like = [value_of(node) for node in plan.outputs.ys] if ys_like is None else ys_like
     ys = [empty_stack(y, trip_count) for y in ys_like]
     slots = {node: y for node, y in zip(plan.outputs.ys, ys, strict=True) if node in d.stacked}
     carry = plan.with_own_sums([inputs.carry[k] for k in plan.carried])

@@ -15,6 +15,7 @@ from typing import Any
 from torch import fx
 
 from torch_scan_hop._torch.operators import HigherOrderOperator
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_random, operator_name
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.rewrites.batchable import is_batchable
@@ -93,5 +94,5 @@ def ancestors(values: Iterable[Any], stop: set[fx.Node] | None = None) -> set[fx
 
 
 def nbytes(node: fx.Node) -> Any:
-    value = node.meta["val"]
+    value = value_of(node)
     return value.numel() * value.element_size()

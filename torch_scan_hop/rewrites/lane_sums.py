@@ -21,11 +21,12 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop.body.meta_values import placeholder, value_of
 from torch_scan_hop.body.node_kinds import is_alike
 from torch_scan_hop.rewrites.accumulate import SUMS, added_terms, argument_of_linear
-from torch_scan_hop.rewrites.classify import Dependence, ancestors, classify, is_pinned
-from torch_scan_hop.rewrites.parts import Part, unique
-from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.rewrites.classify import Dependence, classify
+from torch_scan_hop.rewrites.parts import Part, extract, unique
+from torch_scan_hop.signature import Inputs, Signature, output_node, results_of
 
 aten = torch.ops.aten
 
@@ -65,7 +66,7 @@ class LaneSums:
         lanes = inputs.carry[self.like]
         zeros = (
             lanes.new_zeros([lanes.shape[0], *v.shape[1:]] if v.ndim else [], dtype=v.dtype)
-            for v in (n.meta["val"] for n in self.operands)
+            for v in (value_of(n) for n in self.operands)
         )
         carry = [*(inputs.carry[k] for k in self.kept), *zeros]
         results = run(dataclasses.replace(inputs, carry=carry))
@@ -98,7 +99,7 @@ def find_lane_sums(
     like = min((k for k in others if k not in terms), default=None)
     if like is None:
         return None
-    lanes = roles.carry[like].meta["val"]
+    lanes = value_of(roles.carry[like])
     added = {k: n for k, n in added.items() if all(is_sum_like(lanes, t) for t in terms[k])}
     if not added:
         return None
@@ -130,9 +131,9 @@ def _is_sum_like(lanes: torch.Tensor, term: fx.Node) -> bool:
     """Return True if ``term`` sums a tensor shaped as ``lanes``, and keeps its dtype."""
     if term.target not in SUMS:
         return False
-    operand = term.args[0].meta["val"]  # type: ignore[union-attr]
+    operand = value_of(term.args[0])
     return (
-        operand.dtype is term.meta["val"].dtype
+        operand.dtype is value_of(term).dtype
         and operand.dtype in _DTYPES
         and operand.device == lanes.device
         and are_all_known_equal(operand.shape, lanes.shape)
@@ -144,31 +145,19 @@ def _widened(
 ) -> fx.GraphModule:
     """Return ``body`` with the carries that are ``kept``, and a sum of each of the ``operands``."""
     roles, outputs = signature.inputs_of(body), signature.outputs_of(body)
-    graph = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
-
-    def placeholder(name: str, meta: dict[str, Any]) -> fx.Node:
-        node = graph.placeholder(name)
-        node.meta = dict(meta)
-        return node
-
-    for k in kept:
-        env[roles.carry[k]] = placeholder(roles.carry[k].name, roles.carry[k].meta)
-    sums = []
-    for node in operands:
-        value = node.meta["val"]
-        sums.append(placeholder(f"sum_of_{node.name}", {"val": value.new_empty(value.shape)}))
-    for node in (*roles.xs, *roles.additional):
-        env[node] = placeholder(node.name, node.meta)
-    carry = [outputs.carry[k] for k in kept]
-    wanted = ancestors([*carry, *operands, *outputs.ys])
-    for node in body.graph.nodes:
-        if node.op != "output" and (node in wanted or is_pinned(node)) and node not in env:
-            env[node] = graph.node_copy(node, lambda n: env[n])
-    added = []
-    for before, node in zip(sums, operands, strict=True):
-        added.append(graph.call_function(aten.add.Tensor, (before, env[node])))
-        added[-1].meta = dict(before.meta)
-    graph.output((*(env[n] for n in carry), *added, *(env[n] for n in outputs.ys)))
-    graph.lint()
-    return legality.checked("lane_sums", fx.GraphModule(body, graph))
+    inputs = [*(roles.carry[k] for k in kept), *roles.xs, *roles.additional]
+    results = [*(outputs.carry[k] for k in kept), *operands, *outputs.ys]
+    module = extract(body, inputs, results, "GraphModule")
+    graph, output = module.graph, output_node(module.graph)
+    first_x = graph.find_nodes(op="placeholder")[len(kept)]
+    results = list(results_of(graph))
+    for k, node in enumerate(operands, len(kept)):
+        value = value_of(node)
+        with graph.inserting_before(first_x):
+            before = placeholder(graph, f"sum_of_{node.name}", value.new_empty(value.shape))
+        with graph.inserting_before(output):
+            results[k] = graph.call_function(aten.add.Tensor, (before, results[k]))
+        results[k].meta = dict(before.meta)
+    output.args = (tuple(results),)
+    module.recompile()
+    return legality.checked("lane_sums", module)

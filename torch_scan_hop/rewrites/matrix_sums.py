@@ -19,7 +19,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import are_known_equal, likely_value
-from torch_scan_hop.body.meta_values import call_recorded, replace
+from torch_scan_hop.body.meta_values import call_recorded, replace, value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.rewrites.accumulate import SUMS, added_terms, is_matrix_transpose
 from torch_scan_hop.rewrites.classify import Dependence, classify
@@ -41,8 +41,8 @@ def lanes_of_matrices(body: fx.GraphModule, signature: Signature) -> Any:
     """
     roles, outputs = signature.inputs_of(body), signature.outputs_of(body)
     added = added_terms(roles.carry, outputs)
-    carry = [n for k, n in enumerate(roles.carry) if k not in added and n.meta["val"].ndim]
-    sizes = [n.meta["val"].shape[0] for n in carry]
+    carry = [n for k, n in enumerate(roles.carry) if k not in added and value_of(n).ndim]
+    sizes = [value_of(n).shape[0] for n in carry]
     if not sizes or not all(are_known_equal(n, sizes[0]) for n in sizes):
         return None
     terms = {t for term in added.values() for t in linear_terms(term, lambda _: False)}
@@ -61,7 +61,7 @@ def are_small(body: fx.GraphModule, lanes: Any) -> bool:
     """Return True if the values of a step have few numbers for each lane."""
     n = 1 if lanes is None else likely_value(lanes)
     tensors = filter(is_tensor_node, body.graph.nodes)
-    return all(likely_value(t.meta["val"].numel()) <= MOST_ENTRIES * n for t in tensors)
+    return all(likely_value(value_of(t).numel()) <= MOST_ENTRIES * n for t in tensors)
 
 
 def find_matrix_sums(
@@ -90,11 +90,11 @@ def find_matrix_sums(
 
 def _write_by_lane(graph: fx.Graph, node: fx.Node, lanes: Any) -> None:
     left, right = node.args
-    depth, columns = right.meta["val"].shape  # type: ignore[union-attr]
+    depth, columns = value_of(right).shape
     rows = likely_value(depth) // likely_value(lanes)
     if rows < 1 or not are_known_equal(depth, lanes * rows) or not isinstance(columns, int):
         return
-    n_results = node.meta["val"].shape[0]
+    n_results = value_of(node).shape[0]
     if not isinstance(n_results, int):
         return
 
@@ -111,12 +111,12 @@ def _write_by_lane(graph: fx.Graph, node: fx.Node, lanes: Any) -> None:
 def _is_sum_of_lanes(lanes: torch.Tensor, term: fx.Node) -> bool:
     if term.target not in SUMS or len(term.args) < 2:
         return False
-    operand = term.args[0].meta["val"]  # type: ignore[union-attr]
+    operand = value_of(term.args[0])
     dims: Any = term.args[1]
     over_lanes = bool(dims) and 0 in ([dims] if isinstance(dims, int) else dims)
     return (
         over_lanes
-        and operand.dtype is term.meta["val"].dtype
+        and operand.dtype is value_of(term).dtype
         and operand.dtype in (torch.float32, torch.float64)
         and operand.device == lanes.device
         and are_known_equal(operand.shape[0], lanes.shape[0])

@@ -11,6 +11,7 @@ from torch import fx
 
 from torch_scan_hop._torch.operators import past_module_hooks
 from torch_scan_hop._torch.transforms import over_first_dimension
+from torch_scan_hop.body.copies import copied
 from torch_scan_hop.body.linalg_checks import linalg_check
 from torch_scan_hop.rewrites.batchable import STAND_INS
 from torch_scan_hop.rewrites.classify import ancestors
@@ -70,16 +71,16 @@ class Part:
 
     def _batchable(self, reverse: bool) -> fx.GraphModule:
         """Return the module, with operators that have a batching rule for those that have none."""
-        graph = fx.Graph()
-        graph.output(graph.graph_copy(self.module.graph, {}))
-        for node in graph.nodes:
+        module = copied(self.module, name="Batchable")
+        for node in module.graph.nodes:
             if node.target is linalg_check:
                 node.args = (*node.args, reverse)
             if node.op == "call_function" and node.target in STAND_INS:
                 node.target = STAND_INS[node.target]
             elif node.target is torch.ops.aten.sym_size.int:
                 node.target = torch.Tensor.size  # of one step; the operator knows no vmap
-        return fx.GraphModule(self.module, graph, "Batchable")
+        module.recompile()
+        return module
 
 
 def extract(

@@ -54,7 +54,9 @@ class Planner:
         self.used = [used or not options.drop_dead for used in used_outputs]
         self.roles = signature.inputs_of(body)
         self.outputs = signature.outputs_of(body)
-        self.constant_carry = self._constant_carry() if options.drop_dead else []
+        pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
+        same = [k for k, (before, after) in enumerate(pairs) if before is after]
+        self.constant_carry = same if options.drop_dead else []
         self.dependence = self._classify()
         self.ys = [y for k, y in enumerate(self.outputs.ys) if self.used[signature.n_carry + k]]
         step_values = {*self.roles.xs, *self.roles.carry, *self.outputs.ys}
@@ -63,10 +65,6 @@ class Planner:
         self.accumulators = self._accumulators() if options.contract_accumulators else []
         self.loop_carry = self._live_carry()
         self.stays: dict[fx.Node, str] = {}
-
-    def _constant_carry(self) -> list[int]:
-        pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
-        return [k for k, (before, after) in enumerate(pairs) if before is after]
 
     def _classify(self) -> dict[fx.Node, Dependence]:
         constants = [self.roles.carry[k] for k in self.constant_carry]
@@ -149,22 +147,18 @@ class Planner:
         # and a value that is computed before the loop is not
         emitted = [n for n in emitted if n not in batched and n not in invariants]
         stacked = unique([*emitted, *self._frontier(sunk, in_loop)])
-        return self._checked_plan(
-            Decisions(
-                loop_carry=self.loop_carry,
-                constant_carry=self.constant_carry,
-                accumulators=self.accumulators,
-                invariants=invariants,
-                batched=batched,
-                stacked=stacked,
-                sunk=sunk,
-                used_outputs=self.used,
-                dependence=self.dependence,
-                stays=self.stays,
-            )
+        decisions = Decisions(
+            loop_carry=self.loop_carry,
+            constant_carry=self.constant_carry,
+            accumulators=self.accumulators,
+            invariants=invariants,
+            batched=batched,
+            stacked=stacked,
+            sunk=sunk,
+            used_outputs=self.used,
+            dependence=self.dependence,
+            stays=self.stays,
         )
-
-    def _checked_plan(self, decisions: Decisions) -> ScanPlan:
         legality.check("decisions", "decisions", self.body, self.signature, decisions)
         plan = ScanPlan(self.body, self.signature, decisions)
         legality.check("plan", "plan", plan)

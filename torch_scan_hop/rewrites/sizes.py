@@ -15,7 +15,8 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.symbols import SYMBOLS, is_symbolic
-from torch_scan_hop.body.meta_values import added_input, replace
+from torch_scan_hop.body.copies import copied
+from torch_scan_hop.body.meta_values import added_input, replace, value_of
 from torch_scan_hop.signature import Inputs, Signature
 
 aten = torch.ops.aten
@@ -35,18 +36,11 @@ class SizeOf:
         return inputs.xs[self.index].shape[self.dim + 1]
 
 
-def _copy(body: fx.GraphModule) -> fx.GraphModule:
-    graph = fx.Graph()
-    result = graph.graph_copy(body.graph, {})
-    graph.output(result)
-    return fx.GraphModule(body, graph, "ScanBody")
-
-
 def lift_sizes(
     body: fx.GraphModule, signature: Signature
 ) -> tuple[fx.GraphModule, Signature, list[SizeOf]]:
     """Return ``body`` with sizes of carries and xs as further additional inputs, in this order."""
-    lifted = _copy(body)
+    lifted = copied(body, name="ScanBody")
     placeholders = lifted.graph.find_nodes(op="placeholder")
     roles = signature.split_inputs(placeholders)
     owner = {n: (True, k) for k, n in enumerate(roles.carry)}
@@ -76,13 +70,13 @@ def lift_integers(
     Sizes, and integers computed from them, are the same at every step; a body that is given them
     computes none.
     """
-    lifted = _copy(body)
+    lifted = copied(body, name="ScanBody")
     known: dict[Any, fx.Node] = {}
     integers = [n for n in lifted.graph.nodes if isinstance(n.meta.get("val"), torch.SymInt)]
     for node in integers:
         if node.op != "call_function":
             continue
-        value = node.meta["val"]
+        value = value_of(node)
         expression = value.node.expr
         if is_symbolic(value) and expression not in known:
             known[expression] = added_input(node, node.name)
@@ -90,7 +84,7 @@ def lift_integers(
     lifted.graph.eliminate_dead_code()
     _check_that_nodes_hold_no_symbols(lifted.graph)
     grown = _grown("lift_integers", lifted, signature, len(known))
-    return lifted, grown, [n.meta["val"] for n in known.values()]
+    return lifted, grown, [value_of(n) for n in known.values()]
 
 
 def _check_that_nodes_hold_no_symbols(graph: fx.Graph) -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_scan_hop import tree
-from torch_scan_hop.schedule.run import Run
-from torch_scan_hop.schedule.stretches import flat, in_segments, joined_ys
-from torch_scan_hop.step import CombineFn
+from torch_scan_hop.schedule.stretches import in_segments, joined_ys, stretch
+from torch_scan_hop.step import CombineFn, Run
 
 
 def segment_length(trip_count: int, segments: int | str) -> int:
@@ -33,16 +31,6 @@ def segment_length(trip_count: int, segments: int | str) -> int:
     return max(1, -(-trip_count // segments))
 
 
-def _split(xs: Any, trip_count: int, length: int, reverse: bool) -> tuple[Any, Any]:
-    """Return whole segments, and the steps that run after them; backwards, those are the first."""
-    rest = trip_count % length
-    if reverse:
-        whole = tree.map_leaves(lambda x: x[rest:], xs)
-        return whole, tree.map_leaves(lambda x: x[:rest], xs)
-    whole = tree.map_leaves(lambda x: x[: trip_count - rest], xs)
-    return whole, tree.map_leaves(lambda x: x[trip_count - rest :], xs)
-
-
 def segmented(run_full: Run, run_steps: Run, segments: int | str, reverse: bool) -> Run:
     """Return a scan over segments; ``run_full`` saves carries only, ``run_steps`` is plain."""
 
@@ -52,18 +40,19 @@ def segmented(run_full: Run, run_steps: Run, segments: int | str, reverse: bool)
         def segment(carry: Any, block: Any) -> tuple[Any, Any]:
             return run_steps(combine_fn, carry, block, steps)
 
-        carry, ys = run_full(segment, carry, in_segments(xs, steps), count)
-        return carry, flat(ys)
+        return in_segments(run_full, segment, carry, xs, steps, count)
 
     def run(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
         if trip_count == 0:
             return run_steps(combine_fn, init, xs, trip_count)
         length = segment_length(trip_count, segments)
-        whole, rest = _split(xs, trip_count, length, reverse)
-        carry, ys = region(combine_fn, init, whole, length, trip_count // length)
         remaining = trip_count % length
+        in_whole = trip_count - remaining
+        whole = stretch(xs, 0, in_whole, trip_count, reverse)
+        carry, ys = region(combine_fn, init, whole, length, trip_count // length)
         if not remaining:
             return carry, ys
+        rest = stretch(xs, in_whole, trip_count, trip_count, reverse)
         carry, last = region(combine_fn, carry, rest, remaining, 1)
         return carry, joined_ys([ys, last], reverse)
 

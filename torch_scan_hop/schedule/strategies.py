@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 
 from torch_scan_hop._torch.sizes import is_exporting, is_fixed
 from torch_scan_hop.schedule.policy import Binomial
-from torch_scan_hop.schedule.run import Run
 from torch_scan_hop.schedule.segments import segmented
 from torch_scan_hop.schedule.treeverse import treeverse
 from torch_scan_hop.schedule.unroll import unrolled
-from torch_scan_hop.step import CombineFn
+from torch_scan_hop.step import CombineFn, Run
 
 
 class Schedule(NamedTuple):
-    """How a caller wants the steps to be run."""
+    """Says how a caller wants the steps to be run."""
 
     reverse: bool
     unroll: int

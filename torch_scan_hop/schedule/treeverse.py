@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch_scan_hop import tree
 from torch_scan_hop.schedule.policy import Binomial
-from torch_scan_hop.schedule.run import Run
-from torch_scan_hop.schedule.stretches import flat, in_segments, joined_ys
-from torch_scan_hop.step import CombineFn
+from torch_scan_hop.schedule.stretches import in_segments, joined_ys, stretch
+from torch_scan_hop.step import CombineFn, Run
 
 
 def treeverse(run_full: Run, run_steps: Run, policy: Binomial, reverse: bool) -> Run:
@@ -36,11 +34,11 @@ def treeverse(run_full: Run, run_steps: Run, policy: Binomial, reverse: bool) ->
             )
             if snapshots == 0 or sweeps == 0 or steps <= length:
                 return run_steps(combine_fn, carry, xs, steps)
-            first_xs = _part(xs, 0, left, steps, reverse)
+            first_xs = stretch(xs, 0, left, steps, reverse)
             carry, first = recomputed(carry, first_xs, left, snapshots, sweeps - 1)
             if left == steps:
                 return carry, first
-            rest = _part(xs, left, steps, steps, reverse)
+            rest = stretch(xs, left, steps, steps, reverse)
             carry, second = chain(carry, rest, steps - left, snapshots - 1, sweeps)
             return carry, joined_ys([first, second], reverse)
 
@@ -50,16 +48,8 @@ def treeverse(run_full: Run, run_steps: Run, policy: Binomial, reverse: bool) ->
             def region(carry: Any, block: Any) -> tuple[Any, Any]:
                 return chain(carry, block, steps, snapshots, sweeps)
 
-            carry, ys = run_full(region, carry, in_segments(xs, steps), 1)
-            return carry, flat(ys)
+            return in_segments(run_full, region, carry, xs, steps, 1)
 
         return chain(init, xs, trip_count, policy.snapshots, policy.sweeps)
 
     return run
-
-
-def _part(xs: Any, first: int, last: int, steps: int, reverse: bool) -> Any:
-    """Return the xs of steps ``first`` to ``last``, which run from the end if reversed."""
-    if reverse:
-        first, last = steps - last, steps - first
-    return tree.map_leaves(lambda x: x[first:last], xs)

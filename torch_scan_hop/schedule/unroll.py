@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop.schedule.run import Run
-from torch_scan_hop.schedule.stretches import joined_ys
-from torch_scan_hop.step import CombineFn, device_of, order_of_steps, step
+from torch_scan_hop.schedule.stretches import in_segments, joined_ys
+from torch_scan_hop.step import CombineFn, Run, device_of, order_of_steps, step
 
 
 def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
@@ -34,11 +33,8 @@ def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
         in_blocks = n_blocks * unroll
 
         def run_blocks(carry: Any) -> tuple[Any, Any]:
-            blocks = tree.map_leaves(
-                lambda leaf: leaf[:in_blocks].reshape(n_blocks, unroll, *leaf.shape[1:]), xs
-            )
-            carry, ys = run(block, carry, blocks, n_blocks)
-            return carry, tree.map_leaves(lambda y: y.reshape(in_blocks, *y.shape[2:]), ys)
+            of_blocks = tree.map_leaves(lambda leaf: leaf[:in_blocks], xs)
+            return in_segments(run, block, carry, of_blocks, unroll, n_blocks)
 
         def run_rest(carry: Any) -> tuple[Any, Any]:
             rest = tree.map_leaves(lambda leaf: leaf[in_blocks:], xs)

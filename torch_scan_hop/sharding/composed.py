@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
 from torch_scan_hop._torch.operators import disable_proxy_modes_tracing
 from torch_scan_hop._torch.tracing import trace
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.op import ScanOptions, call_scan
@@ -61,7 +62,7 @@ def composed_steps(body: fx.GraphModule, signature: Signature, states: Sequence[
     others = [*roles.xs, *roles.additional]
     nexts = [results.carry[k] for k in states]
     part = extract(body, [*carries, *others], nexts, "Step")
-    like = [c.meta["val"] for c in carries]
+    like = [value_of(c) for c in carries]
     for k, value in zip(states, like, strict=True):
         if not (value.is_floating_point() or value.is_complex()):
             raise Refusal(f"carry {k} is of {value.dtype}")
@@ -137,10 +138,6 @@ def _lerp(inner: Any, a: Any, b: Any, weight: Any) -> Form:
     return RULES["add"](inner, a, RULES["mul"](inner, difference, weight))
 
 
-def _addcmul(inner: Any, a: Any, b: Any, c: Any) -> Form:
-    return RULES["fma"](inner, b, c, a)
-
-
 def _linear_in_first(target: Any) -> Callable[..., Form]:
     """Return the rule of a derivative, which is linear in the result's cotangent."""
 
@@ -163,7 +160,7 @@ _RULE_OF: dict[Any, Callable[..., Form]] = {
     aten.where.self: RULES["where"],
     aten.lerp.Scalar: _lerp,
     aten.lerp.Tensor: _lerp,
-    aten.addcmul.default: _addcmul,
+    aten.addcmul.default: lambda inner, a, b, c: RULES["fma"](inner, b, c, a),
     **{
         target: _linear_in_first(target)
         for target in (
@@ -187,7 +184,7 @@ class _Forms(fx.Interpreter):
     def run_node(self, node: fx.Node) -> Any:
         value = super().run_node(node)
         if isinstance(value, Form):
-            like = node.meta["val"]
+            like = value_of(node)
             if like.dtype != value.dtype:
                 raise Refusal(f"a carry goes through {node.target}, which gives {like.dtype}")
         return value

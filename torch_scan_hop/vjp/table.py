@@ -20,7 +20,7 @@ Target = Callable[..., Any] | str
 
 @dataclass(frozen=True)
 class Rule:
-    """How to differentiate one operation.
+    """Differentiates one operation.
 
     `fwd(*args) -> (value, saved)`: the operation, and what its backward will need. `saved` is any
     Python structure; the values of the graph in it (if `bwd` uses them) are what a scan over the

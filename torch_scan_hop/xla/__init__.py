@@ -3,10 +3,10 @@
 ``graph``    the body as a functional graph of ATen operators, traced on fakes
 ``program``  functions and loops lowered to HLO, and how to call them
 ``prepare``  prepares torch for tracing XLA tensors
-``lower``    the XLA kernel of the operator: programs cached with their body, and called
-``stepwise`` runs a body that torch_xla cannot lower: each step runs on its own
+``lower``    the XLA kernel of the operator: programs cached with their body, and called; of a body
+             that torch_xla cannot lower, each step runs on its own
 
-Only ``stepwise`` runs anything on the device, or sends to it or reads from it, before the caller's
+Only those steps run anything on the device, or send to it or read from it, before the caller's
 graph is executed.
 """
 

@@ -18,9 +18,9 @@ from torch_scan_hop.fallback import NotLoweredError, announce_stepwise
 from torch_scan_hop.op import Body, ScanOptions
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.step import run_in_order
 from torch_scan_hop.xla.graph import StepGraph, trace_step
 from torch_scan_hop.xla.program import Program, lower_function, lower_loop, metadata_of
-from torch_scan_hop.xla.stepwise import run_stepwise
 
 # In bytes; measured in benchmarks/results/xla.md. Smaller weights stay in a core's cache from step
 # to step, and a product of all steps would be written to memory and read again.
@@ -66,7 +66,20 @@ class _Step:
             except NotLoweredError as error:
                 self.refusal = str(error)
         announce_stepwise(self.refusal)
-        return run_stepwise(self.graph.module, self.signature, flat, length, reverse)
+        return self._run_in_order(flat, reverse)
+
+    def _run_in_order(self, flat: Sequence[Any], reverse: bool) -> list[torch.Tensor]:
+        """Run each step on its own, as a body must that torch_xla cannot lower to HLO.
+
+        Operators without a lowering run on the CPU, as they do in a Python loop there: torch_xla
+        executes what is pending, and moves their inputs to the host and their results back, in
+        every step.
+        """
+        with _xla.above_the_kernel():
+            inputs = self.signature.split_inputs([_xla.wrapped(v) for v in flat])
+            # copies: a body may return what it takes
+            results = [r.clone() for r in run_in_order(self.graph.module, inputs, reverse)]
+            return [_xla.unwrapped(r) for r in results]
 
     def _run_program(self, flat: Sequence[Any], length: int, reverse: bool) -> list[torch.Tensor]:
         key = (length, reverse)

@@ -15,11 +15,10 @@ from .registry import mutant
 @contextmanager
 def _keys_with(state: Callable[[], Any]) -> Iterator[None]:
     from torch_scan_hop.autodiff import differentiability
-    from torch_scan_hop.body import any_size
-    from torch_scan_hop.dispatch import jvp, vmap
+    from torch_scan_hop.body import any_size, cache
 
     with ExitStack() as stack:
-        for module in (any_size, differentiability, jvp, vmap):
+        for module in (any_size, differentiability, cache):
             stack.enter_context(mock.patch.object(module, "autocast_state", state))
         yield
 

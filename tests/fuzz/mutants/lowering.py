@@ -61,13 +61,13 @@ def carries_of_rows_begin_their_buffers() -> Iterator[object]:
     """The kernel of an inner cell reads its carry where the outer loop's whole stack begins."""
     from torch_scan_hop.inductor.cpu import row_code
 
-    multiply = row_code._RowCode._multiply
+    multiply = row_code.RowCode._multiply
 
-    def from_the_beginning(code: row_code._RowCode, *args: object) -> None:
+    def from_the_beginning(code: row_code.RowCode, *args: object) -> None:
         with mock.patch.dict(code.begins, dict.fromkeys(code.begins, 0)):
             multiply(code, *args)  # type: ignore[arg-type]
 
-    with mock.patch.object(row_code._RowCode, "_multiply", from_the_beginning):
+    with mock.patch.object(row_code.RowCode, "_multiply", from_the_beginning):
         yield None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Set
 import torch
 from torch import fx
 
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.body import StepExamples
@@ -42,5 +43,5 @@ def _may_be_masked(node: fx.Node) -> bool:
 
     A bool is computed in registers, as a condition, and no masked load reads it.
     """
-    dtype = node.meta["val"].dtype
+    dtype = value_of(node).dtype
     return dtype == torch.float32 or (dtype == torch.bool and node.op == "call_function")

@@ -7,6 +7,7 @@ cache, and xs are read and ys written once, in long enough pieces.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -138,16 +139,16 @@ def _is_one_tile(sizes: Sequence[Any], tile: int) -> bool:
 
 
 def emit_kernel(
-    wrapper: Any, node: Any, loop: TimeLoop, index_of: Any, sizes: Sequence[Any], span: Span
+    wrapper: Any, node: Any, loop: TimeLoop, index_of: Any, sizes: Sequence[Any]
 ) -> None:
     """Define a kernel that runs a span of ``loop`` for each lane of ``sizes``, and call it here."""
     function = KernelFunction(node, are_tails_worth_masks(node.body))
     stacks = [_parts(function, node, k) for k in node.joined]
     with no_interpreter(), function.local_buffers(stacks):
         if are_few(sizes) and not function.masks_tail_of(sizes[-1]):
-            _FewLanes(function, loop, index_of, sizes).emit(span)
+            _FewLanes(function, loop, index_of, sizes).emit(node.span)
         else:
-            _emit_tiles(function, loop, index_of, sizes, span)
+            _emit_tiles(function, loop, index_of, sizes, node.span)
     function.declare(PREFETCH_SOURCE)
     function.define_and_call(wrapper)
 
@@ -229,9 +230,10 @@ class _FewLanes:
             for buffer in self.held:
                 self.function.declare_array(buffer)
             self._add(self.loop.seed, (0, Max(0, 1 - span.first)))
-            self._add(self._take_up, (0, Min(1, span.first)))
+            take_up = functools.partial(_copy, self.carry, self.held)
+            self._add(take_up, (0, Min(1, span.first)))
             self._add(self.loop.step, (span.first, span.end))
-            self._add(self._give_back, (0, 1))
+            self._add(functools.partial(_copy, self.held, self.carry), (0, 1))
 
     def _add(self, emit: Callable[[Sequence[Any]], None], steps: tuple[Any, Any]) -> None:
         nest = self.function.nest(
@@ -239,12 +241,6 @@ class _FewLanes:
         )
         nest.repeat_unrolled(STEP, steps)
         self.function.add(nest)
-
-    def _take_up(self, lane: Sequence[Any]) -> None:
-        _copy(self.carry, self.held, lane)
-
-    def _give_back(self, lane: Sequence[Any]) -> None:
-        _copy(self.held, self.carry, lane)
 
 
 def _copy(sources: Sequence[Any], destinations: Sequence[Any], lane: Sequence[Any]) -> None:

@@ -16,12 +16,13 @@ from torch import Tensor, fx
 from torch_scan_hop._torch import onednn
 from torch_scan_hop._torch.own_scan import is_torchs
 from torch_scan_hop._torch.sizes import statically_known_true
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.own_operators import own_operator
 from torch_scan_hop.inductor.cpu.libraries import layout_of, onednn_is_faster
 from torch_scan_hop.inductor.cpu.product import likely_sizes
 from torch_scan_hop.inductor.cpu.rows import RowsKernel
 from torch_scan_hop.inductor.qualify import PRODUCTS
-from torch_scan_hop.op import scan_op
+from torch_scan_hop.op import scans_in
 from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.rewrites.classify import Dependence, classify
 from torch_scan_hop.signature import Inputs
@@ -44,8 +45,7 @@ def replace_large_products(gm: fx.GraphModule, theirs: Collection[fx.Node]) -> N
 
 
 def _replace_in_loops(gm: fx.GraphModule) -> None:
-    for node in gm.graph.find_nodes(op="call_function", target=scan_op):
-        body = getattr(gm, str(node.args[0].target))
+    for node, body in scans_in(gm):
         if not (is_torchs(body) or _is_kernel_of_rows(node, body)):
             _replace(body.graph.nodes)
             _replace_in_loops(body)
@@ -69,7 +69,7 @@ def _replace(nodes: Iterable[fx.Node]) -> None:
 
 
 def _is_large(left: Any, right: Any) -> bool:
-    left, right = left.meta["val"], right.meta["val"]
+    left, right = value_of(left), value_of(right)
     rows, depth, columns = likely_sizes(left, right)
     return (
         left.device.type == "cpu"

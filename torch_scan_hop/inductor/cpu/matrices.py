@@ -21,19 +21,19 @@ from torch import fx
 from torch_scan_hop._torch.inductor_cpp import parallel_num_threads, vector_lanes
 from torch_scan_hop._torch.inductor_values import NotPointwise
 from torch_scan_hop._torch.sizes import are_known_equal, likely_value
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.fits import DTYPES, check_tensors
 from torch_scan_hop.inductor.cpu.matrix_body import MatrixBody
-from torch_scan_hop.inductor.cpu.matrix_code import emit_matrices
+from torch_scan_hop.inductor.cpu.matrix_code import MatrixCode
 from torch_scan_hop.inductor.cpu.matrix_lowering import BY_INDEX, PRODUCTS, REDUCTIONS
 from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
 from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
 from torch_scan_hop.inductor.matrix_parts import PARTS
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import CAT, check_pointwise_but_for
-from torch_scan_hop.inductor.spans import WORK_FOR_THREADS, KernelInSpans, Span, work_per_step
-from torch_scan_hop.inductor.step import step_index
+from torch_scan_hop.inductor.spans import WORK_FOR_THREADS, KernelInSpans, work_per_step
 from torch_scan_hop.rewrites import current_options
 
 _OPERATORS = {*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, *PARTS, *BY_INDEX, CAT}
@@ -52,7 +52,7 @@ class MatricesKernel(KernelInSpans):
             raise Refusal("matrices is switched off")
         if sys.platform == "win32":
             raise Refusal("not for compilers without vector types")
-        _check_devices(n.meta["val"] for n in body.graph.find_nodes(op="placeholder"))
+        _check_devices(value_of(n) for n in body.graph.find_nodes(op="placeholder"))
         _check_that_threads_would_not_pay(body)
         check_pointwise_but_for(_OPERATORS, body)
 
@@ -67,8 +67,8 @@ class MatricesKernel(KernelInSpans):
                 raise
         return cls(call, _step(call, None))
 
-    def call_span(self, wrapper: Any, span: Span) -> None:
-        emit_matrices(wrapper, self, self.step, span)
+    def call_span(self, wrapper: Any) -> None:
+        MatrixCode(self).emit(wrapper)
 
 
 def _check_devices(values: Iterable[Any]) -> None:
@@ -79,7 +79,7 @@ def _check_devices(values: Iterable[Any]) -> None:
 
 def _check_that_threads_would_not_pay(body: fx.GraphModule) -> None:
     """Refuse a step whose operators threads would share, if there are fewer vectors of lanes."""
-    carry = next((n.meta["val"] for n in body.graph.nodes if is_tensor_node(n)), None)
+    carry = next((value_of(n) for n in body.graph.nodes if is_tensor_node(n)), None)
     lanes = likely_value(carry.shape[0]) if carry is not None and carry.ndim else 1
     vectors = -(-lanes // (vector_lanes() or 1))
     if vectors < parallel_num_threads() and work_per_step(body) >= WORK_FOR_THREADS:
@@ -88,12 +88,11 @@ def _check_that_threads_would_not_pay(body: fx.GraphModule) -> None:
 
 def _step(call: ScanCall, lanes: Any) -> MatrixBody:
     width = 1 if lanes is None else _width(lanes)
-    index = step_index(call.trip_count, call.reverse)
-    step = MatrixBody(call, lanes, width, index)
+    step = MatrixBody(call, lanes, width)
     across = step.read_across()
     if across and across <= set(step.inputs):
         shared = {step.inputs[name] for name in across}  # as many rows as there are lanes
-        step = MatrixBody(call, lanes, width, index, shared)
+        step = MatrixBody(call, lanes, width, shared)
         across = step.read_across()
     if across:
         raise Refusal(READS_ELSEWHERE)

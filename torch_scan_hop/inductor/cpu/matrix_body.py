@@ -10,7 +10,6 @@ import sympy
 
 from torch_scan_hop._torch.inductor_values import (
     NotPointwise,
-    Reads,
     bounds_of,
     handled_by,
     is_tensor,
@@ -42,7 +41,7 @@ class MatrixBody:
     """A step; inputs in ``shared`` (positions) are the same for all lanes, whatever their shape."""
 
     def __init__(
-        self, call: ScanCall, lanes: Any, width: int, index: Any, shared: Collection[int] = ()
+        self, call: ScanCall, lanes: Any, width: int, shared: Collection[int] = ()
     ) -> None:
         self.lanes = lanes
         self.width = width
@@ -58,7 +57,7 @@ class MatrixBody:
         ]
         n, given = len(self.carry), [scratch.tensor() for scratch in self.carry]
         for x in call.operands.xs:
-            given.append(self._input(slice_at(index, x), self.at_step, len(given), shared))
+            given.append(self._input(slice_at(call.index, x), self.at_step, len(given), shared))
         for value in call.operands.additional:
             given.append(self._input(value, self.at_start, len(given), shared))
         results = self.lowering.lower(given)
@@ -71,7 +70,7 @@ class MatrixBody:
             held = self.lowering.held(value)
             moves = held is not None and names.get(held.name, k) != k
             self.next.append(self.lowering.stored(value, always=moves))
-        self.ys = [self._returned(value, index) for value in results[n:]]
+        self.ys = [self._returned(value, call.index) for value in results[n:]]
         self.scratch = self.lowering.memory
         self.actions = self.lowering.actions
 
@@ -115,10 +114,8 @@ class MatrixBody:
     def _read_across(self, made: Made) -> Iterator[str]:
         symbols = lane_symbols(len(made.to.size))
         sizes = dict(zip(symbols, made.to.size, strict=True))
-        reads = Reads()
         with self.lowering.ranges_of_indices(sizes) as ranges:
-            with handled_by(reads), self.lowering.fresh_values():
-                made.value.make_loader()(symbols)
+            reads = self.lowering.reads_of(made.value)
         lane = symbols[0] if made.to.varies else None
         found = [(name, sympy.sympify(at)) for name, at in reads.found]
         loads = {at for _, at in found}

@@ -38,11 +38,6 @@ FIRST_LANE = plain_symbol(997)
 COUNT = plain_symbol(996)  # lanes of this vector that there are
 
 
-def emit_matrices(wrapper: Any, node: Any, body: MatrixBody, span: Span) -> None:
-    """Define a kernel that runs a span of the steps of ``body``, and call it here."""
-    _MatrixCode(node, body, span).emit(wrapper)
-
-
 class _EntryOps(VectorOps):
     """Reads scratch memory, whose first lane is the first of the vector."""
 
@@ -68,19 +63,23 @@ def _read(buffer: Any, index: Sequence[Any]) -> Any:
     return handler_at_hand().load(name, buffer.layout.make_indexer()(index))
 
 
-class _MatrixCode:
-    def __init__(self, node: Any, body: MatrixBody, span: Span) -> None:
+class MatrixCode:
+    """A kernel that runs a span of the steps of ``node``."""
+
+    def __init__(self, node: Any) -> None:
         self.node = node
-        self.body = body
-        self.span = span
+        self.body: MatrixBody = node.step
+        body = self.body
+        self.span: Span = node.span
         self.function = KernelFunction(node, False)
         self.code = self.function.code
         self.varying = {s.name for s in body.scratch if s.varies}
         # threads would write a carry that all lanes share at once
         alone = body.lanes is None or body.some_carry_is_shared
-        self.threads = 1 if alone else threads_for(span)
+        self.threads = 1 if alone else threads_for(self.span)
 
     def emit(self, wrapper: Any) -> None:
+        """Define the kernel, and call it at this place of the wrapper."""
         if self.threads > 1:
             share_span(self.function, self.span)
         lanes = sympy.Integer(1) if self.body.lanes is None else self.body.lanes

@@ -15,8 +15,6 @@ from torch import fx
 
 from torch_scan_hop._torch.inductor_values import (
     NotPointwise,
-    Reads,
-    handled_by,
     is_unrealized,
     named_buffer,
     storage_of,
@@ -24,7 +22,6 @@ from torch_scan_hop._torch.inductor_values import (
 from torch_scan_hop.inductor.cpu.matrix_steps import SCRATCH, Called, Made, Scratch
 from torch_scan_hop.inductor.cpu.places import CPU
 from torch_scan_hop.inductor.product_lowering import ProductLowering
-from torch_scan_hop.inductor.step import lane_symbols
 from torch_scan_hop.rewrites.matrix_sums import MOST_ENTRIES
 
 aten = torch.ops.aten
@@ -92,11 +89,8 @@ class EntriesLowering(ProductLowering):
 
         A weight may have as many rows as there are lanes.
         """
-        reads = Reads()
-        with handled_by(reads), self.fresh_values():
-            value.make_loader()(lane_symbols(len(value.get_size())))
         varying = {s.name for s in self.memory if s.varies}
-        names = {name for name, _ in reads.found}
+        names = {name for name, _ in self.reads_of(value).found}
         return bool(names) and not names & varying
 
     def run_node(self, n: fx.Node) -> Any:

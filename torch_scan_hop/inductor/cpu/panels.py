@@ -14,7 +14,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
-from torch_scan_hop.body.meta_values import call_recorded, record_again, replace
+from torch_scan_hop.body.meta_values import call_recorded, record_again, replace, value_of
 from torch_scan_hop.body.own_operators import own_operator
 from torch_scan_hop.inductor.cpu.libraries import onednn_is_faster
 from torch_scan_hop.inductor.cpu.product import likely_sizes, panel_width
@@ -77,7 +77,7 @@ def _products_in_loop(plan: ScanPlan) -> list[fx.Node]:
 
 
 def _pays(node: fx.Node) -> bool:
-    left, right = (n.meta["val"] for n in node.args)  # type: ignore[union-attr]  # nodes
+    left, right = (value_of(n) for n in node.args)
     rows, depth, columns = likely_sizes(left, right)
     return (
         left.device.type == "cpu"
@@ -101,7 +101,7 @@ def _read_panels(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
     for node in products:
         left, right = node.args
         assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
-        rows, _, columns = likely_sizes(left.meta["val"], right.meta["val"])
+        rows, _, columns = likely_sizes(value_of(left), value_of(right))
         width = panel_width(rows, columns)
         with graph.inserting_before(node):
             key = right, width
@@ -116,7 +116,7 @@ def _read_panels(graph: fx.Graph, products: Sequence[fx.Node]) -> None:
 
 
 def _packed(weight: Any, width: int) -> fx.Node:
-    depth, columns = weight.meta["val"].shape
+    depth, columns = value_of(weight).shape
     count = -(-columns // width)
     if columns % width:
         padding = [0, count * width - columns]

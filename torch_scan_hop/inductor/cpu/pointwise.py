@@ -13,7 +13,7 @@ from torch_scan_hop.inductor.cpu.lanes import TimeLoop, emit_kernel
 from torch_scan_hop.inductor.lane_body import independent_lanes, merged_dimensions
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import check_pointwise
-from torch_scan_hop.inductor.spans import KernelInSpans, Span
+from torch_scan_hop.inductor.spans import KernelInSpans
 
 
 class PointwiseKernel(KernelInSpans):
@@ -26,11 +26,11 @@ class PointwiseKernel(KernelInSpans):
         check_tensors(call.examples)
         return cls(call, independent_lanes(call))
 
-    def call_span(self, wrapper: Any, span: Span) -> None:
+    def call_span(self, wrapper: Any) -> None:
         n = len(self.operands.carry)
         loop = TimeLoop(
             self.step, self.operands.carry, self.destinations[:n], self.destinations[n:]
         )
         layouts = [destination.layout for destination in self.destinations]
         sizes, index_of = merged_dimensions(self.step, layouts[0].size, layouts)
-        emit_kernel(wrapper, self, loop, index_of, sizes, span)
+        emit_kernel(wrapper, self, loop, index_of, sizes)

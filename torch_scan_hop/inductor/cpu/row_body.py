@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import fx
-
 from torch_scan_hop._torch.inductor_values import (
     NotPointwise,
-    Reads,
     handled_by,
     handler_at_hand,
     is_tensor,
@@ -34,28 +31,23 @@ from torch_scan_hop.inductor.cpu.places import (
 from torch_scan_hop.inductor.cpu.row_lowering import RowLowering
 from torch_scan_hop.inductor.cpu.row_order import assign_stages, nests_of_stages, overwritten_carry
 from torch_scan_hop.inductor.cpu.tanh import VectorOps
-from torch_scan_hop.inductor.step import CARRY, lane_symbols, step_inputs
-from torch_scan_hop.signature import Inputs
+from torch_scan_hop.inductor.node import ScanCall
+from torch_scan_hop.inductor.step import CARRY, step_inputs
 
 
 class RowBody:
-    """A step as nests and products; NotPointwise if it is anything else.
+    """A step as nests and products; NotPointwise if it is anything else."""
 
-    ``layouts``: of the buffers that its results are written to.
-    """
-
-    def __init__(
-        self, gm: fx.GraphModule, roles: Inputs[Any], layouts: Sequence[Any], index: Any
-    ) -> None:
-        n = len(roles.carry)
+    def __init__(self, call: ScanCall) -> None:
+        n, index, layouts = len(call.operands.carry), call.index, call.result_layouts()
         # steps read a carry by its own index, wherever in a buffer it begins
         self.carry = [
             Place(name, buffer_like(name, layout).layout)
             for name, layout in ((f"{CARRY}{k}", layout) for k, layout in enumerate(layouts[:n]))
         ]
         self.ys = [Place(f"{STACK}{k}", layout, (index,)) for k, layout in enumerate(layouts[n:])]
-        self._lowering = RowLowering(gm)
-        results = self._lowering.lower(step_inputs(roles, index))
+        self._lowering = RowLowering(call.body)
+        results = self._lowering.lower(step_inputs(call.operands, index))
         self.products = self._lowering.products
         if not all(map(is_tensor, results)):
             raise NotPointwise("a result that is no tensor")
@@ -108,10 +100,7 @@ class RowBody:
 
     def reads(self, value: Any) -> list[tuple[str, Any]]:
         """Return (buffer, index) of all that an element of ``value`` is computed from."""
-        found = Reads()
-        with handled_by(found), self._lowering.fresh_values():
-            value.make_loader()(lane_symbols(len(value.get_size())))
-        return found.found
+        return self._lowering.reads_of(value).found
 
     def values(self, values: Sequence[Any], lanes: Sequence[Any], read_carry: Any) -> list[Any]:
         """Return the elements of ``values`` at ``lanes``, in terms of the ops handler at hand."""

@@ -53,39 +53,29 @@ MAX_ROWS = 32
 CACHE_LINE = 64  # bytes
 
 
-def emit_rows(
-    wrapper: Any,
-    node: Any,
-    body: RowBody,
-    init: Sequence[Any],
-    span: Span,
-) -> None:
-    """Define a kernel that runs a span of the steps of ``body``, and call it here.
+class RowCode:
+    """A kernel that runs a span of the steps of ``node``, which has the destinations."""
 
-    ``node`` has the destinations of final carries and ys.
-    """
-    _RowCode(body, init, span, node).emit(wrapper)
-
-
-class _RowCode:
-    def __init__(self, body: RowBody, init: Sequence[Any], span: Span, node: Any) -> None:
-        self.body = body
-        self.init = init
+    def __init__(self, node: Any) -> None:
+        self.body: RowBody = node.step
+        self.init = node.operands.carry
+        body = self.body
         places = zip([*body.carry, *body.ys], node.destinations, strict=True)
         written = {place.name: destination for place, destination in places}
         #: the buffers that results are written to
         self.names = {name: destination.name for name, destination in written.items()}
         #: offsets at which carries begin in their buffers; the index of a place has a stack's
         self.begins = {place.name: written[place.name].layout.offset for place in body.carry}
-        self.span = span
+        self.span: Span = node.span
         self.function = KernelFunction(node, are_tails_worth_masks(node.body))
         self.code = self.function.code
         self.product = f"{self.function.name}_product"
-        self.threads = threads_for(span)
+        self.threads = threads_for(self.span)
         share = -(-likely_size(body.rows, fallback=MAX_ROWS) // self.threads)
         self.tile = max(1, min(MAX_ROWS, share))
 
     def emit(self, wrapper: Any) -> None:
+        """Define the kernel, and call it at this place of the wrapper."""
         # A product reads the row of a y where it is stored, also if nothing does after the loop. (A
         # read of no elements is none to Inductor.)
         keep_buffers(self.names[m.name] for m in self.body.operands if m.name in self.names)

@@ -15,16 +15,16 @@ from typing import Any
 from torch import fx
 
 from torch_scan_hop._torch.inductor_cpp import vector_lanes
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.fits import check_tensors
 from torch_scan_hop.inductor.cpu.row_body import RowBody
-from torch_scan_hop.inductor.cpu.row_code import emit_rows
+from torch_scan_hop.inductor.cpu.row_code import RowCode
 from torch_scan_hop.inductor.cpu.row_independence import rows_are_independent
 from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import PRODUCTS, check_pointwise_around_products, is_plain
-from torch_scan_hop.inductor.spans import KernelInSpans, Span
-from torch_scan_hop.inductor.step import step_index
+from torch_scan_hop.inductor.spans import KernelInSpans
 
 # The part of a core's cache that the weights may take. With more a step waits for memory, and
 # threads that share the columns of a product read less of it.
@@ -37,7 +37,7 @@ class RowsKernel(KernelInSpans):
     @staticmethod
     def check(body: fx.GraphModule) -> None:
         check_pointwise_around_products(body)
-        weights = [n.args[-1].meta["val"] for n in body.graph.nodes if n.target in PRODUCTS]
+        weights = [value_of(n.args[-1]) for n in body.graph.nodes if n.target in PRODUCTS]
         static = all(isinstance(n, int) for w in weights for n in w.shape)
         nbytes = sum(w.numel() * w.element_size() for w in weights) if static else 0
         if nbytes > WEIGHT_BYTES:
@@ -53,11 +53,10 @@ class RowsKernel(KernelInSpans):
         check_tensors(call.examples)
         if not vector_lanes():
             raise Refusal("no vector instructions that it knows")
-        index = step_index(call.trip_count, call.reverse)
-        step = RowBody(call.body, call.operands, call.result_layouts(), index)
+        step = RowBody(call)
         if not rows_are_independent(step):
             raise Refusal(READS_ELSEWHERE)
         return cls(call, step)
 
-    def call_span(self, wrapper: Any, span: Span) -> None:
-        emit_rows(wrapper, self, self.step, self.operands.carry, span)
+    def call_span(self, wrapper: Any) -> None:
+        RowCode(self).emit(wrapper)

@@ -32,6 +32,7 @@ from torch_scan_hop._torch.inductor_triton import (
 )
 from torch_scan_hop._torch.inductor_values import bounds_of
 from torch_scan_hop.inductor.gpu.source import Parameters, TritonSource, indented, kept
+from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.step import STEP, variable
 
 # How far loads run ahead of the loop, in steps, at most: they wait in shared memory, or in
@@ -51,6 +52,7 @@ class StepCode:
     Attributes:
         lanes: the variables of the kernel that stand for the index of an element.
         lane: the index of an element of a carry, in terms of ``lanes``.
+        size: how many elements there are, which programs share.
         shape: of a program's block of elements.
         index: of the step at hand.
         load_bytes: what an element of ``shape`` reads in each step.
@@ -61,14 +63,15 @@ class StepCode:
 
     lanes: list[Any]
     lane: list[Any]
+    size: Any
     shape: tuple[str, ...]
     index: Any
     is_wide: bool
 
-    def __init__(self, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any) -> None:
-        self.init = init
-        self.carry, self.ys = layouts[: len(init)], layouts[len(init) :]
-        self.trip_count = trip_count
+    def __init__(self, call: ScanCall) -> None:
+        self.init, layouts = call.operands.carry, call.result_layouts()
+        self.carry, self.ys = layouts[: len(self.init)], layouts[len(self.init) :]
+        self.trip_count = call.trip_count
         self.parameters = Parameters()
         self.load_bytes = 0
 
@@ -84,8 +87,7 @@ class StepCode:
         """Return the functions that the kernel calls, once the kernel's own lines are there."""
         return []
 
-    def source(self, size: Any) -> TritonSource:
-        """The kernel, for ``size`` elements that programs share."""
+    def source(self) -> TritonSource:
         lines = TritonLines(self.shape, self.load, self._renamed, self._is_invariant)
         with lines.at_work():
             init = [line for k in range(len(self.init)) for line in self._first(k)]
@@ -106,7 +108,7 @@ class StepCode:
             *indented([*first, *before, *indented(loop), *last]),
         ]
         return TritonSource(
-            "\n".join(text) + "\n", self.parameters.arguments, self.parameters.dtypes, size
+            "\n".join(text) + "\n", self.parameters.arguments, self.parameters.dtypes, self.size
         )
 
     # --- the loop ---

@@ -29,7 +29,7 @@ ROUNDINGS = 1024
 
 
 class Composition:
-    """How steps whose next carries are ``forms`` compose.
+    """Composes steps whose next carries are ``forms``.
 
     Attributes:
         entries: of ``a`` that are values of the kernel.

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import sympy
 
 from torch_scan_hop._torch.inductor_triton import TritonLines
 from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand, likely_size
 from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode, indices
 from torch_scan_hop.inductor.gpu.launch import COPIED_BYTES, FEW_LANES, lanes_of_a_program
-from torch_scan_hop.inductor.gpu.source import TritonSource
 from torch_scan_hop.inductor.lane_body import PointwiseBody, merged_dimensions
+from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.step import StepOps, variable
 
 
-def emit_lanes(
-    body: PointwiseBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
-) -> TritonSource:
-    """Emit the kernel of ``body`` from ``init``; ``layouts``: of final carries, then ys."""
-    code = LaneCode(body, init, layouts, trip_count)
-    return code.source(code.size)
-
-
 class LaneCode(StepCode):
+    """The kernel of ``body``, the step of ``call``."""
+
     shape: tuple[str, ...] = ("BLOCK",)
     arange = "tl.arange(0, BLOCK)"  # of a program's lanes
     in_lanes = MASK  # whether there are such lanes
 
-    def __init__(
-        self, body: PointwiseBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
-    ) -> None:
-        super().__init__(init, layouts, trip_count)
+    def __init__(self, body: PointwiseBody, call: ScanCall) -> None:
+        super().__init__(call)
         self.body, self.index = body, body.index
-        self.sizes, index_of = merged_dimensions(body, self.carry[0].size, layouts)
+        self.sizes, index_of = merged_dimensions(body, self.carry[0].size, [*self.carry, *self.ys])
         self.size = sympy.Mul(*self.sizes)
         self.lanes = [variable(f"x{k}") for k in range(len(self.sizes))]
         self.lane = list(index_of(self.lanes))

@@ -1,4 +1,4 @@
-"""How a kernel is launched: its programs, and the call in the generated wrapper."""
+"""Launch a kernel: choose its programs, and write the call in the generated wrapper."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.gpu.launch import WARP, GpuKernel, Launch
 from torch_scan_hop.inductor.gpu.serving import check_tensors, multiprocessors_of
-from torch_scan_hop.inductor.gpu.tiles import emit_tiles
+from torch_scan_hop.inductor.gpu.tiles import TileCode
 from torch_scan_hop.inductor.lane_body import check_one_shape, independent_lanes
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import check_pointwise
@@ -49,10 +49,9 @@ class ParallelKernel(GpuKernel):
         check_long_and_thin(call.examples.inputs.trip_count, carry)
         body = independent_lanes(call)
         lanes = lanes_of_a_program(lanes_of(carry))
-        arguments = body, call.operands.carry, call.result_layouts(), call.trip_count
-        source = emit_tiles(*arguments, rows=ELEMENTS // lanes)
+        source = TileCode(body, call, ELEMENTS // lanes).source()
         if len(source.arguments) > MANY_BUFFERS:
-            source = emit_tiles(*arguments, rows=ELEMENTS // lanes // 2)
+            source = TileCode(body, call, ELEMENTS // lanes // 2).source()
         return cls(call, Launch(source, lanes, WARPS))
 
 

@@ -6,7 +6,7 @@ carries and ys have one shape, and a step reads the carry only where it writes i
 
 from __future__ import annotations
 
-from torch_scan_hop.inductor.gpu.lanes import emit_lanes
+from torch_scan_hop.inductor.gpu.lanes import LaneCode
 from torch_scan_hop.inductor.gpu.launch import GpuKernel, launch_of_lanes
 from torch_scan_hop.inductor.gpu.serving import check_tensors
 from torch_scan_hop.inductor.lane_body import independent_lanes
@@ -21,7 +21,4 @@ class PointwiseKernel(GpuKernel):
     @classmethod
     def lower(cls, call: ScanCall) -> PointwiseKernel:
         check_tensors(call.examples.flat())
-        body = independent_lanes(call)
-        layouts = call.result_layouts()
-        source = emit_lanes(body, call.operands.carry, layouts, call.trip_count)
-        return cls(call, launch_of_lanes(source))
+        return cls(call, launch_of_lanes(LaneCode(independent_lanes(call), call).source()))

@@ -14,24 +14,24 @@ import sympy
 
 from torch_scan_hop._torch.inductor_values import NotPointwise, is_tensor
 from torch_scan_hop.inductor.gpu.row_lowering import Frame, RowLowering
+from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.step import step_inputs
-from torch_scan_hop.signature import Inputs
 
 
 class RowBody:
-    """Step ``index`` of a scan whose carries are rows; NotPointwise if not.
+    """A step of a scan whose carries are rows; NotPointwise if not.
 
     Attributes:
         results: final carries and ys, each as the blocks that it is put together from.
         numbers: the positions of those that have one number of each row, and the sizes of these.
     """
 
-    def __init__(self, gm: Any, roles: Inputs[Any], index: Any) -> None:
-        self.index = index
-        self.frame = frame = _frame_of(roles.carry)
+    def __init__(self, call: ScanCall) -> None:
+        self.index = call.index
+        self.frame = frame = _frame_of(call.operands.carry)
         self.rows, self.width = frame.rows, frame.width
-        self.lowering = RowLowering(gm, frame)
-        results = self.lowering.lower(step_inputs(roles, index))
+        self.lowering = RowLowering(call.body, frame)
+        results = self.lowering.lower(step_inputs(call.operands, call.index))
         self.products, self.reductions = self.lowering.products, self.lowering.reductions
         if not all(map(is_tensor, results)):
             raise NotPointwise("a result that is no tensor")
@@ -41,7 +41,7 @@ class RowBody:
             [(value, 0)] if k in self.numbers else self.lowering.blocks(value)
             for k, value in enumerate(results)
         ]
-        if not all(len(blocks) == 1 for blocks in self.results[: len(roles.carry)]):
+        if not all(len(blocks) == 1 for blocks in self.results[: len(call.operands.carry)]):
             raise NotPointwise("carries of several widths")
 
 

@@ -25,6 +25,7 @@ from torch_scan_hop.inductor.gpu.reductions import of_row
 from torch_scan_hop.inductor.gpu.row_body import RowBody
 from torch_scan_hop.inductor.gpu.row_lowering import PRODUCT, REDUCED, Product
 from torch_scan_hop.inductor.gpu.serving import capability_of
+from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.step import CARRY, StepOps, variable
 
 # Rows of a program with products. With few rows in all, a program has one, whose weights stay in
@@ -60,19 +61,9 @@ def rows_of_a_program(width: int) -> tuple[int, int]:
     return max(1, one // width), min(MOST_WARPS, max(1, width // one))
 
 
-def emit_rows(
-    body: RowBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
-) -> Launch:
-    """Emit the kernel of ``body``; ``layouts``: of its results."""
-    code = _RowCode(body, init, layouts, trip_count)
-    source = code.source(body.rows)
-    if not body.products:
-        return Launch(source, *rows_of_a_program(code.width))
-    return Launch(source, code.rows, code.warps, code.weight_bytes if code.rows > 1 else 0)
-
-
-def rows_with_products(body: RowBody, width: int, device: torch.device) -> tuple[int, int]:
-    """Return the rows and warps of a program that multiplies."""
+def rows_with_products(body: RowBody, width: int, device: torch.device) -> tuple[int, int, int]:
+    """Return the rows and warps of a program that multiplies, and its weights' bytes in shared
+    memory."""
     dtypes = {product.weight.dtype for product in body.products}
     blocks = sum(len(p.left) * p.columns // body.width for p in body.products)
     nbytes = blocks * width**2 * max(dtype.itemsize for dtype in dtypes)
@@ -80,19 +71,19 @@ def rows_with_products(body: RowBody, width: int, device: torch.device) -> tuple
     is_new = capability_of(device) >= OLDEST_FOR_MOST_WARPS
     for warps, most in WARPS_OF_ONE_ROW if is_new else WARPS_OF_ONE_ROW[:1]:
         if rows <= MOST_FOR_ONE_ROW and nbytes <= most:
-            return 1, warps
+            return 1, warps, 0
     if nbytes > SHARED_BYTES:
         raise NotPointwise(f"{nbytes} bytes of weights: not in shared memory")
     is_exact = torch.float32 in dtypes and _precision(torch.float32) == "ieee"
-    return FEW_ROWS if is_exact and rows <= MOST_FOR_FEW_ROWS else ROWS, WARPS
+    return FEW_ROWS if is_exact and rows <= MOST_FOR_FEW_ROWS else ROWS, WARPS, nbytes
 
 
-class _RowCode(StepCode):
-    def __init__(
-        self, body: RowBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any
-    ) -> None:
-        super().__init__(init, layouts, trip_count)
-        self.body, self.index = body, body.index
+class RowCode(StepCode):
+    """The kernel of ``body``, the step of ``call``."""
+
+    def __init__(self, body: RowBody, call: ScanCall) -> None:
+        super().__init__(call)
+        self.body, self.index, self.size = body, body.index, body.rows
         self.width = max(16, 1 << (body.width - 1).bit_length())  # powers of two
         self.shape = ("BLOCK", str(self.width))
         sizes = [*body.frame.lead, sympy.Integer(body.width)]
@@ -102,15 +93,19 @@ class _RowCode(StepCode):
         self.lane = [sympy.Integer(0) if n == 1 else x for x, n in known.items()]
         self.is_wide = self.needs_64_bits([], known)
         body.lowering.sizes = {self.lane[-1]: body.width}
-        self.weight_bytes = 0
-        self.rows = self.warps = 0
+        self.nbytes = 0
         if body.products:
-            device = layouts[0].device
-            self.rows, self.warps = rows_with_products(body, self.width, device)
+            device = self.carry[0].device
+            self.rows, self.warps, self.nbytes = rows_with_products(body, self.width, device)
+        else:
+            self.rows, self.warps = rows_of_a_program(self.width)
         self.blocks: dict[Any, Any] = {}
 
+    def launch(self) -> Launch:
+        return Launch(self.source(), self.rows, self.warps, self.nbytes)
+
     def elements(self) -> int:
-        return (self.rows or rows_of_a_program(self.width)[0]) * self.width
+        return self.rows * self.width
 
     def steps_ahead(self) -> int:
         """Weights in shared memory leave little of it, and in all registers no room for addresses.
@@ -120,7 +115,7 @@ class _RowCode(StepCode):
         if self.warps > WARPS:
             return 1
         ahead = super().steps_ahead()
-        return ahead if self.rows <= 1 else min(4, ahead)
+        return min(4, ahead) if self.body.products and self.rows > 1 else ahead
 
     def head(self) -> list[str]:
         columns, own = f"tl.arange(0, {self.width})", self.lanes[-1]
@@ -209,7 +204,6 @@ class _RowCode(StepCode):
         pointer = self.parameters.read(weight.buffer, weight.dtype)
         first = self.text(weight.offset + row * down + column * right)
         place = f"{pointer} + ({first}) + row * ({self.text(down)}) + column * ({self.text(right)})"
-        self.weight_bytes += self.width**2 * weight.dtype.itemsize
         return lines.line(f"tl.load({place}, in_weight, 0.0)", weight.dtype, before_steps=True)
 
 
@@ -222,7 +216,7 @@ def _precision(dtype: torch.dtype) -> str:
 class _RowOps(StepOps):
     """Operators of a row: a carry is a register, at its own element; a product is multiplied."""
 
-    def __init__(self, code: _RowCode, lines: TritonLines, carry: Sequence[Any]) -> None:
+    def __init__(self, code: RowCode, lines: TritonLines, carry: Sequence[Any]) -> None:
         super().__init__(handler_at_hand(), code.body.lowering, self._carry)
         self.code, self.lines, self.carry = code, lines, carry
 

@@ -53,7 +53,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Reduction:
-    """What becomes of a row; ``element`` gives its elements, of ``dtype``, by row and column."""
+    """Reduces a row; ``element`` gives its elements, of ``dtype``, by row and column."""
 
     element: Callable[[Sequence[Any], Any], Any]
     columns: int
@@ -153,7 +153,7 @@ class RowLowering(ProductLowering):
     def _variance_and_mean(
         self, value: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False
     ) -> tuple[Any, Any]:
-        """In two passes over the row: it is in registers. In float32 at least, as Inductor's."""
+        """Pass over the row twice: it is in registers. In float32 at least, as Inductor's."""
         call = super().call_function
         kind = value.get_dtype()
         if kind in (torch.bfloat16, torch.float16):

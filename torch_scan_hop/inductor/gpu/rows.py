@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from torch import fx
 
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.gpu.launch import GpuKernel
 from torch_scan_hop.inductor.gpu.row_body import RowBody
-from torch_scan_hop.inductor.gpu.row_code import emit_rows
+from torch_scan_hop.inductor.gpu.row_code import RowCode
 from torch_scan_hop.inductor.gpu.serving import check_devices, check_tensors
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import check_rows, is_plain
-from torch_scan_hop.inductor.step import step_index
 
 
 class RowsKernel(GpuKernel):
@@ -27,7 +27,7 @@ class RowsKernel(GpuKernel):
 
     @staticmethod
     def check(body: fx.GraphModule) -> None:
-        check_devices(n.meta["val"] for n in body.graph.find_nodes(op="placeholder"))
+        check_devices(value_of(n) for n in body.graph.find_nodes(op="placeholder"))
         check_rows(body)
         if not all(map(is_plain, body.graph.nodes)):
             raise Refusal("neither pointwise nor a product with a weight: a scaled addmm")
@@ -37,6 +37,4 @@ class RowsKernel(GpuKernel):
         check_tensors(call.examples.flat())
         if not call.operands.carry:
             raise Refusal("it has no carry")
-        body = RowBody(call.body, call.operands, step_index(call.trip_count, call.reverse))
-        layouts = call.result_layouts()
-        return cls(call, emit_rows(body, call.operands.carry, layouts, call.trip_count))
+        return cls(call, RowCode(RowBody(call), call).launch())

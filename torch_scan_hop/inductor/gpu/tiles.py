@@ -32,35 +32,22 @@ from torch_scan_hop.inductor.affine import forms_of_carries
 from torch_scan_hop.inductor.gpu.code import MASK
 from torch_scan_hop.inductor.gpu.composition import Composition
 from torch_scan_hop.inductor.gpu.lanes import LaneCode
-from torch_scan_hop.inductor.gpu.source import TritonSource
 from torch_scan_hop.inductor.lane_body import PointwiseBody
+from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.step import StepOps
 
 _OF_LANES = ("1", "BLOCK")
 
 
-def emit_tiles(
-    body: PointwiseBody, init: Sequence[Any], layouts: Sequence[Any], trip_count: Any, rows: int
-) -> TritonSource:
-    """Emit the kernel of ``body`` in tiles of ``rows`` steps; Refusal if steps do not compose."""
-    code = _TileCode(body, init, layouts, trip_count, rows)
-    return code.source(code.size)
+class TileCode(LaneCode):
+    """The kernel of ``body`` in tiles of ``rows`` steps; Refusal if steps do not compose."""
 
-
-class _TileCode(LaneCode):
     arange = "tl.arange(0, BLOCK)[None, :]"
     in_lanes = "in_lanes"
     stored = f"{MASK} & (row < kept)"  # nothing is stored twice, by another thread
 
-    def __init__(
-        self,
-        body: PointwiseBody,
-        init: Sequence[Any],
-        layouts: Sequence[Any],
-        trip_count: Any,
-        rows: int,
-    ) -> None:
-        super().__init__(body, init, layouts, trip_count)
+    def __init__(self, body: PointwiseBody, call: ScanCall, rows: int) -> None:
+        super().__init__(body, call)
         self.rows = rows
         self.shape = (str(rows), "BLOCK")
 

@@ -10,6 +10,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.matrix_parts import PARTS
@@ -70,7 +71,7 @@ def _work_of(node: fx.Node) -> int:
         return 0
     values = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
     entries = max((likely_value(v.numel()) for v in values), default=0)
-    operands = [n.meta["val"] for n in node.all_input_nodes if is_tensor_node(n)]
+    operands = [value_of(n) for n in node.all_input_nodes if is_tensor_node(n)]
     if not operands or torch.Tag.pointwise in getattr(node.target, "tags", ()):
         return entries
     longest = max((likely_value(v.shape[-1]) for v in operands if v.ndim), default=1)

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.sizes import are_known_equal
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars.entries import Entries, Index, Lanes, indices
 from torch_scan_hop.inductor.scalars.interpreter import (
@@ -29,7 +30,7 @@ def lanes_of(body: fx.GraphModule, signature: Signature, most: int = MOST_OPERAT
     Scalars among the carries do not count. None are returned for a body of more than ``most``
     operators on entries.
     """
-    carry = [n.meta["val"] for n in signature.inputs_of(body).carry]
+    carry = [value_of(n) for n in signature.inputs_of(body).carry]
     sizes = [c.shape[0] for c in carry if c.ndim]
     found = [Lanes(None)]
     is_batch = sizes and all(are_known_equal(n, sizes[0]) for n in sizes)
@@ -93,10 +94,9 @@ class WrittenOut:
         self.options = options
         self.roles = signature.inputs_of(body)
         self.grids = {
-            node: self._grid(node.meta["val"])
+            node: self._grid(value_of(node))
             for node in self.roles.flat()
-            if isinstance(node.meta["val"], torch.Tensor)
-            and (node.users or node in self.roles.carry)
+            if isinstance(value_of(node), torch.Tensor) and (node.users or node in self.roles.carry)
         }
         self.results: list[_Grid] = []
 
