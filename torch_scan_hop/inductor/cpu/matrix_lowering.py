@@ -14,7 +14,8 @@ import sympy
 import torch
 
 from torch_scan_hop._torch.inductor_cpp import Min
-from torch_scan_hop._torch.inductor_values import NotPointwise, is_tensor, ops, pointwise_like
+from torch_scan_hop._torch.inductor_values import is_tensor, ops, pointwise_like
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.matrix_memory import EntriesLowering
 from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
 
@@ -32,14 +33,14 @@ class MatrixLowering(EntriesLowering):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is operator.getitem and args[0][args[1]] is None:
-            raise NotPointwise("a factor that is not written out")
+            raise Refusal("a factor that is not written out")
         if target is aten.clone.default:
             return args[0]  # nothing here depends on strides
         if target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
             if is_tensor(args[0]):
                 return self._view(*args)
         if target is aten.as_strided.default:
-            raise NotPointwise("a view by strides")
+            raise Refusal("a view by strides")
         if target in _PRODUCTS:
             return _PRODUCTS[target](self, *args, **kwargs)
         if target is aten.diagonal_scatter.default:
@@ -59,7 +60,7 @@ class MatrixLowering(EntriesLowering):
         self, like: Any, sizes: Sequence[Any], terms: Any, term: Callable[..., Any], join: Any
     ) -> Any:
         if not isinstance(terms, (int, sympy.Integer)) or not 0 < terms <= MOST_TERMS:
-            raise NotPointwise(f"a sum of {terms} terms")
+            raise Refusal(f"a sum of {terms} terms")
 
         def inner_fn(index: Sequence[Any]) -> Any:
             return functools.reduce(join, (term(index, k) for k in range(int(terms))))
@@ -79,15 +80,15 @@ class MatrixLowering(EntriesLowering):
                 prims.convert_element_type.default, (source, torch.int64), {}
             )
         if kwargs.get("dtype", None) not in (None, source.get_dtype()):
-            raise NotPointwise("a sum in another dtype")
+            raise Refusal("a sum in another dtype")
         if source.get_dtype() in (torch.float16, torch.bfloat16):
-            raise NotPointwise(f"a reduction of {source.get_dtype()}")
+            raise Refusal(f"a reduction of {source.get_dtype()}")
         rank = len(sizes)
         dims = range(rank) if dims is None or dims == [] else dims
         dims = [dims] if isinstance(dims, int) else dims
         folded = sorted({d % max(rank, 1) for d in dims}) if rank else []
         if self.varies(sizes) and 0 in folded:
-            raise NotPointwise("a sum over lanes")
+            raise Refusal("a sum over lanes")
         count = sympy.prod([sizes[d] for d in folded])
         load = source.make_loader()
         kept = [sympy.Integer(1) if d in folded else n for d, n in enumerate(sizes)]
@@ -138,7 +139,7 @@ class MatrixLowering(EntriesLowering):
 
     def _product(self, left: Any, right: Any) -> Any:
         if left.get_dtype() not in (torch.float32, torch.float64):
-            raise NotPointwise(f"a product of {left.get_dtype()}")
+            raise Refusal(f"a product of {left.get_dtype()}")
         *rows, depth = left.get_size()
         columns = right.get_size()[-1]
         batch = len(right.get_size()) - 2
@@ -150,7 +151,7 @@ class MatrixLowering(EntriesLowering):
             return ops.mul(own, load_right([*index[:batch], k, index[-1]]))
 
         if not isinstance(depth, (int, sympy.Integer)) or depth > MOST_DEPTH:
-            raise NotPointwise(f"a product of depth {depth}")
+            raise Refusal(f"a product of depth {depth}")
         found = self.joined_terms(left, [*rows, columns], depth, term, ops.add)
         return self.stored(found).tensor()
 

@@ -14,11 +14,11 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor_values import (
-    NotPointwise,
     is_unrealized,
     named_buffer,
     storage_of,
 )
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.matrix_steps import SCRATCH, Called, Made, Scratch
 from torch_scan_hop.inductor.cpu.places import CPU
 from torch_scan_hop.inductor.product_lowering import ProductLowering
@@ -48,12 +48,12 @@ class EntriesLowering(ProductLowering):
     def scratch(self, sizes: Sequence[Any], dtype: torch.dtype, varies: bool) -> Scratch:
         own = list(sizes[1:]) if varies else list(sizes)
         if not all(isinstance(n, (int, sympy.Integer)) for n in own):
-            raise NotPointwise(f"a value of {list(sizes)}, whose entries are not known")
+            raise Refusal(f"a value of {list(sizes)}, whose entries are not known")
         unit = self.width if varies else 1
         strides = [unit * int(sympy.prod(own[d + 1 :])) for d in range(len(own))]
         entries = int(sympy.prod(own))
         if entries > MOST_ENTRIES:
-            raise NotPointwise(f"a value of {list(sizes)}, which is no small matrix")
+            raise Refusal(f"a value of {list(sizes)}, which is no small matrix")
         name = f"{SCRATCH}{len(self.memory)}"
         strides = [1, *strides] if varies else strides
         buffer = named_buffer(name, CPU, dtype, sizes, strides)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.inductor_values import NotPointwise
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.matrix_steps import Called, Made, Matrix
 
 aten = torch.ops.aten
@@ -21,13 +21,13 @@ def _turned(lowering: Any, matrix: Any) -> Any:
 
 
 def _copy(lowering: Any, matrix: Any, rank: int = 2) -> Any:
-    """Return scratch memory that a function may change; NotPointwise for what is no matrix.
+    """Return scratch memory that a function may change; a Refusal for what is no matrix.
 
     What has lanes has a copy for each, even if those are alike: all matrices of a call lie alike.
     """
     sizes = matrix.get_size()
     if rank == 2 and matrix.get_dtype() not in _FLOATS:
-        raise NotPointwise(f"a factorisation of {matrix.get_dtype()}")
+        raise Refusal(f"a factorisation of {matrix.get_dtype()}")
     varies = lowering.varies(sizes) and len(sizes) > rank
     found = lowering.scratch(sizes, matrix.get_dtype(), varies)
     lowering.actions.append(Made(found, matrix))
@@ -66,7 +66,7 @@ def _call(lowering: Any, *args: Any) -> None:
     called = Called(*args)
     memory = [*(m.scratch for m in called.matrices), *called.notes]
     if len({s.varies for s in memory}) > 1:
-        raise NotPointwise("matrices of which some have lanes")
+        raise Refusal("matrices of which some have lanes")
     lowering.actions.append(called)
 
 
@@ -91,11 +91,11 @@ def factor(
     lowering: Any, matrix: Any, *, pivot: bool = True, check_errors: bool = False
 ) -> list[Any]:
     if not pivot:
-        raise NotPointwise("a factorisation without pivots")
+        raise Refusal("a factorisation without pivots")
     factors = _copy(lowering, matrix)
     n, m = factors.size[-2:]
     if n != m:
-        raise NotPointwise("a factorisation of what is not square")
+        raise Refusal("a factorisation of what is not square")
     notes = pivots, info = _note(lowering, factors, int(n)), _note(lowering, factors)
     _call(lowering, "scan_lu", (int(n),), [Matrix(factors)], notes)
     return [factors.tensor(), pivots.tensor(), info.tensor()]

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_scan_hop._torch.inductor_values import (
-    NotPointwise,
     handled_by,
     handler_at_hand,
     is_tensor,
     storage_of,
     tensor_of,
 )
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.places import (
     NEXT,
     OPERAND,
@@ -36,7 +36,7 @@ from torch_scan_hop.inductor.step import CARRY, step_inputs
 
 
 class RowBody:
-    """A step as nests and products; NotPointwise if it is anything else."""
+    """A step as nests and products; a Refusal if it is anything else."""
 
     def __init__(self, call: ScanCall) -> None:
         n, index, layouts = len(call.operands.carry), call.index, call.result_layouts()
@@ -50,7 +50,7 @@ class RowBody:
         results = self._lowering.lower(step_inputs(call.operands, index))
         self.products = self._lowering.products
         if not all(map(is_tensor, results)):
-            raise NotPointwise("a result that is no tensor")
+            raise Refusal("a result that is no tensor")
         self.rows = results[0].get_size()[0]
         self.stores: list[Store] = []
         for k, (place, value) in enumerate(zip(self.carry, results[:n], strict=True)):

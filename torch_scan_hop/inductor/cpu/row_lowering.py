@@ -8,7 +8,8 @@ from typing import Any
 import sympy
 import torch
 
-from torch_scan_hop._torch.inductor_values import NotPointwise, tensor_of
+from torch_scan_hop._torch.inductor_values import tensor_of
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.places import PRODUCT, Place, Product, Store, float_buffer
 from torch_scan_hop.inductor.product_lowering import ProductLowering
 
@@ -19,7 +20,7 @@ class RowLowering(ProductLowering):
     def product(self, left: Any, weight: Any) -> Any:
         static = all(isinstance(n, (int, sympy.Integer)) for n in weight.get_size())
         if not static or {left.get_dtype(), weight.get_dtype()} != {torch.float32}:
-            raise NotPointwise(f"a product of {left.get_size()} and {weight.get_size()}")
+            raise Refusal(f"a product of {left.get_size()} and {weight.get_size()}")
         product = Product(left, weight)
         name = f"{PRODUCT}{len(self.products)}"
         self.products.append(product)

@@ -12,14 +12,15 @@ from typing import Any
 
 import sympy
 
-from torch_scan_hop._torch.inductor_values import NotPointwise, is_tensor
+from torch_scan_hop._torch.inductor_values import is_tensor
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.gpu.row_lowering import Frame, RowLowering
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.step import step_inputs
 
 
 class RowBody:
-    """A step of a scan whose carries are rows; NotPointwise if not.
+    """A step of a scan whose carries are rows; a Refusal if not.
 
     Attributes:
         results: final carries and ys, each as the blocks that it is put together from.
@@ -34,7 +35,7 @@ class RowBody:
         results = self.lowering.lower(step_inputs(call.operands, call.index))
         self.products, self.reductions = self.lowering.products, self.lowering.reductions
         if not all(map(is_tensor, results)):
-            raise NotPointwise("a result that is no tensor")
+            raise Refusal("a result that is no tensor")
         sizes = [value.get_size() for value in results]
         self.numbers = {k: len(s) for k, s in enumerate(sizes) if frame.is_of_rows(s)}
         self.results = [
@@ -42,19 +43,19 @@ class RowBody:
             for k, value in enumerate(results)
         ]
         if not all(len(blocks) == 1 for blocks in self.results[: len(call.operands.carry)]):
-            raise NotPointwise("carries of several widths")
+            raise Refusal("carries of several widths")
 
 
 def _frame_of(carry: Sequence[Any]) -> Frame:
     """Return the rows of the carries that have most dimensions."""
     sizes = max((c.get_size() for c in carry), key=len)
     if not sizes or not isinstance(sizes[-1], (int, sympy.Integer)):
-        raise NotPointwise(f"a carry of {sizes}, not rows of a static width")
+        raise Refusal(f"a carry of {sizes}, not rows of a static width")
     widest = max((c.get_size() for c in carry if len(c.get_size()) == len(sizes)), key=_width)
     frame = Frame(tuple(widest[:-1]), int(widest[-1]))
     for c in carry:
         if frame.blocks_of(c.get_size()) != 1 and not frame.is_of_rows(c.get_size()):
-            raise NotPointwise(f"carries of {widest} and {c.get_size()}")
+            raise Refusal(f"carries of {widest} and {c.get_size()}")
     return frame
 
 

@@ -14,11 +14,11 @@ import torch
 
 from torch_scan_hop._torch.inductor_triton import TritonLines, computed_dtype, storage_type
 from torch_scan_hop._torch.inductor_values import (
-    NotPointwise,
     handled_by,
     handler_at_hand,
     likely_size,
 )
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode, indices
 from torch_scan_hop.inductor.gpu.launch import WARP, Launch
 from torch_scan_hop.inductor.gpu.reductions import of_row
@@ -57,7 +57,7 @@ def rows_of_a_program(width: int) -> tuple[int, int]:
     """
     one = WARP * ELEMENTS
     if width > MOST_WARPS * WARP * MOST_ELEMENTS:
-        raise NotPointwise(f"a row of {width} elements: not in registers")
+        raise Refusal(f"a row of {width} elements: not in registers")
     return max(1, one // width), min(MOST_WARPS, max(1, width // one))
 
 
@@ -73,7 +73,7 @@ def rows_with_products(body: RowBody, width: int, device: torch.device) -> tuple
         if rows <= MOST_FOR_ONE_ROW and nbytes <= most:
             return 1, warps, 0
     if nbytes > SHARED_BYTES:
-        raise NotPointwise(f"{nbytes} bytes of weights: not in shared memory")
+        raise Refusal(f"{nbytes} bytes of weights: not in shared memory")
     is_exact = torch.float32 in dtypes and _precision(torch.float32) == "ieee"
     return FEW_ROWS if is_exact and rows <= MOST_FOR_FEW_ROWS else ROWS, WARPS, nbytes
 
@@ -223,13 +223,13 @@ class _RowOps(StepOps):
     def _carry(self, position: int, index: Any) -> Any:
         is_number = position in self.code.body.numbers
         if self._columns_from(index, 1 if is_number else self.code.body.width, is_number) != 0:
-            raise NotPointwise(f"{CARRY}{position} is read elsewhere than where it is written")
+            raise Refusal(f"{CARRY}{position} is read elsewhere than where it is written")
         return self.carry[position]
 
     def load(self, name: str, index: Any) -> Any:
         if name.startswith(REDUCED):
             if self._columns_from(index, 1, True) != 0:
-                raise NotPointwise(f"what is known of a row is read at {index}")
+                raise Refusal(f"what is known of a row is read at {index}")
             return self.code.reduced(self.lines, int(name.removeprefix(REDUCED)))
         if not name.startswith(PRODUCT):
             return super().load(name, index)
@@ -237,7 +237,7 @@ class _RowOps(StepOps):
         columns = self.code.body.products[position].columns
         first = self._columns_from(index, columns)
         if first is None or not 0 <= first <= columns - self.code.body.width:
-            raise NotPointwise(f"a product is read at {index}")
+            raise Refusal(f"a product is read at {index}")
         return self.code.multiplied(self.lines, position, int(first))
 
     def _columns_from(self, index: Any, width: int, is_number: bool = False) -> Any:

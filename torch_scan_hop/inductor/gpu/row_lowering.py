@@ -13,11 +13,11 @@ import torch
 
 from torch_scan_hop._torch.inductor_reductions import reductions_made_by
 from torch_scan_hop._torch.inductor_values import (
-    NotPointwise,
     named_buffer,
     storage_of,
     tensor_of,
 )
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.product_lowering import ProductLowering
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -111,14 +111,14 @@ class RowLowering(ProductLowering):
         static = all(isinstance(n, (int, sympy.Integer)) for n in sizes)
         dtypes = {left.get_dtype(), weight.get_dtype()}
         if found is None or not static or len(dtypes) > 1 or not dtypes <= DTYPES:
-            raise NotPointwise(f"a product of {left.get_size()} and {weight.get_size()}")
+            raise Refusal(f"a product of {left.get_size()} and {weight.get_size()}")
         name, layout = found
         place = Weight(name, layout.dtype, layout.offset, tuple(layout.stride))
         rows, columns = left.get_size()[0], int(weight.get_size()[1])
         made = f"{PRODUCT}{len(self.products)}"
         blocks = tuple(self.blocks(left))
         if len(left.get_size()) != len(self.frame.lead) + 1 or columns % self.frame.width:
-            raise NotPointwise(f"{columns} columns of a product in steps of {self.frame.width}")
+            raise Refusal(f"{columns} columns of a product in steps of {self.frame.width}")
         self.products.append(Product(blocks, place, columns))
         return _buffer(made, left.get_device(), left.get_dtype(), [rows, columns])
 
@@ -131,7 +131,7 @@ class RowLowering(ProductLowering):
             if dim == len(self.frame.lead) and whole:
                 return [block for part in parts for block in self.blocks(part)]
         if not count:
-            raise NotPointwise(f"a value of {value.get_size()}, in steps of {self.frame.width}")
+            raise Refusal(f"a value of {value.get_size()}, in steps of {self.frame.width}")
         return [(value, k * self.frame.width) for k in range(count)]
 
     def _reduced(self, how: Mapping[str, Any]) -> Any:

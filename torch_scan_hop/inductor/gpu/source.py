@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.inductor_triton import compute_type, is_graph_symbol, storage_type
-from torch_scan_hop._torch.inductor_values import NotPointwise
+from torch_scan_hop.errors import Refusal
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Parameters:
 
     def size(self, symbol: Any) -> str:
         if not is_graph_symbol(symbol):
-            raise NotPointwise(f"{symbol} is no integer")
+            raise Refusal(f"{symbol} is no integer")
         return self._name(symbol, "size", None)
 
     @property
