@@ -560,3 +560,27 @@ def test_the_setter_of_a_property(base):
     torch._dynamo.reset()
     with torch_scan_hop.fallback("allow" if torch.__version__ < "2.10" else "error"):
         assert_same(run(scan), run(loop))
+
+
+def test_a_float_has_its_digits_after_a_compiled_scan():
+    """Inductor hands a float to a kernel as a float32."""
+    layer, module, xs = nn.Linear(4, 4).double(), nn.Module(), steps()
+
+    def cell(h, x):
+        module.decay *= 0.7
+        h = torch.tanh(layer(x) + h) * module.decay
+        return h, h
+
+    def twice(scan_like):
+        return scan_like(cell, scan_like(cell, zeros(), xs)[0], xs)
+
+    def results(run):
+        module.decay = 1.0
+        return run(), module.decay, run(), module.decay
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda: twice(scan), fullgraph=True)
+    actual, expected = results(compiled), results(lambda: twice(loop))
+    assert_same([actual[0], actual[2]], [expected[0], expected[2]], 1e-13)
+    for k in (1, 3):
+        assert abs(actual[k] - expected[k]) < 1e-15

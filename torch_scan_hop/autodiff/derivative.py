@@ -82,9 +82,9 @@ class Derivative:
         return len(self.flow.outputs())
 
     @functools.cached_property
-    def differentiable(self) -> tuple[bool, ...]:
-        """For each output of the forward scan, if it is differentiable; others are not."""
-        return self.flow.outputs()
+    def differentiable(self) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+        """For each output, if it is differentiable: of a scan of no steps, and of some."""
+        return self.flow.outputs(), self.flow.outputs(has_steps=True)
 
     def backward_of(self, residuals_too: bool) -> tuple[Partition, GradientFlow]:
         """Return the partition whose backward computes the gradients, and how gradients flow in it.
@@ -128,9 +128,11 @@ class ClosedDerivative(Derivative):
     second_flow: GradientFlow
 
     @functools.cached_property
-    def differentiable(self) -> tuple[bool, ...]:
+    def differentiable(self) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
         # what autograd says of each residual: some are constants to it (a layer norm's mean)
-        return (*self.flow.outputs(), *self.second_flow.ys[len(self.flow.ys) :])
+        residuals = self.second_flow.ys[len(self.flow.ys) :]
+        none, some = super().differentiable
+        return none + residuals, some + residuals
 
     def backward_of(self, residuals_too: bool) -> tuple[Partition, GradientFlow]:
         return (self.second, self.second_flow) if residuals_too else (self.first, self.flow)
