@@ -135,7 +135,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
             prepare_xla_if_loaded()
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
             names = FUNCTIONS if self.has_numbers or numbers_carried() else {}
-            with functions_take_scalars(of_number, names), numbers_are_weak(tx.output, *WEAK):
+            with functions_take_scalars(of_number, names), numbers_are_weak(tx, *WEAK):
                 return self._capture(tx, self._called_with(tx, *args, **kwargs))
 
     def _called_with(self, tx: Any, *args: Any, **kwargs: Any) -> _Call:

@@ -59,13 +59,14 @@ DtypeOf = Callable[[Any, list[fx.Proxy]], Any]
 
 @contextlib.contextmanager
 def numbers_are_weak(
-    output: Any,
+    tx: Any,
     is_number: Callable[[fx.Proxy], bool],
     dtype_of: DtypeOf,
     in_dtype: Callable[..., Any],
     note: Callable[[fx.Proxy, list[fx.Proxy]], None],
 ) -> Iterator[None]:
-    """Numbers that a node of ``output`` is given are first ``in_dtype(number, dtype_of(...))``."""
+    """Numbers that a node of the graphs is given are first ``in_dtype(number, dtype_of(...))``."""
+    output = tx.output
     original = output.create_proxy
 
     def create_proxy(
