@@ -120,6 +120,21 @@ def requires_grad_one_step_after_another() -> Program:
     return Program(cell, (zeros(), torch.randn(4, dtype=F64)), steps(), [w])
 
 
+@program
+def averages_what_requires_grad() -> Program:
+    """Its average requires grad after the first step, and then no more."""
+    module = KeepsH()
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        z = module.layer(h) + x
+        with torch.no_grad():
+            module.h = z if module.h is None else 0.9 * module.h + 0.1 * z
+        h = torch.tanh(z - module.h)
+        return h, h
+
+    return Program(cell, zeros(), steps(), list(module.parameters()), lambda: [module.h])
+
+
 # --- a first step that differs ---
 
 

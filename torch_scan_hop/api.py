@@ -12,7 +12,7 @@ from torch_scan_hop._torch import capabilities
 from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop._torch.transforms import collect_failed_trace
 from torch_scan_hop.arguments import checked_call, stacked_along
-from torch_scan_hop.capture.numbers import scan_of_numbers
+from torch_scan_hop.capture.numbers import scan_of_numbers, staying_numbers
 from torch_scan_hop.capture.reasons import remember_reason, remembered_reason
 from torch_scan_hop.capture.replay import NotCaptured, call_captured, check_captured
 from torch_scan_hop.capture.steady import steady_scan
@@ -213,28 +213,51 @@ def run_scheduled(
     ``template`` is what a step's carry is matched with: None for ``init``, or ``init`` with 0
     for each leaf whose dtype the step decides.
     """
-    if template is not None and not is_one_scan(schedule):
-        # a schedule of several scans begins each with tensors: a scan of no steps finds the dtypes
-        # that Python numbers in init take
-        no_xs = tree.map_leaves(lambda leaf: leaf[:0], xs)
-        init, _ = scan_flat(combine_fn, template, init, no_xs, 0, Schedule(False, 1, None))
-        template = None
+    numbers_in_init = template is not None
+    settled = None
     if template is None:
         template = init
+    elif not is_one_scan(schedule):
+        # a schedule of several scans begins each with tensors: a scan of no steps finds the dtypes
+        # that Python numbers in init take. Those that stay numbers keep their digits on the way.
+        no_xs = tree.map_leaves(lambda leaf: leaf[:0], xs)
+        settled, _ = scan_flat(combine_fn, template, init, no_xs, 0, Schedule(False, 1, None), True)
+        init, template = with_exact_numbers(init, settled)
+        numbers_in_init = False
 
     def one_scan(policy: Any) -> Run:
         how = Schedule(schedule.reverse, 1, policy)
 
         def run(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
-            return scan_flat(combine_fn, template, init, xs, trip_count, how)
+            return scan_flat(combine_fn, template, init, xs, trip_count, how, numbers_in_init)
 
         return run
 
-    return scheduled(one_scan, template, schedule)(combine_fn, init, xs, trip_count)
+    carry, ys = scheduled(one_scan, template, schedule)(combine_fn, init, xs, trip_count)
+    if settled is None:
+        return carry, ys
+    pairs = zip(tree.tensors(carry), tree.tensors(settled), strict=True)
+    return tree.unflatten(settled, [leaf.to(like.dtype) for leaf, like in pairs]), ys
+
+
+def with_exact_numbers(init: Any, settled: Any) -> tuple[Any, Any]:
+    """Return the carry that scans begin with, and what a step's carry is matched with."""
+    exact, tensors = tree.tensors(init), tree.tensors(settled)
+    flags = staying_numbers(*tensors)
+    triples = list(zip(exact, tensors, flags, strict=True))
+    start = [whole if stays else leaf for whole, leaf, stays in triples]
+    template = [0 if stays else leaf for _, leaf, stays in triples]
+    return tree.unflatten(settled, start), tree.unflatten(settled, template)
 
 
 def scan_flat(
-    combine_fn: CombineFn, template: Any, init: Any, xs: Any, trip_count: Any, how: Schedule
+    combine_fn: CombineFn,
+    template: Any,
+    init: Any,
+    xs: Any,
+    trip_count: Any,
+    how: Schedule,
+    numbers_in_init: bool,
 ) -> tuple[Any, Any]:
     """Turn pytrees into the flat operator's arguments, and its results back.
 
@@ -255,7 +278,7 @@ def scan_flat(
         x_leaves = [torch.empty((trip_count, 0), device=device)]
     options = scan_options(how.reverse, how.checkpoint)
     numbers = [k for k, leaf in enumerate(tree.tensors(template)) if isinstance(leaf, int)]
-    if numbers:
+    if numbers and numbers_in_init:
         carry, ys = scan_of_numbers(numbers, body, carry_leaves, x_leaves, (), **options)
     else:
         carry, ys = scan_op(body, carry_leaves, x_leaves, (), **options)

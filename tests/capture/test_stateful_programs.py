@@ -560,3 +560,95 @@ def test_the_setter_of_a_property(base):
     torch._dynamo.reset()
     with torch_scan_hop.fallback("allow" if torch.__version__ < "2.10" else "error"):
         assert_same(run(scan), run(loop))
+
+
+def test_a_float_has_its_digits_after_a_compiled_scan():
+    """Inductor hands a float to a kernel as a float32."""
+    layer, module, xs = nn.Linear(4, 4).double(), nn.Module(), steps()
+
+    def cell(h, x):
+        module.decay *= 0.7
+        h = torch.tanh(layer(x) + h) * module.decay
+        return h, h
+
+    def twice(scan_like):
+        return scan_like(cell, scan_like(cell, zeros(), xs)[0], xs)
+
+    def results(run):
+        module.decay = 1.0
+        return run(), module.decay, run(), module.decay
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda: twice(scan), fullgraph=True)
+    actual, expected = results(compiled), results(lambda: twice(loop))
+    assert_same([actual[0], actual[2]], [expected[0], expected[2]], 1e-13)
+    for k in (1, 3):
+        assert abs(actual[k] - expected[k]) < 1e-15
+
+
+WEAK = {
+    "added": lambda x, n, d: x + n,
+    "scaled": lambda x, n, d: x * n + n * 2,
+    "divided": lambda x, n, d: x * n / 3,
+    "of a float": lambda x, n, d: x * d - n,
+    "compared": lambda x, n, d: torch.where(x > n, x, n) + (x == d),
+    "among elements": lambda x, n, d: torch.arange(3) * d + x,
+    "alone": lambda x, n, d: (n, d, n > 2),
+}
+
+
+@pytest.mark.parametrize("of", WEAK)
+@pytest.mark.parametrize("where", ["carry", "attribute"])
+@pytest.mark.parametrize("way", [{}, {"unroll": 2}])
+def test_a_number_decides_no_dtype(of, where, way):
+    """A scalar of int8, say, beside a Python number."""
+    module = nn.Module()
+
+    def in_carry(c, x):
+        return (c[0] + 1, c[1] * 0.7), WEAK[of](x, *c)
+
+    def in_attributes(c, x):
+        y = WEAK[of](x, module.n, module.d)
+        module.n, module.d = module.n + 1, module.d * 0.7
+        return c, y
+
+    def run(scan_like, xs):
+        module.n, module.d = 1, 0.3
+        if where == "carry":
+            return scan_like(in_carry, (1, 0.3), xs)
+        return scan_like(in_attributes, torch.zeros(()), xs)
+
+    def hand_written(cell, carry, xs):
+        ys = []
+        for x in xs.unbind(0):
+            carry, y = cell(carry, x)
+            ys.append(pytree.tree_map(torch.as_tensor, y))
+        ys = pytree.tree_map(lambda *leaves: torch.stack(leaves), *ys)
+        return pytree.tree_map(torch.as_tensor, carry), ys
+
+    for dtype in (torch.int8, torch.bfloat16, torch.float32):
+        torch._dynamo.reset()
+        xs = (torch.arange(5) * 30).to(dtype)
+        with torch_scan_hop.fallback("error"):
+            actual = run(lambda *args: scan(*args, **way), xs)
+        assert_same(actual, run(hand_written, xs), 2e-2 if dtype == torch.bfloat16 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    "way", [{"unroll": 2}, {"unroll": 7}, {"checkpoint": 2}, {"reverse": True}]
+)
+def test_a_decaying_number_keeps_its_digits_in_a_schedule(way):
+    w, xs = weight().detach(), steps()
+
+    def cell(carry, x):
+        h, decay = carry
+        h = torch.tanh(h @ w + x * (1 - decay)) * decay
+        return (h, decay * 0.7), h
+
+    (h, decay), ys = scan(cell, (zeros(), 0.3), xs, **way)
+    ordered = xs.flip(0) if "reverse" in way else xs
+    (expected, expected_decay), expected_ys = loop(cell, (zeros(), 0.3), ordered)
+    if "reverse" in way:
+        expected_ys = expected_ys.flip(0)
+    assert_same((h, ys), (expected, expected_ys), 1e-13)
+    assert_same(decay, torch.tensor(expected_decay), 1e-7)

@@ -41,6 +41,12 @@ def are_known_equal(size: Any, other: Any) -> bool:
         return statically_known_true(size == other)
 
 
+def is_known_positive(size: Any) -> bool:
+    """Return True if a size is known not to be zero; no guard is made, nothing is traced."""
+    with disable_proxy_modes_tracing():
+        return statically_known_true(size > 0)
+
+
 def are_all_known_equal(sizes: Sequence[Any], others: Sequence[Any]) -> bool:
     """Return True if two shapes, or the strides of two tensors, are known to be equal."""
     return len(sizes) == len(others) and all(map(are_known_equal, sizes, others))

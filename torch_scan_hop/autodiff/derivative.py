@@ -95,13 +95,13 @@ class Derivative:
         return len(self.flow.outputs())
 
     @functools.cached_property
-    def differentiable(self) -> tuple[bool, ...]:
-        """Flags of all outputs of the forward scan: is it differentiable?
+    def differentiable(self) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+        """Flags of all outputs of the forward scan: of a scan of no steps, and of some.
 
         Autograd says so of residuals: some are constants to it (a layer norm's mean).
         """
         residuals = () if self.second_flow is None else self.second_flow.ys[len(self.flow.ys) :]
-        return (*self.flow.outputs(), *residuals)
+        return self.flow.outputs() + residuals, self.flow.outputs(has_steps=True) + residuals
 
     @functools.cached_property
     def _first_backward(self) -> BackwardScan:

@@ -58,12 +58,16 @@ class GradientFlow:
     xs: tuple[bool, ...]
     additional: tuple[bool, ...]
     ys: tuple[bool, ...]
+    #: the carry after one step or more: no longer what was made under ``no_grad`` of such an init
+    carry_after: tuple[bool, ...]
 
     def inputs(self) -> tuple[bool, ...]:
         return self.carry + self.xs + self.additional
 
-    def outputs(self) -> tuple[bool, ...]:
-        return self.carry + self.ys
+    def outputs(self, has_steps: bool = False) -> tuple[bool, ...]:
+        """Return which results are differentiated; ``has_steps``: not those of steps that cut off
+        what ``init`` was made of."""
+        return (self.carry_after if has_steps else self.carry) + self.ys
 
 
 def _require(value: Any, flag: bool) -> Any:
@@ -113,5 +117,6 @@ def _gradient_flow(
 
     n_carry = len(examples.carry)
     carry = carry_fixpoint(wanted.carry, lambda flags: outputs(flags)[:n_carry])
-    ys = outputs(carry)[n_carry:]
-    return GradientFlow(carry, tuple(wanted.xs), tuple(wanted.additional), tuple(ys))
+    after = outputs(carry)
+    ys, carry_after = tuple(after[n_carry:]), tuple(after[:n_carry])
+    return GradientFlow(carry, tuple(wanted.xs), tuple(wanted.additional), ys, carry_after)

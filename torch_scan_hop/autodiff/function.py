@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.dtensors import is_dtensor
+from torch_scan_hop._torch.sizes import is_known_positive
 from torch_scan_hop._torch.symbols import tracked
 from torch_scan_hop._torch.tracing import is_functionalized, is_tracing_a_body
 from torch_scan_hop._torch.transforms import has_tangents, over_grads_batch
@@ -79,8 +80,11 @@ def save(ctx: Any, call: DifferentiatedCall, inputs: Inputs[Any], outputs: Seque
     """Save for the backward the values that it reads, and nothing else."""
     derivative = call.derivative
     ctx.set_materialize_grads(False)
+    trip_count = inputs.xs[0].shape[0]
+    is_number = isinstance(trip_count, int)
+    has_steps = trip_count > 0 if is_number else is_known_positive(trip_count)
     stopped = []
-    for output, flag in itertools.zip_longest(outputs, derivative.differentiable):
+    for output, flag in itertools.zip_longest(outputs, derivative.differentiable[has_steps]):
         # autograd refuses a tangent of what it calls not differentiable, and what is made under
         # no_grad has one: the operator's kernel cuts such results off once they have theirs
         if not flag and (call.tangents_of is None or not _may_have_tangent(output)):
@@ -100,7 +104,6 @@ def save(ctx: Any, call: DifferentiatedCall, inputs: Inputs[Any], outputs: Seque
             slots[slot.source, slot.index] = len(kept)
             kept.append(value)
     ctx.save_for_backward(*kept)
-    trip_count = inputs.xs[0].shape[0]
     like = _metadata(outputs), _metadata(inputs.additional)
     ctx.record = _Record(call, slots, trip_count, *like)
 

@@ -66,9 +66,9 @@ def of_number(name: str, number: torch.Tensor) -> torch.Tensor:
     return _TORCHS[name](number)
 
 
-_ARITHMETIC = {*_IN_PLACE.values(), *_COMPARISONS, *_UNARY, *_EXTREMES, of_number}
+ARITHMETIC = {*_IN_PLACE.values(), *_COMPARISONS, *_UNARY, *_EXTREMES, of_number}
 #: what stands between steps
-_ARITHMETIC |= {"__abs__", "clone", "to"}
+ARITHMETIC |= {"__abs__", "clone", "to"}
 _WIDE = (torch.float64, torch.complex128)
 
 
@@ -92,10 +92,12 @@ def make_exact(
     output: Any = output_node(graph)
     results = list(output.args[0])
     for k, result in enumerate(results):
-        if k in widened:
+        if k in widened or (k in numbers and _dtype_of(placeholders[k]) == torch.float64):
             results[k] = exact.cast(result, torch.float64)
         elif result in exact.narrow:
             results[k] = exact.cast(result, exact.narrow[result])
+        elif k >= n_carry and result in exact.numbers and _dtype_of(result) == torch.float64:
+            results[k] = exact.cast(result, torch.get_default_dtype())
     output.args = (tuple(results),)
     return widened
 
@@ -112,7 +114,7 @@ class _Exact:
         given = node.all_input_nodes
         if node.target in _IN_PLACE and node.args[0] in self.numbers:
             node.target = _IN_PLACE[node.target]
-        if node.target in _ARITHMETIC and given and self.numbers.issuperset(given):
+        if node.target in ARITHMETIC and given and self.numbers.issuperset(given):
             self.numbers.add(node)
             self._add_as_integers(node)
             if self.widen(node):

@@ -22,6 +22,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 from torch_scan_hop._torch.functorch_levels import is_wrapped
 from torch_scan_hop.capture.first_steps import FirstStepDiffers
 from torch_scan_hop.capture.refusals import note_leaf
+from torch_scan_hop.capture.weak_numbers import mark_numbers
 from torch_scan_hop.signature import Inputs
 
 #: by position of a carry; a kind of number where it is one
@@ -78,6 +79,7 @@ def with_dtypes_of_step(
     except Exception:  # an operator or method that takes no number
         dtypes, staying = kinds, []
     whole: Dtypes = {k: _as_dtype(dtypes[k]) for k in positions}
+    found.staying = staying
     try:
         settled = found.settle(whole)
     except Exception as error:  # the step asks for a number, or multiplies matrices by what grows
@@ -106,6 +108,8 @@ class _Dtypes:
         positions: list[int],
     ) -> None:
         self.tx, self.combine_fn, self.inputs, self.positions = tx, combine_fn, inputs, positions
+        #: those of them that are known to stay numbers
+        self.staying: list[int] = []
 
     def settle(self, dtypes: Dtypes) -> Dtypes:
         """Return the dtypes that steps keep."""
@@ -120,6 +124,7 @@ class _Dtypes:
         tx = self.tx
         with discard_graph_changes(tx), changes_are_taken_back(tx):
             step = example_arguments(tx, replace(self.inputs, carry=self.carry_in(dtypes)))
+            mark_numbers(step, self.staying)
             with function_modes_in_force(tx):
                 keep: Any = {"keep_numbers": ConstantVariable.create(True)}
                 result = self.combine_fn.call_function(tx, step, keep)

@@ -19,4 +19,12 @@ class ScanOfNumbersOperator(FlatOperator):
         raise AssertionError("Dynamo alone meets scan_of_numbers")
 
 
+class StayingNumbersOperator(FlatOperator):
+    """Says which leaves of the carry stay numbers, as the last ``scan_of_numbers`` found."""
+
+    def __call__(self, *leaves: Any) -> tuple[bool, ...]:  # type: ignore[override]
+        raise AssertionError("Dynamo alone meets staying_numbers")
+
+
+staying_numbers = StayingNumbersOperator("staying_numbers", cacheable=False)
 scan_of_numbers = ScanOfNumbersOperator("scan_of_numbers", cacheable=False)

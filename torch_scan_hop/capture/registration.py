@@ -35,6 +35,12 @@ def _of_scan_of_numbers(operator: Any, torchs_tracker: Any) -> Any:
     return ScanOfNumbersVariable
 
 
+def _of_staying_numbers(operator: Any, torchs_tracker: Any) -> Any:
+    from torch_scan_hop.capture.variables import StayingNumbersVariable
+
+    return StayingNumbersVariable
+
+
 def _of_steady_scan(operator: Any, torchs_tracker: Any) -> Any:
     from torch_scan_hop.capture.steady_variables import SteadyScanVariable
 
@@ -59,6 +65,7 @@ def register() -> None:
         {
             "scan": _of_scan,
             "scan_of_numbers": _of_scan_of_numbers,
+            "staying_numbers": _of_staying_numbers,
             "scan_steady": _of_steady_scan,
             "scan_refusal": _of_refusal,
             "scan_layer_complaint": _of_complaint,

@@ -29,13 +29,17 @@ from torch_scan_hop._torch.dynamo.function_modes import (
     function_modes_set_aside,
 )
 from torch_scan_hop._torch.dynamo.indexing import indices_are_captured
-from torch_scan_hop._torch.dynamo.number_functions import functions_take_scalars
+from torch_scan_hop._torch.dynamo.number_functions import (
+    functions_take_scalars,
+    numbers_are_weak,
+)
 from torch_scan_hop._torch.dynamo.numpy_constants import numpy_constants_are_folded
 from torch_scan_hop._torch.dynamo.speculation import numbers_of_tensors_are_refused, speculate
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     LazyVariableTracker,
     TorchHigherOrderOperatorVariable,
+    TupleVariable,
     VariableTracker,
     create_node,
     create_proxy,
@@ -67,6 +71,7 @@ from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.capture.steady_variables import example_value_or_none
 from torch_scan_hop.capture.told import numbers_carried, steady_state
 from torch_scan_hop.capture.user_code import users_line
+from torch_scan_hop.capture.weak_numbers import WEAK, Marking
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.signature import Inputs
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
@@ -138,7 +143,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
             prepare_xla_if_loaded()
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
             names = FUNCTIONS if self.has_numbers or numbers_carried() else {}
-            with functions_take_scalars(of_number, names):
+            with functions_take_scalars(of_number, names), numbers_are_weak(tx, *WEAK):
                 return self._capture(tx, self._called_with(tx, *args, **kwargs))
 
     def _called_with(self, tx: Any, *args: Any, **kwargs: Any) -> _Call:
@@ -160,11 +165,10 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
             examples = example_arguments(tx, given)
         make_traceable(call.combine_fn)
         levels = open_levels()
+        step = Marking(call.combine_fn, [*numbers_carried()])
         with function_modes_in_force(tx):
             with facts_noted() as facts, sizes_may_be_unknown(tx):
-                result, spec, graph, lifted = speculate(
-                    tx, call.combine_fn, examples, self._operator()
-                )
+                result, spec, graph, lifted = speculate(tx, step, examples, self._operator())
                 graphs = nested_modules(fx.GraphModule(known_modules(tx), graph))
                 with new_symbols_are_nobodys(tx):
                     for module in graphs:
@@ -247,6 +251,18 @@ class ScanOfNumbersVariable(ScanVariable):
 
     def _operator(self) -> Any:
         return scan_op
+
+
+class StayingNumbersVariable(TorchHigherOrderOperatorVariable):
+    """Tracks ``staying_numbers``."""
+
+    _HOP_NAME = "staying_numbers"
+
+    def call_function(
+        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        flags = [k in numbers_carried() for k in range(len(args))]
+        return TupleVariable([ConstantVariable.create(flag) for flag in flags])
 
 
 def _refuse_shared_memory(tx: Any, inputs: list[Any], mutated: list[int], n_carry: int) -> None:

@@ -14,6 +14,7 @@ from torch_scan_hop._torch.operators import (
     copy_on_write,
     is_plain_tensor,
 )
+from torch_scan_hop._torch.sizes import is_known_positive
 from torch_scan_hop._torch.tracing import is_traced
 from torch_scan_hop._torch.transforms import has_tangents, make_dual, unpack_dual
 from torch_scan_hop.autodiff.derive import differentiated_call
@@ -61,7 +62,8 @@ def _on_fakes(
     with torch.no_grad():
         results = below(body, inputs, options)
     tensors = [t for t in inputs.flat() if isinstance(t, torch.Tensor)]
-    return _MetadataOnly.apply(results, flow.outputs(), *tensors)
+    flags = flow.outputs(is_known_positive(inputs.xs[0].shape[0]))
+    return _MetadataOnly.apply(results, flags, *tensors)
 
 
 def _cut_off(dual: Any) -> Any:
@@ -93,7 +95,7 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
     derivative = call.derivative
     outputs = ScanFunction.apply(call, *tensors)[: derivative.n_outputs]
     if duals:
-        flow = derivative.flow.outputs()
+        flow = derivative.flow.outputs(is_known_positive(inputs.xs[0].shape[0]))
         outputs = tuple(o if d else _cut_off(o) for o, d in zip(outputs, flow, strict=True))
     if not is_plain and (traced or not all(map(is_plain_tensor, tensors))):
         return outputs

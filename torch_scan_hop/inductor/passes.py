@@ -18,6 +18,7 @@ from torch_scan_hop._torch.own_scan import is_torchs
 from torch_scan_hop.inductor.fused_cells import write_fused_cells
 from torch_scan_hop.inductor.joined_parts import mark_joined_parts
 from torch_scan_hop.inductor.kernels import replace_large_products
+from torch_scan_hop.inductor.numbers_between import keep_numbers_as_scalars
 from torch_scan_hop.inductor.rewriter import PAIRS, ScanRewriter
 from torch_scan_hop.op import scans_in
 from torch_scan_hop.rewrites import using_options
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 def prepare_scans(gm: fx.GraphModule) -> None:
     """Run after Inductor's own post-grad passes, on every graph; bodies included."""
     report_outside_of_threads()
+    keep_numbers_as_scalars(gm)
     theirs = set(gm.graph.nodes)
     _write_plans(gm)
     _write_out(gm)

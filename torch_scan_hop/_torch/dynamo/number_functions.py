@@ -10,6 +10,8 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch.utils._pytree as pytree
+from torch import fx
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
@@ -49,3 +51,45 @@ def _is_scalar(variable: Any) -> bool:
         return False
     value = example_value(variable)
     return bool(value.dim() == 0 and not value.is_complex())
+
+
+#: ``(target, proxies among its arguments)``: the dtype that the numbers among them take, or None
+DtypeOf = Callable[[Any, list[fx.Proxy]], Any]
+
+
+@contextlib.contextmanager
+def numbers_are_weak(
+    tx: Any,
+    is_number: Callable[[fx.Proxy], bool],
+    dtype_of: DtypeOf,
+    in_dtype: Callable[..., Any],
+    note: Callable[[fx.Proxy, list[fx.Proxy]], None],
+) -> Iterator[None]:
+    """Numbers that a node of the graphs is given are first ``in_dtype(number, dtype_of(...))``."""
+    output = tx.output
+    original = output.create_proxy
+
+    def create_proxy(
+        kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any
+    ) -> Any:
+        given: list[fx.Proxy] = []
+        pytree.tree_map_only(fx.Proxy, given.append, (args, kwargs))
+        if not kind.startswith("call_") or not any(map(is_number, given)):
+            return original(kind, target, args, kwargs, *rest, **named)
+        dtype = dtype_of(target, given)
+
+        def adapted(proxy: fx.Proxy) -> fx.Proxy:
+            example = example_value(proxy)
+            if dtype is None or not is_number(proxy) or example.dtype == dtype:
+                return proxy
+            made: fx.Proxy = original("call_function", in_dtype, (proxy, dtype), {})
+            made.node.meta["example_value"] = example.to(dtype)
+            return made
+
+        args, kwargs = pytree.tree_map_only(fx.Proxy, adapted, (args, kwargs))
+        made = original(kind, target, args, kwargs, *rest, **named)
+        note(made, given)
+        return made
+
+    with replaced(output, create_proxy=create_proxy):
+        yield

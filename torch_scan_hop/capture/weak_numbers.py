@@ -1,0 +1,96 @@
+"""What a number that steps carry is to the operators that meet a tensor with it: weak, as a Python
+number is.
+
+It is a scalar tensor in the body's graph. Among tensors with dimensions such a scalar decides as
+little as a number does, but among scalars it is one of them: an int64 beside an int8, or a float64
+beside a float32. So there it takes the dtype that the operator would have computed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
+from torch_scan_hop.capture.number_arithmetic import ARITHMETIC
+
+_NUMBER = "torch_scan_hop.number"
+#: operators with two operands, or with more that are alike; by name, of functions and methods
+_OF_ALIKE = frozenset(
+    "add iadd sub isub rsub mul imul div truediv itruediv true_divide floordiv ifloordiv "
+    "floor_divide mod imod remainder fmod pow ipow and or xor lshift rshift eq ne lt le gt ge "
+    "bitwise_and bitwise_or bitwise_xor clamp clamp_min clamp_max where stack".split()
+)
+
+
+def mark_numbers(variables: Sequence[VariableTracker], positions: Sequence[int]) -> None:
+    """Note that those of a step's arguments are numbers that steps carry."""
+    for k in positions:
+        if not variables[k].is_python_constant():
+            variables[k].as_proxy().node.meta[_NUMBER] = True
+
+
+class Marking(VariableTracker):
+    """``combine_fn`` on flat arguments, of which those at ``positions`` are numbers."""
+
+    def __init__(
+        self, combine_fn: VariableTracker, positions: Sequence[int], **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.combine_fn, self.positions = combine_fn, tuple(positions)
+
+    def call_function(
+        self, tx: Any, args: Sequence[VariableTracker], kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        mark_numbers(args, self.positions)
+        return self.combine_fn.call_function(tx, [*args], kwargs)
+
+
+def in_dtype(number: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the number in the dtype that an operator computes in with it."""
+    return number.to(dtype)
+
+
+def note_number(made: fx.Proxy, given: Sequence[fx.Proxy]) -> None:
+    """Note that ``made`` is a number if it is arithmetic of numbers alone."""
+    if made.node.target in ARITHMETIC and all(_NUMBER in proxy.node.meta for proxy in given):
+        made.node.meta[_NUMBER] = True
+
+
+def dtype_of_numbers(target: Any, given: Sequence[fx.Proxy]) -> torch.dtype | None:
+    """Return the dtype in which ``target`` computes with the numbers among ``given``; None if it
+    may have them as they are."""
+    name = getattr(target, "__name__", target)
+    if not isinstance(name, str) or name.strip("_") not in _OF_ALIKE:
+        return None
+    tensors = [example_value(p) for p in given if _NUMBER not in p.node.meta]
+    if name == "where":  # the condition decides nothing
+        tensors = [t for t in tensors if isinstance(t, torch.Tensor) and t.dtype != torch.bool]
+    numbers = [example_value(p) for p in given if _NUMBER in p.node.meta]
+    values = [*tensors, *numbers]
+    if name == "stack":  # ys of an unrolled step
+        return _of_numbers_alone(max(tree.kind_of(n.dtype) for n in numbers))
+    if not tensors or not all(isinstance(value, torch.Tensor) for value in values):
+        return None
+    together, kind = tensors[0].dtype, max(tree.kind_of(n.dtype) for n in numbers)
+    for tensor in tensors[1:]:
+        together = torch.promote_types(together, tensor.dtype)
+    if kind > tree.kind_of(together):
+        return _of_numbers_alone(kind)
+    return together if all(tensor.dim() == 0 for tensor in tensors) else None
+
+
+def _of_numbers_alone(kind: int) -> torch.dtype:
+    return torch.full((), tree.NUMBERS[kind](1)).dtype
+
+
+def _is_marked(proxy: fx.Proxy) -> bool:
+    return _NUMBER in proxy.node.meta
+
+
+#: for ``numbers_are_weak``
+WEAK = (_is_marked, dtype_of_numbers, in_dtype, note_number)
