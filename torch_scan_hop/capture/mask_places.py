@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.symbols import is_unknown_number, unknown_dims
 from torch_scan_hop.capture.indexing import entries_of
 from torch_scan_hop.capture.row_by_row import NotRowByRow
+from torch_scan_hop.capture.user_code import users_line
 
 READS = (operator.getitem, "__getitem__")
 WRITES = (operator.setitem, "__setitem__")
@@ -199,3 +202,12 @@ def left_out(rows: torch.Tensor) -> Any:
     if rows.dtype == torch.bool:
         return False
     return 1 if rows.is_floating_point() or rows.is_complex() else 0
+
+
+def refuse_unknown_sizes(graphs: Iterable[fx.GraphModule]) -> None:
+    """Refuse a step whose results may have any size, as a read by a mask has; it must have one."""
+    for node in itertools.chain.from_iterable(module.graph.nodes for module in graphs):
+        value = example_of(node)
+        if isinstance(value, torch.Tensor) and unknown_dims(value):
+            where = users_line(node.stack_trace or "")
+            raise Unsupported(f"a result of data-dependent size (a mask, nonzero, unique){where}")

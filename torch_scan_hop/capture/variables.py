@@ -6,7 +6,6 @@ carries, copied back after the loop; that serves autograd and every backend.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,12 +54,12 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_levels
 from torch_scan_hop._torch.inference_regions import make_no_grad
-from torch_scan_hop._torch.symbols import unknown_dims
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.capture.cache_key import add_cache_key
 from torch_scan_hop.capture.first_steps import check_facts
 from torch_scan_hop.capture.hooks_of_carries import HooksOfCarries
 from torch_scan_hop.capture.index_nodes import nested_modules
+from torch_scan_hop.capture.mask_places import refuse_unknown_sizes
 from torch_scan_hop.capture.number_arithmetic import FUNCTIONS, make_exact, of_number
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
 from torch_scan_hop.capture.purify import CapturedBody
@@ -70,7 +69,6 @@ from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_mem
 from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.capture.steady_variables import example_value_or_none
 from torch_scan_hop.capture.told import numbers_carried, steady_state
-from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.capture.weak_numbers import WEAK, Marking
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.signature import Inputs
@@ -178,7 +176,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         self._check_step(tx, examples[:n_carry], result, spec)
         make_levels_relative(graph, levels)
         make_no_grad(graph)
-        _refuse_unknown_sizes([module.graph for module in graphs])
+        refuse_unknown_sizes(graphs)
         widened = make_exact(graph, n_carry, numbers_carried(), call.exact)
         inputs = [v.as_proxy() for v in given.flat()] + list(lifted)
         for k in widened:
@@ -277,15 +275,6 @@ def _refuse_shared_memory(tx: Any, inputs: list[Any], mutated: list[int], n_carr
     if share_memory(list(map(example_value, changed)), list(map(example_value, others))):
         raise Unsupported(REASON)
     create_proxy(tx, "call_function", check_memory, (changed, others))
-
-
-def _refuse_unknown_sizes(graphs: list[fx.Graph]) -> None:
-    """Refuse a step whose results may have any size, as a read by a mask has; it must have one."""
-    for node in itertools.chain.from_iterable(graph.nodes for graph in graphs):
-        value = node.meta.get("example_value")
-        if isinstance(value, torch.Tensor) and unknown_dims(value):
-            where = users_line(node.stack_trace or "")
-            raise Unsupported(f"a result of data-dependent size (a mask, nonzero, unique){where}")
 
 
 def _in_dtype(tx: Any, variable: VariableTracker, dtype: torch.dtype) -> VariableTracker:
