@@ -10,7 +10,7 @@ from .rules_write import buffer
 ANY = (
     "torch.tanh({r})", "{r} * 0.7", "torch.sqrt({r}.abs())", "{r}.abs().add(0.1).log()",
     "torch.where({r} > 0.0137, {r}, -0.5 * {r})", "{r}.clone().mul_(0.5)", "torch.sin({r}) + {other}",
-    "{r} * {scale}", "torch.atan({r} / {scale})",
+    "{r} * {scale}", "torch.atan({r} / {scale})", "{r} - {r}.mean(0)",
 )  # fmt: skip
 WITH_DIMS = (
     "{r}.softmax(-1)", "{r} - {r}.mean(-1, keepdim=True)", "{r}.flip(-1)", "{r}.cumsum(-1) * 0.3",
@@ -18,6 +18,8 @@ WITH_DIMS = (
     "torch.atan({r} / {r}.norm(dim=-1, keepdim=True))", "torch.cat({r}.tensor_split(2, -1)[::-1], -1)",
     "{r}.unsqueeze(-1).expand(*[-1] * {r}.dim(), 2).mean(-1)",
 )  # fmt: skip
+#: of several rows: such a body is a loop
+ACROSS = ("{r}.cumsum(0) * 0.3", "{r}.sort(0).values", "{r}.flip(0)")
 SUMS = (
     "torch.tanh({r}.sum())", "torch.sin({r}.mean().nan_to_num())", "{r}.abs().clamp(max=1).prod()",
     "({r} > 0.0137).any().to(dtype)", "torch.tanh({r}.sum() / 2)",
@@ -51,6 +53,8 @@ def selected(g: Builder) -> None:
 
 def _step(g: Builder, r: str, other: str, inner: Shape) -> str:
     scale = g.like(())
+    if g.chance(0.03):
+        return g.choose(ACROSS).format(r=r)
     if not inner or g.chance(0.4):
         return g.choose(ANY).format(r=r, other=other, scale=scale.name)
     n = inner[-1]

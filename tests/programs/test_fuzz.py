@@ -117,6 +117,12 @@ def test_a_search_counts_the_programs_until_a_mutant_is_found():
     assert result.programs <= 10
 
 
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_takes_out_what_is_there(name):
+    with MUTANTS[name].applied():
+        pass
+
+
 #: captured once, in eager mode: found in a second or two
 CHEAP = ["shared_memory_is_copied", "assignments_are_lost", "autocast_of_some_devices_is_no_key"]
 

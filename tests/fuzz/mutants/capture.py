@@ -49,3 +49,24 @@ def shared_memory_is_copied() -> Iterator[object]:
 
     with mock.patch.object(variables, "_refuse_shared_memory", lambda *args: None):
         yield None
+
+
+@mutant("i", "eager", "pointwise,masks")
+def rows_left_out_pass_gradients_on() -> Iterator[object]:
+    """Rows that a mask leaves out pass a gradient to what all rows share: zero times infinity."""
+    from torch_scan_hop.capture.selected_rows import _AllRows
+
+    with (
+        mock.patch.object(_AllRows, "_select_before", lambda *args: None),
+        mock.patch.object(_AllRows, "_select_after", lambda *args: None),
+    ):
+        yield None
+
+
+@mutant("i", "eager", "pointwise,masks")
+def every_operator_is_row_by_row() -> Iterator[object]:
+    """What goes along the rows that a mask selects is done along all rows."""
+    from torch_scan_hop.capture import row_by_row
+
+    with mock.patch.object(row_by_row, "_check_dims", lambda node: None):
+        yield None

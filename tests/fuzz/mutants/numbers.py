@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-import torch
-
 from .registry import mutant
 
 
@@ -30,23 +28,6 @@ def _dtypes_from_scalars(tx: Any, combine_fn: Any, init: Any, rest: Any, positio
         for k in changed:
             init[k] = init[k].call_method(tx, "to", [ConstantVariable.create(dtypes[k])], {})
     return init
-
-
-@mutant("g", "eager", "pointwise,numbers")
-def numbers_in_init_lose_digits() -> Iterator[object]:
-    """A number in init is a scalar of the default dtype before a step says which dtype it has."""
-    from torch_scan_hop import api, reference, tree
-    from torch_scan_hop.capture import number_dtypes
-
-    def as_carry(leaf: Any, device: Any) -> Any:
-        return tree.number_tensor(leaf, device) if isinstance(leaf, tree.NUMBERS) else leaf
-
-    with (
-        mock.patch.object(api, "as_carry", as_carry),
-        mock.patch.object(reference, "as_carry", as_carry),
-        mock.patch.dict(number_dtypes._NUMBER_OF_DTYPE, {torch.float32: 1.0, torch.complex64: 1j}),
-    ):
-        yield None
 
 
 @mutant("g", "eager", "pointwise,numbers")
