@@ -615,17 +615,12 @@ NUMBER_BODIES = {
 }
 
 
-KEPT_BESIDE_INT8 = ("kept", 0, torch.int8)
-
-
 @pytest.mark.parametrize("body", NUMBER_BODIES)
 @pytest.mark.parametrize("number", [0, 0.1, True])
 def test_numbers_have_all_their_digits_and_no_dtype_of_their_own(body, number):
     if number is True and body in ("halved", "method"):
         pytest.skip("the first step alone sees a bool")
     for dtype in (torch.int8, torch.float32, torch.float64, torch.bool):
-        if (body, number, dtype) == KEPT_BESIDE_INT8:
-            continue
         xs = torch.ones(3).to(dtype)
         try:
             expected = scan_loop(NUMBER_BODIES[body], number, xs, 3, False)
@@ -635,14 +630,6 @@ def test_numbers_have_all_their_digits_and_no_dtype_of_their_own(body, number):
         # a carry that stays a number has the default dtype, in the loop from the second step on
         assert_same(actual, expected, 0 if body in ("add", "mul", "returned") else 2e-9)
     assert scan(lambda c, x: (c + x.double(), None), 0.1, torch.zeros(3))[0].item() == 0.1
-
-
-@pytest.mark.xfail(strict=True, reason="a number that all steps keep is a scalar: int64, not int8")
-def test_a_number_that_is_kept_has_no_dtype_beside_narrow_integers():
-    body, number, dtype = KEPT_BESIDE_INT8
-    xs = torch.ones(3).to(dtype)
-    expected = scan_loop(NUMBER_BODIES[body], number, xs, 3, False)
-    assert_same(scan(NUMBER_BODIES[body], number, xs), expected, 2e-9)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,24 @@ def test_inductor_takes_a_divisor_near_a_block_or_no_blocks(trip_count, length, 
         assert blocks.whole_block_length(plan, trip_count) == trip_count
 
 
+@pytest.mark.parametrize(
+    ("per_step", "length"), [(2**11, 125), (2**14, 125), (2**17, 16), (2**18, 8), (2**22, 2)]
+)
+@pytest.mark.parametrize("multiplies", [False, True])
+def test_a_block_of_large_steps_fits_the_cache(per_step, length, multiplies):
+    """But for products, which pack their weights once for each block."""
+
+    def step(h, x, w):
+        h = torch.tanh(h + torch.sin(x) @ w if multiplies else h + torch.sin(x) * w)
+        return h, h
+
+    weight = torch.randn(3, 3) if multiplies else torch.randn(3)
+    body = make_fx(step)(torch.randn(2, 3), torch.randn(2, 3), weight)
+    plan = make_plan(body, Signature(1, 1, 1), current_options(), pointwise_pays=True)
+    expected = max(length, 16) if multiplies else length
+    assert blocks.block_length(plan, 1000, stacked=per_step) == expected
+
+
 def test_what_blocks_add_to_is_no_larger_than_their_stacks(short_blocks):
     """A weight's gradient is read and written by each block."""
     given = torch.randn(2, 3), torch.zeros(3, 3), torch.randn(2, 3), torch.randn(3, 3)

@@ -26,7 +26,8 @@ BLOCK_BYTES = 2**21
 MIN_BLOCKS = 8
 # steps of a block: with fewer, the calls that each block makes cost more than it saves
 MIN_BLOCK = 16
-# but if the stacks of so many leave the cache, each call takes much longer than to make it
+# But if the stacks of so many leave the cache, each call takes much longer than to make it. Products
+# are another matter: they pack their weights once for each block.
 MIN_LARGE_BLOCK = 2
 
 
@@ -45,6 +46,8 @@ def block_length(
     worth_adding = plan.accumulated_bytes // per_step
     fitting = BLOCK_BYTES // per_step
     least = min(MIN_BLOCK, max(fitting, MIN_LARGE_BLOCK))
+    if plan.multiplies_stacks:
+        least = MIN_BLOCK
     length = max(least, min(fitting, trip_count // MIN_BLOCKS), worth_adding)
     return trip_count if 2 * length > trip_count else length
 

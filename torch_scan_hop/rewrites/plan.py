@@ -132,6 +132,12 @@ class ScanPlan:
         summed = (self.roles.carry[a.index] for a in self.decisions.accumulators)
         return sum(likely_value(nbytes(n)) for n in summed)
 
+    @functools.cached_property
+    def multiplies_stacks(self) -> bool:
+        """True if products are made of the values of several steps at once."""
+        apart = self.batched_part.nodes() | self.sunk_part.nodes()
+        return bool(self.decisions.accumulators) or any(map(is_contraction, apart))
+
     def stacked_sizes(self) -> list[Any]:
         """Return the bytes of each value that is stacked and is no result."""
         results = set(self.outputs.ys)
