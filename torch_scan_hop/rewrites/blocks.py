@@ -26,8 +26,8 @@ BLOCK_BYTES = 2**21
 MIN_BLOCKS = 8
 # steps of a block: with fewer, the calls that each block makes cost more than it saves
 MIN_BLOCK = 16
-# But if the stacks of so many leave the cache, each call takes much longer than to make it. Products
-# are another matter: they pack their weights once for each block.
+# But if the stacks of so many leave the cache, each call takes much longer than to make it.
+# Products are another matter: they pack their weights once for each block.
 MIN_LARGE_BLOCK = 2
 
 
