@@ -11,7 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_scan_hop import fallback, scan
 
-pytestmark = pytest.mark.torch_version
+pytestmark = [
+    pytest.mark.torch_version,
+    pytest.mark.works("rows that a mask selects"),
+]
 
 VARIANTS = {
     "eager": Variant(),
