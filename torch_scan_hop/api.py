@@ -132,7 +132,8 @@ def _run(
         refuse_if_not_allowed(combine_fn, _JIT_TRACE)
         announce(combine_fn, _JIT_TRACE)
         return scan_loop(combine_fn, init, xs, trip_count, schedule.reverse)
-    reason = remembered_reason(combine_fn, (init, xs))
+    given = (init, xs, compiled) if compiled else (init, xs)  # a compiler takes more
+    reason = remembered_reason(combine_fn, given)
     is_lasting = is_told = False
     if reason is None:
         try:
@@ -151,7 +152,7 @@ def _run(
     refuse_if_not_allowed(combine_fn, reason)
     result = _run_in_python(combine_fn, init, xs, trip_count, schedule.reverse)
     if is_lasting:
-        remember_reason(combine_fn, (init, xs), reason)
+        remember_reason(combine_fn, given, reason)
     if not is_told:
         announce(combine_fn, reason)
     return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -292,6 +294,27 @@ def test_what_is_not_done_row_by_row_is_a_loop(name):
     expected = loop(LOOPS[name], init, xs)
     assert_same(actual, expected)
     assert_same(gradients(actual, [init]), gradients(expected, [init]))
+
+
+@pytest.mark.parametrize(("width", "runs_as_loop"), [(8, False), (128, True)])
+def test_large_products_of_selected_rows_are_a_loops(width, runs_as_loop):
+    """It makes them of those rows alone. Compiled as a whole, there is no loop instead."""
+    cell = nn.GRUCell(width, width)
+
+    def body(h, x):
+        x, active = x
+        h = h.clone()
+        h[active] = cell(x[active], h[active])
+        return h, h
+
+    h, xs = torch.zeros(32, width), (torch.randn(4, 32, width), torch.rand(4, 32) > 0.5)
+    expected = loop(body, h, xs)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert_same(scan(body, h, xs), expected, 1e-5)
+    assert any("plain Python loop" in str(w.message) for w in caught) == runs_as_loop
+    run = torch.compile(lambda h, xs: scan(body, h, xs), backend="aot_eager", fullgraph=True)
+    assert_same(run(h, xs), expected, 1e-5)
 
 
 def test_for_any_batch():

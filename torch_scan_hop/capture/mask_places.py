@@ -113,6 +113,17 @@ def in_dimension(graph: fx.Graph, mask: fx.Node, rank: int, dim: int) -> fx.Node
     return graph.call_method("reshape", (mask, [1] * dim + [-1] + [1] * (rank - dim - 1)))
 
 
+def broadcast(graph: fx.Graph, masked_select: fx.Node) -> list[fx.Node]:
+    """Return the two tensors that ``masked_select`` reads, in one shape."""
+    values = [example_of(n) for n in masked_select.args]
+    found = []
+    for n, value in zip(masked_select.args, torch.broadcast_tensors(*values), strict=True):
+        with graph.inserting_before(masked_select):
+            found.append(graph.call_method("expand", (n, value.shape)))
+        found[-1].meta["example_value"] = value
+    return found
+
+
 def place_of(x: Any, key: Any, mask_of: dict[fx.Node, fx.Node]) -> MaskPlace:
     """Divide ``key`` into its mask and what PyTorch reads before it: ints, slices, None.
 

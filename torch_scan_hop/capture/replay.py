@@ -8,6 +8,7 @@ recompilations.
 from __future__ import annotations
 
 import functools
+import math
 import re
 import sys
 import types
@@ -32,6 +33,7 @@ from torch_scan_hop._torch.transforms import (
     under_transform,
 )
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
+from torch_scan_hop.capture.told import a_loop_may_run
 from torch_scan_hop.capture.user_code import code_of
 from torch_scan_hop.fallback import announce_not_compiled, may_compile, warn_of_captures
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
@@ -251,8 +253,20 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
             report,
             "inductor" if compiled else "eager",
             floats_vary=not traced,
+            capturing=functools.partial(a_loop_may_run, _most_products(*kind)),
         )
     return entries[kind]
+
+
+# Multiplications in a step, for rows of which a mask selects some. With more, a loop that makes
+# them of those alone was faster (a GRU with 1 in 10 rows, AMD EPYC).
+MOST_PRODUCTS_IN_EAGER, MOST_PRODUCTS_COMPILED = 2**17, 2**20
+
+
+def _most_products(static: bool, modes: bool, traced: bool, compiled: bool) -> float:
+    if static or traced:
+        return math.inf  # there is no loop that could run instead, or a slow one
+    return MOST_PRODUCTS_COMPILED if compiled else MOST_PRODUCTS_IN_EAGER
 
 
 def _kind_of_capture(on_xla: bool, compiled: bool) -> CaptureKind:

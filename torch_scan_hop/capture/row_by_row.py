@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
-from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
 from torch_scan_hop._torch.symbols import is_unknown_number, unknown_dims
 from torch_scan_hop.body.node_kinds import operator_name
 from torch_scan_hop.body.operator_table import operators
@@ -75,6 +75,16 @@ def check_rows(module: fx.GraphModule) -> bool:
             _check_node(node)
             is_pointwise = is_pointwise and _is_pointwise(node)
     return is_pointwise
+
+
+def products_of_a_row(module: fx.GraphModule) -> Iterator[tuple[str, int]]:
+    """Yield the symbol of the rows' number, and the multiplications for a row, of each product."""
+    for node in module.graph.nodes:
+        rows = _rows(node) if node.target in operators("contraction") else None
+        if rows is not None:
+            factor = node.all_input_nodes[-2:][0].meta["val"]
+            made = math.prod(map(likely_value, node.meta["val"].shape))  # the rows count as one
+            yield rows[1], made * likely_value(factor.shape[-1])
 
 
 def _is_pointwise(node: fx.Node) -> bool:

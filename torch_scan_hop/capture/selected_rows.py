@@ -27,6 +27,7 @@ from torch import fx
 
 from torch_scan_hop._torch.effects import Effects
 from torch_scan_hop._torch.fakes import fake_mode_of
+from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop._torch.symbols import is_unknown_number
 from torch_scan_hop._torch.tracing import run_fake, trace
 from torch_scan_hop.body.step_examples import like
@@ -38,6 +39,7 @@ from torch_scan_hop.capture.mask_places import (
     REDUCTIONS,
     WRITES,
     Values,
+    broadcast,
     call_of,
     example_of,
     in_dimension,
@@ -50,7 +52,8 @@ from torch_scan_hop.capture.mask_places import (
     makes_positions,
     place_of,
 )
-from torch_scan_hop.capture.row_by_row import NotRowByRow, check_rows, rows_of
+from torch_scan_hop.capture.row_by_row import NotRowByRow, check_rows, products_of_a_row, rows_of
+from torch_scan_hop.capture.told import most_products
 
 
 def compute_all_rows(module: fx.GraphModule) -> None:
@@ -82,6 +85,7 @@ class _AllRows:
         #: the masks of tensors that hold the positions of rows
         self.mask_of: dict[Any, fx.Node] = {}
         self.erased: set[fx.Node] = set()
+        self.products = 0
         #: masks and positions that must stay what they are, each with the node that needs it
         self.kept: list[tuple[fx.Node, fx.Node]] = []
         examples = [example_of(n) for n in self.graph.find_nodes(op="placeholder")]
@@ -163,7 +167,7 @@ class _AllRows:
         x, key = node.args[:2]
         self.kept += [(n, node) for n in node.all_input_nodes[1:] if n in self.order]
         if node.target in MASKED_SELECTS:
-            x, key = self._broadcast(node)
+            x, key = broadcast(self.graph, node)
         place = place_of(x, key, self.mask_of)
         rows = rows_of(example_of(node))
         if rows is None or is_unknown(x):
@@ -175,16 +179,6 @@ class _AllRows:
             found = self._where(mask, flat, left_out(example_of(node)))
         self._replace(node, found)
         self.is_selected.add(found)
-
-    def _broadcast(self, node: fx.Node) -> list[fx.Node]:
-        """Return the two tensors that ``masked_select`` reads, in one shape."""
-        values = [example_of(n) for n in node.args]
-        found = []
-        for n, value in zip(node.args, torch.broadcast_tensors(*values), strict=True):
-            with self.graph.inserting_before(node):
-                found.append(self.graph.call_method("expand", (n, value.shape)))
-            found[-1].meta["example_value"] = value
-        return found
 
     def _where(self, mask: fx.Node, value: Any, otherwise: Any) -> fx.Node:
         return self.graph.call_function(torch.where, (mask, value, otherwise))
@@ -201,6 +195,10 @@ class _AllRows:
         call, tensors = call_of(node)
         made = trace(call, [like(self.mode, example_of(n)) for n in tensors], self.mode)
         is_pointwise = check_rows(made)
+        for symbol, count in products_of_a_row(made):
+            self.products += count * likely_value(example_of(self.masks[symbol]).numel())
+        if self.products > most_products():
+            raise NotRowByRow("large products of rows that the mask may leave out")
         floats = [n for n in tensors if is_differentiable(n)]
         shared = [n for n in floats if not is_unknown(n)]
         if not shared:

@@ -43,6 +43,7 @@ class CapturedFunction:
     functorch transforms. ``not_traced`` is what ``fn`` raises when it runs without Dynamo.
     ``report(count, guard)`` is called when ``count`` calls in a row needed a capture each.
     Unless ``floats_vary``, each value of a float that is closed over is a capture of its own.
+    Captures are made within ``capturing()``.
     ``history`` has for each capture the guard that called for it.
     """
 
@@ -54,11 +55,13 @@ class CapturedFunction:
         report: Callable[[int, str], None],
         backend: str = "eager",
         floats_vary: bool = True,
+        capturing: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self.history: list[str] = []
         self._fn = fn
         self._dynamic = dynamic
         self._floats_vary = floats_vary
+        self._capturing = capturing
         self._not_traced = not_traced
         self._report = report
         self._captures_in_a_row = 0
@@ -105,6 +108,7 @@ class CapturedFunction:
             without_export_hooks(),
             functorch_views(),
             parameters_of_symbolic_size(),
+            self._capturing(),
         ):
             if _len_torch_function_stack() == 0:
                 return self._compiled(*args)
