@@ -370,8 +370,8 @@ def test_exceptions_keep_their_type():
         lambda x: x.sum().item(),
         lambda x: float(x[0]),
         lambda x: 1 if x[0] > 0 else 2,
-        lambda x: x[x > 0].sum(),
-        lambda x: x.nonzero().sum(),
+        lambda x: x[x > 0].cumsum(0)[-1],
+        lambda x: x.nonzero().cumsum(0)[-1].sum(),
         lambda x: x.tolist()[0],
         lambda x: x.cpu().to(x.device),
     ],
@@ -384,6 +384,19 @@ def test_reading_a_value_is_refused(read):
         with pytest.raises(RuntimeError, match=r"reads the value of a tensor.*torch\.where"):
             scan(lambda c, x: (c + read(x), None), torch.zeros(2, device="xla"), x)
     assert not work.seen
+
+
+def test_rows_that_a_mask_selects_stay_on_the_device():
+    x = torch.ones(3, 2, device="xla")
+    settle()
+    with DeviceWork() as work:
+        carry, ys = scan(
+            lambda c, x: (c + x[x > 0].sum(), x[x.nonzero().squeeze(1)].mean()),
+            torch.zeros(2, device="xla"),
+            x,
+        )
+    assert not work.seen
+    assert carry.tolist() == [6, 6] and ys.tolist() == [1, 1, 1]
 
 
 def test_reading_a_value_is_refused_by_the_operator():
