@@ -256,6 +256,28 @@ def number_of_another_dtype(h, x):
 
 
 @true_loop
+def hooked_rows(h, x):
+    m = x[:, 0] > 0
+    rows = h[m] * 2
+    if rows.requires_grad:
+        rows.register_hook(lambda g: g / (1 + g.mean().abs()) + 0.1)
+    h = h.clone()
+    h[m] = torch.tanh(rows)
+    return h, h
+
+
+counting = nn.Embedding(7, 8, scale_grad_by_freq=True).double()
+
+
+@true_loop
+def gradient_by_frequency(h, x):
+    m = x[:, 0] > 0
+    h = h.clone()
+    h[m] = h[m] + counting((x[:, 1] * 4).long().clamp(0, 6)[m])
+    return h, h
+
+
+@true_loop
 def passed_to_a_checkpoint(h, x):
     m = x[:, 0] > 0
     rows = checkpoint(lambda r: torch.tanh(linear(r)), h[m], use_reentrant=False)

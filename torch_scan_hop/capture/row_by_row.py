@@ -189,6 +189,8 @@ def _check_product(node: fx.Node) -> None:
 def _check_dims(node: fx.Node) -> None:
     """Refuse what goes along the dimension of rows."""
     given = _arguments(node)
+    if given.get("scale_grad_by_freq"):
+        raise NotRowByRow("a gradient that counts the rows of an embedding")
     first = next(iter(given.values()))
     operand = first if isinstance(first, fx.Node) else next(iter(first), None)
     rows = _rows(operand)

@@ -86,6 +86,7 @@ class _AllRows:
         self.mask_of: dict[Any, fx.Node] = {}
         self.erased: set[fx.Node] = set()
         self.products = 0
+        self.counts: list[Any] = []
         #: masks and positions that must stay what they are, each with the node that needs it
         self.kept: list[tuple[fx.Node, fx.Node]] = []
         examples = [example_of(n) for n in self.graph.find_nodes(op="placeholder")]
@@ -104,8 +105,9 @@ class _AllRows:
                 self._number_rows(node)
             elif any(map(is_unknown, (node, *node.all_input_nodes))):
                 self._follow(node)
-        if any(self._is_written(mask, self.nodes[self.order[n] + 1 :]) for mask, n in self.kept):
-            raise NotRowByRow("a mask that changes")
+        changes = (self._is_written(m, self.nodes[self.order[n] + 1 :]) for m, n in self.kept)
+        if any(changes) or not all(map(is_unknown_number, self.counts)):
+            raise NotRowByRow("a mask that changes, or rows whose number a shape decides")
         self.graph.lint()
         self.module.recompile()
         run_fake(Values(self.module).run, self.examples, self.mode)
@@ -173,6 +175,7 @@ class _AllRows:
         if rows is None or is_unknown(x):
             raise NotRowByRow("a read of what was read by a mask")
         self.masks.setdefault(rows[1], place.mask)
+        self.counts.append(example_of(node).shape[rows[0]])
         with self.graph.inserting_before(node):
             _, flat = place.target(self.graph, x)
             mask = in_dimension(self.graph, place.mask, example_of(node).dim(), rows[0])
