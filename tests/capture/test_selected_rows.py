@@ -11,7 +11,7 @@ from oracle import Variant, assert_same, check, gradients, loop
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from torch_scan_hop import fallback, scan
+from torch_scan_hop import explain, fallback, scan
 
 pytestmark = [
     pytest.mark.torch_version,
@@ -330,6 +330,7 @@ def test_large_products_of_selected_rows_are_a_loops(width, runs_as_loop):
         return h, h
 
     h, xs = torch.zeros(32, width), (torch.randn(4, 32, width), torch.rand(4, 32) > 0.5)
+    assert ("runs as a plain Python loop" in str(explain(body, h, xs))) == runs_as_loop
     expected = loop(body, h, xs)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -27,6 +27,7 @@ import torch
 from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
+from torch_scan_hop._torch.dynamo.variables import example_value
 from torch_scan_hop._torch.effects import Effects, Storage
 from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of
 from torch_scan_hop._torch.tracing import run_fake
@@ -80,7 +81,7 @@ def _form(value: Any, is_fresh: Callable[[fx.Node], bool]) -> Form:
     """
     if isinstance(value, int):
         return {None: value}
-    atom = {id(_example(value)): 1}
+    atom = {id(example_value(value)): 1}
     combine = _ARITHMETIC.get(value.target)
     if not is_fresh(value) or value.kwargs:
         return atom
@@ -122,7 +123,7 @@ def keep_views(module: fx.GraphModule, examples: Sequence[Any], mode: FakeTensor
 
 def _place(node: fx.Node) -> Place:
     x, key, lengths = _arguments(node)
-    return place_of(_example(x).dim(), _as_proxies(key), lengths)
+    return place_of(example_value(x).dim(), _as_proxies(key), lengths)
 
 
 def _arguments(read: fx.Node) -> Any:
@@ -221,7 +222,7 @@ class Views:
             x is read.args[0]
             and key == read.args[1]
             and value in (read, node)
-            and _example(value).shape == _example(read).shape
+            and example_value(value).shape == example_value(read).shape
         )
 
 
@@ -243,7 +244,7 @@ def write_indices(body: fx.GraphModule) -> None:
     for module in nested_modules(body):
         if not calls_of(module.graph, *_OURS):
             continue
-        values = [_example(n) for n in module.graph.find_nodes(op="placeholder")]
+        values = [example_value(n) for n in module.graph.find_nodes(op="placeholder")]
         mode = fake_mode_of(values)
         keep_views(module, [like(mode, v) for v in values], mode)
         expand(module.graph)
@@ -265,13 +266,9 @@ def expand(graph: fx.Graph) -> None:
 
 def _as_proxies(value: Any, tracer: Any = None) -> Any:
     def as_proxy(node: fx.Node) -> Any:
-        example = _example(node)
+        example = example_value(node)
         if isinstance(example, torch.Tensor):
             return TensorProxy(node, example, tracer)
         return fx.Proxy(node, tracer)
 
     return fx.map_arg(value, as_proxy)
-
-
-def _example(node: Any) -> Any:
-    return node.meta["example_value"]

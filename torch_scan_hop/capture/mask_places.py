@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.dynamo.errors import Unsupported
+from torch_scan_hop._torch.dynamo.variables import example_value
 from torch_scan_hop._torch.symbols import is_unknown_number, unknown_dims
 from torch_scan_hop.capture.indexing import entries_of
 from torch_scan_hop.capture.row_by_row import NotRowByRow
@@ -35,22 +36,18 @@ KEEPS_POSITIONS = {
 _CALLS = ("call_function", "call_method")
 
 
-def example_of(node: Any) -> Any:
-    return node.meta.get("example_value") if isinstance(node, fx.Node) else node
-
-
 def is_tensor(node: Any) -> bool:
-    return isinstance(example_of(node), torch.Tensor)
+    return isinstance(example_value(node), torch.Tensor)
 
 
 def is_differentiable(node: Any) -> bool:
-    value = example_of(node)
+    value = example_value(node)
     return is_tensor(node) and (value.is_floating_point() or value.is_complex())
 
 
 def is_unknown(node: Any) -> bool:
     """Return True if the size of ``node``, or of a part of it, depends on values."""
-    value = example_of(node)
+    value = example_value(node)
     if isinstance(value, (tuple, list)):
         return any(map(is_unknown, value))
     if isinstance(value, torch.Tensor):
@@ -59,7 +56,7 @@ def is_unknown(node: Any) -> bool:
 
 
 def is_mask(entry: Any) -> bool:
-    value = example_of(entry)
+    value = example_value(entry)
     return isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.dim() > 0
 
 
@@ -88,11 +85,11 @@ class MaskPlace:
 
     @property
     def n_dims(self) -> int:
-        return int(example_of(self.mask).dim())
+        return int(example_value(self.mask).dim())
 
     def rank_of_rows(self, x: Any) -> int:
         """Return how many dimensions ``x[key]`` has."""
-        rank = int(example_of(x).dim())
+        rank = int(example_value(x).dim())
         for entry in self.basic or ():
             rank += (entry is None) - isinstance(entry, int)
         return rank - self.n_dims + 1
@@ -108,14 +105,14 @@ class MaskPlace:
 
 def in_dimension(graph: fx.Graph, mask: fx.Node, rank: int, dim: int) -> fx.Node:
     """Return ``mask`` so that it broadcasts to rows in dimension ``dim`` of ``rank``."""
-    if example_of(mask).dim() == 1 and rank == dim + 1:
+    if example_value(mask).dim() == 1 and rank == dim + 1:
         return mask
     return graph.call_method("reshape", (mask, [1] * dim + [-1] + [1] * (rank - dim - 1)))
 
 
 def broadcast(graph: fx.Graph, masked_select: fx.Node) -> list[fx.Node]:
     """Return the two tensors that ``masked_select`` reads, in one shape."""
-    values = [example_of(n) for n in masked_select.args]
+    values = [example_value(n) for n in masked_select.args]
     found = []
     for n, value in zip(masked_select.args, torch.broadcast_tensors(*values), strict=True):
         with graph.inserting_before(masked_select):
@@ -138,10 +135,10 @@ def place_of(x: Any, key: Any, mask_of: dict[fx.Node, fx.Node]) -> MaskPlace:
     if (
         not is_mask(mask)
         or is_unknown(mask)
-        or (mask is not index and example_of(index).dim() != 1)
+        or (mask is not index and example_value(index).dim() != 1)
     ):
         raise NotRowByRow("an index that is no mask")
-    n_dims = example_of(mask).dim()
+    n_dims = example_value(mask).dim()
     taken = sum(n_dims if e is index else isinstance(e, (int, slice)) for e in entries)
     basic: list[Any] = []
     dim = position = 0
@@ -151,7 +148,7 @@ def place_of(x: Any, key: Any, mask_of: dict[fx.Node, fx.Node]) -> MaskPlace:
             basic += [slice(None)] * n_dims
         else:
             basic.append(entry)
-        in_ellipsis = example_of(x).dim() - taken
+        in_ellipsis = example_value(x).dim() - taken
         position += {int: 0, type(Ellipsis): in_ellipsis}.get(type(entry), 1)
     is_whole = all(entry == slice(None) or entry is Ellipsis for entry in basic)
     return MaskPlace(mask, dim, None if is_whole else tuple(basic))
@@ -218,7 +215,7 @@ def left_out(rows: torch.Tensor) -> Any:
 def refuse_unknown_sizes(graphs: Iterable[fx.GraphModule]) -> None:
     """Refuse a step whose results may have any size, as a read by a mask has; it must have one."""
     for node in itertools.chain.from_iterable(module.graph.nodes for module in graphs):
-        value = example_of(node)
+        value = example_value(node)
         if isinstance(value, torch.Tensor) and unknown_dims(value):
             where = users_line(node.stack_trace or "")
             raise Unsupported(f"a result of data-dependent size (a mask, nonzero, unique){where}")

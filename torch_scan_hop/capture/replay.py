@@ -205,7 +205,7 @@ def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
 
     looked_at = own_copy(entry, code_of(combine_fn), "look_at")
     try:
-        with put_back_on_error():
+        with put_back_on_error(), a_loop_may_run(MOST_PRODUCTS_IN_EAGER):
             return capture_graph(looked_at, (explicit(combine_fn), *args), names_of(combine_fn))
     except _RanUntraced:
         raise NotCaptured("Dynamo is disabled", is_lasting=False) from None
@@ -253,7 +253,7 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
             report,
             "inductor" if compiled else "eager",
             floats_vary=not traced,
-            capturing=functools.partial(a_loop_may_run, _most_products(*kind)),
+            capturing=functools.partial(a_loop_may_run, _most_products(static or traced, compiled)),
         )
     return entries[kind]
 
@@ -263,8 +263,8 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
 MOST_PRODUCTS_IN_EAGER, MOST_PRODUCTS_COMPILED = 2**17, 2**20
 
 
-def _most_products(static: bool, modes: bool, traced: bool, compiled: bool) -> float:
-    if static or traced:
+def _most_products(needs_capture: bool, compiled: bool) -> float:
+    if needs_capture:
         return math.inf  # there is no loop that could run instead, or a slow one
     return MOST_PRODUCTS_COMPILED if compiled else MOST_PRODUCTS_IN_EAGER
 

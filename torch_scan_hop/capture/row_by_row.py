@@ -17,7 +17,8 @@ from torch import fx
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
 from torch_scan_hop._torch.symbols import is_unknown_number, unknown_dims
-from torch_scan_hop.body.node_kinds import operator_name
+from torch_scan_hop.body.meta_values import value_of
+from torch_scan_hop.body.node_kinds import is_tensor_node, operator_name
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.rewrites.batchable import is_batchable_operator, is_factorisation
 
@@ -69,7 +70,7 @@ def check_rows(module: fx.GraphModule) -> bool:
     is_pointwise = True
     for node in module.graph.nodes:
         if node.op == "output":
-            if any(_rows(n) is None for n in node.all_input_nodes if _is_float(n)):
+            if any(_rows(n) is None for n in node.all_input_nodes if is_tensor_node(n)):
                 raise NotRowByRow("a result without rows")
         elif node.op != "placeholder":
             _check_node(node)
@@ -82,8 +83,8 @@ def products_of_a_row(module: fx.GraphModule) -> Iterator[tuple[str, int]]:
     for node in module.graph.nodes:
         rows = _rows(node) if node.target in operators("contraction") else None
         if rows is not None:
-            factor = node.all_input_nodes[-2:][0].meta["val"]
-            made = math.prod(map(likely_value, node.meta["val"].shape))  # the rows count as one
+            factor = value_of(node.all_input_nodes[-2:][0])
+            made = math.prod(map(likely_value, value_of(node).shape))  # the rows count as one
             yield rows[1], made * likely_value(factor.shape[-1])
 
 
@@ -91,26 +92,21 @@ def _is_pointwise(node: fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
-def _is_float(node: fx.Node) -> bool:
-    return isinstance(node.meta["val"], torch.Tensor)
-
-
 def _rows(node: Any) -> tuple[int, str] | None:
-    return rows_of(node.meta["val"]) if isinstance(node, fx.Node) else None
+    return rows_of(value_of(node)) if isinstance(node, fx.Node) else None
 
 
 def _check_node(node: fx.Node) -> None:
-    read = [n for n in node.all_input_nodes if _rows(n)]
-    numbers = [n for n in node.all_input_nodes if is_unknown_number(n.meta["val"])]
+    read = [rows for n in node.all_input_nodes if (rows := _rows(n))]
+    numbers = [n for n in node.all_input_nodes if is_unknown_number(value_of(n))]
     if node.target is operator.getitem or not (read or numbers):
         return
-    if is_unknown_number(node.meta["val"]):
+    if is_unknown_number(value_of(node)):
         return  # who reads it is looked at
     if not isinstance(node.target, OpOverload):
         raise NotRowByRow(str(node.target))
-    made = [v for v in _parts(node.meta["val"]) if isinstance(v, torch.Tensor)]
-    symbols = {rows[1] if (rows := rows_of(v)) else None for v in made}
-    if len(symbols | {rows[1] for n in read if (rows := _rows(n))}) != 1 or None in symbols:
+    made = [rows_of(v) for v in _parts(value_of(node)) if isinstance(v, torch.Tensor)]
+    if None in made or len({rows[1] for rows in (*read, *made) if rows}) != 1:
         raise NotRowByRow(f"{node.target}: rows of several masks, or a result without rows")
     if numbers and node.target not in _MAKES | _RESHAPES:
         raise NotRowByRow(f"{node.target}: the number of rows")
@@ -126,7 +122,7 @@ def _check_node(node: fx.Node) -> None:
 
 def _divides_floats(node: fx.Node) -> bool:
     divisor = node.args[1]
-    return _rows(divisor) is None or divisor.meta["val"].is_floating_point()  # type: ignore[union-attr]
+    return _rows(divisor) is None or value_of(divisor).is_floating_point()  # type: ignore[union-attr]
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -140,7 +136,7 @@ def _is_known(node: fx.Node) -> bool:
 
 
 def _dtype_of(node: Any) -> Any:
-    return node.meta["val"].dtype if isinstance(node, fx.Node) else None
+    return value_of(node).dtype if isinstance(node, fx.Node) else None
 
 
 def _indices(node: fx.Node) -> list[Any]:
@@ -154,12 +150,12 @@ def _check_operands(node: fx.Node) -> None:
     if node.target in _SHARED_OPERANDS:
         _check_product(node)
         return
-    rank = max(v.dim() for v in _parts(node.meta["val"]) if isinstance(v, torch.Tensor))
-    rows = rows_of(next(_parts(node.meta["val"])))
+    rank = max(v.dim() for v in _parts(value_of(node)) if isinstance(v, torch.Tensor))
+    rows = rows_of(next(_parts(value_of(node))))
     assert rows is not None
     from_end = rank - rows[0]
     for operand in node.all_input_nodes:
-        value = operand.meta["val"]
+        value = value_of(operand)
         if not isinstance(value, torch.Tensor) or _rows(operand):
             continue
         if not _is_pointwise(node) and value.dim() > 0:
@@ -177,7 +173,7 @@ def _check_product(node: fx.Node) -> None:
     if node.target in (aten.addmm.default, aten.baddbmm.default, aten.addmv.default):
         rows, bias = _rows(node), node.args[0]
         assert isinstance(bias, fx.Node) and rows is not None
-        value, from_end = bias.meta["val"], node.meta["val"].dim() - rows[0]
+        value, from_end = value_of(bias), value_of(node).dim() - rows[0]
         if not _rows(bias) and value.dim() >= from_end and value.shape[-from_end] != 1:
             raise NotRowByRow("a bias for each row")
     if node.target is aten.convolution.default and (
@@ -196,9 +192,9 @@ def _check_dims(node: fx.Node) -> None:
     rows = _rows(operand)
     if rows is None or operand is None or node.target in _REARRANGES:
         return
-    dim, value = rows[0], operand.meta["val"]
+    dim, value = rows[0], value_of(operand)
     if node.target in _RESHAPES:
-        _check_shape(value, node.meta["val"], dim)
+        _check_shape(value, value_of(node), dim)
         return
     for name in ("dim", "dims", "dim0", "dim1", "dim2", "dimension"):
         if name not in given:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.dynamo.variables import example_value
 from torch_scan_hop._torch.effects import Effects
 from torch_scan_hop._torch.fakes import fake_mode_of
 from torch_scan_hop._torch.sizes import likely_value
@@ -41,7 +42,6 @@ from torch_scan_hop.capture.mask_places import (
     Values,
     broadcast,
     call_of,
-    example_of,
     in_dimension,
     is_differentiable,
     is_read_by_mask,
@@ -89,7 +89,7 @@ class _AllRows:
         self.counts: list[Any] = []
         #: masks and positions that must stay what they are, each with the node that needs it
         self.kept: list[tuple[fx.Node, fx.Node]] = []
-        examples = [example_of(n) for n in self.graph.find_nodes(op="placeholder")]
+        examples = [example_value(n) for n in self.graph.find_nodes(op="placeholder")]
         self.mode = fake_mode_of(examples)
         self.examples = [like(self.mode, v) for v in examples]
         self.effects = Effects(module)
@@ -118,7 +118,7 @@ class _AllRows:
             raise NotRowByRow("a result")
         if node.target in WRITES:
             self._write(node)
-        elif is_unknown_number(example_of(node)):
+        elif is_unknown_number(example_value(node)):
             return  # a size, which is another now; who reads it is looked at
         elif node.target in READS and is_tensor(node.args[0]) and not is_unknown(node.args[0]):
             self._read(node)
@@ -137,7 +137,7 @@ class _AllRows:
 
     def _rows(self, node: Any) -> tuple[int, fx.Node]:
         """Return the dimension of the rows in ``node``, and their mask."""
-        rows = rows_of(example_of(node))
+        rows = rows_of(example_value(node))
         if rows is None or rows[1] not in self.masks:
             raise NotRowByRow("rows of an unknown mask")
         return rows[0], self.masks[rows[1]]
@@ -145,17 +145,17 @@ class _AllRows:
     def _number_rows(self, node: fx.Node) -> None:
         """Write ``mask.nonzero()`` as the positions of all rows."""
         x, in_tuple = node.args[0], not is_tensor(node)
-        rows = rows_of(example_of(node)[0] if in_tuple else example_of(node))
-        if is_unknown(x) or example_of(x).dim() != 1 or rows is None:
+        rows = rows_of(example_value(node)[0] if in_tuple else example_value(node))
+        if is_unknown(x) or example_value(x).dim() != 1 or rows is None:
             raise NotRowByRow("positions in several dimensions")
         with self.graph.inserting_before(node):
             mask = self.graph.call_method("ne", (x, 0))
             size = self.graph.call_method("size", (x, 0))
-            device = {"device": example_of(x).device}
+            device = {"device": example_value(x).device}
             positions = self.graph.call_function(torch.arange, (size,), device)
             if not in_tuple:
                 positions = self.graph.call_method("unsqueeze", (positions, 1))
-        mask.meta["example_value"] = run_fake(lambda v: v.ne(0), [example_of(x)], self.mode)
+        mask.meta["example_value"] = run_fake(lambda v: v.ne(0), [example_value(x)], self.mode)
         for replaced in list(node.users) if in_tuple else [node]:
             if in_tuple and replaced.target is not operator.getitem:
                 raise NotRowByRow("positions in a tuple")
@@ -171,15 +171,15 @@ class _AllRows:
         if node.target in MASKED_SELECTS:
             x, key = broadcast(self.graph, node)
         place = place_of(x, key, self.mask_of)
-        rows = rows_of(example_of(node))
+        rows = rows_of(example_value(node))
         if rows is None or is_unknown(x):
             raise NotRowByRow("a read of what was read by a mask")
         self.masks.setdefault(rows[1], place.mask)
-        self.counts.append(example_of(node).shape[rows[0]])
+        self.counts.append(example_value(node).shape[rows[0]])
         with self.graph.inserting_before(node):
             _, flat = place.target(self.graph, x)
-            mask = in_dimension(self.graph, place.mask, example_of(node).dim(), rows[0])
-            found = self._where(mask, flat, left_out(example_of(node)))
+            mask = in_dimension(self.graph, place.mask, example_value(node).dim(), rows[0])
+            found = self._where(mask, flat, left_out(example_value(node)))
         self._replace(node, found)
         self.is_selected.add(found)
 
@@ -196,19 +196,20 @@ class _AllRows:
 
     def _operator(self, node: fx.Node) -> None:
         call, tensors = call_of(node)
-        made = trace(call, [like(self.mode, example_of(n)) for n in tensors], self.mode)
+        made = trace(call, [like(self.mode, example_value(n)) for n in tensors], self.mode)
         is_pointwise = check_rows(made)
         for symbol, count in products_of_a_row(made):
-            self.products += count * likely_value(example_of(self.masks[symbol]).numel())
+            self.products += count * likely_value(example_value(self.masks[symbol]).numel())
         if self.products > most_products():
             raise NotRowByRow("large products of rows that the mask may leave out")
         floats = [n for n in tensors if is_differentiable(n)]
         shared = [n for n in floats if not is_unknown(n)]
-        if not shared:
-            return
-        if is_pointwise:
+        if is_pointwise or not shared:
             for n in shared:
-                if example_of(n).dim() == 0 and example_of(n).dtype != example_of(node).dtype:
+                if (
+                    example_value(n).dim() == 0
+                    and example_value(n).dtype != example_value(node).dtype
+                ):
                     raise NotRowByRow("a number whose dtype would count")
                 self._select_before(node, n, *self._rows(node))
             return
@@ -224,7 +225,7 @@ class _AllRows:
 
     def _select_before(self, node: fx.Node, operand: fx.Node, dim: int, mask: fx.Node) -> None:
         """Let ``node`` read ``operand`` so that rows that are left out pass it no gradient."""
-        rank = example_of(operand if is_unknown(operand) else node).dim()
+        rank = example_value(operand if is_unknown(operand) else node).dim()
         with self.graph.inserting_before(node):
             found = self._where(in_dimension(self.graph, mask, rank, dim), operand, 1)
         node.replace_input_with(operand, found)
@@ -234,7 +235,7 @@ class _AllRows:
             return
         dim, chosen = self._rows(node)
         with self.graph.inserting_before(node.next):
-            mask = in_dimension(self.graph, chosen, example_of(node).dim(), dim)
+            mask = in_dimension(self.graph, chosen, example_value(node).dim(), dim)
             found = self._where(mask, node, 1)
         found.meta = dict(node.meta)
         node.replace_all_uses_with(found, delete_user_cb=lambda user: user is not found)
@@ -253,7 +254,7 @@ class _AllRows:
             target, flat = place.target(self.graph, x)
             mask = in_dimension(self.graph, place.mask, rank, place.dim)
             if is_tensor(value):
-                value = self.graph.call_method("to", (value, example_of(x).dtype))
+                value = self.graph.call_method("to", (value, example_value(x).dtype))
             chosen = self._where(mask, value, flat)
             if place.n_dims > 1:
                 chosen = self.graph.call_method("view_as", (chosen, target))
@@ -262,13 +263,11 @@ class _AllRows:
 
     def _check_value(self, value: Any, mask: fx.Node, from_end: int) -> None:
         """Refuse a value whose rows are not those of ``mask``, or not the last but ``from_end``."""
-        shape = getattr(example_of(value), "shape", ())
+        shape = getattr(example_value(value), "shape", ())
         if is_unknown(value):
             dim, chosen = self._rows(value)
-            if (
-                not is_same_mask(mask, chosen, self._is_written_between)
-                or len(shape) - dim != from_end
-            ):
+            is_same = is_same_mask(mask, chosen, self._is_written_between)
+            if not is_same or len(shape) - dim != from_end:
                 raise NotRowByRow("rows of another mask, or in another dimension")
         elif len(shape) >= from_end and shape[-from_end] != 1:
             raise NotRowByRow("a value of a fixed size")
@@ -279,7 +278,7 @@ class _AllRows:
             raise NotRowByRow(str(node.target))
         dim, chosen = self._rows(rows)
         with self.graph.inserting_before(node):
-            mask = in_dimension(self.graph, chosen, example_of(rows).dim(), dim)
+            mask = in_dimension(self.graph, chosen, example_value(rows).dim(), dim)
             selected = self._where(mask, rows, REDUCTIONS[node.target])
             target = "sum" if node.target in MEANS else node.target
             kind = "call_method" if isinstance(target, str) else "call_function"

@@ -23,6 +23,7 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lists import SliceVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
+from torch_scan_hop._torch.dynamo.variables import example_value
 from torch_scan_hop.capture.index_nodes import length_between
 from torch_scan_hop.capture.indexing import (
     entries_of,
@@ -101,7 +102,7 @@ def _keep_bounds_of_slices() -> None:
 
 
 def _version(value: Any) -> int | None:
-    example = _example(value)
+    example = example_value(value)
     return example._version if is_position(example) else None
 
 
@@ -110,17 +111,12 @@ def _is_fresh(node: fx.Node) -> bool:
     return _version(node) == 0 and node.meta.get(_VERSIONS) == [_version(a) for a in node.args]
 
 
-def _example(value: Any) -> Any:
-    node = value.node if isinstance(value, fx.Proxy) else value
-    return node.meta.get("example_value") if isinstance(node, fx.Node) else value
-
-
 def _captured(kind: str, target: Any, args: Any, kwargs: Any) -> Call | None:
     """The call of ours that does the same, or None where there is no 0-d tensor among indices."""
     if kind not in ("call_function", "call_method") or not args:
         return None
     rewrite = _CALLS.get(target) if _is_hashable(target) else None
-    if rewrite is None or not isinstance(_example(args[0]), torch.Tensor):
+    if rewrite is None or not isinstance(example_value(args[0]), torch.Tensor):
         return None
     return rewrite(*args, **kwargs)
 
@@ -130,13 +126,13 @@ def _is_hashable(target: Any) -> bool:
 
 
 def _is_position(value: Any) -> bool:
-    return is_position(_example(value))
+    return is_position(example_value(value))
 
 
 def _is_window(value: Any) -> bool:
     if not isinstance(value, slice):
         return False
-    return is_window(slice(_example(value.start), _example(value.stop)))
+    return is_window(slice(example_value(value.start), example_value(value.stop)))
 
 
 def _lengths(key: Any) -> tuple[int, ...] | None:
@@ -169,14 +165,14 @@ def _select(input: Any, dim: int, index: Any) -> Call | None:
     index = _as_position(index)
     if index is None:
         return None
-    return getitem, (input, select_key(_example(input).dim(), dim, index), ())
+    return getitem, (input, select_key(example_value(input).dim(), dim, index), ())
 
 
 def _narrow(input: Any, dim: int, start: Any, length: int) -> Call | None:
     start = _as_position(start)
     if start is None or not isinstance(length, int):
         return None
-    return getitem, (input, narrow_key(_example(input).dim(), dim, start), (length,))
+    return getitem, (input, narrow_key(example_value(input).dim(), dim, start), (length,))
 
 
 def _index_select(input: Any, dim: int, index: Any) -> Call | None:
@@ -185,7 +181,7 @@ def _index_select(input: Any, dim: int, index: Any) -> Call | None:
 
 def _as_position(value: Any) -> Any:
     """Return ``value`` as an index of `select`, which takes uint8 like any integer."""
-    example = _example(value)
+    example = example_value(value)
     if is_tensor(example) and example.dtype == torch.uint8 and example.dim() == 0:
         raise Unsupported("select and narrow at a uint8 tensor; write t.long()")
     return value if _is_position(value) else None

@@ -54,13 +54,12 @@ def call_inlined(tx: Any, fn: Callable[..., Any], *args: VariableTracker) -> Var
     return _hops._make_inlined(tx, fn)(*args)
 
 
-def example_value(variable_or_node: Any) -> Any:
-    node = variable_or_node
-    if isinstance(node, VariableTracker):
-        node = node.as_proxy().node
-    elif isinstance(node, fx.Proxy):
-        node = node.node
-    return node.meta.get("example_value")
+def example_value(value: Any) -> Any:
+    """Return the example of a variable, a proxy or a node; anything else is its own."""
+    if isinstance(value, VariableTracker):
+        value = value.as_proxy()
+    node = value.node if isinstance(value, fx.Proxy) else value
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else node
 
 
 def make_traceable(fn: VariableTracker) -> None:
