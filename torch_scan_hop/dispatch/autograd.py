@@ -26,6 +26,7 @@ from torch_scan_hop.autodiff.differentiability import (
 from torch_scan_hop.autodiff.function import ScanFunction
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.dispatch.jvp import scan_of_duals, tangent_scan
+from torch_scan_hop.eager.few_steps import run_as_written, runs_as_written
 from torch_scan_hop.eager.run import dense
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs
@@ -82,6 +83,8 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
         return scan_of_duals(body, inputs, options)
     # then no trace watches the call, and no tensor is a fake
     is_plain = scan_op.goes_to_kernel(tuple(flat))
+    if is_plain and not duals and runs_as_written(body, inputs, options):
+        return run_as_written(body, inputs, options)
     if not differentiated:
         return (dense if is_plain else below)(body, inputs, options)
     tensors = [t for t in flat if isinstance(t, torch.Tensor)]
