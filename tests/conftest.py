@@ -19,6 +19,7 @@ from graph_caches import graph_caches
 from legality.checker import Checker, checking
 
 from torch_scan_hop.capture import replay
+from torch_scan_hop.eager import few_steps
 from torch_scan_hop.fallback import forget_reasons
 
 SECONDS_TO_END = 300
@@ -79,6 +80,16 @@ def legality_checker(request, _checker):
     _checker.forget()
     if violations:
         raise violations[0]
+
+
+@pytest.fixture(autouse=True)
+def _few_steps_are_planned(request):
+    """Tests have few steps, and are to test what more of them run."""
+    if "few_steps" in request.keywords:
+        yield
+        return
+    with mock.patch.object(few_steps, "MAX_STEPS", 0):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,9 @@ from torch_scan_hop.body import added_parts
 from torch_scan_hop.body.carries_in import with_joined
 from torch_scan_hop.cuda_graphs import graphed, recording
 from torch_scan_hop.cuda_graphs.devices import CudaGraphs
-from torch_scan_hop.eager import run, writer
+from torch_scan_hop.dispatch import autograd as autograd_kernel
+from torch_scan_hop.eager import few_steps, run, writer
+from torch_scan_hop.eager.few_steps import run_as_written
 from torch_scan_hop.inductor import passes
 from torch_scan_hop.inductor.passes import prepare_scans
 from torch_scan_hop.op import ScanOptions, call_scan
@@ -101,12 +103,15 @@ class Mode:
     cuda: bool = False
     #: gradients are taken in another thread, as those of a GPU are
     other_thread: bool = False
+    #: few small steps run as they are written: others do not count
+    few_steps: bool = False
 
     def has_reached(self, kernels: Sequence[str]) -> bool:
         """Whether ``kernels`` were taken that this mode is to try, if it is."""
         if self.tiles:
             return "ParallelKernel" in kernels
-        is_forced = self.triton or self.graphs or self.scalars or self.panels or self.large
+        named = (self.triton, self.graphs, self.scalars, self.panels, self.large, self.few_steps)
+        is_forced = any(named)
         return bool(kernels) or not is_forced
 
     @contextmanager
@@ -115,6 +120,7 @@ class Mode:
         kernels: list[str] = []
         with ExitStack() as stack:
             stack.enter_context(using_options(**self.options))
+            stack.enter_context(few_steps_as_written(self.few_steps, kernels))
             if self.compile:
                 stack.enter_context(set_default(compile=True))
             if self.backend == "inductor" or self.compile:
@@ -142,6 +148,22 @@ class Mode:
             if (self.scalars or self.panels) and self.backend is None:
                 stack.enter_context(_rewritten_for_inductor())
             yield kernels
+
+
+@contextmanager
+def few_steps_as_written(allowed: bool, found: list[str]) -> Iterator[None]:
+    """Few small steps run as they are written, and ``found`` has an item for each; or none do."""
+    if not allowed:
+        with mock.patch.object(few_steps, "MAX_STEPS", 0):
+            yield
+        return
+
+    def run(*args: Any) -> Any:
+        found.append("as written")
+        return run_as_written(*args)
+
+    with mock.patch.object(autograd_kernel, "run_as_written", run):
+        yield
 
 
 @contextmanager
@@ -373,6 +395,7 @@ def _with_part(mode: Mode, part: str) -> Mode:
         "memory",
         "cuda",
         "other_thread",
+        "few_steps",
     ):
         return dataclasses.replace(mode, **{part: True})
     word, _, name = part.partition("_")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.operators import OpOverload, copy_on_write, past_module_hooks
+from torch_scan_hop._torch.operators import copy_on_write, past_module_hooks
 from torch_scan_hop.body.cache import remember
 from torch_scan_hop.eager.run import unaliased
 from torch_scan_hop.op import Body, ScanOptions
@@ -27,9 +27,9 @@ MAX_STEPS = 15
 #: elements of carry, xs of a step and what it closes over
 MAX_ELEMENTS = 2**17
 
-# What these hold are operators, which autograd records. What a body calls besides (custom functions,
-# hooks, scans) has a derivative that is this package's, or torch's for graphs.
-_MODULES = {"torch", "torch.functional", "torch.nn.functional", "_operator", "math"} | {
+# What these hold are operators, which autograd records. What a body calls besides (custom
+# functions, hooks, scans) has a derivative that is this package's, or torch's for graphs.
+_MODULES = {"torch", "torch.functional", "torch.nn.functional", "_operator", "builtins", "math"} | {
     f"torch._C.{part}" for part in ("_nn", "_linalg", "_fft", "_special")
 }
 
@@ -43,31 +43,24 @@ def runs_as_written(body: Body, inputs: Inputs[Any], options: ScanOptions) -> bo
         return False
     if torch.is_autocast_enabled("cpu") or elements_of_step(inputs) > MAX_ELEMENTS:
         return False
-    return remember(body, ("has operators alone",), lambda: _has_operators_alone(body))
+    return remember(body, ("has operators alone",), lambda: all(map(_is_plain, body.graph.nodes)))
 
 
-def elements_of_step(inputs: Inputs[Any]) -> int:
+def elements_of_step(inputs: Inputs[Any]) -> Any:
     """Return how many elements a step reads."""
     stacked = sum([x.numel() for x in inputs.xs])
     whole = [v.numel() for v in (*inputs.carry, *inputs.additional) if isinstance(v, torch.Tensor)]
     return sum(whole) + stacked // inputs.trip_count
 
 
-def _has_operators_alone(body: fx.GraphModule) -> bool:
-    return all(map(_is_plain, body.graph.nodes))
-
-
 def _is_plain(node: fx.Node) -> bool:
     if node.op != "call_function":
         return node.op in ("placeholder", "call_method", "output")
-    if isinstance(node.target, OpOverload):
-        return node.target.namespace == "aten"
-    return getattr(node.target, "__module__", None) in _MODULES
+    is_aten = str(node.target).startswith("aten.")
+    return is_aten or getattr(node.target, "__module__", None) in _MODULES
 
 
-def run_as_written(
-    body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions
-) -> tuple[Any, ...]:
+def run_as_written(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
     """Run the steps, which autograd records if gradients are wanted."""
     n_carry, run = len(inputs.carry), past_module_hooks(body)
     # bodies are traced for contiguous carries

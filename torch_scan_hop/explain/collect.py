@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch_scan_hop.capture.reasons import GENERAL_FIX, fix_in, reason_of, remem
 from torch_scan_hop.capture.replay import NotCaptured, history_of, look_at_call
 from torch_scan_hop.capture.user_code import code_of, name_of
 from torch_scan_hop.debugging import is_debugging
+from torch_scan_hop.eager.few_steps import runs_as_written
 from torch_scan_hop.errors import describe
 from torch_scan_hop.explain.costs import Limits
 from torch_scan_hop.explain.explanation import Explanation
@@ -43,7 +45,7 @@ from torch_scan_hop.explain.training import (
     nbytes_of_segment,
     shifted_bytes,
 )
-from torch_scan_hop.op import scans_in
+from torch_scan_hop.op import ScanOptions, scans_in
 from torch_scan_hop.step import start_of
 
 # --- one scan ---
@@ -126,12 +128,24 @@ def explain_call(
             captured=True,
             captures=captures,
             options=options,
-            scans=tuple(scan_facts(site, limits, kernels) for site in sites),
+            scans=tuple(_of_call(site, limits, kernels) for site in sites),
             checkpoint=_checkpoint(combine_fn, init, call, sites),
             limits=limits,
         )
     except NotCaptured as error:
         return _as_loop(title, error.reason, captures, options)
+
+
+def _of_call(site: Site, limits: Limits | None, kernels: bool) -> Scan:
+    scan = scan_facts(site, limits, kernels)
+    few = runs_as_written(site.body, site.operands, ScanOptions(checkpoint=site.checkpoint))
+    return replace(scan, note="; ".join(filter(None, [scan.note, _FEW_STEPS if few else ""])))
+
+
+_FEW_STEPS = (
+    "in eager mode these few small steps run as they are written, and autograd records each: "
+    "the loops above are those of a compiled scan, and of one with more steps"
+)
 
 
 def _sites_of_call(combine_fn: Any, init: Any, call: CheckedCall) -> list[Site]:
