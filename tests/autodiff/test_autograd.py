@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch_scan_hop import scan
 from torch_scan_hop._torch import tracing
 from torch_scan_hop.autodiff import joint
+from torch_scan_hop.eager import run as eager_run
 
 F64 = torch.float64
 
@@ -425,3 +427,9 @@ def test_second_derivative_under_a_users_fake_mode():
         (first,) = torch.autograd.grad(ys.sum(), xs, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), xs)
     assert isinstance(second, FakeTensor) and second.shape == xs.shape
+
+
+def test_a_backward_that_reads_nothing_of_its_steps_is_planned():
+    a, h = torch.rand(4, dtype=F64, requires_grad=True), torch.ones(4, dtype=F64)
+    with mock.patch.object(eager_run, "loop", side_effect=AssertionError("it runs step by step")):
+        check(lambda h, x: (h * 0.5 + a.exp(), None), h, length=9, params=[a])

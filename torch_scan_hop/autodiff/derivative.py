@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.handover import Handover, Partition, Source
+from torch_scan_hop.body.copies import copied
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Signature
 
@@ -35,18 +36,20 @@ class BackwardScan:
             *(n_carry + n_xs + k for k in partition.accumulated),
             *(n_carry + k for k in partition.x_gradients),
         ]
-        self.body: Body = partition.backward
+        self.body = partition.backward
         if not partition.per_step and not self.ys:
-            self.body = self._passing_over_x(len(self.carry) + len(partition.accumulated))
+            self.body = _with_unread_x(self.body, len(self.carry) + len(partition.accumulated))
 
-    def _passing_over_x(self, n_carry: int) -> Body:
-        """Return a body whose scan has an x for the trip count, since nothing else varies."""
-        backward = self.partition.backward
 
-        def body(*flat: Any) -> Any:
-            return backward(*flat[:n_carry], *flat[n_carry + 1 :])
-
-        return body
+def _with_unread_x(backward: fx.GraphModule, n_carry: int) -> fx.GraphModule:
+    """Return a body whose scan has an x for the trip count, since nothing else varies."""
+    body = copied(backward)
+    first, *_ = nodes = list(body.graph.nodes)
+    with body.graph.inserting_before(nodes[n_carry]):
+        x = body.graph.placeholder("step")
+    x.meta["val"] = value_of(first).new_empty((0,))
+    body.recompile()
+    return body
 
 
 @dataclass(frozen=True)

@@ -52,17 +52,13 @@ from torch_scan_hop.step import start_of
 
 
 def scan_facts(site: Site, limits: Limits | None, kernels: bool) -> Scan:
-    loops, memory, note = [], None, _first_step(site)
+    loops, memory = [], None
     if is_trained(site):
         derivative = derivative_at(site)
         memory = memory_of(site, derivative)
         loops.append(loop_of(forward_site(site, derivative), "forward", limits))
         backward = backward_site(site, derivative)
-        if backward is None:
-            constant = "nothing in the backward varies from step to step: it runs step by step"
-            note = f"{note}; {constant}" if note else constant
-        else:
-            loops.append(loop_of(backward, "backward", limits, shifted_bytes(derivative)))
+        loops.append(loop_of(backward, "backward", limits, shifted_bytes(derivative)))
     else:
         loops.append(loop_of(site, "forward", limits))
     return Scan(
@@ -73,7 +69,7 @@ def scan_facts(site: Site, limits: Limits | None, kernels: bool) -> Scan:
         loops=tuple(loops),
         memory=memory,
         kernels=kernels_of(site) if kernels else (),
-        note=note,
+        note=_first_step(site),
     )
 
 

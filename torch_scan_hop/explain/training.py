@@ -57,23 +57,21 @@ def _stacks(derivative: Derivative) -> list[fx.Node]:
 # --- the backward ---
 
 
-def backward_site(site: Site, derivative: Derivative) -> Site | None:
-    """Return the scan that runs in the backward; None if nothing varies from step to step."""
+def backward_site(site: Site, derivative: Derivative) -> Site:
+    """Return the scan that runs in the backward."""
     partition = derivative.first
-    placeholders = partition.backward.graph.find_nodes(op="placeholder")
     scan = BackwardScan(derivative.signature, partition, derivative.flow)
     n_carry = len(scan.carry) + len(partition.accumulated)
-    n_xs = len(scan.ys) + len(partition.per_step)
-    if not n_xs:
-        return None
     inputs, results = site.names.flat(), [*site.names.carry, *site.ys]
     gradients = [f"grad {inputs[k]}" for k in scan.gradients]
     x_names = [f"grad {results[k]}" for k in scan.ys]
     x_names += [_name(site, derivative, h) for h in partition.per_step]
-    fakes = [recorded(n) for n in placeholders]
+    x_names = x_names or ["(step)"]
+    fakes = [recorded(n) for n in scan.body.graph.find_nodes(op="placeholder")]
+    n_xs = len(x_names)
     return Site(
         f"{site.name}, backward",
-        partition.backward,
+        scan.body,
         Inputs(
             fakes[:n_carry],
             [_stack(site, f) for f in fakes[n_carry : n_carry + n_xs]],
