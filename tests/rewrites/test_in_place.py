@@ -12,7 +12,7 @@ from large_carries import BODIES, ENTRIES
 from torch import Tensor
 
 from torch_scan_hop import fallback, scan, tree
-from torch_scan_hop.eager import writer
+from torch_scan_hop.eager import calls, in_place, writer
 from torch_scan_hop.reference import scan_loop
 
 T, N, WIDTH = 12, 24, 256
@@ -296,3 +296,35 @@ def test_no_more_memory_than_the_loop(name: str, backward: bool) -> None:
         return peak_of_allocator(call)
 
     assert peak(eager) <= 1.2 * peak(the_loop)
+
+
+@pytest.mark.parametrize("start", [0, -N])
+def test_integers_are_no_indices_of_many_places(start):
+    """A row, or one entry, is a view, as it is in Python; other indices stay the operator's."""
+
+    def cell(carry: Any, x: Tensor) -> Any:
+        c, i = carry
+        c[i] = x * c[i].clone()
+        c[i, i + 1] = c[i, i] + c[i + 1, i - 1].sin()
+        return (c, i + 1), (c[i][INDEX], c.T[i].sum())
+
+    reads, writes = [], []
+    with (
+        mock.patch.object(calls, "_part_at", _noting(reads, calls._part_at)),
+        mock.patch.object(in_place, "write_part_at", _noting(writes, calls.write_part_at)),
+    ):
+        got = scan(cell, (WIDE, torch.tensor(start)), XS)
+    assert len(reads) >= 3 * T and len(writes) == 2 * T
+    expected = scan_loop(cell, (WIDE.clone(), torch.tensor(start)), XS, T, False)
+    for a, b in zip(tree.tensors(got), tree.tensors(expected), strict=True):
+        torch.testing.assert_close(a, b)
+    with pytest.raises(IndexError, match="out of"):
+        scan(cell, (WIDE, torch.tensor(N - 3)), XS)
+
+
+def _noting(found: list[Any], call: Any) -> Any:
+    def noted(*args: Any) -> Any:
+        found.append(args)
+        return call(*args)
+
+    return noted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,14 @@ _ELEMENTWISE = _bindings(
 ELEMENTWISE = _ELEMENTWISE.keys()
 #: take out=
 WITH_OUT = _ELEMENTWISE | _bindings("mm bmm cat stack addmm sum.dim_IntList")
-WITHOUT_OUT = _bindings("t permute reshape unsqueeze relu where.self rsub.Scalar")
+WITHOUT_OUT = _bindings(
+    "t permute reshape unsqueeze squeeze.dim select.int unsafe_split.Tensor split_with_sizes clone "
+    "relu where.self rsub.Scalar abs sign floor erf log1p expm1 reciprocal clamp clamp_min "
+    "clamp_max pow.Tensor_Scalar pow.Tensor_Tensor logical_and logical_or logical_not "
+    "gt.Scalar gt.Tensor ge.Scalar ge.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor "
+    "eq.Scalar eq.Tensor ne.Scalar ne.Tensor bitwise_and.Tensor bitwise_or.Tensor "
+    "sum mean mean.dim amax amin cumsum _softmax mv index_select gather scatter_add"
+)
 
 
 def binding(target: Any) -> Callable[..., Any]:
@@ -40,6 +47,43 @@ def binding(target: Any) -> Callable[..., Any]:
         return fast
     # past OpOverload.__call__, which is Python
     return getattr(target, "_op", target)
+
+
+def call_of(node: fx.Node) -> Callable[..., Any]:
+    if node.target is aten.index.Tensor and is_at_one_place(node):
+        return _part_at
+    return binding(node.target)
+
+
+def is_at_one_place(node: fx.Node) -> bool:
+    """Return True for a read or write at integers, one for each of the first dimensions.
+
+    Python's ``value[i, j]`` makes a view there, which takes a third of the time that the operator
+    takes, for which such integers are indices like any others.
+    """
+    value, indices = value_of(node.args[0]), node.args[1]
+    assert isinstance(indices, (list, tuple))
+    return (
+        value.device.type == "cpu"
+        and value.is_contiguous()
+        and all(i is not None and _is_integer(value_of(i)) for i in indices)
+    )
+
+
+def _is_integer(index: torch.Tensor) -> bool:
+    whole = not index.is_floating_point() and index.dtype is not torch.bool
+    return whole and index.dim() == 0 and index.device.type == "cpu"
+
+
+def _part_at(value: torch.Tensor, indices: Sequence[torch.Tensor]) -> torch.Tensor:
+    return value[tuple(indices)].clone()
+
+
+def write_part_at(
+    value: torch.Tensor, indices: Sequence[torch.Tensor], source: torch.Tensor
+) -> torch.Tensor:
+    value[tuple(indices)] = source
+    return value
 
 
 def can_write_to(node: fx.Node, like: torch.Tensor) -> bool:

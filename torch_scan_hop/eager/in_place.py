@@ -11,7 +11,7 @@ from torch_scan_hop.body.added_parts import is_large
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import viewed
 from torch_scan_hop.body.partial_writes import PART_OF, WRITE_OF, is_fresh, writes_in_place
-from torch_scan_hop.eager.calls import binding
+from torch_scan_hop.eager.calls import aten, binding, is_at_one_place, write_part_at
 from torch_scan_hop.signature import Inputs, Outputs
 
 
@@ -31,6 +31,8 @@ def calls_in_place(
 
 
 def _call(write: fx.Node) -> Callable[..., Any]:
+    if write.target is aten.index_put.default and len(write.args) == 3 and is_at_one_place(write):
+        return write_part_at
     if write.target in WRITE_OF:
         return binding(WRITE_OF[write.target])
     part_of = binding(PART_OF[write.target])

@@ -31,7 +31,7 @@ from torch import fx
 from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
-from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, binding, can_write_to
+from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, call_of, can_write_to
 from torch_scan_hop.eager.in_place import calls_in_place
 from torch_scan_hop.signature import Signature
 
@@ -201,7 +201,7 @@ class LoopWriter:
             if node in self.in_place:
                 call = src.bind(f"call_{name}_in_place", self.in_place[node])
             else:
-                call = src.bind(f"call_{name}", binding(node.target))
+                call = src.bind(f"call_{name}", call_of(node))
             src.line(depth, f"{node.name} = {call}({', '.join(arguments)})")
         dead = [n.name for n in self.last_use.get(node, ())]
         if dead:
