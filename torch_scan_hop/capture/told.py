@@ -1,4 +1,4 @@
-"""What is known of the scan that is being captured: of its steps, and of what may run instead."""
+"""Keep what is known of the scan that is being captured: its steps, and what may run instead."""
 
 from __future__ import annotations
 

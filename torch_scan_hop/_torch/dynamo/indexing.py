@@ -1,4 +1,4 @@
-"""While a body is captured, indexing by a 0-d tensor is a node of its own.
+"""Make indexing by a 0-d tensor a node of its own, while a body is captured.
 
 Checked on torch 2.9.1, 2.13.0, 2.15.0. Dynamo runs every operation that it captures on fakes, and
 ``x[t]`` asks a fake for its value. All of ``x[t]``, ``x[t] = v``, ``x.select(0, t)`` and
@@ -107,7 +107,7 @@ def _is_fresh(node: fx.Node) -> bool:
 
 
 def _captured(kind: str, target: Any, args: Any, kwargs: Any) -> Call | None:
-    """The call of ours that does the same, or None where there is no 0-d tensor among indices."""
+    """Return the call of ours that does the same; None if no index is a 0-d tensor."""
     if kind not in ("call_function", "call_method") or not args:
         return None
     rewrite = _CALLS.get(target) if _is_hashable(target) else None
