@@ -11,7 +11,7 @@ from torch_scan_hop.errors import NonFiniteError
 from torch_scan_hop.fallback import NotTraceableError, fallback
 from torch_scan_hop.progress_bar import progress
 from torch_scan_hop.schedule.policy import Binomial
-from torch_scan_hop.settings import set_default
+from torch_scan_hop.settings import accelerate_torch, set_default
 from torch_scan_hop.versions import show_versions, warn_of_unknown_torch
 
 warn_of_unknown_torch()
@@ -24,13 +24,11 @@ if _is_there("operator"):
         from torch_scan_hop.debugging import debug
         from torch_scan_hop.explain import Explanation, explain
         from torch_scan_hop.layers import scan_layers
-        from torch_scan_hop.settings import accelerate_torch
 
         _trackers.register()
 if not _is_there("operator"):
     from torch_scan_hop.plain import (  # type: ignore[assignment]
         Explanation,
-        accelerate_torch,
         debug,
         explain,
         scan,

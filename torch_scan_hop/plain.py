@@ -17,7 +17,7 @@ from torch_scan_hop.fallback import refuse_if_not_allowed
 from torch_scan_hop.reference import scan_loop
 from torch_scan_hop.schedule.strategies import Schedule
 
-__all__ = ["Explanation", "accelerate_torch", "debug", "explain", "scan", "scan_layers"]
+__all__ = ["Explanation", "debug", "explain", "scan", "scan_layers"]
 
 
 # asked once: Dynamo traces what follows
@@ -75,17 +75,3 @@ def explain(*args: Any, **options: Any) -> Explanation:
     """Refuse: there is nothing to explain."""
     require("operator")
     raise CapabilityMissing("torch_scan_hop: every scan is a Python loop.")
-
-
-class accelerate_torch:
-    """Refuse: there is no operator to run torch's ``scan()`` on."""
-
-    def __init__(self, on: bool = True) -> None:
-        if on:
-            require("operator")
-
-    def __enter__(self) -> accelerate_torch:
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        pass

@@ -1,4 +1,4 @@
-"""Who is who in a scan's flat argument lists: carry, xs, additional -> carry, ys."""
+"""Tell who is who in a scan's flat argument lists: carry, xs, additional -> carry, ys."""
 
 from __future__ import annotations
 

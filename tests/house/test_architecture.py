@@ -247,7 +247,6 @@ def test_the_map_names_nothing_that_is_not_there():
 TWINS = {
     "ForwardBackward": "what forward_and_backward gives, in graphs and in vjp, which stands alone",
     "Explanation": "of explain, and its place where that is refused, in plain",
-    "accelerate_torch": "likewise",
     "Place": "where a key points (capture/indexing), where a kernel's value is (inductor/cpu)",
 }
 

@@ -144,7 +144,7 @@ INNER = {
 def test_the_last_carry_of_an_inner_scan_lives_within_the_outer_stack(inner, monkeypatch):
     """It is the outer scan's y: each step of that has it at another place of one buffer."""
     kernels = []
-    monkeypatch.setattr(watch, "tell", lambda call, kernel: kernels.append(kernel))
+    monkeypatch.setattr(watch, "tell", lambda call, kernel, *_: kernels.append(kernel))
 
     def fn(run):
         def step(h, x):

@@ -115,3 +115,20 @@ def test_a_random_step(seed):
     steps = len(problem(seed)[4][0])
     # one step is no loop
     assert check(seed)[0] == "MatricesKernel" or steps == 1
+
+
+@pytest.mark.parametrize("scalars", [True, False])
+def test_products_of_vectors_and_all(scalars):
+    """No kernel has rules for ``mv``, ``dot`` and ``all``: torch writes them as other operators."""
+    weight = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)) * 0.5
+    kernels = []
+
+    def step(h, x):
+        h = torch.tanh(torch.mv(weight, h) + x)
+        return h, torch.dot(h, x) * (h > -0.5).all()
+
+    given = torch.zeros(3), torch.linspace(-1, 1, 12).reshape(4, 3)
+    with using_options(scalars=scalars), watching(lambda _, node, __: kernels.append(node)):
+        got = torch.compile(lambda h, xs: scan(step, h, xs), fullgraph=True)(*given)
+    assert_same(got, loop(step, *given), 1e-5)
+    assert all(kernels) and len(kernels) == 1

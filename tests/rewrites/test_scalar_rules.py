@@ -21,7 +21,7 @@ from test_batchable import (
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.matrix_parts import PARTS, in_parts
+from torch_scan_hop.inductor.matrix_parts import DECOMPOSITIONS, in_parts
 from torch_scan_hop.inductor.scalars.arithmetic import is_pointwise
 from torch_scan_hop.inductor.scalars.entries import Entries, Lanes, indices
 from torch_scan_hop.inductor.scalars.interpreter import RULES, ScalarInterpreter
@@ -134,9 +134,6 @@ SAMPLES = {
     aten.view.default: [call(m34, [2, 6]), call(m34, [-1]), call(b432, [2, 2, 3, 2])],
     aten._unsafe_view.default: [call(m34, [2, 6]), call(b234, [6, 4])],
     prims.rev.default: [call(b234, [0, 2])],
-    aten.all.default: [call(mask)],
-    aten.all.dim: [call(mask, 1), call(mask, -1, True)],
-    aten.all.dims: [call(mask, [0, 2]), call(mask, None, True)],
     aten.amax.default: [call(m34, [1]), call(b234, [0, 2], True), call(m34), call(scalar)],
     aten.amin.default: [call(m34, [1]), call(b234, [-1, 1], True), call(m34)],
     aten.any.default: [call(mask), call(b234)],
@@ -161,11 +158,9 @@ SAMPLES = {
     ],
     aten.baddbmm.default: [call(real(2, 3, 5), b234, b245), call(real(5), b234, b245, beta=2)],
     aten.bmm.default: [call(b234, b245), call(real(3, 3, 3), real(3, 3, 3) + 1)],
-    aten.dot.default: [call(v4, v4 + 1)],
     aten.full.default: [call([3, 4], 2.5, dtype=torch.float64), call([], True, dtype=torch.bool)],
     aten.full_like.default: [call(m34, 2.0), call(m34, 2.0, dtype=torch.int64)],
     aten.mm.default: [call(m34, real(4, 5)), call(real(2, 2), real(2, 2) + 1)],
-    aten.mv.default: [call(m34, v4), call(real(3, 3), real(3))],
     aten.ones_like.default: [call(m34), call(m34, dtype=torch.bool)],
     aten.zeros_like.default: [call(m34), call(index(3))],
     prims.convert_element_type.default: [call(m34, torch.float32), call(mask, torch.float64)],
@@ -316,13 +311,11 @@ def count_of_right_places(op, args, kwargs):
 
 #: which have no lanes, or are numbers of all of them
 WITHOUT_LANES = {
-    aten.dot.default,
     aten.full.default,
     aten.t.default,
     prims.iota.default,
     aten.sum.default,
     aten.mean.default,
-    aten.all.default,
     aten.any.default,
 }
 
@@ -334,7 +327,7 @@ def test_a_rule(op):
 
 
 def test_every_rule_has_samples():
-    assert SAMPLES.keys() == RULES.keys() | PARTS.keys()
+    assert SAMPLES.keys() == RULES.keys() | DECOMPOSITIONS.keys()
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ import functools
 import importlib
 import types
 from collections.abc import MutableMapping
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
+
+from torch_scan_hop._torch.replaced import ambient, replaced
 
 
 def torchs_operator() -> Any:
@@ -41,8 +42,8 @@ def is_torchs(body: Any) -> bool:
     return isinstance(body, fx.GraphModule) and _MARK in body.meta
 
 
-#: the operator that a node of torch's names, while torch looks for a node of its own operator
-_recorded_as: ContextVar[Any] = ContextVar("recorded_as", default=None)
+# the operator that a node of torch's names, while torch looks for a node of its own operator
+_state = ambient(recorded_as=None)
 
 
 def name_in_graphs(ours: Any) -> None:
@@ -55,7 +56,7 @@ def name_in_graphs(ours: Any) -> None:
         results = record(mode, *args, **kwargs)
         for node in mode.tracer.graph.find_nodes(op="call_function", target=operator):
             mark_as_torchs(getattr(mode.tracer.root, str(node.args[0].target)))
-            node.target = _recorded_as.get() or ours
+            node.target = _state.recorded_as or ours
         return results
 
     operator.python_key_table[ProxyTorchDispatchMode] = record_by_name
@@ -75,11 +76,8 @@ def _find_what_is_functionalized() -> None:
 
     @functools.wraps(materialize)
     def find(op: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _recorded_as.set(getattr(op, "_op", None))
-        try:
+        with replaced(_state, recorded_as=getattr(op, "_op", None)):
             return materialize(op, *args, **kwargs)
-        finally:
-            _recorded_as.reset(token)
 
     setattr(auto_functionalize, _MATERIALIZE, find)
 

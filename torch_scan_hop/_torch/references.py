@@ -1,4 +1,4 @@
-"""Who holds a tensor, and who is to have its hooks (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+"""Count who holds a tensor, and hand its hooks on (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 

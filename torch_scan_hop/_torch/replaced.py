@@ -35,10 +35,14 @@ def replaced(owner: Any, **instead: Any) -> Iterator[None]:
     """
     # as it is in the class: a static method is a function when it is read from there
     before = {name: vars(owner).get(name, getattr(owner, name)) for name in instead}
+    inherited = before.keys() - vars(owner).keys()
     try:
         for name, value in instead.items():
             setattr(owner, name, value)
         yield
     finally:
         for name, value in before.items():
-            setattr(owner, name, value)
+            if name in inherited and name in vars(owner):
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)

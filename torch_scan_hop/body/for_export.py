@@ -117,7 +117,7 @@ def _drop_copies(body: fx.GraphModule) -> None:
 
 
 def _reverse_instead_of_flips(node: fx.Node) -> None:
-    """If all xs and ys of the scan are flipped, drop the flips and run it the other way."""
+    """Drop the flips and run the scan the other way, if all its xs and ys are flipped."""
     n_carry = len(node.args[1])  # type: ignore[arg-type]
     xs: Any = node.args[2]
     if any(user.target is not operator.getitem for user in node.users):

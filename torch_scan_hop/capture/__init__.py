@@ -1,4 +1,4 @@
-"""From Python to one body graph: Dynamo captures a call, guarded, and eager mode replays it.
+"""Make one body graph of Python: Dynamo captures a call, guarded, and eager mode replays it.
 
 Eager mode, without Dynamo until the first call:
 

@@ -258,7 +258,7 @@ def _indices_in_front(x: Any, place: Place) -> list[Any]:
 
 
 def _window(x: Any, dim: int, window: slice, length: int) -> Any:
-    """The positions in a window; those of one that does not lie inside ``x`` are out of range.
+    """Return the positions in a window; if it does not lie inside ``x`` they are out of range.
 
     A slice that PyTorch would make shorter is out of range: here every step has one shape.
     """

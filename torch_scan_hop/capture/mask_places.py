@@ -1,4 +1,4 @@
-"""Where a mask stands in a key, and which nodes of Dynamo's graph of a body read by one."""
+"""Find where a mask stands in a key, and which nodes of Dynamo's graph of a body read by one."""
 
 from __future__ import annotations
 

@@ -216,10 +216,33 @@ _FIXES = (
 )
 
 
-def reason_of(error: BaseException, stack: str = "") -> str:
-    """Return why Dynamo gave up: the line that says so, where in the user's code, and what helps.
+#: the advice if nothing better is known
+GENERAL_FIX = "Move what cannot be traced out of the body, or write it with tensor operators."
 
-    ``stack`` says where, if the text of ``error`` does not yet.
+
+class Reason(str):
+    """A sentence that says why a body was not traced; ``explain`` shows its parts.
+
+    >>> reason = Reason("x is odd", "cell.py:3: h + x", "Write y.")
+    >>> reason, reason.where
+    ('x is odd, at cell.py:3: h + x. Write y.', 'cell.py:3: h + x')
+    """
+
+    why: str
+    where: str
+    advice: str
+
+    def __new__(cls, why: str, where: str = "", advice: str = "") -> Reason:
+        text = f"{why}, at {where}" if where else why
+        reason = super().__new__(cls, f"{text.rstrip('. ')}. {advice}" if advice else text)
+        reason.why, reason.where, reason.advice = why, where, advice
+        return reason
+
+
+def reason_of(error: BaseException, stack: str = "") -> Reason:
+    """Return why Dynamo gave up, from the line that says so.
+
+    ``stack`` says where in the user's code, if the text of ``error`` does not yet.
 
     >>> reason_of(RuntimeError("It must be captured. Got graph break/error:\\n  x is odd\\n more"))
     'x is odd'
@@ -234,16 +257,8 @@ def reason_of(error: BaseException, stack: str = "") -> str:
     if ", at " not in reason:
         where = users_line(str(error)) or users_line(stack)
     meant = (words for pattern, words in _MEANINGS if re.search(pattern, reason + where))
-    reason = next(meant, reason) + where
-    fixes = [fix for pattern, fix in _FIXES if re.search(pattern, reason, re.IGNORECASE)]
-    advice = [*fixes[:1], hint_about(error)]
-    return " ".join([reason.rstrip(". ") + "." if any(advice) else reason, *advice]).strip()
-
-
-#: the advice if nothing better is known
-GENERAL_FIX = "Move what cannot be traced out of the body, or write it with tensor operators."
-
-
-def fix_in(reason: str) -> str:
-    """Return the advice of :func:`reason_of` at the end of a reason, or "" if there is none."""
-    return next((fix for _, fix in _FIXES if reason.endswith(fix)), "")
+    text = next(meant, reason) + where
+    fixes = [fix for pattern, fix in _FIXES if re.search(pattern, text, re.IGNORECASE)]
+    line = re.search(r", at (\S+:\d+: .*)", text)
+    why, where = (text[: line.start()], line[1]) if line else (text, "")
+    return Reason(why, where, " ".join([*fixes[:1], hint_about(error)]).strip())

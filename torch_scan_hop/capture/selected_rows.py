@@ -31,6 +31,7 @@ from torch_scan_hop._torch.fakes import fake_mode_of
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop._torch.symbols import is_unknown_number
 from torch_scan_hop._torch.tracing import run_fake, trace
+from torch_scan_hop.body.copies import copied
 from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.capture.mask_places import (
     KEEPS_POSITIONS,
@@ -58,17 +59,14 @@ from torch_scan_hop.capture.told import most_products
 
 def compute_all_rows(module: fx.GraphModule) -> None:
     """Rewrite the reads by masks in the graph of ``module``, or leave it as it is."""
-    graph = module.graph
-    if not any(is_read_by_mask(node) or makes_positions(node) for node in graph.nodes):
+    if not any(is_read_by_mask(node) or makes_positions(node) for node in module.graph.nodes):
         return
-    trial = fx.Graph()
-    trial.output(trial.graph_copy(graph, {}))
+    rewritten = copied(module)
     try:
-        for tried in (trial, graph):
-            _AllRows(fx.GraphModule(module, tried)).rewrite()
+        _AllRows(rewritten).rewrite()
     except NotRowByRow:
         return
-    module.recompile()
+    module.graph = rewritten.graph
 
 
 class _AllRows:

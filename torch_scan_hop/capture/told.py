@@ -1,49 +1,41 @@
-"""What is known of the steps of the scan that is being captured."""
+"""Keep what is known of the scan that is being captured: its steps, and what may run instead."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 from torch_scan_hop._torch.replaced import ambient, replaced
 
 Steady = tuple[tuple[str, ...], tuple[str, ...]]
 
-
-@dataclass
-class _Told:
-    #: the leaves that differ after the first step, and the places where steps leave something
-    steady: Steady
-    #: which leaves of the carry are Python numbers, in the loop
-    numbers: set[int] = field(default_factory=set)
+_state = ambient(steady=((), ()), numbers=frozenset(), most_products=math.inf)
 
 
-_telling = [_Told(((), ()))]
-
-
-@contextlib.contextmanager
 def told(
     settled: Iterable[str] = (), places: Iterable[str] = (), numbers: Iterable[int] = ()
-) -> Iterator[None]:
-    _telling.append(_Told((tuple(settled), tuple(places)), set(numbers)))
-    try:
-        yield
-    finally:
-        _telling.pop()
+) -> contextlib.AbstractContextManager[None]:
+    """Within, these leaves of the carry differ after the first step, steps leave something at these
+    places, and these leaves are Python numbers in the loop."""
+    return replaced(_state, steady=(tuple(settled), tuple(places)), numbers=frozenset(numbers))
 
 
 def steady_state() -> Steady:
-    return _telling[-1].steady
+    """Return the leaves that differ after the first step, and the places of what steps leave."""
+    steady: Steady = _state.steady
+    return steady
 
 
-def numbers_carried() -> set[int]:
-    """Return which leaves are numbers; more may be added, for other scans of the same steps."""
-    return _telling[-1].numbers
+def numbers_carried() -> frozenset[int]:
+    """Return which leaves are numbers, also of other scans of the same steps."""
+    numbers: frozenset[int] = _state.numbers
+    return numbers
 
 
-_state = ambient(most_products=math.inf)
+def also_carried(numbers: Iterable[int]) -> None:
+    """Add to the numbers until what is ``told`` ends."""
+    _state.numbers |= frozenset(numbers)
 
 
 def a_loop_may_run(most_products: float) -> contextlib.AbstractContextManager[None]:

@@ -68,7 +68,7 @@ from torch_scan_hop.capture.selected_rows import compute_all_rows
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
 from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.capture.steady_variables import example_value_or_none
-from torch_scan_hop.capture.told import numbers_carried, steady_state
+from torch_scan_hop.capture.told import also_carried, numbers_carried, steady_state
 from torch_scan_hop.capture.weak_numbers import WEAK, Marking
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.signature import Inputs
@@ -171,6 +171,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
                 with new_symbols_are_nobodys(tx):
                     for module in graphs:
                         compute_all_rows(module)
+                graph = graphs[0].graph
         numbers = {*call.numbers, *numbers_carried()}
         check_facts(tx, facts, given.carry, examples, sequence_items(tx, result), numbers)
         self._check_step(tx, examples[:n_carry], result, spec)
@@ -244,7 +245,7 @@ class ScanOfNumbersVariable(ScanVariable):
         numbers = [v.as_python_constant() for v in sequence_items(tx, positions)]
         inputs, staying = with_dtypes_of_step(tx, call.combine_fn, call.inputs, numbers)
         exact = {k: call.inputs.carry[k] for k in staying}
-        numbers_carried().update(staying)
+        also_carried(staying)
         return replace(call, inputs=inputs, numbers=tuple(numbers), exact=exact)
 
     def _operator(self) -> Any:

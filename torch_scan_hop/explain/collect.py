@@ -14,7 +14,7 @@ from torch import fx
 from torch_scan_hop import tree
 from torch_scan_hop.api import scan_tree
 from torch_scan_hop.arguments import CheckedCall
-from torch_scan_hop.capture.reasons import GENERAL_FIX, fix_in, reason_of, remembered_reason
+from torch_scan_hop.capture.reasons import GENERAL_FIX, Reason, reason_of, remembered_reason
 from torch_scan_hop.capture.replay import NotCaptured, history_of, look_at_call
 from torch_scan_hop.capture.user_code import code_of, name_of
 from torch_scan_hop.debugging import is_debugging
@@ -190,13 +190,9 @@ def _numbered(name: str | None, k: int, count: int) -> str:
 
 
 def _as_loop(title: str, reason: str, captures: Captures | None, options: str) -> Explanation:
-    line = re.search(r", at (\S+:\d+: .*)", reason)
-    fix = fix_in(reason)
-    where = line[1].removesuffix(fix).rstrip(". ") if line else ""
-    why = reason[: line.start()] if line else reason.removesuffix(fix).strip()
-    return Explanation(
-        title, False, why, where, fix or GENERAL_FIX, captures=captures, options=options
-    )
+    parts = reason if isinstance(reason, Reason) else Reason(reason)
+    found = (parts.why, parts.where, parts.advice or GENERAL_FIX)
+    return Explanation(title, False, *found, captures=captures, options=options)
 
 
 def _checkpoint(

@@ -31,9 +31,9 @@ def as_if_there(device: str) -> contextlib.AbstractContextManager[None]:
             f"{torch.__version__}: {why_not_here()}. Pass tensors that are on the CPU."
         )
     require("absent_gpu")
-    from torch_scan_hop.inductor.fused_cells import PARTS
+    from torch_scan_hop.inductor.fused_cells import DECOMPOSITIONS
 
-    return standing_in(PARTS)
+    return standing_in(DECOMPOSITIONS)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from torch_scan_hop.autodiff.differentiability import wants_gradients
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.partition import Partition
 from torch_scan_hop.body.node_kinds import operator_name
-from torch_scan_hop.capture.reasons import reason_of
+from torch_scan_hop.capture.reasons import Reason, reason_of
 from torch_scan_hop.capture.replay import NotCaptured
 from torch_scan_hop.explain.facts import Memory, Residual
 from torch_scan_hop.explain.loops import line_of, type_of, value_name
@@ -40,7 +40,9 @@ def derivative_at(site: Site) -> Derivative:
         with preserve_node_meta():  # of which the lines of nodes are
             return derivative_of(site.body, site.operands, wanted, site.checkpoint, False)[0]
     except Exception as error:
-        raise NotCaptured(f"its derivative cannot be traced: {reason_of(error)}") from error
+        found = reason_of(error)
+        why = f"its derivative cannot be traced: {found.why}"
+        raise NotCaptured(Reason(why, found.where, found.advice)) from error
 
 
 def forward_site(site: Site, derivative: Derivative) -> Site:

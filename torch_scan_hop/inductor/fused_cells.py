@@ -93,7 +93,7 @@ def _gru_backward(h_grad: Tensor, workspace: Tensor, has_bias: bool) -> Any:
     return of_input, of_hidden, h_grad * z, *biases
 
 
-PARTS: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_lstm_cell.default: _lstm,
     aten._thnn_fused_lstm_cell_backward_impl.default: _lstm_backward,
     aten._thnn_fused_gru_cell.default: _gru,
@@ -103,5 +103,5 @@ PARTS: dict[Any, Callable[..., Any]] = {
 
 def write_fused_cells(body: fx.GraphModule) -> None:
     """Write each such operator of ``body`` in parts."""
-    if any(node.target in PARTS for node in body.graph.nodes):
-        write_in_parts(body, PARTS, "write_fused_cells")
+    if any(node.target in DECOMPOSITIONS for node in body.graph.nodes):
+        write_in_parts(body, DECOMPOSITIONS, "write_fused_cells")

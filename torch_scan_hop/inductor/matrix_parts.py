@@ -63,7 +63,7 @@ def _log_determinant(matrix: Tensor) -> tuple[Any, ...]:
     return (diagonal.sign().prod(-1) * sign, diagonal.abs().log().sum(-1), *_NO_FACTORS)
 
 
-PARTS: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.cholesky_solve.default: _cholesky_solve,
     aten.linalg_inv_ex.default: _inverse,
     aten._linalg_det.default: _determinant,
@@ -74,6 +74,6 @@ PARTS: dict[Any, Callable[..., Any]] = {
 
 def in_parts(body: fx.GraphModule) -> fx.GraphModule:
     """Return ``body`` with these operators written out; the same body if it has none."""
-    if not any(node.target in PARTS for node in body.graph.nodes):
+    if not any(node.target in DECOMPOSITIONS for node in body.graph.nodes):
         return body
-    return write_in_parts(copy_of(body), PARTS, "in_parts")
+    return write_in_parts(copy_of(body), DECOMPOSITIONS, "in_parts")

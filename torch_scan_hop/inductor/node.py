@@ -74,11 +74,11 @@ class ScanCall:
 
 
 # Inductor lets a kernel store only to names that have "buf" in them
-PARTS = "scan_buf_parts_"
+PARTS_PREFIX = "scan_buf_parts_"
 
 
 class ScanNode(ExternKernel):
-    #: whether it writes the parts of complex ys side by side, to buffers that it calls PARTS...
+    #: whether it writes the parts of complex ys side by side, to buffers named PARTS_PREFIX...
     joins_parts = False
 
     def __init__(self, call: ScanCall) -> None:
@@ -126,7 +126,7 @@ class ScanNode(ExternKernel):
             FixedLayout(stack.device, stack.dtype.to_real(), stack.size, strides, offset)
             for offset in (0, 1)
         )
-        return [Destination(f"{PARTS}{position}", layout) for layout in layouts]
+        return [Destination(f"{PARTS_PREFIX}{position}", layout) for layout in layouts]
 
     def results(self) -> list[Any]:
         return [boxed(output) for output in self.outputs]

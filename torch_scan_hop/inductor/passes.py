@@ -19,7 +19,7 @@ from torch_scan_hop.inductor.fused_cells import write_fused_cells
 from torch_scan_hop.inductor.joined_parts import mark_joined_parts
 from torch_scan_hop.inductor.kernels import replace_large_products
 from torch_scan_hop.inductor.numbers_between import keep_numbers_as_scalars
-from torch_scan_hop.inductor.rewriter import PAIRS, ScanRewriter
+from torch_scan_hop.inductor.rewriter import ScanRewriter
 from torch_scan_hop.op import scans_in
 from torch_scan_hop.rewrites import using_options
 
@@ -50,9 +50,8 @@ def _write_plans(gm: fx.GraphModule) -> None:
         mark_as_checked(gm)
         write_fused_cells(body)
         _write_plans(body)
-        if not ScanRewriter(gm, node, body).rewrite_pairs():
-            _rewrite_or_leave(gm, node, body)
-    for node, body in [(n, b) for n, b in _scans_of(gm) if n.meta.pop(PAIRS, None)]:
+        ScanRewriter(gm, node, body).rewrite_pairs()
+    for node, body in _scans_of(gm):
         _rewrite_or_leave(gm, node, body)
     gm.graph.eliminate_dead_code()
     gm.recompile()

@@ -26,7 +26,7 @@ from torch_scan_hop.inductor.qualify import reduces_narrow_rows
 from torch_scan_hop.inductor.scalars.entries import Lanes
 from torch_scan_hop.inductor.scalars.interpreter import FEW_OPERATORS, MOST_OPERATORS
 from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
-from torch_scan_hop.op import ScanOptions, call_scan, scan_op
+from torch_scan_hop.op import ScanOptions, call_scan
 from torch_scan_hop.rewrites import ScanPlan, current_options
 from torch_scan_hop.rewrites.blocks import scan_of_blocks
 from torch_scan_hop.rewrites.classify import nbytes
@@ -35,9 +35,6 @@ from torch_scan_hop.rewrites.sizes import lift_sizes
 from torch_scan_hop.signature import Inputs
 
 log = logging.getLogger(__name__)
-
-# marks a scan that was made of a complex one, and is still to be rewritten
-PAIRS = "torch_scan_hop.pairs"
 
 
 class ScanRewriter:
@@ -59,12 +56,12 @@ class ScanRewriter:
         self.operands = [*given.flat(), *(first for first, _ in self.shifted.values())]
         self.on_gpu = is_on_gpu(map(value_of, self.operands))
 
-    def rewrite_pairs(self) -> bool:
-        """Replace a scan with complex leaves by one of their parts; False if there are none."""
+    def rewrite_pairs(self) -> None:
+        """Replace a scan with complex leaves by one of their parts."""
         values = [value_of(a) for a in self.operands]
         roles = self.signature.split_inputs(values[: self.signature.n_inputs])
         if not needs_pairs(self.body, roles):
-            return False
+            return
         complex_inputs = [is_complex(v) for v in roles.flat()]
         complex_results = [is_complex(v) for v in value_of(self.node)]
 
@@ -78,8 +75,7 @@ class ScanRewriter:
             )
             return joined_results(call_scan(step, reals, self.options), complex_results)
 
-        self._replace_by(run, "rewrite_pairs", of_scans={PAIRS: True})
-        return True
+        self._replace_by(run, "rewrite_pairs")
 
     def rewrite(self) -> None:
         """Replace the scan by its plan, traced on the operands' fakes, or leave it."""
@@ -191,11 +187,9 @@ class ScanRewriter:
         ]
         return [*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys]
 
-    def _replace_by(self, run: Any, name: str, of_scans: dict[str, Any] | None = None) -> None:
-        """Put ``run``, a function of the operands, in place of the scan; ``of_scans``: marks."""
+    def _replace_by(self, run: Any, name: str) -> None:
+        """Put ``run``, a function of the operands, in place of the scan."""
         traced = trace_decomposed(run, [value_of(a) for a in self.operands])
         legality.check("replacement", name, traced)
-        for node in traced.graph.find_nodes(op="call_function", target=scan_op):
-            node.meta.update(of_scans or {})
         check_results(traced.graph, value_of(self.node))
         inline(self.gm, self.node, traced, self.operands)

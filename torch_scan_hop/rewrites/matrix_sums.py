@@ -28,7 +28,7 @@ from torch_scan_hop.signature import Signature
 
 aten = torch.ops.aten
 
-_ACROSS_ROWS = {aten.mm.default, aten.addmm.default, aten.mv.default, aten.dot.default}
+_ACROSS_ROWS = {aten.mm.default, aten.addmm.default}
 
 # numbers of a value for each lane
 MOST_ENTRIES = 1024

@@ -86,21 +86,15 @@ def no_logs_of_mistakes() -> Iterator[None]:
         logger.removeFilter(holds_no_error)
 
 
-@contextlib.contextmanager
-def parameters_of_symbolic_size() -> Iterator[None]:
+def parameters_of_symbolic_size() -> contextlib.AbstractContextManager[None]:
     """Let fakes have a symbolic number of bytes.
 
     Dynamo counts the bytes of the parameters that it guards, and for make_fx's there may be no
     number.
     """
     if torch._C._len_torch_dispatch_stack() == 0:
-        yield
-        return
-    FakeTensor.nbytes = property(lambda self: self.numel() * self.element_size())  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del FakeTensor.nbytes
+        return contextlib.nullcontext()
+    return replaced(FakeTensor, nbytes=property(lambda self: self.numel() * self.element_size()))
 
 
 def functorch_views() -> contextlib.AbstractContextManager[None]:
@@ -201,19 +195,13 @@ def more_captures(floats_vary: bool) -> contextlib.AbstractContextManager[None]:
 _utils = torch._higher_order_ops.utils
 
 
-@contextlib.contextmanager
-def hop_capture() -> Iterator[None]:
+def hop_capture() -> contextlib.AbstractContextManager[None]:
     """Tell torch >= 2.13, which wants to know it, that a higher-order operator is compiled."""
     tls = getattr(_utils, "_hop_compile_tls", None)
     if tls is None:
-        yield
-        return
-    before = getattr(tls, "in_hop_compile", False)
-    tls.in_hop_compile = True
-    try:
-        yield
-    finally:
-        tls.in_hop_compile = before
+        return contextlib.nullcontext()
+    tls.in_hop_compile = getattr(tls, "in_hop_compile", False)
+    return replaced(tls, in_hop_compile=True)
 
 
 _MODE_FLAGS = (
@@ -229,20 +217,12 @@ def without_dispatch_modes() -> Iterator[None]:
 
     torch 2.9 remembers a mode in flags as well.
     """
-    flags = vars(_python_dispatch)
-    before = {name: flags[name] for name in _MODE_FLAGS if name in flags}
-    with _disable_current_modes():
-        try:
-            for name in before:
-                setattr(_python_dispatch, name, False)
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(_python_dispatch, name, value)
+    flags = {name: False for name in _MODE_FLAGS if name in vars(_python_dispatch)}
+    with _disable_current_modes(), replaced(_python_dispatch, **flags):
+        yield
 
 
-@contextlib.contextmanager
-def sizes_may_be_unknown(tx: Any) -> Iterator[None]:
+def sizes_may_be_unknown(tx: Any) -> contextlib.AbstractContextManager[None]:
     """Let operators whose result has a size that values decide make a symbol for it.
 
     If torch has no such switch, they are refused as before.
@@ -250,13 +230,9 @@ def sizes_may_be_unknown(tx: Any) -> Iterator[None]:
     env = tx.output.shape_env
     before: Any = getattr(env, "settings", None)
     if not hasattr(before, "allow_dynamic_output_shape_ops"):
-        yield
-        return
-    env.settings = dataclasses.replace(before, allow_dynamic_output_shape_ops=True)
-    try:
-        yield
-    finally:
-        env.settings = before
+        return contextlib.nullcontext()
+    settings = dataclasses.replace(before, allow_dynamic_output_shape_ops=True)
+    return replaced(env, settings=settings)
 
 
 def new_symbols_are_nobodys(tx: Any) -> contextlib.AbstractContextManager[Any]:

@@ -28,9 +28,9 @@ from torch_scan_hop._torch.replaced import replaced
 def capture_graph(
     fn: Callable[..., Any], args: Any, closure: tuple[str, ...] | None = None
 ) -> tuple[fx.GraphModule, list[Any], list[str], list[Any], Any]:
-    """The torch-level graph of ``fn(*args)``; nothing of it is run.
+    """Return the torch-level graph of ``fn(*args)``; nothing of it is run.
 
-    Returns (graph, the value that stands for each placeholder, its name, for each leaf of the
+    The result is (graph, the value that stands for each placeholder, its name, for each leaf of the
     result its position among the graph's outputs or the input that it is, the result's spec).
     ``closure``: the names of the variables in cells, if not those of ``fn``.
     """
@@ -71,7 +71,7 @@ def capture_graph(
 
 
 def _objects_stay_as_they_are() -> contextlib.AbstractContextManager[None]:
-    """What is captured assigns nothing to the program's objects, when it is called."""
+    """Let a captured graph assign nothing to the program's objects when it is called."""
     original = SideEffects._get_modified_vars
 
     @functools.wraps(original)
@@ -96,7 +96,7 @@ def fresh_code(fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 def _source_name(names: tuple[str, ...], placeholder: fx.Node) -> str:
-    """The name of a captured variable in the user's code."""
+    """Return the name of a captured variable in the user's code."""
     source = getattr(placeholder, "_dynamo_source", None)
     if source is None:
         source = getattr(placeholder.meta.get("grapharg"), "source", None)

@@ -32,8 +32,7 @@ Hooked = Callable[..., torch.Tensor]
 
 
 def hooks_are_captured(hooked: Hooked, operator: Any) -> AbstractContextManager[None]:
-    """While ``operator``, a scan, is traced, a tensor that it makes gets its hook from a call of
-    ``hooked``."""
+    """Let a tensor that ``operator``, a scan, makes get its hook from a call of ``hooked``."""
     original = TensorVariable._method_register_hook
 
     @functools.wraps(original)

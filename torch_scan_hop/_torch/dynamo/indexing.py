@@ -1,4 +1,4 @@
-"""While a body is captured, indexing by a 0-d tensor is a node of its own.
+"""Make indexing by a 0-d tensor a node of its own, while a body is captured.
 
 Checked on torch 2.9.1, 2.13.0, 2.15.0. Dynamo runs every operation that it captures on fakes, and
 ``x[t]`` asks a fake for its value. All of ``x[t]``, ``x[t] = v``, ``x.select(0, t)`` and
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch._dynamo.variables.lists import SliceVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
 from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop._torch.replaced import ambient, replaced
 from torch_scan_hop.capture.index_nodes import length_between
 from torch_scan_hop.capture.indexing import (
     entries_of,
@@ -67,16 +67,11 @@ def indices_are_captured(tx: Any) -> Iterator[None]:
         return proxy
 
     _keep_bounds_of_slices()
-    output.create_proxy = create_proxy
-    _state.capturing = True
-    try:
+    with replaced(output, create_proxy=create_proxy), replaced(_state, capturing=True):
         yield
-    finally:
-        _state.capturing = False
-        del output.create_proxy
 
 
-_state = threading.local()
+_state = ambient(capturing=False)
 
 
 @functools.cache
@@ -86,7 +81,7 @@ def _keep_bounds_of_slices() -> None:
 
     @functools.wraps(original)
     def init(self: Any, items: Any, *args: Any, **kwargs: Any) -> None:
-        if not getattr(_state, "capturing", False):
+        if not _state.capturing:
             original(self, items, *args, **kwargs)
             return
         items = [item.realize() for item in items]
@@ -112,7 +107,7 @@ def _is_fresh(node: fx.Node) -> bool:
 
 
 def _captured(kind: str, target: Any, args: Any, kwargs: Any) -> Call | None:
-    """The call of ours that does the same, or None where there is no 0-d tensor among indices."""
+    """Return the call of ours that does the same; None if no index is a 0-d tensor."""
     if kind not in ("call_function", "call_method") or not args:
         return None
     rewrite = _CALLS.get(target) if _is_hashable(target) else None

@@ -116,7 +116,7 @@ def _picker(tracker_of: TrackerOf, upstream: Any) -> Callable[..., Any]:
 
 
 def _refuse() -> None:
-    """A program that is being traced asks first whether scans are captured, and finds out here."""
+    """Refuse a program that is being traced: it asks here, first of all, if scans are captured."""
     unsupported = getattr(importlib.import_module("torch._dynamo.exc"), "Unsupported", None)
     if unsupported is not None:  # Python runs this call, and traces no scan of the next
         raise unsupported(f"torch_scan_hop: capture is switched off: {why_off('capture')}")

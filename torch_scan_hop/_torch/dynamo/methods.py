@@ -38,7 +38,7 @@ from torch_scan_hop.capture.replaced_methods import (
 
 @contextlib.contextmanager
 def methods_are_guarded() -> Iterator[None]:
-    """While a body is traced."""
+    """Guard, while a body is traced, the methods that it calls."""
     _guard_methods_of_tensors()
     of_tensors = replaced_tensor_methods()
     original = InliningInstructionTranslator.build_inline_tracer

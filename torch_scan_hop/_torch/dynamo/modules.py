@@ -46,7 +46,7 @@ class NotConstant:
 
 
 def module_of(tx: Any, variable: VariableTracker) -> nn.Module:
-    """The module that stands behind ``variable``."""
+    """Return the module that stands behind ``variable``."""
     key = getattr(variable, "module_key", None)
     module = getattr(variable, "value", None) if key is None else tx.output.get_submodule(key)
     assert isinstance(module, nn.Module), type(variable)

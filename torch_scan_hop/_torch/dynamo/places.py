@@ -153,7 +153,7 @@ def is_number(variable: VariableTracker) -> bool:
 
 
 def as_number(tx: Any, value: VariableTracker) -> VariableTracker:
-    """The Python number that the scalar ``value`` is, when the program runs."""
+    """Return the Python number that the scalar ``value`` is, when the program runs."""
     shape_env = tx.output.shape_env
     shape_env.settings = replace(shape_env.settings, allow_scalar_outputs=True)
     config: Any = dynamo_config

@@ -38,7 +38,7 @@ from torch_scan_hop.inductor.cpu.places import buffer_like
 from torch_scan_hop.inductor.cpu.sharing import share_span, threads_for
 from torch_scan_hop.inductor.cpu.tanh import VectorOps
 from torch_scan_hop.inductor.lane_body import PointwiseBody
-from torch_scan_hop.inductor.node import PARTS
+from torch_scan_hop.inductor.node import PARTS_PREFIX
 from torch_scan_hop.inductor.spans import Span
 from torch_scan_hop.inductor.step import STEP, TILE
 
@@ -81,7 +81,7 @@ class TimeLoop:
     def _store_ys(self, index: Sequence[Any], values: Sequence[Any]) -> None:
         pairs = iter(zip(self.ys, values, strict=True))
         for buffer, value in pairs:
-            if buffer.name.startswith(PARTS):
+            if buffer.name.startswith(PARTS_PREFIX):
                 keep_stores_to(buffer.name)
                 _, imaginary = next(pairs)
                 store_side_by_side(
@@ -155,7 +155,7 @@ def emit_kernel(
 
 def _parts(function: KernelFunction, node: Any, position: int) -> Any:
     """Declare a variable of the function for a complex result as reals in a row."""
-    name, layout = f"{PARTS}{position}", node.destinations[position].layout
+    name, layout = f"{PARTS_PREFIX}{position}", node.destinations[position].layout
     stack = function.written_pointer(node.outputs[position].get_name())
     kind = DTYPE_TO_CPP[layout.dtype]
     function.code.writeline(f"auto {name} = reinterpret_cast<{kind}*>({stack});")

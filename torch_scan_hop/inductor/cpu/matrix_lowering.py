@@ -165,32 +165,19 @@ class MatrixLowering(EntriesLowering):
             added = self.apply(aten.mul.Tensor, added, beta)
         return self.apply(aten.add.Tensor, added, product)
 
-    def matrix_by_vector(self, left: Any, right: Any) -> Any:
-        column = super().call_function(aten.unsqueeze.default, (right, 1), {})
-        found = self.matmul(left, column)
-        return super().call_function(aten.squeeze.dim, (found, 1), {})
-
-    def dot(self, left: Any, right: Any) -> Any:
-        return self._reduced(aten.sum.default, self.apply(aten.mul.Tensor, left, right))
-
 
 _PRODUCTS: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: MatrixLowering.added_product,
     aten.baddbmm.default: MatrixLowering.added_product,
     aten.bmm.default: MatrixLowering.matmul,
-    aten.dot.default: MatrixLowering.dot,
     aten.mm.default: MatrixLowering.matmul,
-    aten.mv.default: MatrixLowering.matrix_by_vector,
 }
 
 _SUMS = {aten.sum.default, aten.sum.dim_IntList}
-_OF_BOOLS: dict[Any, Any] = {
-    **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), ops.logical_and),
-    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), ops.logical_or),
-}
+_OF_BOOLS = {aten.any.default, aten.any.dim, aten.any.dims}
 
 REDUCTIONS: dict[Any, Any] = {
-    **_OF_BOOLS,
+    **dict.fromkeys(_OF_BOOLS, ops.logical_or),
     **dict.fromkeys(_SUMS, ops.add),
     aten.amax.default: ops.maximum,
     aten.amin.default: ops.minimum,

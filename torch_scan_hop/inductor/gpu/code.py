@@ -76,7 +76,7 @@ class StepCode:
         self.load_bytes = 0
 
     def head(self) -> list[str]:
-        """The lines that define ``lanes``, and MASK: which elements there are."""
+        """Return the lines that define ``lanes``, and MASK: which elements there are."""
         raise NotImplementedError
 
     def step(self, lines: TritonLines) -> list[str]:
@@ -148,7 +148,7 @@ class StepCode:
     # --- addresses ---
 
     def store(self, position: int, value: Any, index: Any) -> str:
-        """The line that stores ``value`` to a result."""
+        """Return the line that stores ``value`` to a result."""
         dtype = (*self.carry, *self.ys)[position].dtype
         address = self.address(self.parameters.written(position, dtype), index)
         return f"tl.store({address}, {value}, {self.stored_of(position)})"

@@ -96,7 +96,7 @@ class TileCode(LaneCode):
         return stores + self._turn()
 
     def _before(self, k: int) -> str:
-        """The carry that comes into each row."""
+        """Return the carry that comes into each row."""
         return f"before{k} = tl.where(row == 0, carry{k}, tl.gather(after{k}, above, 0))"
 
     def _kept(self) -> list[str]:

@@ -110,9 +110,6 @@ def mean(lanes: Lanes, like: Any, source: Entries, *args: Any, **kwargs: Any) ->
 
 
 REDUCTIONS: dict[Any, Callable[..., Entries]] = {
-    aten.all.default: _reduction(torch.logical_and),
-    aten.all.dim: _reduction(torch.logical_and),
-    aten.all.dims: _reduction(torch.logical_and),
     aten.amax.default: _reduction(torch.maximum),
     aten.amin.default: _reduction(torch.minimum),
     aten.any.default: _reduction(torch.logical_or),
@@ -160,27 +157,15 @@ def added_product(
     return found.like(map(torch.add, added.flat, found.flat))
 
 
-def matrix_by_vector(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
-    column = Entries((*right.shape, 1), right.flat, right.lane)
-    return reshape(lanes, like, product(lanes, like, left, column))
-
-
-def dot(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
-    row = Entries((1, *left.shape), left.flat, None if left.lane is None else 1)
-    return reshape(lanes, like, matrix_by_vector(lanes, like, row, right))
-
-
 COMPUTED: dict[Any, Callable[..., Any]] = {
     **REDUCTIONS,
     aten._to_copy.default: convert,
     aten.addmm.default: added_product,
     aten.baddbmm.default: added_product,
     aten.bmm.default: product,
-    aten.dot.default: dot,
     aten.full.default: full,
     aten.full_like.default: full_like,
     aten.mm.default: product,
-    aten.mv.default: matrix_by_vector,
     aten.ones_like.default: lambda lanes, like, source, **_: full_like(lanes, like, source, 1),
     aten.zeros_like.default: full_like,
     prims.convert_element_type.default: convert,
