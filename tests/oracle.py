@@ -136,6 +136,7 @@ def assert_same(actual: Any, expected: Any, tolerance: float = 1e-9, dtype: bool
             atol=tolerance,
             check_dtype=dtype,
             check_stride=False,
+            equal_nan=True,
             msg=lambda text, path=path: f"{path}: {text}",
         )
 
