@@ -173,6 +173,12 @@ def test_powers_of_negative_numbers(way):
     assert ys.tolist() == [2, -5, 13, -16, 32]
 
 
+def test_a_line_with_quotes_is_compiled():
+    with fallback("error"):
+        _, ys = scan(lambda c, x: (c + 1, x / len("\n'" + '"') * math.sqrt(c)), 1, XS, compile=True)
+    torch.testing.assert_close(ys[1].item(), math.sqrt(2) / 3)
+
+
 def test_an_int_that_outgrows_a_scalar():
     class Fibonacci:
         a, b = 1, 1
