@@ -49,9 +49,11 @@ _MATH = (
 FUNCTIONS = {
     **{getattr(math, name): name for name in _MATH},
     **{math.floor: "floor", math.ceil: "ceil", math.trunc: "int", math.fabs: "fabs"},
-    **{int: "int", float: "float", round: "round"},
+    **{int: "int", float: "float", round: "round", divmod: "floordiv mod"},
 }
-_TORCHS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_TORCHS: dict[str, Callable[..., torch.Tensor]] = {
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
     **{name: getattr(torch, name) for name in _MATH},
     "float": lambda number: number * 1.0,
     "fabs": lambda number: number.abs() * 1.0,
@@ -62,9 +64,9 @@ _TORCHS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def of_number(name: str, number: torch.Tensor) -> torch.Tensor:
-    """Return what a function of Python makes of a number that steps carry."""
-    return _TORCHS[name](number)
+def of_number(name: str, *numbers: Any) -> torch.Tensor:
+    """Return what a function of Python makes of numbers, of which steps carry some."""
+    return _TORCHS[name](*numbers)
 
 
 ARITHMETIC = {*_IN_PLACE.values(), *_COMPARISONS, *_UNARY, *_EXTREMES, of_number}

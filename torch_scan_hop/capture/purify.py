@@ -20,13 +20,19 @@ from torch_scan_hop.signature import output_node
 
 
 class CapturedBody:
-    """The graph of a step as Dynamo captured it, made pure."""
+    """The graph of a step as Dynamo captured it, made pure.
 
-    def __init__(self, tx: Any, graph: fx.Graph, n_carry: int, n_xs: int) -> None:
+    ``checked``: on what line numbers may be others than Python's, of which the last y tells.
+    """
+
+    def __init__(
+        self, tx: Any, graph: fx.Graph, n_carry: int, n_xs: int, checked: str | None = None
+    ) -> None:
         self.tx = tx
         self.graph = graph
         self.n_carry = n_carry
         self.n_xs = n_xs
+        self.checked = checked
         for module in nested_modules(self.module()):
             _write_powers_of_negatives(module)
         write_indices(self.module())

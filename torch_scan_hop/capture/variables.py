@@ -178,14 +178,12 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
             inputs[k] = _in_dtype(tx, call.exact[k], torch.float64).as_proxy()
         hooks = HooksOfCarries(tx, graph, given, lifted, _wanting_grad(given.carry))
         hooks.move(inputs, call.reverse)
-        body = CapturedBody(tx, graph, n_carry, len(given.xs) + len(hooks.flags))
+        body = CapturedBody(tx, graph, n_carry, len(given.xs) + len(hooks.flags), checked)
         self._check_body(body)
         mutated = body.make_pure()
         if mutated:
             _refuse_shared_memory(tx, inputs, mutated, n_carry)
         outputs = _call_in_graph(tx, call, body, inputs, mutated)
-        if checked is not None:
-            check_after(tx, outputs.pop(), checked)
         last = n_carry + len(mutated)
         for k, after in zip(mutated, outputs[n_carry:last], strict=True):
             write_back(tx, inputs[k], after.as_proxy())
@@ -228,7 +226,10 @@ def _call_in_graph(
         tuple(p for k, p in enumerate(inputs) if k >= n_step and k not in mutated),
     )
     keywords = scan_options(call.reverse, checkpoint)
-    return sequence_items(tx, create_node(tx, "call_function", scan_op, arguments, keywords))
+    results = sequence_items(tx, create_node(tx, "call_function", scan_op, arguments, keywords))
+    if body.checked is not None:
+        check_after(tx, results.pop(), body.checked)
+    return results
 
 
 class ScanOfNumbersVariable(ScanVariable):
