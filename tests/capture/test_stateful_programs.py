@@ -433,6 +433,50 @@ OF_NUMBERS = {
 }
 
 
+def written(y, n):
+    return y.clone().add_(y * y, alpha=n / 7).sub_(y, alpha=n)
+
+
+AS_ARGUMENTS = {
+    "divmod": lambda y, n: divmod(n, 3)[0] * y + divmod(n + 0.5, 2)[1] + divmod(7, n + 1)[1],
+    "alpha": lambda y, n: torch.add(y, y * y, alpha=1 / (n + 1)) - y.sub(y * y, alpha=n),
+    "alpha in place": written,
+    "value": lambda y, n: torch.addcmul(y, y, y + 1, value=n / 7) + y.addcmul(y, y, value=n),
+    "full_like": lambda y, n: y * torch.full_like(y, n / 3) + torch.full_like(y, n, dtype=F64),
+}
+
+
+@pytest.mark.parametrize("of", AS_ARGUMENTS)
+@pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16])
+def test_a_number_where_torch_takes_no_tensor(of, dtype):
+    w, xs = weight().to(dtype), steps().to(dtype)
+
+    def cell(carry, x):
+        h, n = carry
+        h = torch.tanh(h @ w + x)
+        return (h, n + 1), AS_ARGUMENTS[of](h, n)
+
+    with torch_scan_hop.fallback("error"):
+        (h, n), ys = scan(cell, (zeros().to(dtype), 0), xs)
+    (expected, _), expected_ys = loop(cell, (zeros().to(dtype), 0), xs)
+    assert ys.dtype == expected_ys.dtype and n == 5
+    # of add_(alpha=n) Dynamo itself makes two operators, each of which rounds
+    in_bfloat16 = 1e-2 if of == "alpha in place" else 0
+    tolerance = {F64: 1e-13, torch.float32: 1e-6}.get(dtype, in_bfloat16)
+    assert_same((h, ys), (expected, expected_ys), tolerance)
+
+
+def test_a_float_of_a_tensor_in_a_compiled_program_is_refused_in_our_words():
+    norm = nn.BatchNorm1d(4, momentum=None).double()
+
+    def cell(h, x):
+        h = norm(h + x)
+        return h, h
+
+    with pytest.raises(Exception, match="scan: combine_fn is not captured"):
+        compiled(cell, torch.zeros(3, 4, dtype=F64), torch.randn(5, 3, 4, dtype=F64))
+
+
 @pytest.mark.parametrize("of", OF_NUMBERS)
 @pytest.mark.parametrize("way", [{}, {"unroll": 2}, {"checkpoint": "sqrt"}])
 def test_what_python_makes_of_a_number_is_exact(of, way):

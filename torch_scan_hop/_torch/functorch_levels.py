@@ -48,6 +48,13 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that functorch transforms have wrapped."""
+    while is_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def ask_tensors_for_sizes(body: Any) -> None:
     """Let ``body`` read sizes by methods, since torch has no batching rule for the operator.
 

@@ -193,7 +193,7 @@ NAMES: dict[str, str] = {
     ),
     "functorch_levels": (
         "torch._C._enter_dual_level torch._C._exit_dual_level "
-        "torch._C._functorch.get_interpreter_stack "
+        "torch._C._functorch.get_interpreter_stack torch._C._functorch.get_unwrapped "
         "torch._C._functorch.is_functorch_wrapped_tensor torch._C._set_grad_enabled"
     ),
     "inductor": (

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.dynamo.errors import Unsupported
+from torch_scan_hop.capture.number_domains import add_conditions
 from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.errors import NUMBER_OF_TENSOR
 from torch_scan_hop.signature import output_node
@@ -48,9 +49,11 @@ _MATH = (
 FUNCTIONS = {
     **{getattr(math, name): name for name in _MATH},
     **{math.floor: "floor", math.ceil: "ceil", math.trunc: "int", math.fabs: "fabs"},
-    **{int: "int", float: "float", round: "round"},
+    **{int: "int", float: "float", round: "round", divmod: "floordiv mod"},
 }
-_TORCHS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_TORCHS: dict[str, Callable[..., torch.Tensor]] = {
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
     **{name: getattr(torch, name) for name in _MATH},
     "float": lambda number: number * 1.0,
     "fabs": lambda number: number.abs() * 1.0,
@@ -61,9 +64,9 @@ _TORCHS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def of_number(name: str, number: torch.Tensor) -> torch.Tensor:
-    """Return what a function of Python makes of a number that steps carry."""
-    return _TORCHS[name](number)
+def of_number(name: str, *numbers: Any) -> torch.Tensor:
+    """Return what a function of Python makes of numbers, of which steps carry some."""
+    return _TORCHS[name](*numbers)
 
 
 ARITHMETIC = {*_IN_PLACE.values(), *_COMPARISONS, *_UNARY, *_EXTREMES, of_number}
@@ -74,11 +77,11 @@ _WIDE = (torch.float64, torch.complex128)
 
 def make_exact(
     graph: fx.Graph, n_carry: int, numbers: Collection[int], exact_inputs: Collection[int]
-) -> dict[int, torch.dtype]:
+) -> tuple[dict[int, torch.dtype], str | None]:
     """Let ``graph`` compute with all digits what it makes of the carries ``numbers`` alone.
 
     ``exact_inputs`` says of which of them all digits are at hand. Returns those that are double
-    from here on, with the dtypes that they had.
+    from here on, with the dtypes that they had, and what :func:`add_conditions` returns.
     """
     placeholders = graph.find_nodes(op="placeholder")[:n_carry]
     exact = _Exact(graph)
@@ -99,7 +102,7 @@ def make_exact(
         elif k >= n_carry and result in exact.numbers and _dtype_of(result) == torch.float64:
             results[k] = exact.cast(result, torch.get_default_dtype())
     output.args = (tuple(results),)
-    return widened
+    return widened, add_conditions(graph, n_carry, exact.numbers)
 
 
 class _Exact:

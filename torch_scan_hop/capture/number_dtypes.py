@@ -10,6 +10,7 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dtensors import is_dtensor
 from torch_scan_hop._torch.dynamo.attempts import changes_are_taken_back
+from torch_scan_hop._torch.dynamo.errors import is_of_arithmetic
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_in_force
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -25,6 +26,8 @@ from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.weak_numbers import mark_numbers
 from torch_scan_hop.signature import Inputs
 
+#: what an example of a step is given as numbers, in turn: it may divide by n - 1, or take its root
+_EXAMPLES = (1, 0, 7, 0.4, -0.4, -7, 100)
 #: by position of a carry; a kind of number where it is one
 Dtypes = dict[int, torch.dtype | type]
 
@@ -74,9 +77,11 @@ def with_dtypes_of_step(
     widest = {k: example_value(inputs.carry[k]).dtype for k in positions}
     kinds: Dtypes = {k: _KIND_OF_DTYPE[widest[k]] for k in positions}
     try:
-        dtypes = found.settle(kinds)
+        dtypes = found.settle_of_some_number(kinds)
         staying = [k for k in positions if isinstance(dtypes[k], type)]
-    except Exception:  # an operator or method that takes no number
+    except Exception as error:  # an operator or method that takes no number
+        if is_of_arithmetic(error):
+            raise
         dtypes, staying = kinds, []
     whole: Dtypes = {k: _as_dtype(dtypes[k]) for k in positions}
     found.staying = staying
@@ -110,6 +115,18 @@ class _Dtypes:
         self.tx, self.combine_fn, self.inputs, self.positions = tx, combine_fn, inputs, positions
         #: those of them that are known to stay numbers
         self.staying: list[int] = []
+        self.example: float = 1
+
+    def settle_of_some_number(self, kinds: Dtypes) -> Dtypes:
+        """Return the dtypes that steps keep, found with numbers of which Python makes no error."""
+        for self.example in _EXAMPLES[:-1]:
+            try:
+                return self.settle(kinds)
+            except Exception as error:
+                if not is_of_arithmetic(error):
+                    raise
+        self.example = _EXAMPLES[-1]
+        return self.settle(kinds)
 
     def settle(self, dtypes: Dtypes) -> Dtypes:
         """Return the dtypes that steps keep."""
@@ -136,7 +153,7 @@ class _Dtypes:
         for k, dtype in dtypes.items():
             widest = example_value(carry[k]).dtype
             if isinstance(dtype, type):
-                carry[k] = ConstantVariable.create(dtype(1))
+                carry[k] = ConstantVariable.create(dtype(self.example))
             elif dtype != widest:
                 constant = ConstantVariable.create(dtype)
                 carry[k] = carry[k].call_method(self.tx, "to", [constant], {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -13,19 +14,27 @@ from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of
 from torch_scan_hop._torch.functorch_levels import is_wrapped
 from torch_scan_hop._torch.tracing import mutated_inputs, run_fake
 from torch_scan_hop.body.step_examples import like
-from torch_scan_hop.capture.index_nodes import write_indices
+from torch_scan_hop.capture.index_nodes import nested_modules, write_indices
 from torch_scan_hop.op import ScanOperator
 from torch_scan_hop.signature import output_node
 
 
 class CapturedBody:
-    """The graph of a step as Dynamo captured it, made pure."""
+    """The graph of a step as Dynamo captured it, made pure.
 
-    def __init__(self, tx: Any, graph: fx.Graph, n_carry: int, n_xs: int) -> None:
+    ``checked``: on what line numbers may be others than Python's, of which the last y tells.
+    """
+
+    def __init__(
+        self, tx: Any, graph: fx.Graph, n_carry: int, n_xs: int, checked: str | None = None
+    ) -> None:
         self.tx = tx
         self.graph = graph
         self.n_carry = n_carry
         self.n_xs = n_xs
+        self.checked = checked
+        for module in nested_modules(self.module()):
+            _write_powers_of_negatives(module)
         write_indices(self.module())
 
     def module(self) -> fx.GraphModule:
@@ -104,3 +113,11 @@ class CapturedBody:
         output: Any = output_node(self.graph)
         results = list(output.args[0])
         output.args = ((*results[: self.n_carry], *values, *results[self.n_carry :]),)
+
+
+def _write_powers_of_negatives(module: fx.GraphModule) -> None:
+    """Let the code say ``(-2.0) ** x``, which FX writes as ``-2.0 ** x``."""
+    for node in module.graph.find_nodes(op="call_function", target=operator.pow):
+        if isinstance(node.args[0], (int, float)) and node.args[0] < 0:
+            node.target = torch.pow
+            module.recompile()

@@ -20,6 +20,7 @@ from torch_scan_hop._torch.dynamo.errors import (
     Unsupported,
     UserError,
     causes_of,
+    is_data_dependent,
     is_programs_own,
     own_failures_are_unsupported,
     stack_of,
@@ -74,9 +75,9 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
                 lstm_in_parts(),  # in the first step, too: torch 2.9 has wrong shapes otherwise
             ):
                 return _Capture(tx, *call).trace(settled.as_python_constant())
-        except UserError:
-            raise  # what the caller did wrong: said in our words already
-        except (Unsupported, UncapturedHigherOrderOpError) as error:
+        except (UserError, Unsupported, UncapturedHigherOrderOpError) as error:
+            if isinstance(error, UserError) and not is_data_dependent(error):
+                raise  # what the caller did wrong: said in our words already
             reason = reason_of(error, stack_of(error))
             raise uncaptured(error, NOT_CAPTURED + reason) from error
 

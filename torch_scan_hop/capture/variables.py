@@ -12,10 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.dynamo.contexts import (
-    new_symbols_are_nobodys,
-    sizes_may_be_unknown,
-)
+from torch_scan_hop._torch.dynamo.contexts import new_symbols_are_nobodys, sizes_may_be_unknown
 from torch_scan_hop._torch.dynamo.errors import (
     Unsupported,
     own_failures_are_unsupported,
@@ -28,10 +25,7 @@ from torch_scan_hop._torch.dynamo.function_modes import (
     function_modes_set_aside,
 )
 from torch_scan_hop._torch.dynamo.indexing import indices_are_captured
-from torch_scan_hop._torch.dynamo.number_functions import (
-    functions_take_scalars,
-    numbers_are_weak,
-)
+from torch_scan_hop._torch.dynamo.number_functions import functions_take_scalars, numbers_are_weak
 from torch_scan_hop._torch.dynamo.numpy_constants import numpy_constants_are_folded
 from torch_scan_hop._torch.dynamo.speculation import numbers_of_tensors_are_refused, speculate
 from torch_scan_hop._torch.dynamo.variables import (
@@ -61,6 +55,7 @@ from torch_scan_hop.capture.hooks_of_carries import HooksOfCarries
 from torch_scan_hop.capture.index_nodes import nested_modules
 from torch_scan_hop.capture.mask_places import refuse_unknown_sizes
 from torch_scan_hop.capture.number_arithmetic import FUNCTIONS, make_exact, of_number
+from torch_scan_hop.capture.number_domains import check_after
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
 from torch_scan_hop.capture.purify import CapturedBody
 from torch_scan_hop.capture.refusals import note_leaf
@@ -178,13 +173,13 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         make_levels_relative(graph, levels)
         make_no_grad(graph)
         refuse_unknown_sizes(graphs)
-        widened = make_exact(graph, n_carry, numbers_carried(), call.exact)
+        widened, checked = make_exact(graph, n_carry, numbers_carried(), call.exact)
         inputs = [v.as_proxy() for v in given.flat()] + list(lifted)
         for k in widened:
             inputs[k] = _in_dtype(tx, call.exact[k], torch.float64).as_proxy()
         hooks = HooksOfCarries(tx, graph, given, lifted, _wanting_grad(given.carry))
         hooks.move(inputs, call.reverse)
-        body = CapturedBody(tx, graph, n_carry, len(given.xs) + len(hooks.flags))
+        body = CapturedBody(tx, graph, n_carry, len(given.xs) + len(hooks.flags), checked)
         self._check_body(body)
         mutated = body.make_pure()
         if mutated:
@@ -232,7 +227,10 @@ def _call_in_graph(
         tuple(p for k, p in enumerate(inputs) if k >= n_step and k not in mutated),
     )
     keywords = scan_options(call.reverse, checkpoint)
-    return sequence_items(tx, create_node(tx, "call_function", scan_op, arguments, keywords))
+    results = sequence_items(tx, create_node(tx, "call_function", scan_op, arguments, keywords))
+    if body.checked is not None:
+        check_after(tx, results.pop(), body.checked)
+    return results
 
 
 class ScanOfNumbersVariable(ScanVariable):

@@ -16,6 +16,7 @@ from torch import fx
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
+from torch_scan_hop.capture.number_arguments import name_with_scalar, with_scalar
 from torch_scan_hop.capture.number_arithmetic import ARITHMETIC
 
 _NUMBER = "torch_scan_hop.number"
@@ -93,4 +94,4 @@ def _is_marked(proxy: fx.Proxy) -> bool:
 
 
 #: for ``numbers_are_weak``
-WEAK = (_is_marked, dtype_of_numbers, in_dtype, note_number)
+WEAK = (_is_marked, dtype_of_numbers, in_dtype, note_number, name_with_scalar, with_scalar)

@@ -61,6 +61,12 @@ def is_programs_own(error: BaseException) -> bool:
     return any(isinstance(e, ObservedException) for e in causes_of(error))
 
 
+def is_of_arithmetic(error: BaseException) -> bool:
+    """Return True if the traced code raises since Python cannot compute something of numbers."""
+    names = [f"Observed{n}Error" for n in ("ZeroDivisionError", "ValueError", "OverflowError")]
+    return any(type(e).__name__ in names for e in causes_of(error))
+
+
 def is_data_dependent(error: BaseException) -> bool:
     """Return True if Dynamo gave up since Python wants to know the value of a tensor."""
     first_line = str(error).strip().split("\n", 1)[0].lower()

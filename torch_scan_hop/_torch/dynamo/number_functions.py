@@ -16,13 +16,14 @@ from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
-from torch_scan_hop._torch.dynamo.variables import create_node, example_value
+from torch_scan_hop._torch.dynamo.variables import TupleVariable, create_node, example_value
 from torch_scan_hop._torch.replaced import replaced
 
 
 @contextlib.contextmanager
 def functions_take_scalars(call: Callable[..., Any], names: Mapping[Any, str]) -> Iterator[None]:
-    """The graph has ``call(name, scalar)``, where a function in ``names`` is called with one."""
+    """The graph has ``call(name, scalar)``, where a function in ``names`` is called with one; more
+    of them, if it has more names."""
     with (
         replaced(BuiltinVariable, call_function=_taking(BuiltinVariable, "fn", call, names)),
         replaced(
@@ -38,10 +39,13 @@ def _taking(kind: Any, attribute: str, call: Any, names: Mapping[Any, str]) -> A
 
     @functools.wraps(original)
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        name = names.get(getattr(self, attribute)) if len(args) == 1 and not kwargs else None
-        if name is None or not _is_scalar(args[0].realize()):
+        fn = getattr(self, attribute)
+        known = names.get(fn) if len(args) == 1 + (fn is divmod) and not kwargs else None
+        if known is None or not any(_is_scalar(arg.realize()) for arg in args):
             return original(self, tx, args, kwargs)
-        return create_node(tx, "call_function", call, (name, args[0].as_proxy()), {})
+        given = [arg.as_proxy() for arg in args]
+        made = [create_node(tx, "call_function", call, (n, *given), {}) for n in known.split()]
+        return made[0] if len(made) == 1 else TupleVariable(made)
 
     return call_function
 
@@ -64,8 +68,13 @@ def numbers_are_weak(
     dtype_of: DtypeOf,
     in_dtype: Callable[..., Any],
     note: Callable[[fx.Proxy, list[fx.Proxy]], None],
+    name_with_scalar: Callable[[Any, Any, Any], str],
+    with_scalar: Callable[..., Any],
 ) -> Iterator[None]:
-    """Numbers that a node of the graphs is given are first ``in_dtype(number, dtype_of(...))``."""
+    """Numbers that a node of the graphs is given are first ``in_dtype(number, dtype_of(...))``.
+
+    The node is ``with_scalar(name, ...)`` if ``name_with_scalar(target, args, kwargs)`` is a name.
+    """
     output = tx.output
     original = output.create_proxy
 
@@ -76,6 +85,9 @@ def numbers_are_weak(
         pytree.tree_map_only(fx.Proxy, given.append, (args, kwargs))
         if not kind.startswith("call_") or not any(map(is_number, given)):
             return original(kind, target, args, kwargs, *rest, **named)
+        name = name_with_scalar(target, args, kwargs)
+        if name:
+            kind, target, args = "call_function", with_scalar, (name, *args)
         dtype = dtype_of(target, given)
 
         def adapted(proxy: fx.Proxy) -> fx.Proxy:
