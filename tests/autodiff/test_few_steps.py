@@ -99,6 +99,24 @@ def test_more_steps_and_large_ones_are_planned(as_written):
     assert not as_written.called
 
 
+@pytest.mark.parametrize("kind", [torch.nn.GRUCell, torch.nn.LSTMCell, torch.nn.RNNCell])
+def test_fused_cells_without_gradients(as_written, kind):
+    module = kind(3, 4).double()
+
+    def cell(state, x):
+        state = module(x, state)
+        return state, state
+
+    h, xs = torch.randn(2, 4, dtype=f64), torch.randn(40, 2, 3, dtype=f64)
+    init = (h, h + 1) if kind is torch.nn.LSTMCell else h
+    with torch.no_grad():
+        assert_same(scan(cell, init, xs), loop(cell, init, xs))
+    assert as_written.called
+    as_written.reset_mock()
+    check(cell, init, xs, params=list(module.parameters()))
+    assert not as_written.called
+
+
 @pytest.mark.parametrize("T", [1, 3])
 def test_results_are_the_callers_to_write_to(as_written, T):
     """They share nothing with inputs, nor with one another, and no backward reads them."""

@@ -83,7 +83,7 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
         return scan_of_duals(body, inputs, options)
     # then no trace watches the call, and no tensor is a fake
     is_plain = scan_op.goes_to_kernel(tuple(flat))
-    if is_plain and not duals and runs_as_written(body, inputs, options):
+    if is_plain and not duals and runs_as_written(body, inputs, options, differentiated):
         return run_as_written(body, inputs, options)
     if not differentiated:
         return (dense if is_plain else below)(body, inputs, options)

@@ -134,12 +134,13 @@ def explain_call(
 
 def _of_call(site: Site, limits: Limits | None, kernels: bool) -> Scan:
     scan = scan_facts(site, limits, kernels)
-    few = runs_as_written(site.body, site.operands, ScanOptions(checkpoint=site.checkpoint))
+    options = ScanOptions(checkpoint=site.checkpoint)
+    few = runs_as_written(site.body, site.operands, options, is_trained(site))
     return replace(scan, note="; ".join(filter(None, [scan.note, _FEW_STEPS if few else ""])))
 
 
 _FEW_STEPS = (
-    "in eager mode these few small steps run as they are written, and autograd records each: "
+    "in eager mode these steps are few and small, or fused cells, and run as they are written: "
     "the loops above are those of a compiled scan, and of one with more steps"
 )
 
