@@ -24,7 +24,7 @@ from benchmarks.timing import interleaved
 from torch_scan_hop import scan
 
 PACKAGE = str(Path(torch_scan_hop.__file__).parent)
-TRIP_COUNTS = (1, 5, 20, 100)
+TRIP_COUNTS = (1, 5, 15, 20, 100)
 B, D = 4, 8
 ROUNDS = 41
 
