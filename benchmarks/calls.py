@@ -9,6 +9,7 @@ in how many files.
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from pathlib import Path
@@ -21,11 +22,14 @@ import torch_scan_hop
 from benchmarks import report
 from benchmarks.page import Page
 from benchmarks.timing import interleaved
+from tests.oracle import written_loop
 from torch_scan_hop import scan
 
 PACKAGE = str(Path(torch_scan_hop.__file__).parent)
 TRIP_COUNTS = (1, 5, 15, 20, 100)
 B, D = 4, 8
+FUSED = ((1, 8), (16, 64), (64, 256))  # rows and width
+STEPS_OF_FUSED = (5, 32, 100, 1000)
 ROUNDS = 41
 
 
@@ -97,9 +101,38 @@ def way(T: int) -> list[list[object]]:
     ]
 
 
+def fused(B: int, H: int) -> list[list[object]]:
+    """Return the times of torch's fused cells without gradients, as parts of their loop's time."""
+    torch.set_num_threads(1)
+    rows: list[list[object]] = []
+    for module in (torch.nn.GRUCell(H, H), torch.nn.LSTMCell(H, H)):
+        h = torch.zeros(B, H)
+        init: Any = (h, h) if isinstance(module, torch.nn.LSTMCell) else h
+
+        def step(state: Any, x: torch.Tensor, module: Any = module) -> Any:
+            state = module(x, state)
+            return state, state[0] if isinstance(state, tuple) else state
+
+        parts = []
+        for T in STEPS_OF_FUSED:
+            given = (step, init, torch.randn(T, B, H))
+            calls = {
+                "loop": functools.partial(written_loop, *given),
+                "scan": functools.partial(scan, *given),
+            }
+            with torch.no_grad():
+                for call in calls.values():
+                    call(), call()
+                ms = {who: t.median for who, t in interleaved(calls, 7).items()}
+            parts.append(f"{ms['scan'] / ms['loop']:.2f}")
+        rows.append([type(module).__name__, B, H, *parts])
+    return rows
+
+
 def main() -> None:
     page = Page("Small calls", "calls")
     rows = [row for T in TRIP_COUNTS for row in page.measured("measure", T)]
+    cells = [row for B, H in FUSED for row in page.measured("fused", B, H)]
     page.write(
         [
             "Microseconds.",
@@ -108,6 +141,9 @@ def main() -> None:
             "The way of a warm training call of a tanh RNN, T=16:",
             "",
             *report.table(["", "calls", "functions", "files"], page.measured("way", 16)),
+            "torch's fused cells without gradients, in parts of the loop's time, by trip count:",
+            "",
+            *report.table(["", "B", "H", *map(str, STEPS_OF_FUSED)], cells),
         ]
     )
 
