@@ -149,7 +149,7 @@ def _name_of_rule(node: fx.Node, is_carried: bool) -> str:
         return ""
     args: tuple[Any, ...] = node.args
     name = args[0] if isinstance(args[0], str) else getattr(node.target, "__name__", "")
-    if name not in _RULES:
+    if name not in _RULES or any(map(_is_complex, [node, *args])):
         return ""
     is_float = _is_float(node)
     constants = [a for a in args[-2:] if isinstance(a, (int, float))]
@@ -168,6 +168,11 @@ def _name_of_rule(node: fx.Node, is_carried: bool) -> str:
 
 def _is_float(node: fx.Node) -> bool:
     return bool(node.meta["example_value"].is_floating_point())
+
+
+def _is_complex(value: Any) -> bool:
+    example = value.meta["example_value"] if isinstance(value, fx.Node) else value
+    return isinstance(example, complex) or (torch.is_tensor(example) and example.is_complex())
 
 
 _ALWAYS = "a step divides a number by zero, or raises an int to a negative power{}"
