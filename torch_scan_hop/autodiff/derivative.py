@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.handover import Handover, Partition, Source
 from torch_scan_hop.body.copies import copied
@@ -47,7 +48,8 @@ def _with_unread_x(backward: fx.GraphModule, n_carry: int) -> fx.GraphModule:
     first, *_ = nodes = list(body.graph.nodes)
     with body.graph.inserting_before(nodes[n_carry]):
         x = body.graph.placeholder("step")
-    x.meta["val"] = value_of(first).new_empty((0,))
+    like = value_of(first)
+    x.meta["val"] = fake_tensor(fake_mode_of([like]), (0,), None, like.dtype, like.device)
     body.recompile()
     return body
 

@@ -46,7 +46,8 @@ def runs_as_written(
     if not isinstance(body, fx.GraphModule) or options.checkpoint is not None:
         return False
     most = MAX_STEPS if is_differentiated else remember(body, ("most steps",), lambda: _most(body))
-    if not 0 < inputs.trip_count <= most or inputs.xs[0].device.type != "cpu":
+    x = inputs.xs[0]
+    if not 0 < x.shape[0] <= most or x.device.type != "cpu":
         return False
     if torch.is_autocast_enabled("cpu") or elements_of_step(inputs) > MAX_ELEMENTS:
         return False
