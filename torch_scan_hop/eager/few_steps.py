@@ -24,8 +24,8 @@ from torch_scan_hop.step import order_of_steps
 # Measured with nine cells of 1 to 32 rows and widths of 8 to 128 (AMD EPYC, torch 2.15.0): up to 12
 # steps all but the largest were faster so, from 20 on training was faster with a derivative.
 MAX_STEPS = 15
-# A fused cell is one call into C++. It took 0.7 to 1.0 of its loop's time forward, with up to 1,000
-# steps, 64 rows and a width of 256, where its parts took 0.8 to 1.1.
+# A fused cell is one call into C++: steps took 0.7 to 1.0 of their loop's time forward, where its
+# parts took 0.8 to 1.1 (1 to 64 rows, widths of 8 to 256, AMD EPYC).
 _FUSED_CELLS = {torch.gru_cell, torch.lstm_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell}
 #: all ys of a step are alive, until they are stacked
 MAX_STEPS_OF_FUSED_CELLS = 4096
