@@ -72,6 +72,21 @@ class FlatOperator(HigherOrderOperator):
 _KERNELS = (DispatchKey.CPU, DispatchKey.CUDA)
 
 
+# modules of functions that are written in operators
+_MODULES = {"torch", "torch.functional", "torch.nn.functional", "_operator", "builtins", "math"} | {
+    f"torch._C.{part}" for part in ("_nn", "_linalg", "_fft", "_special")
+}
+
+
+def is_function_of_torch(target: Any) -> bool:
+    """Return True for an operator of torch's, or a function of it or of Python's operators.
+
+    >>> is_function_of_torch(torch.tanh), is_function_of_torch(torch.autograd.Function.apply)
+    (True, False)
+    """
+    return str(target).startswith("aten.") or getattr(target, "__module__", None) in _MODULES
+
+
 def past_module_hooks(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``fn``, or the ``forward`` of a graph.
 

@@ -11,7 +11,7 @@ from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.handover import Handover, Partition, Source
 from torch_scan_hop.body.copies import copied
-from torch_scan_hop.body.meta_values import value_of
+from torch_scan_hop.body.meta_values import placeholder, value_of
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Signature
 
@@ -46,10 +46,10 @@ def _with_unread_x(backward: fx.GraphModule, n_carry: int) -> fx.GraphModule:
     """Return a body whose scan has an x for the trip count, since nothing else varies."""
     body = copied(backward)
     first, *_ = nodes = list(body.graph.nodes)
-    with body.graph.inserting_before(nodes[n_carry]):
-        x = body.graph.placeholder("step")
     like = value_of(first)
-    x.meta["val"] = fake_tensor(fake_mode_of([like]), (0,), None, like.dtype, like.device)
+    unread = fake_tensor(fake_mode_of([like]), (0,), None, like.dtype, like.device)
+    with body.graph.inserting_before(nodes[n_carry]):
+        placeholder(body.graph, "step", unread)
     body.recompile()
     return body
 

@@ -21,6 +21,7 @@ from torch_scan_hop._torch.dynamo.variables import VariableTracker, create_proxy
 from torch_scan_hop._torch.functorch_levels import unwrapped
 from torch_scan_hop._torch.operators import FlatOperator, assert_on_device, under_tracer
 from torch_scan_hop.capture.user_code import users_line
+from torch_scan_hop.rewrites.classify import ancestors
 from torch_scan_hop.signature import output_node
 
 #: in the meta of a node that checks a scan: what it says if the check fails
@@ -109,7 +110,7 @@ def add_conditions(graph: fx.Graph, n_carry: int, numbers: Iterable[fx.Node]) ->
     """Let a step return, as its last y, if Python makes the same ``numbers``; return the line that
     may make others, or None if none does, and nothing is returned."""
     output: Any = output_node(graph)
-    carried = _what_makes(output.args[0][:n_carry])
+    carried = ancestors(output.args[0][:n_carry])
     conditions, lines = [], []
     for node in sorted(numbers):
         if name := _name_of_rule(node, node in carried):
@@ -130,17 +131,6 @@ def add_conditions(graph: fx.Graph, n_carry: int, numbers: Iterable[fx.Node]) ->
             fine = graph.call_function(operator.and_, (fine, condition))
     output.args = ((*output.args[0], fine),)
     return next(filter(None, lines), "")
-
-
-def _what_makes(results: Iterable[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    left = list(results)
-    while left:
-        node = left.pop()
-        if isinstance(node, fx.Node) and node not in found:
-            found.add(node)
-            left += node.all_input_nodes
-    return found
 
 
 def _name_of_rule(node: fx.Node, is_carried: bool) -> str:
@@ -167,11 +157,11 @@ def _name_of_rule(node: fx.Node, is_carried: bool) -> str:
 
 
 def _is_float(node: fx.Node) -> bool:
-    return bool(node.meta["example_value"].is_floating_point())
+    return bool(example_value(node).is_floating_point())
 
 
 def _is_complex(value: Any) -> bool:
-    example = value.meta["example_value"] if isinstance(value, fx.Node) else value
+    example = example_value(value)
     return isinstance(example, complex) or (torch.is_tensor(example) and example.is_complex())
 
 

@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.operators import copy_on_write, past_module_hooks
+from torch_scan_hop._torch.operators import (
+    copy_on_write,
+    is_function_of_torch,
+    past_module_hooks,
+)
 from torch_scan_hop.body.cache import remember
 from torch_scan_hop.eager.run import unaliased
 from torch_scan_hop.op import Body, ScanOptions
@@ -32,12 +36,6 @@ MAX_STEPS_OF_FUSED_CELLS = 4096
 #: elements of carry, xs of a step and what it closes over
 MAX_ELEMENTS = 2**17
 
-# What these hold are operators, which autograd records. What a body calls besides (custom
-# functions, hooks, scans) has a derivative that is this package's, or torch's for graphs.
-_MODULES = {"torch", "torch.functional", "torch.nn.functional", "_operator", "builtins", "math"} | {
-    f"torch._C.{part}" for part in ("_nn", "_linalg", "_fft", "_special")
-}
-
 
 def runs_as_written(
     body: Body, inputs: Inputs[Any], options: ScanOptions, is_differentiated: bool
@@ -45,18 +43,19 @@ def runs_as_written(
     """Return True for a body of operators alone, over a few small steps on the CPU."""
     if not isinstance(body, fx.GraphModule) or options.checkpoint is not None:
         return False
-    most = MAX_STEPS if is_differentiated else remember(body, ("most steps",), lambda: _most(body))
-    x = inputs.xs[0]
+    x, most = inputs.xs[0], MAX_STEPS
+    if not is_differentiated and most and remember(body, ("fused",), lambda: _is_fused(body)):
+        most = MAX_STEPS_OF_FUSED_CELLS
     if not 0 < x.shape[0] <= most or x.device.type != "cpu":
         return False
     if torch.is_autocast_enabled("cpu") or elements_of_step(inputs) > MAX_ELEMENTS:
         return False
-    return remember(body, ("has operators alone",), lambda: all(map(_is_plain, body.graph.nodes)))
+    return remember(body, ("operators",), lambda: all(map(_is_operator, body.graph.nodes)))
 
 
-def _most(body: fx.GraphModule) -> int:
-    is_fused = any(node.target in _FUSED_CELLS for node in body.graph.nodes)
-    return MAX_STEPS_OF_FUSED_CELLS if MAX_STEPS and is_fused else MAX_STEPS
+def _is_fused(body: fx.GraphModule) -> bool:
+    """Return True if a fused cell is called."""
+    return any(node.target in _FUSED_CELLS for node in body.graph.nodes)
 
 
 def elements_of_step(inputs: Inputs[Any]) -> Any:
@@ -66,11 +65,15 @@ def elements_of_step(inputs: Inputs[Any]) -> Any:
     return sum(whole) + stacked // inputs.trip_count
 
 
-def _is_plain(node: fx.Node) -> bool:
+def _is_operator(node: fx.Node) -> bool:
+    """Return True for what autograd records, or an input or result.
+
+    What a body calls besides (custom functions, hooks, scans) has a derivative that is this
+    package's, or torch's for graphs.
+    """
     if node.op != "call_function":
         return node.op in ("placeholder", "call_method", "output")
-    is_aten = str(node.target).startswith("aten.")
-    return is_aten or getattr(node.target, "__module__", None) in _MODULES
+    return is_function_of_torch(node.target)
 
 
 def run_as_written(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any, ...]:
