@@ -82,6 +82,9 @@ CAPABILITIES: dict[str, Capability] = {
         ),
         ("operator",),
     ),
+    "vectors_of_bools": Capability(
+        "bools as vectors on the CPU", "they are slow", ("inductor_bools",), ("counted_loop",)
+    ),
     "cpu_kernels": Capability(
         "scans as one kernel on the CPU",
         "they are counted loops",

@@ -20,11 +20,11 @@ _CHECK = re.compile(r'^(\s*)(\w*TORCH_CHECK)\((.*), ("index out of bounds[^"]*")
 _FLAG = "scan_out_of_bounds"
 
 
-_MARK = "torch_scan_hop.checked"
+_MARK = "torch_scan_hop.holds_a_scan"
 
 
-def mark_as_checked(module: fx.GraphModule) -> None:
-    """Let kernels of this graph, and of the graphs in it, report what their threads found."""
+def mark_as_holding_a_scan(module: fx.GraphModule) -> None:
+    """Let kernels of this graph, and of the graphs in it, be written as those of scans are."""
     module.meta[_MARK] = True
 
 
@@ -36,12 +36,13 @@ def report_outside_of_threads() -> None:
     @functools.wraps(original)
     def codegen_group(self: KernelGroup, *args: Any, **kwargs: Any) -> str:
         source = original(self, *args, **kwargs)
-        return checked_outside(source) if _is_checked(V.graph) else source
+        return checked_outside(source) if holds_a_scan(V.graph) else source
 
     KernelGroup.codegen_group = codegen_group  # type: ignore[method-assign]
 
 
-def _is_checked(lowering: Any) -> bool:
+def holds_a_scan(lowering: Any) -> bool:
+    """Return True if this graph, or one that it is in, is marked."""
     while lowering is not None:
         if _MARK in getattr(getattr(lowering, "module", None), "meta", ()):
             return True

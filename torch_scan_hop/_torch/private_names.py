@@ -214,6 +214,10 @@ NAMES: dict[str, str] = {
         "torch._inductor.lowering.fallback_handler torch._inductor.lowering.register_lowering "
         "torch._inductor.virtualized.V"
     ),
+    "inductor_bools": (
+        "torch._inductor.codegen.cpp.CppVecKernel torch._inductor.codegen.cpp_utils.cexpr_index "
+        "torch._inductor.utils.IndentedBuffer torch._inductor.virtualized.V"
+    ),
     "inductor_checks": "torch._inductor.codegen.cpp.KernelGroup torch._inductor.virtualized.V",
     "inductor_cpp": (
         "torch._inductor.codegen.cpp.CppKernel torch._inductor.codegen.cpp.CppKernelProxy "
@@ -658,6 +662,10 @@ REPLACED: dict[str, str] = {
     ),
     "torch._higher_order_ops.effects.has_effects": "op; op args kwargs",
     "torch._inductor.codegen.cpp.CppKernelProxy.size_hint": "self",
+    "torch._inductor.codegen.cpp.CppVecKernel._get_store_line": (
+        "self value var index dtype accu_store"
+    ),
+    "torch._inductor.codegen.cpp.CppVecKernel._get_vec_load_line": "self var index dtype load_mask",
     "torch._inductor.codegen.cpp.CppVecKernel._load_or_store_non_contiguous": (
         "self var index dtype buffer store_value accu_store"
     ),

@@ -12,8 +12,8 @@ import logging
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.capabilities import own_failures_said
-from torch_scan_hop._torch.inductor_checks import mark_as_checked, report_outside_of_threads
+from torch_scan_hop._torch.capabilities import attempt, is_there, own_failures_said
+from torch_scan_hop._torch.inductor_checks import mark_as_holding_a_scan, report_outside_of_threads
 from torch_scan_hop._torch.own_scan import is_torchs
 from torch_scan_hop.inductor.fused_cells import write_fused_cells
 from torch_scan_hop.inductor.joined_parts import mark_joined_parts
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 def prepare_scans(gm: fx.GraphModule) -> None:
     """Run after Inductor's own post-grad passes, on every graph; bodies included."""
     report_outside_of_threads()
+    _let_bools_be_vectors()
     keep_numbers_as_scalars(gm)
     theirs = set(gm.graph.nodes)
     _write_plans(gm)
@@ -37,6 +38,14 @@ def prepare_scans(gm: fx.GraphModule) -> None:
     replace_large_products(gm, theirs)
     mark_joined_parts(gm)
     legality.check("bodies", "prepare_scans", gm)
+
+
+def _let_bools_be_vectors() -> None:
+    if is_there("vectors_of_bools"):
+        with attempt("vectors_of_bools"):
+            from torch_scan_hop._torch.inductor_bools import let_bools_be_vectors
+
+            let_bools_be_vectors()
 
 
 def _scans_of(gm: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
@@ -47,7 +56,7 @@ def _scans_of(gm: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
 def _write_plans(gm: fx.GraphModule) -> None:
     legality.check("functional", "Inductor's passes", gm)
     for node, body in _scans_of(gm):
-        mark_as_checked(gm)
+        mark_as_holding_a_scan(gm)
         write_fused_cells(body)
         _write_plans(body)
         ScanRewriter(gm, node, body).rewrite_pairs()
