@@ -163,11 +163,14 @@ def refuse_if_not_allowed(combine_fn: Any, reason: str) -> None:
 def warn_of_captures(body: Callable[[], types.CodeType | None], count: int, guard: str) -> None:
     """Say once that a body is captured anew at each call, and by which guard."""
     code = body()
+    if guard.startswith("schedule."):
+        advice = "Each value of reverse=, unroll= and checkpoint= is captured once: use a few."
+    else:
+        advice = "Make it a tensor, or pass it in xs, init or a closed-over tensor."
     if code is not None and code not in _warned:
         _warn_once(
             code,
             "captures",
             f"was captured anew at each of its last {count} calls, which is slow. What was "
-            f"different the last time: {guard}. Make it a tensor, or pass it in xs, init or a "
-            "closed-over tensor.",
+            f"different the last time: {guard}. {advice}",
         )

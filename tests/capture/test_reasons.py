@@ -236,6 +236,30 @@ def gathered_product(h: Tensor, x: Tensor) -> Any:
     return torch.zeros(4).index_add(0, ROWS, VALUES * h[COLUMNS]) + x, h
 
 
+def counts_by_bincount(h: Tensor, x: Tensor) -> Any:
+    counts = torch.bincount((x > 0).long(), minlength=2)
+    return h + x, counts
+
+
+def counts_by_index_add(h: Tensor, x: Tensor) -> Any:
+    i = (x > 0).long()
+    return h + x, torch.zeros(2, dtype=torch.long).index_add(0, i, torch.ones_like(i))
+
+
+def asks_the_variance(h: Tensor, x: Tensor) -> Any:
+    return h + x, torch.nn.functional.gaussian_nll_loss(h, x, x.exp())
+
+
+def loss_written_out(h: Tensor, x: Tensor) -> Any:
+    mean, y, var = h, x, x.exp()
+    return h + x, 0.5 * (var.log() + (y - mean) ** 2 / var).mean()
+
+
+def draws_by_a_generator(h: Tensor, x: Tensor) -> Any:
+    return h + x + 0 * torch.rand(4, generator=GENERATOR), h
+
+
+GENERATOR = torch.Generator()
 (ROWS, COLUMNS), VALUES = SPARSE.coalesce().indices().clone(), SPARSE.coalesce().values().clone()
 COUNTER = torch.tensor(0)
 
@@ -273,6 +297,9 @@ ADVICE: dict[str, tuple[Any, Any, str, list[Any]]] = {
     "autograd.grad": (takes_a_gradient, H, "torch.func.grad", [takes_a_gradient_by_func]),
     "grad_fn": (asks_for_the_function, H, "h.grad_fn is None", [asks_if_there_is_a_function]),
     "sparse": (sparse_product, H, "to_dense()", [dense_product, gathered_product]),
+    "bincount": (counts_by_bincount, H, "index_add(0, i, ones)", [counts_by_index_add]),
+    "variance": (asks_the_variance, H, "Write it out", [loss_written_out]),
+    "generator": (draws_by_a_generator, H, "Draw before the scan", [lambda h, x: (h + x, h)]),
 }
 
 

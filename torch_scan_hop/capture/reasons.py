@@ -173,6 +173,8 @@ _MEANINGS = (
     (r"autograd\.grad.*trace_autograd_ops", "the body calls torch.autograd.grad"),
     (r"requires_grad_\(\)`", "the body calls requires_grad_()"),
     (r"Tensor\.retain_grad\(\) with", "the body calls retain_grad()"),
+    (r"as_proxy.*generator=", "the body draws from a torch.Generator of its own"),
+    (r"(?i:data.dependent).*gaussian_nll_loss\(", "the loss asks if a variance is negative"),
 )
 _FIXES = (
     (
@@ -189,6 +191,12 @@ _FIXES = (
     ("registers a hook on a module", "Register it before the scan."),
     ("what the grad_fn of", "Ask if h.requires_grad, or if h.grad_fn is None."),
     ("calls retain_grad", "Return the tensor in ys, and call ys.retain_grad() after the scan."),
+    ("draws from a torch.Generator", "Draw before the scan, and pass what was drawn in xs."),
+    ("variance is negative", "Write it out: 0.5 * (var.log() + (y - mean) ** 2 / var).mean()."),
+    (
+        r"bincount\(",
+        "Count into as many places as there may be: torch.zeros(n).index_add(0, i, ones).",
+    ),
     (
         "data-dependent size|Dynamic shape operator",
         "Rows that a mask selects may be computed row by row, and then written by the same mask or "
