@@ -10,11 +10,11 @@ import weakref
 import pytest
 import torch
 from cells import CELLS
-from oracle import assert_same, check, gradients, loop, scalar
+from oracle import assert_same, check, gradients, loop, randn, scalar
 from torch._dynamo.utils import counters
 
 import torch_scan_hop
-from torch_scan_hop import scan
+from torch_scan_hop import Binomial, scan
 from torch_scan_hop._torch import tracing
 from torch_scan_hop._torch.dynamo import contexts
 from torch_scan_hop.autodiff import joint
@@ -488,6 +488,44 @@ def test_forward_only(work):
 
 
 # --- cells that are defined again ---
+
+
+@pytest.mark.torch_version
+@pytest.mark.filterwarnings("ignore:.*captured anew")  # each schedule is a capture
+@pytest.mark.parametrize(
+    ("schedule", "compiled"),
+    [
+        ("unroll", False),
+        ("unroll", True),
+        ("checkpoint", False),
+        ("checkpoint", True),
+        ("snapshots", False),
+        ("snapshots", True),
+        ("sweeps", False),
+    ],
+)
+def test_a_number_of_the_schedule_that_varies(schedule, compiled):
+    def run(h, xs, n, scan=scan):
+        options = {
+            "unroll": lambda: {"unroll": n},
+            "checkpoint": lambda: {"checkpoint": n},
+            "snapshots": lambda: {"checkpoint": Binomial(n)},
+            "sweeps": lambda: {"checkpoint": Binomial(2, n)},
+        }[schedule]()
+        return scan(cell_of_schedules, h, xs, **options)
+
+    called = torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run
+    for n, steps in ((1, 6), (3, 6), (2, 7)):
+        h, xs = randn(2).requires_grad_(), randn(steps, 2).requires_grad_()
+        actual, expected = called(h, xs, n), run(h, xs, n, loop)
+        assert_same(actual, expected)
+        assert_same(gradients(actual, [h, xs]), gradients(expected, [h, xs]))
+
+
+def cell_of_schedules(h, x):
+    h = torch.sin(h + x)
+    return h, h
+
 
 SOURCE = """
 def cell(h, x):

@@ -11,6 +11,7 @@ a call is one scan: ``unroll`` has no effect, and a policy means ``"full"``.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -41,11 +42,26 @@ def as_one_scan(schedule: Schedule) -> Schedule:
     return Schedule(schedule.reverse, 1, saves)
 
 
+def with_fixed_numbers(schedule: Schedule) -> Schedule:
+    """Return ``schedule`` with numbers that are constants in a capture.
+
+    Dynamo makes a symbol of a number that has differed between two calls. How a call is split
+    depends on its value.
+    """
+    policy = schedule.checkpoint
+    if isinstance(policy, Binomial):
+        policy = Binomial(operator.index(policy.snapshots), operator.index(policy.sweeps))
+    elif isinstance(policy, int):
+        policy = operator.index(policy)
+    return Schedule(schedule.reverse, operator.index(schedule.unroll), policy)
+
+
 def scheduled(one_scan: Callable[[Any], Run], template: Any, schedule: Schedule) -> Run:
     """Return the run that ``schedule`` asks for; ``one_scan(policy)`` is a scan of one policy.
 
     Blocks of unrolled steps match their carry with ``template``.
     """
+    schedule = with_fixed_numbers(schedule)
     run = _split_as_asked(one_scan, template, schedule)
     if is_one_scan(schedule):
         return run
