@@ -237,3 +237,13 @@ def test_a_body_captured_at_each_call_is_named_once():
     guard = str(ours[0].message).partition("What was different the last time: ")[2]
     assert "len" in guard or "==" in guard
     assert "scan_op(" not in guard
+
+
+@pytest.mark.filterwarnings("default")
+def test_schedules_that_differ_are_not_to_be_tensors():
+    def body(h, x):
+        return h + x, None
+
+    with pytest.warns(UserWarning, match="Each value of reverse=, unroll= and checkpoint= is"):
+        for k in range(1, 10):
+            scan(body, torch.zeros(2), torch.ones(12, 2), unroll=k)
