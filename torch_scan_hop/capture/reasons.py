@@ -180,6 +180,7 @@ _FIXES = (
         "Return a new gradient from the hook, as g * 0.5. To see the gradients of h, add zeros "
         "to it that come from xs, and look at theirs.",
     ),
+    ("length of a deque", "Fill it before the scan, as in deque([zeros] * n, maxlen=n)."),
     ("removes a hook", "Leave the hook out: no backward comes before it is removed."),
     ("how tensors are saved", "Enter the context around the scan."),
     (
