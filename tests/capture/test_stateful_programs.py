@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import functools
 import math
+import sys
 import warnings
 
 import pytest
@@ -225,8 +227,24 @@ def _turn(module):
     module.is_on = not module.is_on
 
 
+class Caching:
+    @functools.cached_property
+    def doubled(self):
+        return 2
+
+
 REFUSED = {
     "a flag that turns": ("turns attribute 'is_on' of a KeepsH.* flag = ~flag", _turn),
+    **(
+        {
+            "a property that is cached": (
+                "computes a functools.cached_property.* Read it before the scan",
+                lambda m: Caching().doubled,
+            )
+        }
+        if sys.version_info < (3, 12)  # it takes a lock
+        else {}
+    ),
     "a long deque that is not full": (
         "the length of a deque.*Fill it before the scan",
         lambda m: m.line.append(m.layer.weight.sum()),
