@@ -598,6 +598,39 @@ def delay_line() -> Program:
 
 
 @program
+def delay_line_that_fills() -> Program:
+    w, line = weight(), collections.deque(maxlen=3)
+    longer = collections.deque([zeros()], maxlen=5)
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        line.append(torch.tanh(h @ w + x))
+        longer.appendleft(line[-1] * len(longer))
+        h = torch.stack(list(line)).mean(0) + longer[-1]
+        return h, h
+
+    return Program(cell, zeros(), steps(), [w], lambda: [*line, *longer])
+
+
+@program
+def asks_if_a_counter_is_an_int() -> Program:
+    module = KeepsH()
+    module.n, module.decay = 0, 1.0
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        module.n += 1
+        module.decay *= 0.9
+        scale = 3 if isinstance(module.n, int) and type(module.decay) is float else 7
+        is_other = isinstance(module.n, (bool, float)) or isinstance(module.n / 2, int)
+        h = torch.tanh(module.layer(h) * scale + x) * (7 if is_other else module.decay)
+        return h, h
+
+    def state() -> list[Any]:
+        return [module.n, module.decay]
+
+    return Program(cell, zeros(), steps(), list(module.parameters()), state)
+
+
+@program
 def object_with_nested_state() -> Program:
     class Memory:
         h, pair = zeros(), (zeros(), [zeros(), zeros()])

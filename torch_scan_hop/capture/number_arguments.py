@@ -29,11 +29,17 @@ def _full_like(like: Tensor, number: Tensor, **options: Any) -> Tensor:
     return (zeros + number).to(zeros.dtype)
 
 
+def _new_full(like: Tensor, size: Sequence[int], number: Tensor, **options: Any) -> Tensor:
+    zeros = like.new_zeros(size, **options)
+    return (zeros + number).to(zeros.dtype)
+
+
 _WRITTEN: dict[str, Callable[..., Tensor]] = {
     "add": lambda a, b, alpha: _sum(a, b, alpha),
     "sub": lambda a, b, alpha: _sum(a, b, -alpha),
     "addcmul": lambda a, b, c, value: _sum(a, b, c, value),
     "full_like": _full_like,
+    "new_full": _new_full,
 }
 
 
@@ -54,5 +60,5 @@ def name_with_scalar(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     name = getattr(target, "__name__", target)
     if not isinstance(name, str) or name.rstrip("_") not in _WRITTEN:
         return ""
-    given = [*args[1:]] if name == "full_like" else [kwargs.get("alpha"), kwargs.get("value")]
+    given = [*args[1:]] if "full" in name else [kwargs.get("alpha"), kwargs.get("value")]
     return name if any(isinstance(v, fx.Proxy) for v in given) else ""

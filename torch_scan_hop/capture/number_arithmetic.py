@@ -50,11 +50,13 @@ FUNCTIONS = {
     **{getattr(math, name): name for name in _MATH},
     **{math.floor: "floor", math.ceil: "ceil", math.trunc: "int", math.fabs: "fabs"},
     **{int: "int", float: "float", round: "round", divmod: "floordiv mod"},
+    math.pow: "pow",
 }
 _TORCHS: dict[str, Callable[..., torch.Tensor]] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,
     **{name: getattr(torch, name) for name in _MATH},
+    "pow": lambda base, exponent: (base * 1.0) ** exponent,
     "float": lambda number: number * 1.0,
     "fabs": lambda number: number.abs() * 1.0,
     "int": lambda number: number.to(torch.int64),
@@ -69,7 +71,7 @@ def of_number(name: str, *numbers: Any) -> torch.Tensor:
     return _TORCHS[name](*numbers)
 
 
-ARITHMETIC = {*_IN_PLACE.values(), *_COMPARISONS, *_UNARY, *_EXTREMES, of_number}
+ARITHMETIC = {*_IN_PLACE, *_IN_PLACE.values(), *_COMPARISONS, *_UNARY, *_EXTREMES, of_number}
 #: what stands between steps
 ARITHMETIC |= {"__abs__", "clone", "to"}
 _WIDE = (torch.float64, torch.complex128)

@@ -169,6 +169,10 @@ _MEANINGS = (
         r"setattr.*type.*register_\w+_hook",
         "the body registers a hook on a module, which the loop does at every step",
     ),
+    (
+        "enter a `RLock`",
+        "the body computes a functools.cached_property, and others may wait for it",
+    ),
     ("Module-level backwards hooks", "the body calls a module that has a backward hook"),
     (r"autograd\.grad.*trace_autograd_ops", "the body calls torch.autograd.grad"),
     (r"requires_grad_\(\)`", "the body calls requires_grad_()"),
@@ -182,6 +186,9 @@ _FIXES = (
         "Return a new gradient from the hook, as g * 0.5. To see the gradients of h, add zeros "
         "to it that come from xs, and look at theirs.",
     ),
+    ("length of a deque", "Fill it before the scan, as in deque([zeros] * n, maxlen=n)."),
+    ("cached_property", "Read it before the scan."),
+    ("SimpleNamespace", "Keep it in an object of a class of your own, or in a dict."),
     ("removes a hook", "Leave the hook out: no backward comes before it is removed."),
     ("how tensors are saved", "Enter the context around the scan."),
     (

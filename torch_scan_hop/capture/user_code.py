@@ -15,7 +15,7 @@ import torch
 
 PACKAGE = str(Path(__file__).parent.parent)
 #: where code is that a user did not write
-NOT_USERS = (PACKAGE, str(Path(torch.__file__).parent), "<eval_with_key>")
+NOT_USERS = (PACKAGE, str(Path(torch.__file__).parent), "<eval_with_key>", functools.__file__)
 
 
 def code_of(fn: Any) -> types.CodeType:

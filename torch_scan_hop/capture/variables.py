@@ -64,7 +64,7 @@ from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_mem
 from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.capture.steady_variables import example_value_or_none
 from torch_scan_hop.capture.told import also_carried, numbers_carried, steady_state
-from torch_scan_hop.capture.weak_numbers import WEAK, Marking
+from torch_scan_hop.capture.weak_numbers import WEAK, Marking, kinds_are_known
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.signature import Inputs
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
@@ -160,7 +160,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         levels = open_levels()
         step = Marking(call.combine_fn, [*numbers_carried()])
         with function_modes_in_force(tx):
-            with facts_noted() as facts, sizes_may_be_unknown(tx):
+            with facts_noted() as facts, kinds_are_known(), sizes_may_be_unknown(tx):
                 result, spec, graph, lifted = speculate(tx, step, examples, self._operator())
                 graphs = nested_modules(fx.GraphModule(known_modules(tx), graph))
                 with new_symbols_are_nobodys(tx):

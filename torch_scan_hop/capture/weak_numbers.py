@@ -8,6 +8,7 @@ beside a float32. So there it takes the dtype that the operator would have compu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo.number_functions import kinds_of_numbers_are_known
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
 from torch_scan_hop.capture.number_arguments import name_with_scalar, with_scalar
 from torch_scan_hop.capture.number_arithmetic import ARITHMETIC
@@ -91,6 +93,10 @@ def _of_numbers_alone(kind: int) -> torch.dtype:
 
 def _is_marked(proxy: fx.Proxy) -> bool:
     return _NUMBER in proxy.node.meta
+
+
+#: within, a body may ask if what steps carry is an int
+kinds_are_known = functools.partial(kinds_of_numbers_are_known, _is_marked)
 
 
 #: for ``numbers_are_weak``

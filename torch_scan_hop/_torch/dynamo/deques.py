@@ -16,6 +16,17 @@ from torch._dynamo.variables.lists import DequeVariable
 
 from torch_scan_hop._torch.replaced import replaced
 
+#: a deque of so many items may be filled by first steps, which are traced one by one
+MOST_TO_FILL = 8
+
+
+def is_filling(variable: Any, before: Any, now: Any) -> bool:
+    """Return True if a deque grows, and will be full after a few steps: those run on their own."""
+    if not isinstance(variable, DequeVariable) or len(before) > len(now):
+        return False
+    maxlen = variable.maxlen.as_python_constant()
+    return maxlen is not None and maxlen <= MOST_TO_FILL
+
 
 @contextlib.contextmanager
 def deques_are_bounded(tx: Any) -> Iterator[None]:

@@ -135,7 +135,7 @@ def facts_noted() -> Iterator[Facts]:
 
     @functools.wraps(read)
     def note_attribute(self: TensorVariable, tx: Any, name: str) -> Any:
-        if _is_users(tx):
+        if is_users(tx):
             facts.grad = facts.grad or name == "requires_grad"
             facts.leaf = facts.leaf or name in _OF_LEAVES
             if not hasattr(torch.Tensor, name):
@@ -144,7 +144,7 @@ def facts_noted() -> Iterator[Facts]:
 
     @functools.wraps(call)
     def note_comparison(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.fn in (operator.is_, operator.is_not, isinstance, type) and _is_users(tx):
+        if self.fn in (operator.is_, operator.is_not, isinstance, type) and is_users(tx):
             tensors = [a for a in args if isinstance(a.realize(), TensorVariable)]
             if tensors and (self.fn in (isinstance, type) or any(map(_is_number, args))):
                 facts.kinds.append((example_value(tensors[0]), users_line()))
@@ -169,5 +169,5 @@ def facts_noted() -> Iterator[Facts]:
         _noting.remove(facts)
 
 
-def _is_users(tx: Any) -> bool:
+def is_users(tx: Any) -> bool:
     return not tx.f_code.co_filename.startswith(_OTHERS)

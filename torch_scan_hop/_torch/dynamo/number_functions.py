@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
 from torch import fx
+from torch._dynamo.variables.builder import SourcelessBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
-from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
-from torch_scan_hop._torch.dynamo.variables import TupleVariable, create_node, example_value
+from torch_scan_hop._torch.dynamo.facts import is_users
+from torch_scan_hop._torch.dynamo.variables import (
+    ConstantVariable,
+    TupleVariable,
+    create_node,
+    example_value,
+)
 from torch_scan_hop._torch.replaced import replaced
 
 
@@ -40,7 +50,10 @@ def _taking(kind: Any, attribute: str, call: Any, names: Mapping[Any, str]) -> A
     @functools.wraps(original)
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         fn = getattr(self, attribute)
-        known = names.get(fn) if len(args) == 1 + (fn is divmod) and not kwargs else None
+        if fn is divmod and any(isinstance(arg.realize(), SymNodeVariable) for arg in args):
+            pair = (BuiltinVariable(part) for part in (operator.floordiv, operator.mod))
+            return TupleVariable([part.call_function(tx, args, kwargs) for part in pair])
+        known = names.get(fn) if len(args) == _OPERANDS.get(fn, 1) and not kwargs else None
         if known is None or not any(_is_scalar(arg.realize()) for arg in args):
             return original(self, tx, args, kwargs)
         given = [arg.as_proxy() for arg in args]
@@ -50,11 +63,41 @@ def _taking(kind: Any, attribute: str, call: Any, names: Mapping[Any, str]) -> A
     return call_function
 
 
+#: of functions with several
+_OPERANDS = {divmod: 2, math.pow: 2}
+
+
 def _is_scalar(variable: Any) -> bool:
     if not isinstance(variable, TensorVariable):
         return False
     value = example_value(variable)
     return bool(value.dim() == 0 and not value.is_complex())
+
+
+@contextlib.contextmanager
+def kinds_of_numbers_are_known(is_number: Callable[[fx.Proxy], bool]) -> Iterator[None]:
+    """``isinstance(n, int)`` and ``type(n)`` of a number are answered as Python does; this
+    package and torch see the tensor that it is."""
+    original = BuiltinVariable.call_function
+
+    @functools.wraps(original)
+    def call_function(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+        asks = self.fn in (isinstance, type) and args and is_users(tx)
+        if asks and _is_scalar(args[0].realize()) and is_number(args[0].as_proxy()):
+            kind = _kind_of(example_value(args[0]).dtype)
+            if self.fn is type:
+                return SourcelessBuilder.create(tx, kind)
+            args = [ConstantVariable.create(kind(1)), *args[1:]]
+        return original(self, tx, args, kwargs)
+
+    with replaced(BuiltinVariable, call_function=call_function):
+        yield
+
+
+def _kind_of(dtype: torch.dtype) -> type:
+    if dtype == torch.bool:
+        return bool
+    return float if dtype.is_floating_point else int
 
 
 #: ``(target, proxies among its arguments)``: the dtype that the numbers among them take, or None

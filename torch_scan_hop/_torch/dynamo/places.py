@@ -134,6 +134,12 @@ class Place:
         raise Unsupported(f"the body leaves a {kind} in {self}, at {self.line}. {advice}")
 
     def refusal(self) -> Unsupported:
+        values = (self.before, self.after)
+        if all(v is not None and v.python_type() is bool for v in values):
+            return Unsupported(
+                f"the body turns {self}, a flag, at {self.line}, and a scan traces a step once. "
+                "Turn a tensor, as in flag = ~flag, and choose with torch.where(flag, new, old)"
+            )
         return refused_change(str(self), self.line)
 
 

@@ -16,6 +16,7 @@ import inspect
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from torch._dynamo.exc import Unsupported
@@ -27,6 +28,7 @@ from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.misc import AutogradFunctionContextVariable, NewGlobalVariable
 
+from torch_scan_hop._torch.dynamo.deques import is_filling
 from torch_scan_hop._torch.dynamo.places import (
     AN_OBJECT,
     Place,
@@ -52,7 +54,6 @@ _SWAPPERS = {
 }
 # what fills that cache
 _CACHES = {("torch/nn/utils/parametrize.py", "get_cached_parametrization")}
-
 # where torch remembers which function computes a divergence: whoever comes first fills that in
 _MEMO = "torch/distributions/kl.py"
 
@@ -104,11 +105,11 @@ class _Contents:
             if any(key not in now for key in before):
                 raise refused_change("the keys of a dict that it did not make", self.line)
             pairs = [(key.vt, before.get(key), now[key]) for key in now]
-        elif len(before) != len(now):
-            raise refused_change("the length of a list that it did not make", self.line)
+        elif len(before) == len(now) or is_filling(self.variable, before, now):
+            pairs = list(zip_longest(map(ConstantVariable.create, range(len(now))), before, now))
         else:
-            indices = map(ConstantVariable.create, range(len(now)))
-            pairs = list(zip(indices, before, now, strict=True))
+            what = f"the length of a {self.variable.python_type().__name__}"
+            raise refused_change(f"{what} that it did not make", self.line)
         return [
             Place(self.variable, key, True, self.line, old, new)
             for key, old, new in pairs
