@@ -86,8 +86,8 @@ def measure(name: str, as_torch: bool) -> dict[str, float]:
                 torch.autograd.grad(carry.sum() + ys.sum(), leaves)  # noqa: B023
 
         calls = {
-            "loop": lambda: call(lambda: loop(body, init, xs)),  # noqa: B023
-            "scan": lambda: call(lambda: scan(body, init, xs, compile=True)),  # noqa: B023
+            "loop": lambda: call(lambda: loop(body, init, xs)),
+            "scan": lambda: call(lambda: scan(body, init, xs, compile=True)),
         }
         for each in (*calls.values(), *calls.values()):
             each()

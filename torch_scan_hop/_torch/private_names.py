@@ -119,7 +119,9 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.functions.UserMethodVariable torch._guards.Guard"
     ),
     "dynamo.number_functions": (
+        "torch._dynamo.variables.builder.SourcelessBuilder "
         "torch._dynamo.variables.builtin.BuiltinVariable "
+        "torch._dynamo.variables.tensor.SymNodeVariable "
         "torch._dynamo.variables.tensor.TensorVariable "
         "torch._dynamo.variables.torch.TorchInGraphFunctionVariable"
     ),
@@ -427,11 +429,14 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.base.VariableTracker.realize": "self",
     "torch._dynamo.variables.base.VariableTracker.unpack_var_sequence": "self tx",
     "torch._dynamo.variables.base.is_side_effect_safe": "m",
+    "torch._dynamo.variables.builder.SourcelessBuilder.create": "tx value",
     "torch._dynamo.variables.builder.VariableBuilder._wrap": "self value",
     "torch._dynamo.variables.builder.VariableBuilder.wrap_symfloat": "self value",
     "torch._dynamo.variables.builder.wrap_fx_proxy": "proxy= tx=",
     "torch._dynamo.variables.builtin.BuiltinVariable": "fn",
-    "torch._dynamo.variables.builtin.BuiltinVariable.call_function": "self tx args kwargs",
+    "torch._dynamo.variables.builtin.BuiltinVariable.call_function": (
+        "self tx args kwargs; self tx args kwargs ..."
+    ),
     "torch._dynamo.variables.constant.ConstantVariable.create": "value",
     "torch._dynamo.variables.functions.UserMethodVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.higher_order_ops._call_function_and_unflatten_output": (
