@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torch_scan_hop import NotTraceableError, fallback, scan, tree
+from torch_scan_hop.capture.reasons import reason_of
 from torch_scan_hop.reference import scan_loop
 
 XS = torch.linspace(-1.0, 1.0, 20).reshape(5, 4)
@@ -416,6 +417,12 @@ def test_a_hook_that_notes_gradients(how: str) -> None:
         scan(advised, H, (XS, zeros))[1].square().sum().backward()
     assert zeros.grad is not None
     torch.testing.assert_close(noted, zeros.grad.sum(0))
+
+
+def test_a_hook_whose_changes_dynamo_comes_to_first() -> None:
+    """It did, once in some runs of this file: which is first depends on addresses."""
+    where = "<class 'torch._dynamo.variables.tensor.TensorVariable'>, at a.py:4: h.register_hook(f)"
+    assert "add zeros to it that come from xs" in reason_of(AssertionError(where)).advice
 
 
 # -- what is captured, since it is a constant ----------------------------------------------------

@@ -161,6 +161,11 @@ _PREAMBLE = "Got graph break/error:"
 #: what Dynamo says in its own words, and what it means for a scan
 _MEANINGS = (
     ("RemovableHandleClass.*context manager", "the body removes a hook that it registers"),
+    # Dynamo may come to write down what the hook changes before this package refuses it
+    (
+        r"^<class '.*Variable'>.*\.register_hook\(",
+        "a hook that the body registers changes what the loop keeps",
+    ),
     (
         r"(saved_tensors_hooks|save_on_cpu).*skipped|skipped.*(saved_tensors_hooks|save_on_cpu)",
         "the body says how tensors are saved for its backward",
