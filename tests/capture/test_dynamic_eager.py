@@ -487,7 +487,7 @@ def test_forward_only(work):
     calls_without_work(work, call, [4, 5, 6, 7])
 
 
-# --- cells that are defined again ---
+# --- schedules ---
 
 
 @pytest.mark.torch_version
@@ -526,6 +526,8 @@ def cell_of_schedules(h, x):
     h = torch.sin(h + x)
     return h, h
 
+
+# --- cells that are defined again ---
 
 SOURCE = """
 def cell(h, x):
