@@ -54,7 +54,6 @@ _SWAPPERS = {
 }
 # what fills that cache
 _CACHES = {("torch/nn/utils/parametrize.py", "get_cached_parametrization")}
-
 # where torch remembers which function computes a divergence: whoever comes first fills that in
 _MEMO = "torch/distributions/kl.py"
 
