@@ -237,6 +237,23 @@ class TestContractAccumulators:
         assert operators(plan.body)["mm"] == operators(plan.body)["div"] == 0
         check_values(plan, body, carry, [xs], [p])
 
+    @pytest.mark.parametrize("pointwise_pays", [False, True])
+    def test_what_is_spread_over_a_weight(self, pointwise_pays):
+        """As the gradient of ``w.mean()``: one number a step is added up, not one of each weight."""
+
+        def step(w, h, x):
+            h = torch.tanh(h + x)
+            aten = torch.ops.aten
+            spread = aten.expand.default(aten.mul.Scalar(h.sum(), 3), [100, D])
+            return w + aten.div.Scalar(spread, 100 * D), h
+
+        carry, xs = [make(100, D), make(B, D)], make(T, B, D)
+        body = body_of(step, *carry, xs[0])
+        plan = make_plan(body, Signature(2, 1, 0), Options(), pointwise_pays=pointwise_pays)
+        assert plan.decisions.loop_carry == [1]
+        assert operators(plan.body)["expand"] == operators(plan.body)["div"] == 0
+        check_values(plan, body, carry, [xs], [])
+
     @pytest.mark.parametrize(
         "scaled",
         [

@@ -39,7 +39,8 @@ batchable copy: detach.default
 batchable linear apart: permute.default squeeze.dim squeeze.dims t.default transpose.int
     unsqueeze.default
 batchable linear apart reshaping: reshape.default view.default
-batchable apart reshaping: _unsafe_view.default expand.default
+batchable apart reshaping: _unsafe_view.default
+batchable linear apart reshaping: expand.default
 batchable apart: diagonal.default select.int slice.Tensor squeeze.default
 batchable apart identity copy: alias.default
 apart identity: lift_fresh_copy.default
@@ -96,7 +97,7 @@ batchable: _prelu_kernel.default _prelu_kernel_backward.default clamp.default cl
     hardtanh_backward.default leaky_relu_backward.default log_sigmoid_backward.default
     log_sigmoid_forward.default round.decimals smooth_l1_loss_backward.default
     softplus_backward.default
-scaling: mul.Tensor div.Tensor
+scaling: mul.Tensor mul.Scalar div.Tensor div.Scalar
 scaling apart: neg.default
 one_count: gelu_backward.default
 """
