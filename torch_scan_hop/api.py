@@ -13,7 +13,7 @@ from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop._torch.transforms import collect_failed_trace
 from torch_scan_hop.arguments import checked_call, stacked_along
 from torch_scan_hop.capture.numbers import scan_of_numbers, staying_numbers
-from torch_scan_hop.capture.reasons import remember_reason, remembered_reason
+from torch_scan_hop.capture.reasons import remember_reason, remembered_reason, setting_of
 from torch_scan_hop.capture.replay import NotCaptured, call_captured, check_captured
 from torch_scan_hop.capture.steady import steady_scan
 from torch_scan_hop.capture.user_code import PACKAGE, code_of, name_of, users_frames
@@ -150,9 +150,10 @@ def _run(
                 announce(combine_fn, reason)
         return run_loop(combine_fn, init, xs, trip_count, schedule.reverse)
     refuse_if_not_allowed(combine_fn, reason)
+    setting = setting_of(combine_fn, given) if is_lasting else None
     result = _run_in_python(combine_fn, init, xs, trip_count, schedule.reverse)
     if is_lasting:
-        remember_reason(combine_fn, given, reason)
+        remember_reason(combine_fn, setting, reason)
     if not is_told:
         announce(combine_fn, reason)
     return result

@@ -50,13 +50,15 @@ FUNCTIONS = {
     **{getattr(math, name): name for name in _MATH},
     **{math.floor: "floor", math.ceil: "ceil", math.trunc: "int", math.fabs: "fabs"},
     **{int: "int", float: "float", round: "round", divmod: "floordiv mod"},
-    math.pow: "pow",
+    **{math.pow: "pow", bool: "bool", operator.not_: "not"},
 }
 _TORCHS: dict[str, Callable[..., torch.Tensor]] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,
     **{name: getattr(torch, name) for name in _MATH},
     "pow": lambda base, exponent: (base * 1.0) ** exponent,
+    "bool": lambda number: number != 0,
+    "not": lambda number: number == 0,
     "float": lambda number: number * 1.0,
     "fabs": lambda number: number.abs() * 1.0,
     "int": lambda number: number.to(torch.int64),

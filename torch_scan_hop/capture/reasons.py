@@ -54,7 +54,7 @@ def _kind_of(leaf: Any) -> Any:
     return (type(leaf), leaf.dtype, leaf.dim(), leaf.layout, leaf.requires_grad)
 
 
-def _setting(fn: Any, inputs: Any) -> Any:
+def setting_of(fn: Any, inputs: Any) -> Any:
     """Return what may make another call traceable: plain values that ``fn`` reads, and its
     surroundings.
 
@@ -139,15 +139,16 @@ def remembered_reason(fn: Any, inputs: Any) -> str | None:
         return None
     if len(reasons) >= MAX_SETTINGS:
         return next(reversed(reasons.values()))
-    return reasons.get(_setting(fn, inputs))
+    return reasons.get(setting_of(fn, inputs))
 
 
-def remember_reason(fn: Any, inputs: Any, reason: str) -> None:
+def remember_reason(fn: Any, setting: Any, reason: str) -> None:
+    """Remember why ``fn`` was not traced; ``setting`` is what it was before it ran."""
     by_callees = _refusals.setdefault(code_of(fn), {})
     callees = callees_of(fn)
     if callees not in by_callees and len(by_callees) >= MAX_CALLEES:
         del by_callees[next(iter(by_callees))]
-    by_callees.setdefault(callees, {})[_setting(fn, inputs)] = reason
+    by_callees.setdefault(callees, {})[setting] = reason
 
 
 def forget_refusals() -> None:

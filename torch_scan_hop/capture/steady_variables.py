@@ -14,12 +14,14 @@ import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.attempts import taken_back_on_error
+from torch_scan_hop._torch.dynamo.counted import counters_vary, note_counters
 from torch_scan_hop._torch.dynamo.deques import deques_are_bounded
 from torch_scan_hop._torch.dynamo.errors import (
     UncapturedHigherOrderOpError,
     Unsupported,
     UserError,
     causes_of,
+    is_branch,
     is_data_dependent,
     is_programs_own,
     own_failures_are_unsupported,
@@ -29,7 +31,7 @@ from torch_scan_hop._torch.dynamo.errors import (
 from torch_scan_hop._torch.dynamo.facts import grad_functions_are_known
 from torch_scan_hop._torch.dynamo.hooks import hooks_are_captured
 from torch_scan_hop._torch.dynamo.modules import methods_have_functions
-from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number, is_number
+from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number, number_of
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -43,6 +45,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop._torch.tracing import lstm_in_parts
+from torch_scan_hop.capture.counters import Counters
 from torch_scan_hop.capture.hooks import hooked
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
@@ -72,6 +75,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
                 methods_have_functions(),
                 grad_functions_are_known(),
                 deques_are_bounded(tx),
+                counters_vary(tx),
                 lstm_in_parts(),  # in the first step, too: torch 2.9 has wrong shapes otherwise
             ):
                 return _Capture(tx, *call).trace(settled.as_python_constant())
@@ -100,13 +104,15 @@ class _Capture:
         self.tx, self.run, self.combine_fn = tx, run, combine_fn
         self.template, self.carry, self.init = template, carry, init
         self.over = (xs, trip_count, schedule)
-        self.is_whole = False
+        self.is_whole = self.decides_branches = False
 
     def trace(self, settled: tuple[str, ...]) -> VariableTracker:
         places: list[Place] = []
         while True:
             try:
-                about = told(settled, map(str, places), self._numbers_at(places))
+                numbers = self._numbers_at(places)
+                counters = self._counters(numbers) if self.decides_branches else None
+                about = told(settled, map(str, places), numbers, counters)
                 with taken_back_on_error(self.tx), about:
                     return self._scan(places)
             except Exception as error:
@@ -116,7 +122,7 @@ class _Capture:
             leaf = _settling(more) or _leaf_in(why)
             if _is_layers(self.combine_fn):
                 raise why
-            if self._is_split_at_a_hook(why):
+            if self._is_split_at_a_hook(why) or self._is_undecided(why, places):
                 continue
             if leaf and leaf not in settled:
                 return self._from_second_step((*settled, leaf), why)
@@ -125,6 +131,7 @@ class _Capture:
                 raise stuck.refusal()
             if not more:
                 raise why
+            note_counters(self.tx, more)
             places += more
 
     def _is_split_at_a_hook(self, error: Exception) -> bool:
@@ -134,10 +141,23 @@ class _Capture:
             isinstance(e, HookOfUsedCarry) for e in causes_of(error)
         )
         if is_split:
-            xs, trip_count, schedule = self.over
-            self.over = (xs, trip_count, call_inlined(self.tx, as_one_scan, schedule))
-            self.is_whole = True
+            self._make_whole()
         return is_split
+
+    def _make_whole(self) -> None:
+        xs, trip_count, schedule = self.over
+        self.over = (xs, trip_count, call_inlined(self.tx, as_one_scan, schedule))
+        self.is_whole = True
+
+    def _is_undecided(self, error: Exception, places: Sequence[Place]) -> bool:
+        """Return True if a step branches, and counters are to be tried, which may decide that; they
+        are known at the beginning of a scan of all steps."""
+        if self.decides_branches or not is_branch(error):
+            return False
+        self.decides_branches = bool(self._counters(self._numbers_at(places)))
+        if self.decides_branches and not self.is_whole:
+            self._make_whole()
+        return self.decides_branches
 
     def _scan(self, places: Sequence[Place]) -> VariableTracker:
         if not places:
@@ -156,12 +176,14 @@ class _Capture:
             _leave(tx, place, value)
         return TupleVariable([carry, ys])
 
-    def _numbers_at(self, places: Sequence[Place]) -> tuple[int, ...]:
-        """Return which leaves of the carry are numbers that are left at ``places``."""
+    def _numbers_at(self, places: Sequence[Place]) -> dict[int, Any]:
+        """Return the leaves of the carry that are numbers, which are left at ``places``."""
         tx = self.tx
         parts = [part for place in places for part in parts_of(tx, place.read(tx))]
-        first = len(parts_of(tx, self.carry))
-        return tuple(first + k for k, part in enumerate(parts) if is_number(part))
+        return _numbers(parts, len(parts_of(tx, self.carry)))
+
+    def _counters(self, at_places: dict[int, Any]) -> Counters:
+        return Counters({**_numbers(parts_of(self.tx, self.init)), **at_places})
 
     def _start_at(self, place: Place) -> VariableTracker:
         value = place.read(self.tx)
@@ -198,6 +220,11 @@ class _Capture:
             return first
         start = call_inlined(tx, owned, self.init, xs)
         return call_inlined(tx, first_step, self.combine_fn, start, xs, schedule)
+
+
+def _numbers(parts: Sequence[VariableTracker], first: int = 0) -> dict[int, Any]:
+    values = {first + k: number_of(part) for k, part in enumerate(parts)}
+    return {k: number for k, number in values.items() if number is not None}
 
 
 def _leave(tx: Any, place: Place, value: VariableTracker) -> None:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from torch_scan_hop._torch.replaced import ambient, replaced
 
 Steady = tuple[tuple[str, ...], tuple[str, ...]]
 
-_state = ambient(steady=((), ()), numbers=frozenset(), most_products=math.inf)
+_state = ambient(steady=((), ()), numbers=frozenset(), counters=None, most_products=math.inf)
 
 
 def told(
-    settled: Iterable[str] = (), places: Iterable[str] = (), numbers: Iterable[int] = ()
+    settled: Iterable[str] = (),
+    places: Iterable[str] = (),
+    numbers: Iterable[int] = (),
+    counters: Any = None,
 ) -> contextlib.AbstractContextManager[None]:
     """Within, these leaves of the carry differ after the first step, steps leave something at these
-    places, and these leaves are Python numbers in the loop."""
-    return replaced(_state, steady=(tuple(settled), tuple(places)), numbers=frozenset(numbers))
+    places, these leaves are Python numbers in the loop, and ``counters`` decide its branches."""
+    steady = (tuple(settled), tuple(places))
+    return replaced(_state, steady=steady, numbers=frozenset(numbers), counters=counters)
 
 
 def steady_state() -> Steady:
@@ -31,6 +36,11 @@ def numbers_carried() -> frozenset[int]:
     """Return which leaves are numbers, also of other scans of the same steps."""
     numbers: frozenset[int] = _state.numbers
     return numbers
+
+
+def counters_told() -> Any:
+    """Return the Counters that decide branches; None if a branch on a number is refused."""
+    return _state.counters
 
 
 def also_carried(numbers: Iterable[int]) -> None:

@@ -50,6 +50,7 @@ from torch_scan_hop._torch.functorch_levels import make_levels_relative, open_le
 from torch_scan_hop._torch.inference_regions import make_no_grad
 from torch_scan_hop.autodiff.policy import POLICY
 from torch_scan_hop.capture.cache_key import add_cache_key
+from torch_scan_hop.capture.counters import branches_are_decided, check_branches
 from torch_scan_hop.capture.first_steps import check_facts
 from torch_scan_hop.capture.hooks_of_carries import HooksOfCarries
 from torch_scan_hop.capture.index_nodes import nested_modules
@@ -136,7 +137,8 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
             prepare_xla_if_loaded()
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
             names = FUNCTIONS if self.has_numbers or numbers_carried() else {}
-            with functions_take_scalars(of_number, names), numbers_are_weak(tx, *WEAK):
+            weak = numbers_are_weak(tx, *WEAK)
+            with functions_take_scalars(of_number, names), weak, branches_are_decided():
                 return self._capture(tx, self._called_with(tx, *args, **kwargs))
 
     def _called_with(self, tx: Any, *args: Any, **kwargs: Any) -> _Call:
@@ -167,8 +169,9 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
                     for module in graphs:
                         compute_all_rows(module)
                 graph = graphs[0].graph
-        numbers = {*call.numbers, *numbers_carried()}
-        check_facts(tx, facts, given.carry, examples, sequence_items(tx, result), numbers)
+        check_branches(graph, given.xs[0])
+        step_ends, numbers = sequence_items(tx, result), {*call.numbers, *numbers_carried()}
+        check_facts(tx, facts, given.carry, examples, step_ends, numbers)
         self._check_step(tx, examples[:n_carry], result, spec)
         make_levels_relative(graph, levels)
         make_no_grad(graph)
@@ -196,9 +199,8 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
 def _wanting_grad(init: list[VariableTracker]) -> list[bool]:
     """Return which leaves of ``init`` require grad; what our own first step returns is nobody
     else's."""
-    if steady_state()[0]:
-        return [False for _ in init]
-    return [getattr(example_value_or_none(v), "requires_grad", False) for v in init]
+    is_ours = bool(steady_state()[0])
+    return [not is_ours and getattr(example_value_or_none(v), "requires_grad", False) for v in init]
 
 
 def _call_in_graph(

@@ -21,6 +21,7 @@ from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_valu
 from torch_scan_hop.capture.number_arguments import name_with_scalar, with_scalar
 from torch_scan_hop.capture.number_arithmetic import ARITHMETIC
 
+#: in the meta of a number's node: which leaf of the carry it is; None for what is made of numbers
 _NUMBER = "torch_scan_hop.number"
 #: operators with two operands, or with more that are alike; by name, of functions and methods
 _OF_ALIKE = frozenset(
@@ -34,7 +35,7 @@ def mark_numbers(variables: Sequence[VariableTracker], positions: Sequence[int])
     """Note that those of a step's arguments are numbers that steps carry."""
     for k in positions:
         if not variables[k].is_python_constant():
-            variables[k].as_proxy().node.meta[_NUMBER] = True
+            variables[k].as_proxy().node.meta[_NUMBER] = k
 
 
 class Marking(VariableTracker):
@@ -61,7 +62,7 @@ def in_dtype(number: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def note_number(made: fx.Proxy, given: Sequence[fx.Proxy]) -> None:
     """Note that ``made`` is a number if it is arithmetic of numbers alone."""
     if made.node.target in ARITHMETIC and all(_NUMBER in proxy.node.meta for proxy in given):
-        made.node.meta[_NUMBER] = True
+        made.node.meta[_NUMBER] = None
 
 
 def dtype_of_numbers(target: Any, given: Sequence[fx.Proxy]) -> torch.dtype | None:
@@ -89,6 +90,12 @@ def dtype_of_numbers(target: Any, given: Sequence[fx.Proxy]) -> torch.dtype | No
 
 def _of_numbers_alone(kind: int) -> torch.dtype:
     return torch.full((), tree.NUMBERS[kind](1)).dtype
+
+
+def carry_of(node: fx.Node) -> int | None:
+    """Return which leaf of the carry ``node`` is, if it is a number that steps carry."""
+    k: int | None = node.meta.get(_NUMBER)
+    return k
 
 
 def _is_marked(proxy: fx.Proxy) -> bool:

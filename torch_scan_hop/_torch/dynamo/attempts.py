@@ -33,6 +33,7 @@ def taken_back_on_error(tx: Any) -> Iterator[None]:
         torch._C._set_grad_enabled(grad_enabled)
         _take_back(tx, before)
         _erase_after(tx, tracer, last)
+        _forget_modules(tracer)
         raise
 
 
@@ -52,6 +53,14 @@ def _take_back(tx: Any, before: Any) -> None:
     restore_changes(tx.output.side_effects, before)
     # torch > 2.9: signatures that were made within, of which nothing is known any more
     getattr(tx.output, "signature_cache", {}).clear()
+
+
+def _forget_modules(tracer: Any) -> None:
+    """Take the graphs at hand out of the modules that Dynamo made of them to tell of an error: a
+    graph that has one is checked against the attributes that it had then."""
+    while tracer is not None:
+        tracer.graph.owning_module = None
+        tracer = tracer.parent
 
 
 _CHANGES = ("id_to_variable", "store_attr_mutations", "attr_mutation_kinds", "keepalive")

@@ -30,6 +30,7 @@ __all__ = [
     "UserError",
     "causes_of",
     "compilers_error",
+    "is_branch",
     "is_data_dependent",
     "is_limit_hit",
     "is_programs_own",
@@ -72,6 +73,11 @@ def is_data_dependent(error: BaseException) -> bool:
     first_line = str(error).strip().split("\n", 1)[0].lower()
     words = r"data.dependent|dynamic shape|\.item\(\)|\.tolist\(\)"
     return re.search(words, first_line) is not None
+
+
+def is_branch(error: BaseException) -> bool:
+    """Return True if Dynamo gave up at a branch on the value of a tensor."""
+    return any("data-dependent branching" in str(e).lower() for e in causes_of(error))
 
 
 def stack_of(error: BaseException) -> str:

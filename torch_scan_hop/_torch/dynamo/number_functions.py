@@ -94,6 +94,21 @@ def kinds_of_numbers_are_known(is_number: Callable[[fx.Proxy], bool]) -> Iterato
         yield
 
 
+@contextlib.contextmanager
+def comparisons_are_known(decide: Callable[[TensorVariable], bool | None]) -> Iterator[None]:
+    """Python branches on a scalar as ``decide`` says, if it knows."""
+    original = TensorVariable.as_python_constant
+
+    @functools.wraps(original)
+    def as_python_constant(self: TensorVariable) -> Any:
+        is_flag = _is_scalar(self) and example_value(self).dtype == torch.bool
+        decided = decide(self) if is_flag else None
+        return original(self) if decided is None else decided
+
+    with replaced(TensorVariable, as_python_constant=as_python_constant):
+        yield
+
+
 def _kind_of(dtype: torch.dtype) -> type:
     if dtype == torch.bool:
         return bool

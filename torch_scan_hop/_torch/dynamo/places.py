@@ -113,7 +113,7 @@ class Place:
         before, after = self.before, self.after
         if before is None:  # nothing was there
             return True
-        number, next_number = _number(before), _number(after)
+        number, next_number = number_of(before), number_of(after)
         if number is not None and next_number is not None:
             return isinstance(number, int) and isinstance(next_number, float)
         if before.is_python_constant() or after.is_python_constant():
@@ -143,7 +143,7 @@ class Place:
         return refused_change(str(self), self.line)
 
 
-def _number(variable: VariableTracker | None) -> int | float | None:
+def number_of(variable: VariableTracker | None) -> int | float | None:
     """Return the number that is counted or scaled from step to step; None for a flag."""
     variable = None if variable is None else variable.realize()
     if isinstance(variable, SymNodeVariable):
@@ -154,8 +154,8 @@ def _number(variable: VariableTracker | None) -> int | float | None:
     return value if type(value) in (int, float) else None
 
 
-def is_number(variable: VariableTracker) -> bool:
-    return _number(variable) is not None
+def is_number(variable: VariableTracker | None) -> bool:
+    return number_of(variable) is not None
 
 
 def as_number(tx: Any, value: VariableTracker) -> VariableTracker:

@@ -1,0 +1,178 @@
+"""Branches on numbers that steps count: one branch for all steps, or another one in the first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import written_loop as loop
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+from torch_scan_hop import explain, fallback, scan
+from torch_scan_hop.capture.reasons import forget_refusals
+
+T, B, D = 6, 3, 4
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    forget_refusals()
+    torch._dynamo.reset()
+
+
+class Counting(nn.Module):
+    """``branch(n)`` says what ``n``, which each step counts on by ``by``, decides."""
+
+    def __init__(self, branch, start=0, by=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(D, D, dtype=torch.float64)
+        self.branch, self.n, self.by = branch, start, by
+
+    def forward(self, h, x):
+        if self.branch(self.n):
+            h = h * 0.5 + x
+        h = torch.tanh(self.linear(h) + x)
+        self.n += self.by
+        return h, h * (1 + self.n)
+
+
+def make_xs(steps=T):
+    return torch.randn(steps, B, D, dtype=torch.float64)
+
+
+def compiled(module, init, xs):
+    return scan(module, init, xs)
+
+
+def eager(module, init, xs):
+    with fallback("error"):
+        return scan(module, init, xs)
+
+
+WAYS = {
+    "eager": lambda: eager,
+    "compiled": lambda: torch.compile(compiled, backend="aot_eager", fullgraph=True),
+}
+
+
+def check(run, module, other, steps=T):
+    xs, h = make_xs(steps), torch.ones(B, D, dtype=torch.float64)
+    results = []
+    for scan_like, cell in ((run, module), (loop, other)):
+        h_T, ys = scan_like(cell, h, xs)
+        gradients = torch.autograd.grad(h_T.sum() + (ys * ys).sum(), [*cell.parameters()])
+        results.append((h_T, ys, *gradients))
+    torch.testing.assert_close(*results)
+    assert module.n == other.n and type(module.n) is int
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("branch", "start", "by"),
+    [
+        (lambda n: n == 0, 0, 1),
+        (lambda n: n + 2 <= 2, 0, 3),
+        (lambda n: n >= 100, 100, -1),
+        (lambda n: n == 5 or n == 7, 5, 3),
+        (lambda n: -3 < n and not n > 1000, 0, 1),
+    ],
+)
+def test_the_first_step_alone_branches_in_another_way(way, branch, start, by):
+    run = WAYS[way]()
+    module, other = (Counting(branch, start, by) for _ in range(2))
+    for _ in range(3):  # each call goes on from where the last one ended
+        check(run, module, other)
+
+
+@pytest.mark.parametrize("way", [{}, {"unroll": 2}, {"checkpoint": "sqrt"}, {"reverse": True}])
+@pytest.mark.parametrize("start", [0, 7])
+def test_a_number_in_init(way, start):
+    def step(carry, x):
+        h, n = carry
+        if n == 0:
+            h = h * 0.5
+        if n < 1000:
+            h = h + x
+        return (torch.tanh(h), n + 1), h * n
+
+    xs, init = make_xs(), (torch.ones(B, D, dtype=torch.float64), start)
+    with fallback("error"):
+        (h, n), ys = scan(step, init, xs, **way)
+    turn = (0,) if "reverse" in way else ()
+    (h_loop, n_loop), ys_loop = loop(step, init, xs.flip(turn))
+    assert n == n_loop
+    torch.testing.assert_close((h, ys), (h_loop, ys_loop.flip(turn)))
+
+
+@pytest.mark.parametrize("branch", [lambda n: n == 0, lambda n: False])
+def test_a_program_is_compiled_once_for_all_counts(branch):
+    """And once for the first: torch alone compiles a module that counts anew at each call."""
+    module, counter = Counting(branch), CompileCounter()
+    run = torch.compile(compiled, backend=counter, fullgraph=True)
+    for _ in range(5):
+        run(module, torch.ones(B, D, dtype=torch.float64), make_xs())
+    assert counter.frame_count == 2
+    assert module.n == 5 * T
+
+
+def test_a_call_whose_steps_branch_in_several_ways_is_right():
+    module, other = (Counting(lambda n: n < 10) for _ in range(2))
+    with fallback("error"):
+        check(scan, module, other)
+    with pytest.warns(UserWarning, match="do not all take the same branch"):
+        check(scan, module, other)
+    with fallback("error"):
+        check(scan, module, other)
+
+
+def test_a_branch_that_changes_later_names_its_line():
+    module = Counting(lambda n: n % 2 == 0)
+    with pytest.raises(Exception, match=r"self.branch|n % 2 == 0"), fallback("error"):
+        scan(module, torch.ones(B, D, dtype=torch.float64), make_xs())
+    module = Counting(lambda n: n < 3)
+    with pytest.raises(Exception, match=r"steps do not all take the same branch.*self.branch"):
+        with fallback("error"):
+            scan(module, torch.ones(B, D, dtype=torch.float64), make_xs())
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_few_steps(steps):
+    module, other = (Counting(lambda n: n == 0) for _ in range(2))
+    if steps == 0:
+        h, ys = eager(module, torch.ones(B, D, dtype=torch.float64), make_xs(0))
+        assert (h == 1).all() and ys.shape == (0, B, D) and module.n == 0
+    else:
+        check(eager, module, other, steps)
+
+
+def test_a_scan_in_the_body_has_counters_of_its_own():
+    def run(scan_like, xs):
+        def inner(carry, z):
+            h, k = carry
+            if k == 0:
+                h = h + 1
+            return (h * 0.5 + z, k + 1), h
+
+        def outer(carry, x):
+            h, n = carry
+            if n >= 4:
+                h = h * 2
+            (h, _), ys = scan_like(inner, (h, 0), x)
+            return (h, n + 1), ys
+
+        return scan_like(outer, (torch.zeros(D, dtype=torch.float64), 4), xs)
+
+    xs = make_xs()
+    with fallback("error"):
+        (h, n), ys = run(scan, xs)
+    (h_loop, n_loop), ys_loop = run(loop, xs)
+    assert n == n_loop
+    torch.testing.assert_close((h, ys), (h_loop, ys_loop))
+
+
+def test_explain_says_so():
+    text = str(
+        explain(Counting(lambda n: n == 0), torch.ones(B, D, dtype=torch.float64), make_xs())
+    )
+    assert "another branch" in text
