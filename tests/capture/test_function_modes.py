@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from oracle import loop
+from oracle import assert_same, loop
 from torch.overrides import TorchFunctionMode
 
 from torch_scan_hop import fallback, scan
@@ -36,6 +36,12 @@ class Counting(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self.count += func is torch.tanh
         return func(*args, **(kwargs or {}))
+
+
+class OnPowers(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if "pow" in func.__name__ or "sub" in func.__name__ else result
 
 
 class Listing(Counting):
@@ -115,6 +121,28 @@ def test_numbers_become_tensors_on_the_default_device(run):
             run_it = program if run is scan else torch.compile(program, backend="eager")
             h, ys = run_it()
         assert h.device.type == ys.device.type == device
+
+
+def decayed(carry, x):
+    h, n, scale = carry
+    n += 1
+    scale = max(scale * 0.7, 0.1)
+    h = h * (1 - 0.9**n) / (n // 2 + 1) + x * abs(-scale)
+    return (h, n, scale), (h, n)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("mode", [lambda: torch.device("cpu"), lambda: Scaled(2.0), OnPowers])
+def test_arithmetic_of_numbers_is_pythons_under_a_mode(run, mode):
+    """They keep their digits, and no mode sees it."""
+    init, xs = (H.double(), 0, 0.3), XS.double()
+    (h, n, scale), ys = init, []
+    for x in xs:
+        (h, n, scale), (y, _) = decayed((h, n, scale), x)
+        ys.append(y)
+    with mode(), fallback("error"):
+        carry, (results, counts) = run(decayed, init, xs)
+    assert_same([carry[0], results, counts], [h, torch.stack(ys), torch.tensor([1, 2, 3])], 1e-14)
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)

@@ -43,3 +43,9 @@ def make_no_grad(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if node.target in (_enter_inference_mode, _exit_inference_mode):
             graph.erase_node(node)
+
+
+def is_in_no_grad(graph: fx.Graph) -> bool:
+    """Return True if the last node that sets the grad mode in ``graph`` turned it off."""
+    nodes = graph.find_nodes(op="call_function", target=_set_grad_enabled)
+    return bool(nodes) and not nodes[-1].args[0]

@@ -49,6 +49,7 @@ NAMES: dict[str, str] = {
     "dynamo.contexts": (
         "torch._C._functorch.peek_interpreter_stack torch._C._len_torch_dispatch_stack "
         "torch._dynamo.bytecode_transformation torch._dynamo.config "
+        "torch._export.non_strict_utils._NonStrictTorchFunctionHandler "
         "torch._functorch._aot_autograd.utils torch._functorch._aot_autograd.utils.__name__ "
         "torch._subclasses.fake_tensor.FakeTensor "
         "torch._subclasses.meta_utils.MetaTensorDescriber "
@@ -119,6 +120,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.functions.UserMethodVariable torch._guards.Guard"
     ),
     "dynamo.number_functions": (
+        "torch._dynamo.variables.base.VariableTracker "
         "torch._dynamo.variables.builder.SourcelessBuilder "
         "torch._dynamo.variables.builtin.BuiltinVariable "
         "torch._dynamo.variables.tensor.SymNodeVariable "

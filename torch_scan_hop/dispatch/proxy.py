@@ -15,6 +15,7 @@ from torch_scan_hop._torch.captured_regions import running_regions
 from torch_scan_hop._torch.exporting import before_a_program_runs, is_making_a_program
 from torch_scan_hop._torch.fakes import under_compiler
 from torch_scan_hop._torch.functorch_levels import opens_levels
+from torch_scan_hop._torch.inference_regions import is_in_no_grad
 from torch_scan_hop._torch.operators import (
     ProxyTorchDispatchMode,
     disable_proxy_modes_tracing,
@@ -44,7 +45,7 @@ from torch_scan_hop.body.strided import own_strided_memory
 from torch_scan_hop.capture.cache_key import add_cache_key
 from torch_scan_hop.eager.nested import steps_of
 from torch_scan_hop.op import Body, ScanOptions, call_scan, scan_op
-from torch_scan_hop.signature import Inputs
+from torch_scan_hop.signature import Inputs, output_node
 from torch_scan_hop.step import device_of
 
 
@@ -150,6 +151,16 @@ def _flipped(
         return (*results[:n_carry], *(torch.flip(ys, [0]) for ys in results[n_carry:]))
 
 
+def _detached(mode: ProxyTorchDispatchMode, results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Write what ``no_grad`` does to a scan: torch.export drops a region that has a graph in it.
+
+    (Its pass looks for the node that sets the grad mode at the head of the region. There it finds
+    the body. Checked on torch 2.9.1 and 2.15.0, which so differentiate ``torch.cond``, too.)
+    """
+    with mode:
+        return tuple(result.detach() for result in results)
+
+
 before_a_program_runs(as_it_was)
 
 
@@ -176,7 +187,19 @@ def proxy(
         if is_exporting_to_onnx():
             options = fit_for_onnx(body, inputs, options)
         if is_exported:
+            if not output_node(body.graph).args[0]:
+                return ()  # torch.export.load finds no values in a node that has no results
             fit_for_readers(body, inputs.signature)
+    return _written(mode, body, inputs, options, is_exported)
+
+
+def _written(
+    mode: ProxyTorchDispatchMode,
+    body: fx.GraphModule,
+    inputs: Inputs[Any],
+    options: ScanOptions,
+    is_exported: bool,
+) -> Any:
     add_cache_key(body)
     _, name = unique_graph_id(mode, prefix="scan_body")
     tracer: Any = mode.tracer
@@ -193,4 +216,6 @@ def proxy(
     tracked = track_tensor_tree(results, node, constant=None, tracer=tracer)
     if any(map(is_random, body.graph.nodes)):  # a checkpoint around it must not draw again
         save_results(node.node)
+    if mode.pre_dispatch and is_in_no_grad(tracer.graph):
+        return _detached(mode, tracked)
     return tracked

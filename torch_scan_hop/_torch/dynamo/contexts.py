@@ -13,6 +13,7 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo import bytecode_transformation
 from torch._dynamo import config as dynamo_config
+from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
 from torch._functorch._aot_autograd import utils as export_utils
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
@@ -121,6 +122,7 @@ def functorch_views() -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def without_tracer_modes() -> Iterator[list[Any]]:
     """Set make_fx's own torch-function modes aside: they count calls, which no guard can hold.
+    So is torch.export's, which leads around what Dynamo can trace, and parts of which it cannot.
 
     If one trace runs in another, as in ``torch.func.linearize``, there are modes of both.
     """
@@ -158,7 +160,12 @@ def without_export_hooks() -> Iterator[None]:
         hooks.update(before)
 
 
-_TRACER_MODES = (PreDispatchTorchFunctionMode, TorchFunctionMetadataMode)
+#: the last is torch.export's, which stands in for what Dynamo does
+_TRACER_MODES = (
+    PreDispatchTorchFunctionMode,
+    TorchFunctionMetadataMode,
+    _NonStrictTorchFunctionHandler,
+)
 
 
 def under_tracer_modes() -> bool:
@@ -189,6 +196,10 @@ def more_captures(floats_vary: bool) -> contextlib.AbstractContextManager[None]:
         # them.
         "use_numpy_random_stream": True,
     }
+    if hasattr(config, "replay_side_effects"):
+        # torch.export turns it off for programs that it takes from Dynamo. This capture is run, by
+        # a program that goes on with what steps have left in variables and attributes.
+        wanted |= {"replay_side_effects": True, "side_effect_replay_policy": "silent"}
     return replaced(config, **wanted)
 
 

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from torch_scan_hop._torch.dynamo.facts import is_users
+from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     TupleVariable,
@@ -77,7 +78,11 @@ def _is_scalar(variable: Any) -> bool:
 @contextlib.contextmanager
 def kinds_of_numbers_are_known(is_number: Callable[[fx.Proxy], bool]) -> Iterator[None]:
     """``isinstance(n, int)`` and ``type(n)`` of a number are answered as Python does; this
-    package and torch see the tensor that it is."""
+    package and torch see the tensor that it is.
+
+    Arithmetic of numbers alone is Python's: a TorchFunctionMode (a default device, torch.export's
+    own, a user's) does not see it.
+    """
     original = BuiltinVariable.call_function
 
     @functools.wraps(original)
@@ -88,6 +93,9 @@ def kinds_of_numbers_are_known(is_number: Callable[[fx.Proxy], bool]) -> Iterato
             if self.fn is type:
                 return SourcelessBuilder.create(tx, kind)
             args = [ConstantVariable.create(kind(1)), *args[1:]]
+        if _are_numbers(args, is_number):
+            with function_modes_set_aside(tx):
+                return original(self, tx, args, kwargs)
         return original(self, tx, args, kwargs)
 
     with replaced(BuiltinVariable, call_function=call_function):
@@ -107,6 +115,20 @@ def comparisons_are_known(decide: Callable[[TensorVariable], bool | None]) -> It
 
     with replaced(TensorVariable, as_python_constant=as_python_constant):
         yield
+
+
+def _are_numbers(variables: Sequence[Any], is_number: Callable[[fx.Proxy], bool]) -> bool:
+    """Return True if these are numbers, one of them a body's."""
+
+    def is_bodys(variable: Any) -> bool:
+        return isinstance(variable, TensorVariable) and is_number(variable.as_proxy())
+
+    def is_known(variable: Any) -> bool:
+        return isinstance(variable, SymNodeVariable) or variable.is_python_constant()
+
+    if not any(map(is_bodys, variables)):  # asked first: nothing else of a trace is looked into
+        return False
+    return all(is_bodys(v) or is_known(v.realize()) for v in variables)
 
 
 def _kind_of(dtype: torch.dtype) -> type:
