@@ -176,3 +176,29 @@ def test_explain_says_so():
         explain(Counting(lambda n: n == 0), torch.ones(B, D, dtype=torch.float64), make_xs())
     )
     assert "another branch" in text
+
+
+def test_the_operator_in_the_body_has_no_numbers():
+    """Its carries are tensors, whatever the scan around it carries at the same places."""
+
+    def by_hand(combine_fn, init, xs, _):
+        carry, ys = list(init), []
+        for x in xs[0]:
+            *carry, y = combine_fn(*carry, x)
+            ys.append(y)
+        return (*carry, torch.stack(ys))
+
+    def run(scan_like, inner_scan):
+        def inner(h, scale, x):
+            return [h + x, scale.clone(), scale * torch.ones((), dtype=torch.bfloat16)]
+
+        def outer(carry, x):
+            h, n = carry
+            h, _, ys = inner_scan(inner, [h, torch.tensor(1.001)], [x], [])
+            return (h, n + 1), ys
+
+        return scan_like(outer, (torch.ones(D), 1), torch.ones(T, B, D))
+
+    with fallback("error"):
+        _, ys = run(scan, torch.ops.higher_order.scan)
+    torch.testing.assert_close(ys, run(loop, by_hand)[1])

@@ -38,6 +38,11 @@ def numbers_carried() -> frozenset[int]:
     return numbers
 
 
+def no_numbers_told() -> contextlib.AbstractContextManager[None]:
+    """Within a body, nothing is known yet of the numbers of a scan that it calls."""
+    return replaced(_state, numbers=frozenset())
+
+
 def counters_told() -> Any:
     """Return the Counters that decide branches; None if a branch on a number is refused."""
     return _state.counters

@@ -20,6 +20,7 @@ from torch_scan_hop._torch.dynamo.number_functions import kinds_of_numbers_are_k
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
 from torch_scan_hop.capture.number_arguments import name_with_scalar, with_scalar
 from torch_scan_hop.capture.number_arithmetic import ARITHMETIC
+from torch_scan_hop.capture.told import no_numbers_told
 
 #: in the meta of a number's node: which leaf of the carry it is; None for what is made of numbers
 _NUMBER = "torch_scan_hop.number"
@@ -51,7 +52,8 @@ class Marking(VariableTracker):
         self, tx: Any, args: Sequence[VariableTracker], kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
         mark_numbers(args, self.positions)
-        return self.combine_fn.call_function(tx, [*args], kwargs)
+        with no_numbers_told():
+            return self.combine_fn.call_function(tx, [*args], kwargs)
 
 
 def in_dtype(number: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
