@@ -124,7 +124,7 @@ TO_NO_END = {
     # lists all that it registers in one place, most of which does need Inductor
     "torch_scan_hop.inductor": "_register",
     # is imported without the operator, too, and then without private names of torch
-    "torch_scan_hop.capture.reasons": "_setting",
+    "torch_scan_hop.capture.reasons": "setting_of",
 }
 
 

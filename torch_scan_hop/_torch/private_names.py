@@ -61,6 +61,10 @@ NAMES: dict[str, str] = {
         "torch.overrides._push_mode torch.utils._python_dispatch "
         "torch.utils._python_dispatch._disable_current_modes"
     ),
+    "dynamo.counted": (
+        "torch._dynamo.variables.builder "
+        "torch._dynamo.variables.builder.is_int_specialization_case"
+    ),
     "dynamo.deques": (
         "torch._dynamo.guards.GuardBuilder torch._dynamo.guards.install_guard "
         "torch._dynamo.source.AttrSource torch._dynamo.variables.builder.VariableBuilder "
@@ -434,6 +438,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.builder.SourcelessBuilder.create": "tx value",
     "torch._dynamo.variables.builder.VariableBuilder._wrap": "self value",
     "torch._dynamo.variables.builder.VariableBuilder.wrap_symfloat": "self value",
+    "torch._dynamo.variables.builder.is_int_specialization_case": "value source",
     "torch._dynamo.variables.builder.wrap_fx_proxy": "proxy= tx=",
     "torch._dynamo.variables.builtin.BuiltinVariable": "fn",
     "torch._dynamo.variables.builtin.BuiltinVariable.call_function": (
@@ -464,6 +469,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.lists.TupleVariable": "items",
     "torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply": "self tx args kwargs",
     "torch._dynamo.variables.misc.get_np_to_tnp_map": "()",
+    "torch._dynamo.variables.tensor.TensorVariable.as_python_constant": "self",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
     "torch._functorch._aot_autograd.functional_utils.has_data_mutation": "t",
     "torch._functorch.aot_autograd.aot_module_simplified": (
@@ -638,6 +644,7 @@ REPLACED: dict[str, str] = {
     "torch._dynamo.variables.base.VariableTracker.call_function": "self tx args kwargs",
     "torch._dynamo.variables.builder.VariableBuilder._wrap": "self value",
     "torch._dynamo.variables.builder.VariableBuilder.wrap_symfloat": "self value",
+    "torch._dynamo.variables.builder.is_int_specialization_case": "value source",
     "torch._dynamo.variables.builtin.BuiltinVariable._handle_insert_op_in_graph": (
         "self tx args kwargs"
     ),
@@ -663,6 +670,7 @@ REPLACED: dict[str, str] = {
     "torch._dynamo.variables.tensor.TensorVariable._method_register_hook": (
         "self name hook; self tx name hook"
     ),
+    "torch._dynamo.variables.tensor.TensorVariable.as_python_constant": "self",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
     "torch._dynamo.variables.torch.TorchInGraphFunctionVariable.call_function": (
         "self tx args kwargs"

@@ -154,8 +154,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         """A step may write to whatever it is given."""
 
     def _capture(self, tx: Any, call: _Call) -> VariableTracker:
-        given = call.inputs
-        n_carry = len(given.carry)
+        given, n_carry = call.inputs, len(call.inputs.carry)
         with discard_graph_changes(tx):
             examples = example_arguments(tx, given)
         make_traceable(call.combine_fn)

@@ -105,13 +105,13 @@ def kinds_of_numbers_are_known(is_number: Callable[[fx.Proxy], bool]) -> Iterato
 @contextlib.contextmanager
 def comparisons_are_known(decide: Callable[[TensorVariable], bool | None]) -> Iterator[None]:
     """Python branches on a scalar as ``decide`` says, if it knows."""
-    original = TensorVariable.as_python_constant
+    of_tensor = TensorVariable.as_python_constant
 
-    @functools.wraps(original)
+    @functools.wraps(of_tensor)
     def as_python_constant(self: TensorVariable) -> Any:
         is_flag = _is_scalar(self) and example_value(self).dtype == torch.bool
         decided = decide(self) if is_flag else None
-        return original(self) if decided is None else decided
+        return of_tensor(self) if decided is None else decided
 
     with replaced(TensorVariable, as_python_constant=as_python_constant):
         yield
