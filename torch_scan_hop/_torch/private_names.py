@@ -62,8 +62,7 @@ NAMES: dict[str, str] = {
         "torch.utils._python_dispatch._disable_current_modes"
     ),
     "dynamo.counted": (
-        "torch._dynamo.variables.builder "
-        "torch._dynamo.variables.builder.is_int_specialization_case"
+        "torch._dynamo.variables.builder torch._dynamo.variables.builder.is_int_specialization_case"
     ),
     "dynamo.deques": (
         "torch._dynamo.guards.GuardBuilder torch._dynamo.guards.install_guard "

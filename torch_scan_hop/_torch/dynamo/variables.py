@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -110,6 +110,12 @@ def create_proxy(tx: Any, kind: str, target: Any, args: tuple[Any, ...]) -> fx.P
 def install_body(tx: Any, name: str, module: fx.GraphModule) -> str:
     """Put ``module`` among the modules of the graph at hand; return its name there."""
     return str(tx.output.install_subgraph(name, module))
+
+
+def nodes_at_hand(tx: Any) -> Iterable[fx.Node]:
+    """Return the nodes of the graph that is being written."""
+    nodes: Iterable[fx.Node] = tx.output.current_tracer.graph.nodes
+    return nodes
 
 
 def known_modules(tx: Any) -> dict[str, Any]:
