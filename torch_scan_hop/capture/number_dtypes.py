@@ -23,7 +23,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 from torch_scan_hop._torch.functorch_levels import is_wrapped
 from torch_scan_hop.capture.first_steps import FirstStepDiffers
 from torch_scan_hop.capture.refusals import note_leaf
-from torch_scan_hop.capture.told import no_numbers_told
+from torch_scan_hop.capture.told import in_a_body
 from torch_scan_hop.capture.weak_numbers import kinds_are_known, mark_numbers
 from torch_scan_hop.signature import Inputs
 
@@ -143,7 +143,7 @@ class _Dtypes:
         with discard_graph_changes(tx), changes_are_taken_back(tx):
             step = example_arguments(tx, replace(self.inputs, carry=self.carry_in(dtypes)))
             mark_numbers(step, self.staying)
-            with function_modes_in_force(tx), kinds_are_known(), no_numbers_told():
+            with function_modes_in_force(tx), kinds_are_known(), in_a_body():
                 keep: Any = {"keep_numbers": ConstantVariable.create(True)}
                 result = self.combine_fn.call_function(tx, step, keep)
             leaves = sequence_items(tx, sequence_items(tx, result)[0])

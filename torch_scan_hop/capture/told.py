@@ -11,7 +11,9 @@ from torch_scan_hop._torch.replaced import ambient, replaced
 
 Steady = tuple[tuple[str, ...], tuple[str, ...]]
 
-_state = ambient(steady=((), ()), numbers=frozenset(), counters=None, most_products=math.inf)
+_state = ambient(
+    steady=((), ()), numbers=frozenset(), counters=None, is_in_body=False, most_products=math.inf
+)
 
 
 def told(
@@ -23,7 +25,8 @@ def told(
     """Within, these leaves of the carry differ after the first step, steps leave something at these
     places, these leaves are Python numbers in the loop, and ``counters`` decide its branches."""
     steady = (tuple(settled), tuple(places))
-    return replaced(_state, steady=steady, numbers=frozenset(numbers), counters=counters)
+    numbers = frozenset(numbers)
+    return replaced(_state, steady=steady, numbers=numbers, counters=counters, is_in_body=False)
 
 
 def steady_state() -> Steady:
@@ -38,9 +41,13 @@ def numbers_carried() -> frozenset[int]:
     return numbers
 
 
-def no_numbers_told() -> contextlib.AbstractContextManager[None]:
-    """Within a body, nothing is known yet of the numbers of a scan that it calls."""
-    return replaced(_state, numbers=frozenset())
+def in_a_body() -> contextlib.AbstractContextManager[None]:
+    """Within, a body is traced: a scan that it calls is another one, or a part of this one."""
+    return replaced(_state, is_in_body=True)
+
+
+def is_in_a_body() -> bool:
+    return bool(_state.is_in_body)
 
 
 def counters_told() -> Any:

@@ -65,7 +65,7 @@ from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_mem
 from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.capture.steady_variables import example_value_or_none
 from torch_scan_hop.capture.told import also_carried, numbers_carried, steady_state
-from torch_scan_hop.capture.weak_numbers import WEAK, Marking, kinds_are_known
+from torch_scan_hop.capture.weak_numbers import WEAK, Marking, kinds_are_known, numbers_among
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.signature import Inputs
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
@@ -154,12 +154,12 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         """A step may write to whatever it is given."""
 
     def _capture(self, tx: Any, call: _Call) -> VariableTracker:
-        given, n_carry = call.inputs, len(call.inputs.carry)
+        given, n_carry, levels = call.inputs, len(call.inputs.carry), open_levels()
         with discard_graph_changes(tx):
             examples = example_arguments(tx, given)
         make_traceable(call.combine_fn)
-        levels = open_levels()
-        step = Marking(call.combine_fn, [*numbers_carried()])
+        numbers = numbers_among(given.carry)
+        step = Marking(call.combine_fn, numbers)
         with function_modes_in_force(tx):
             with facts_noted() as facts, kinds_are_known(), sizes_may_be_unknown(tx):
                 result, spec, graph, lifted = speculate(tx, step, examples, self._operator())
@@ -169,13 +169,13 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
                         compute_all_rows(module)
                 graph = graphs[0].graph
         check_branches(graph, given.xs[0])
-        step_ends, numbers = sequence_items(tx, result), {*call.numbers, *numbers_carried()}
-        check_facts(tx, facts, given.carry, examples, step_ends, numbers)
+        step_ends = sequence_items(tx, result)
+        check_facts(tx, facts, given.carry, examples, step_ends, {*call.numbers, *numbers})
         self._check_step(tx, examples[:n_carry], result, spec)
         make_levels_relative(graph, levels)
         make_no_grad(graph)
         refuse_unknown_sizes(graphs)
-        widened, checked = make_exact(graph, n_carry, numbers_carried(), call.exact)
+        widened, checked = make_exact(graph, n_carry, numbers, call.exact)
         inputs = [v.as_proxy() for v in given.flat()] + list(lifted)
         for k in widened:
             inputs[k] = _in_dtype(tx, call.exact[k], torch.float64).as_proxy()

@@ -20,7 +20,7 @@ from torch_scan_hop._torch.dynamo.number_functions import kinds_of_numbers_are_k
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
 from torch_scan_hop.capture.number_arguments import name_with_scalar, with_scalar
 from torch_scan_hop.capture.number_arithmetic import ARITHMETIC
-from torch_scan_hop.capture.told import no_numbers_told
+from torch_scan_hop.capture.told import in_a_body, is_in_a_body, numbers_carried
 
 #: in the meta of a number's node: which leaf of the carry it is; None for what is made of numbers
 _NUMBER = "torch_scan_hop.number"
@@ -39,6 +39,15 @@ def mark_numbers(variables: Sequence[VariableTracker], positions: Sequence[int])
             variables[k].as_proxy().node.meta[_NUMBER] = k
 
 
+def numbers_among(carry: Sequence[VariableTracker]) -> list[int]:
+    """Return which leaves of ``carry`` are numbers in the loop. In a body, a scan may be a part of
+    the one around it, and then it is given them as numbers; else none of its leaves is one."""
+    numbers = [k for k in numbers_carried() if k < len(carry)]
+    if is_in_a_body():
+        numbers = [k for k in numbers if _is_marked(carry[k].as_proxy())]
+    return numbers
+
+
 class Marking(VariableTracker):
     """``combine_fn`` on flat arguments, of which those at ``positions`` are numbers."""
 
@@ -52,7 +61,7 @@ class Marking(VariableTracker):
         self, tx: Any, args: Sequence[VariableTracker], kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
         mark_numbers(args, self.positions)
-        with no_numbers_told():
+        with in_a_body():
             return self.combine_fn.call_function(tx, [*args], kwargs)
 
 
