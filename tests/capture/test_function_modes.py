@@ -105,6 +105,18 @@ def test_the_body_makes_tensors_on_the_default_device(run, context):
     assert run(makes, H, XS)[1].device.type == "cpu"
 
 
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("make", [torch.rand, torch.randn, torch.arange, torch.randperm])
+def test_every_function_makes_tensors_on_the_default_device(run, make):
+    def body(h, x):
+        return h + make(2) * x, make(2)
+
+    h, xs = H.to("meta"), XS.to("meta")
+    with torch.device("meta"), fallback("error"):
+        h, ys = run(body, h, xs)
+    assert h.device.type == ys.device.type == "meta"
+
+
 def test_what_is_made_may_meet_what_is_there():
     with torch.device("meta"), fallback("error"):
         h, ys = scan(lambda h, x: (h + x, torch.ones(2) * x), torch.zeros(2), torch.ones(3, 2))

@@ -123,3 +123,17 @@ def test_a_program_with_a_scan_of_no_results_is_loaded(strict):
     saved.seek(0)
     loaded = torch.export.load(saved).module()
     assert_same(loaded(W, steps(4)), Program()(W, steps(4)), 1e-12)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_program_has_a_scan_under_vmap(strict):
+    class Program(nn.Module):
+        def forward(self, w, xs):
+            def one(w, xs):
+                return scan(lambda h, x: (torch.tanh(h * w + x), h.sum()), w, xs)
+
+            return torch.vmap(one, in_dims=(None, 1))(w, xs)
+
+    xs = steps(12).reshape(4, 3, 2)
+    program = torch.export.export(Program(), (W, xs), strict=strict)
+    assert_same(program.module()(W, xs), Program()(W, xs), 1e-12)

@@ -141,3 +141,25 @@ torch.testing.assert_close(got[0][1], loop(H + 1, XS)[0])
 is_right(program)
 is_right(torch.compile(program, backend="aot_eager", fullgraph=True))
 """)
+
+
+@pytest.mark.torch_version
+def test_the_first_calls_may_be_in_several_threads():
+    """One imports Dynamo, and the others wait, where they would find a part of it and judge that."""
+    run("""
+import threading, time
+from torch_scan_hop import fallback, scan
+right, start = [], threading.Barrier(4)
+def work(k):
+    start.wait()
+    time.sleep(0.15 * k)
+    with fallback("error"):
+        is_right(lambda h, xs: scan(CELL, h, xs))
+    right.append(k)
+threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(right) == 4
+""")

@@ -86,7 +86,8 @@ def _why_not(path: str, imports: bool) -> str | None:
 def resolve(path: str, imports: bool = True) -> Any:
     """Return the object that ``path`` names.
 
-    It is None if a module of it is still to be imported, and ``imports`` is False.
+    It is None if a module of it is still to be imported, and ``imports`` is False. If another
+    thread is importing one, this waits for it, or else knows nothing of what is not there yet.
 
     >>> resolve("torch._C._set_grad_enabled") is torch._C._set_grad_enabled
     True
@@ -96,14 +97,20 @@ def resolve(path: str, imports: bool = True) -> Any:
     for part in parts:
         where = f"{where}.{part}"
         if where in sys.modules:  # a package may name a function as one of its modules
-            found = sys.modules[where]
+            found = importlib.import_module(where) if imports else sys.modules[where]
         elif _is_module(where, found) and part not in vars(found):
             if not imports:
                 return None
             found = importlib.import_module(where)
+        elif not imports and not hasattr(found, part) and _is_being_imported(found):
+            return None
         else:
             found = getattr(found, part)
     return found
+
+
+def _is_being_imported(found: Any) -> bool:
+    return bool(getattr(getattr(found, "__spec__", None), "_initializing", False))
 
 
 def _is_module(where: str, above: Any) -> bool:

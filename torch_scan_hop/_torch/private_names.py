@@ -84,6 +84,10 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.tensor.TensorVariable"
     ),
     "dynamo.floats": "torch._dynamo.variables.builder.VariableBuilder",
+    "dynamo.function_modes": (
+        "torch._dynamo.variables.torch torch._dynamo.variables.torch.get_overridable_functions "
+        "torch.utils._device._device_constructors"
+    ),
     "dynamo.graph_of_call": (
         "torch._dynamo.convert_frame.compile_lock torch._dynamo.side_effects.SideEffects "
         "torch._dynamo.variables.base.AttributeMutationNew "
@@ -470,6 +474,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.misc.get_np_to_tnp_map": "()",
     "torch._dynamo.variables.tensor.TensorVariable.as_python_constant": "self",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
+    "torch._dynamo.variables.torch.get_overridable_functions": "()",
     "torch._functorch._aot_autograd.functional_utils.has_data_mutation": "t",
     "torch._functorch.aot_autograd.aot_module_simplified": (
         "mod args bw_compiler= decompositions= fw_compiler= inference_compiler= "
@@ -612,6 +617,7 @@ CALLED: dict[str, str] = {
     "torch.overrides._get_current_function_mode_stack": "()",
     "torch.overrides._pop_mode": "()",
     "torch.overrides._push_mode": "mode",
+    "torch.utils._device._device_constructors": "()",
     "torch.utils._python_dispatch._disable_current_modes": "()",
     "torch.utils._python_dispatch._get_current_dispatch_mode": "()",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "()",
@@ -674,6 +680,7 @@ REPLACED: dict[str, str] = {
     "torch._dynamo.variables.torch.TorchInGraphFunctionVariable.call_function": (
         "self tx args kwargs"
     ),
+    "torch._dynamo.variables.torch.get_overridable_functions": "",
     "torch._higher_order_ops.effects.has_effects": "op; op args kwargs",
     "torch._inductor.codegen.cpp.CppKernelProxy.size_hint": "self",
     "torch._inductor.codegen.cpp.CppVecKernel._get_store_line": (

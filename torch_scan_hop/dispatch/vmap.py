@@ -19,6 +19,7 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import fake_mode_of, fake_tensor
 from torch_scan_hop._torch.functorch_levels import ask_tensors_for_sizes
 from torch_scan_hop._torch.operators import TransformType
+from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop._torch.tracing import run_fake, trace
 from torch_scan_hop._torch.transforms import restore_vmap, unwrap_batched, wrap_batched
 from torch_scan_hop.autodiff.custom import refuse_custom_function
@@ -97,9 +98,16 @@ def vmap(interpreter: Any, body: Body, inputs: Inputs[Any], options: ScanOptions
             for v, flag, given in zip(moved.carry, carry_flags, batched.carry, strict=True)
         ]
         results = call_scan(vmapped, dataclasses.replace(moved, carry=init), options)
+        y_dim = 1
+        if is_exporting():
+            # torch 2.15 would do this after the scan, and record it of a tensor that the program
+            # does not have: it knows the batched one alone.
+            pairs = zip(results[len(init) :], y_flags, strict=True)
+            ys = [stack.movedim(1, 0) if flag else stack for stack, flag in pairs]
+            results, y_dim = (*results[: len(init)], *ys), 0
     out_dims = (
         *(0 if flag else None for flag in carry_flags),
-        *(1 if flag else None for flag in y_flags),
+        *(y_dim if flag else None for flag in y_flags),
     )
     assert len(results) == len(out_dims)
     return wrap_batched(tuple(results), out_dims, level)

@@ -6,6 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from torch._dynamo.variables import torch as torch_variables
+from torch.utils._device import _device_constructors
+
+from torch_scan_hop._torch.replaced import replaced
+
 
 @contextlib.contextmanager
 def function_modes_set_aside(tx: Any) -> Iterator[None]:
@@ -29,11 +34,17 @@ def function_modes_set_aside(tx: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def function_modes_in_force(tx: Any) -> Iterator[None]:
-    """Let the modes that were set aside last see what is traced here (checked as the above)."""
+    """Let the modes that were set aside last see what is traced here (checked as the above).
+
+    Of the functions that make tensors, torch 2.9 shows four to modes, and on a default device
+    takes the others to be on the CPU.
+    """
     state = tx.symbolic_torch_function_state
     state.mode_stack.extend(getattr(state, _SET_ASIDE))
+    shown = {*torch_variables.get_overridable_functions(), *_device_constructors()}
     try:
-        yield
+        with replaced(torch_variables, get_overridable_functions=lambda: shown):
+            yield
     finally:
         state.mode_stack.clear()
 
