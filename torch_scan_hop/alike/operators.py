@@ -1,4 +1,4 @@
-"""Questions about modules and tensors that Dynamo's trackers answer in code that it traces.
+"""The question about modules that Dynamo's tracker answers in code that it traces.
 
 The comparison looks at closures, code and memory, which Dynamo does not trace: so it gets the
 objects themselves, once, and guards that ask again (see ``capture/layers``).
@@ -50,12 +50,4 @@ class ComplaintOperator(FlatOperator):
         return complaint(first, layer, k)
 
 
-class WrittenOperator(FlatOperator):
-    """Says which of these tensors, inputs of a body, the body has changed so far; never runs."""
-
-    def __call__(self, *tensors: Any) -> tuple[bool, ...]:  # type: ignore[override]
-        raise NotImplementedError
-
-
 complaint_op = ComplaintOperator("scan_layer_complaint", cacheable=False)
-written_op = WrittenOperator("scan_tensors_written", cacheable=False)

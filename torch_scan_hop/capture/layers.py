@@ -1,4 +1,4 @@
-"""Dynamo's trackers of the questions in ``alike/operators``."""
+"""Dynamo's trackers of questions about layers, and about what is written to."""
 
 from __future__ import annotations
 

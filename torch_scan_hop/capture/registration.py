@@ -10,10 +10,14 @@ from typing import Any
 
 from torch_scan_hop._torch.capabilities import is_there
 from torch_scan_hop._torch.dynamo.loading import register_trackers
-from torch_scan_hop.alike.operators import complaint_op, written_op
-from torch_scan_hop.capture.numbers import scan_of_numbers, staying_numbers
-from torch_scan_hop.capture.refusal_operator import refusal_op
+from torch_scan_hop.alike.operators import complaint_op
 from torch_scan_hop.capture.steady import steady_scan
+from torch_scan_hop.capture.traced_operators import (
+    refusal_op,
+    scan_of_numbers,
+    staying_numbers,
+    written_op,
+)
 from torch_scan_hop.op import scan_op
 
 
