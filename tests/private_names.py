@@ -259,11 +259,18 @@ def capabilities_of(shim: str) -> list[str]:
 
 
 def used_by_capability() -> dict[str, list[str]]:
+    """Without those that another capability, which it needs, has looked for already."""
+    from torch_scan_hop._torch.capabilities import CAPABILITIES
+
     users: dict[str, set[str]] = {}
     for shim, names in used_by_shim().items():
         for capability in capabilities_of(shim):
             users.setdefault(capability, set()).update(names)
-    return {name: sorted(users[name]) for name in SHIMS if name in users}
+    for name, capability in CAPABILITIES.items():
+        for other in capability.needs:
+            if name in users and CAPABILITIES[other].imports:
+                users[name] -= users[other]
+    return {name: sorted(users[name]) for name in SHIMS if users.get(name)}
 
 
 def written() -> str:

@@ -201,25 +201,20 @@ NAMES: dict[str, str] = {
     ),
     "vectors_of_bools": (
         "torch._inductor.codegen.cpp.CppVecKernel torch._inductor.codegen.cpp_utils.cexpr_index "
-        "torch._inductor.utils.IndentedBuffer torch._inductor.virtualized.V"
+        "torch._inductor.utils.IndentedBuffer"
     ),
     "cpu_kernels": (
         "torch._inductor.codegen.cpp.CppKernel torch._inductor.codegen.cpp.CppKernelProxy "
         "torch._inductor.codegen.cpp.CppScheduling torch._inductor.codegen.cpp.CppVecKernel "
-        "torch._inductor.codegen.cpp.KernelGroup torch._inductor.codegen.cpp.LoopLevel "
-        "torch._inductor.codegen.cpp.LoopNest torch._inductor.codegen.cpp.ParallelDepth "
-        "torch._inductor.codegen.cpp.WorkSharing torch._inductor.codegen.cpp_utils.DTYPE_TO_CPP "
+        "torch._inductor.codegen.cpp.LoopLevel torch._inductor.codegen.cpp.LoopNest "
+        "torch._inductor.codegen.cpp.ParallelDepth torch._inductor.codegen.cpp.WorkSharing "
+        "torch._inductor.codegen.cpp_utils.DTYPE_TO_CPP "
         "torch._inductor.codegen.cpp_utils.LocalBufferContext "
-        "torch._inductor.codegen.cpp_utils.cexpr_index torch._inductor.config "
-        "torch._inductor.config.patch torch._inductor.cpu_vec_isa.pick_vec_isa "
-        "torch._inductor.graph.GraphLowering torch._inductor.ir.ExternKernel "
-        "torch._inductor.ir.FixedLayout torch._inductor.ir.TensorBox "
+        "torch._inductor.codegen.cpp_utils.cexpr_index torch._inductor.cpu_vec_isa.pick_vec_isa "
         "torch._inductor.lowering.permute torch._inductor.mkldnn_ir.LinearUnary "
         "torch._inductor.runtime.cache_dir_utils.cache_dir torch._inductor.utils.Placeholder "
-        "torch._inductor.utils.parallel_num_threads torch._inductor.virtualized.V "
-        "torch._inductor.virtualized.ops torch.ops.mkldnn._linear_pointwise "
-        "torch.utils._sympy.functions.CeilDiv torch.utils._sympy.functions.Max "
-        "torch.utils._sympy.functions.Min"
+        "torch._inductor.utils.parallel_num_threads torch.ops.mkldnn._linear_pointwise "
+        "torch.utils._sympy.functions.CeilDiv"
     ),
     "gpu_kernels": (
         "torch._inductor.codecache.PyCodeCache torch._inductor.codegen.common.Kernel "
@@ -227,11 +222,8 @@ NAMES: dict[str, str] = {
         "torch._inductor.codegen.triton.TritonCSEVariable "
         "torch._inductor.codegen.triton.TritonKernelOverrides "
         "torch._inductor.codegen.triton.texpr torch._inductor.codegen.triton.triton_type "
-        "torch._inductor.codegen.wrapper.PythonWrapperCodegen torch._inductor.config "
-        "torch._inductor.config.patch torch._inductor.graph.GraphLowering torch._inductor.ir "
         "torch._inductor.ir.Reduction torch._inductor.ir.Reduction.create "
-        "torch._inductor.utils.IndentedBuffer torch._inductor.virtualized.V "
-        "torch.utils._sympy.value_ranges.ValueRanges"
+        "torch._inductor.utils.IndentedBuffer"
     ),
     "sharding": (
         "torch._functorch.compile_utils.fx_graph_cse "
