@@ -14,7 +14,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     VariableTracker,
     graph_being_traced,
 )
-from torch_scan_hop.alike.operators import complaint
+from torch_scan_hop.alike.modules import complaint
 from torch_scan_hop.capture.purify import CapturedBody
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_scan_hop._torch.capabilities import is_there
 from torch_scan_hop._torch.dynamo.loading import register_trackers
-from torch_scan_hop.alike.operators import complaint_op
+from torch_scan_hop.alike.modules import complaint_op
 from torch_scan_hop.capture.steady import steady_scan
 from torch_scan_hop.capture.traced_operators import (
     refusal_op,
