@@ -201,7 +201,29 @@ def take_away(name: str) -> None:
 TABLE = PACKAGE / "_torch" / "private_names.py"
 CHECKED = ("2.9.1", "2.13.0", "2.15.0")
 
-HEADER = '''"""The private names of torch that each shim uses, of torch {versions}.
+#: the modules of ``_torch`` that each capability is made of; ``dynamo.`` stands for the others of
+#: that folder. Some import Dynamo when they are called.
+SHIMS: dict[str, set[str]] = {
+    "operator": {
+        "captured_regions", "custom_functions", "fakes", "function_modes", "functorch_levels",
+        "isolation", "modules", "operators", "selective_checkpoints", "sizes", "symbols",
+        "tracing", "transforms",
+    },
+    "capture": {"dynamo.", "inference_regions", "symbols"},
+    "own_scan": {"own_scan", "dynamo.torchs_scan"},
+    "counted_loop": {
+        "inductor", "inductor_checks", "inductor_inline", "inductor_passes", "inductor_values",
+    },
+    "vectors_of_bools": {"inductor_bools"},
+    "cpu_kernels": {"inductor_cpp", "inductor_vectors", "onednn"},
+    "gpu_kernels": {"inductor_reductions", "inductor_triton", "triton_launch"},
+    "sharding": {"dtensors"},
+    "xla": {"xla"},
+    "explain": {"inductor_dry_run", "triton_code"},
+    "absent_gpu": {"absent_gpu", "engine_in_python"},
+}  # fmt: skip
+
+HEADER = '''"""The private names of torch that each capability needs, of torch {versions}.
 
 Written by ``python tests/private_names.py``, once on each of these.
 """
@@ -230,6 +252,27 @@ def used_by_shim() -> dict[str, list[str]]:
     return dict(sorted(users.items()))
 
 
+def capabilities_of(shim: str) -> list[str]:
+    """Those that a module of ``_torch`` is a part of."""
+    named = [name for name, shims in SHIMS.items() if shim in shims]
+    return named or ["capture"] * shim.startswith("dynamo.")
+
+
+def used_by_capability() -> dict[str, list[str]]:
+    """Without those that another capability, which it needs, has looked for already."""
+    from torch_scan_hop._torch.capabilities import CAPABILITIES
+
+    users: dict[str, set[str]] = {}
+    for shim, names in used_by_shim().items():
+        for capability in capabilities_of(shim):
+            users.setdefault(capability, set()).update(names)
+    for name, capability in CAPABILITIES.items():
+        for other in capability.needs:
+            if name in users and CAPABILITIES[other].imports:
+                users[name] -= users[other]
+    return {name: sorted(users[name]) for name in SHIMS if users.get(name)}
+
+
 def written() -> str:
     """The table, with what this torch says of its names."""
     import torch
@@ -252,7 +295,7 @@ def written() -> str:
         versions="2.9 to 2.15",
         checked=" ".join(CHECKED),
         only=_dict(only),
-        names=_lists({shim: " ".join(names) for shim, names in used_by_shim().items()}),
+        names=_lists({name: " ".join(names) for name, names in used_by_capability().items()}),
         called=_lists(called),
         replaced=_lists(replaced),
     )

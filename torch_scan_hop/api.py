@@ -12,10 +12,10 @@ from torch_scan_hop._torch import capabilities
 from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop._torch.transforms import collect_failed_trace
 from torch_scan_hop.arguments import checked_call, stacked_along
-from torch_scan_hop.capture.numbers import scan_of_numbers, staying_numbers
 from torch_scan_hop.capture.reasons import remember_reason, remembered_reason, setting_of
 from torch_scan_hop.capture.replay import NotCaptured, call_captured, check_captured
 from torch_scan_hop.capture.steady import steady_scan
+from torch_scan_hop.capture.traced_operators import scan_of_numbers, staying_numbers
 from torch_scan_hop.capture.user_code import PACKAGE, code_of, name_of, users_frames
 from torch_scan_hop.debugging import check_results, debugged_loop, is_debugging
 from torch_scan_hop.eager.plain_loop import run_loop

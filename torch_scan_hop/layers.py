@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from torch_scan_hop._torch.modules import holding
-from torch_scan_hop.alike.operators import complaint_op, differs, written_op
+from torch_scan_hop.alike.modules import complaint_op, differs
 from torch_scan_hop.api import scan
 from torch_scan_hop.capture.refusals import refused
+from torch_scan_hop.capture.traced_operators import written_op
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
 
 Tensors = Mapping[str, torch.Tensor]

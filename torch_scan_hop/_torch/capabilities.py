@@ -33,83 +33,38 @@ VARIABLE = "TORCH_SCAN_HOP_WITHOUT"
 
 @dataclass(frozen=True)
 class Capability:
-    """``shims``: the modules of this folder that it is made of; some import Dynamo when called."""
-
     does: str
     instead: str
-    shims: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     #: True if asking for it imports the modules that hold its names
     imports: bool = True
 
 
-_OWN_SCAN = ("own_scan", "dynamo.torchs_scan")
 _LOOP = "scans run as plain Python loops"
 _STEPS = "compiled programs hold each step of a scan"
 
 CAPABILITIES: dict[str, Capability] = {
-    "operator": Capability(
-        "scan as an operator",
-        _LOOP,
-        (
-            *("operators", "tracing", "fakes", "isolation", "transforms", "functorch_levels"),
-            *("function_modes", "modules", "captured_regions", "selective_checkpoints"),
-            *("custom_functions", "sizes", "symbols"),
-        ),
-        imports=False,
-    ),
-    "capture": Capability(
-        "one graph for all steps",
-        _LOOP,
-        (
-            *(shim for shim in NAMES if shim.startswith("dynamo.") and shim not in _OWN_SCAN),
-            *("inference_regions", "symbols"),
-        ),
-        ("operator",),
-    ),
+    "operator": Capability("scan as an operator", _LOOP, imports=False),
+    "capture": Capability("one graph for all steps", _LOOP, ("operator",)),
     "own_scan": Capability(
         "torch's own scan() as torch has it, and accelerate_torch()",
         "this package's operator runs it",
-        _OWN_SCAN,
         ("operator",),
     ),
-    "counted_loop": Capability(
-        "scans in programs that Inductor compiles",
-        _STEPS,
-        (
-            *("inductor", "inductor_checks", "inductor_inline", "inductor_passes"),
-            "inductor_values",
-        ),
-        ("operator",),
-    ),
+    "counted_loop": Capability("scans in programs that Inductor compiles", _STEPS, ("operator",)),
     "vectors_of_bools": Capability(
-        "bools as vectors on the CPU", "they are slow", ("inductor_bools",), ("counted_loop",)
+        "bools as vectors on the CPU", "they are slow", ("counted_loop",)
     ),
     "cpu_kernels": Capability(
-        "scans as one kernel on the CPU",
-        "they are counted loops",
-        ("inductor_cpp", "inductor_vectors", "onednn"),
-        ("counted_loop",),
+        "scans as one kernel on the CPU", "they are counted loops", ("counted_loop",)
     ),
     "gpu_kernels": Capability(
-        "scans as one kernel on a GPU",
-        "they are counted loops",
-        ("inductor_reductions", "inductor_triton", "triton_launch"),
-        ("counted_loop",),
+        "scans as one kernel on a GPU", "they are counted loops", ("counted_loop",)
     ),
-    "sharding": Capability(
-        "scans of DTensors", "they run as Python loops", ("dtensors",), ("operator",)
-    ),
-    "xla": Capability("scans as one loop of XLA's", "they are refused there", ("xla",)),
-    "explain": Capability(
-        "explain()'s look at what Inductor makes", "it says so", ("inductor_dry_run", "triton_code")
-    ),
-    "absent_gpu": Capability(
-        "explain() of a GPU that is not there",
-        "it says so",
-        ("absent_gpu", "engine_in_python"),
-        ("operator",),
-    ),
+    "sharding": Capability("scans of DTensors", "they run as Python loops", ("operator",)),
+    "xla": Capability("scans as one loop of XLA's", "they are refused there"),
+    "explain": Capability("explain()'s look at what Inductor makes", "it says so"),
+    "absent_gpu": Capability("explain() of a GPU that is not there", "it says so", ("operator",)),
     "cuda_graphs": Capability("loops as CUDA graphs", "their steps are launched one by one"),
     "huge_pages": Capability("large stacks in huge pages", "they are where the system puts them"),
 }
@@ -228,11 +183,10 @@ def require(name: str) -> None:
 
 @functools.cache
 def _missing(name: str, imports: bool, has_dynamo: bool) -> str | None:
-    for shim in CAPABILITIES[name].shims:
-        for path in NAMES.get(shim, "").split():
-            reason = why_not(path, imports)
-            if reason is not None:
-                return f"torch {torch.__version__} {reason}"
+    for path in NAMES.get(name, "").split():
+        reason = why_not(path, imports)
+        if reason is not None:
+            return f"torch {torch.__version__} {reason}"
     return None
 
 

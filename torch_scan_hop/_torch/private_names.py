@@ -1,4 +1,4 @@
-"""The private names of torch that each shim uses, of torch 2.9 to 2.15.
+"""The private names of torch that each capability needs, of torch 2.9 to 2.15.
 
 Written by ``python tests/private_names.py``, once on each of these.
 """
@@ -20,376 +20,219 @@ ONLY_IN: dict[str, str] = {
 }
 
 NAMES: dict[str, str] = {
-    "absent_gpu": (
-        "torch._C.__file__ torch._C._autograd.DeviceType "
-        "torch._C._dispatch_has_kernel_for_dispatch_key "
-        "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder "
-        "torch._subclasses.meta_utils.MetaTensorDescriber torch.autograd._engine_run_backward "
-        "torch.library._scoped_library"
-    ),
-    "captured_regions": "torch.amp._enter_autocast torch.amp._exit_autocast",
-    "dtensors": (
-        "torch._functorch.compile_utils.fx_graph_cse "
-        "torch.distributed.tensor._dtensor_spec.DTensorSpec "
-        "torch.distributed.tensor._dtensor_spec.TensorMeta "
-        "torch.distributed.tensor._redistribute.redistribute_local_tensor "
-        "torch.ops._c10d_functional"
-    ),
-    "dynamo.attempts": (
-        "torch._C._set_grad_enabled torch._dynamo.side_effects.SideEffects "
-        "torch._dynamo.variables.base.AttributeMutationExisting "
-        "torch._dynamo.variables.base.ValueMutationExisting"
-    ),
-    "dynamo.captures": (
-        "torch._C._functorch.peek_interpreter_stack "
-        "torch._dynamo.backends.debugging.make_eager_backend_with_torch_function_modes "
-        "torch._dynamo.convert_frame.compile_lock torch._dynamo.run "
-        "torch._dynamo.utils.guard_failures torch.overrides._len_torch_function_stack"
-    ),
-    "dynamo.contexts": (
-        "torch._C._functorch.peek_interpreter_stack torch._C._len_torch_dispatch_stack "
-        "torch._dynamo.bytecode_transformation torch._dynamo.config "
-        "torch._export.non_strict_utils._NonStrictTorchFunctionHandler "
-        "torch._functorch._aot_autograd.utils torch._functorch._aot_autograd.utils.__name__ "
-        "torch._subclasses.fake_tensor.FakeTensor "
-        "torch._subclasses.meta_utils.MetaTensorDescriber "
-        "torch.fx._symbolic_trace._get_is_fx_tracing torch.fx._symbolic_trace._is_fx_tracing_flag "
-        "torch.fx._symbolic_trace._set_is_fx_tracing "
-        "torch.nn.modules.module._global_buffer_registration_hooks "
-        "torch.overrides._get_current_function_mode_stack "
-        "torch.overrides._len_torch_function_stack torch.overrides._pop_mode "
-        "torch.overrides._push_mode torch.utils._python_dispatch "
-        "torch.utils._python_dispatch._disable_current_modes"
-    ),
-    "dynamo.counted": (
-        "torch._dynamo.variables.builder torch._dynamo.variables.builder.is_int_specialization_case"
-    ),
-    "dynamo.deques": (
-        "torch._dynamo.guards.GuardBuilder torch._dynamo.guards.install_guard "
-        "torch._dynamo.source.AttrSource torch._dynamo.variables.builder.VariableBuilder "
-        "torch._dynamo.variables.constant.ConstantVariable "
-        "torch._dynamo.variables.lists.DequeVariable"
-    ),
-    "dynamo.errors": (
-        "torch._dynamo.exc.BackendCompilerFailed torch._dynamo.exc.FailOnRecompileLimitHit "
-        "torch._dynamo.exc.ObservedException torch._dynamo.exc.TorchDynamoException "
-        "torch._dynamo.exc.UncapturedHigherOrderOpError torch._dynamo.exc.Unsupported "
-        "torch._dynamo.exc.UserError torch._dynamo.exc.UserErrorType"
-    ),
-    "dynamo.facts": (
-        "torch._dynamo.exc.Unsupported torch._dynamo.symbolic_convert "
-        "torch._dynamo.symbolic_convert.compare_op_handlers "
-        "torch._dynamo.variables.base.VariableTracker "
-        "torch._dynamo.variables.builtin.BuiltinVariable "
-        "torch._dynamo.variables.tensor.TensorVariable"
-    ),
-    "dynamo.floats": "torch._dynamo.variables.builder.VariableBuilder",
-    "dynamo.function_modes": (
-        "torch._dynamo.variables.torch torch._dynamo.variables.torch.get_overridable_functions "
-        "torch.utils._device._device_constructors"
-    ),
-    "dynamo.graph_of_call": (
-        "torch._dynamo.convert_frame.compile_lock torch._dynamo.side_effects.SideEffects "
-        "torch._dynamo.variables.base.AttributeMutationNew "
-        "torch._dynamo.variables.base.ValueMutationNew"
-    ),
-    "dynamo.hooks": (
-        "torch._C._functorch.peek_interpreter_stack torch._dynamo.exc.Unsupported "
-        "torch._dynamo.output_graph.OutputGraph torch._dynamo.side_effects.SideEffects "
-        "torch._dynamo.symbolic_convert.InstructionTranslator "
-        "torch._dynamo.variables.RemovableHandleVariable "
-        "torch._dynamo.variables.base.ValueMutationNew "
-        "torch._dynamo.variables.base.VariableTracker "
-        "torch._dynamo.variables.higher_order_ops.discard_graph_changes "
-        "torch._dynamo.variables.higher_order_ops.speculate_subgraph "
-        "torch._dynamo.variables.tensor.TensorVariable"
-    ),
-    "dynamo.indexing": (
-        "torch._dynamo.exc.Unsupported torch._dynamo.variables.constant.ConstantVariable "
-        "torch._dynamo.variables.lists.SliceVariable "
-        "torch._dynamo.variables.tensor.TensorVariable"
-    ),
-    "dynamo.loading": "torch._dynamo.variables.higher_order_ops._hop_name_to_variable_class",
-    "dynamo.methods": (
-        "torch._dynamo.exc.Unsupported torch._dynamo.guards.GuardBuilder "
-        "torch._dynamo.guards.install_guard torch._dynamo.source.AttrSource "
-        "torch._dynamo.source.GlobalStateSource torch._dynamo.source.TypeSource "
-        "torch._dynamo.symbolic_convert.InliningInstructionTranslator "
-        "torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable "
-        "torch._dynamo.variables.user_defined.UserDefinedClassVariable "
-        "torch._dynamo.variables.user_defined.UserDefinedObjectVariable torch._guards.Guard "
-        "torch._guards.TracingContext"
-    ),
-    "dynamo.modules": (
-        "torch._C._dynamo.guards.GuardManager torch._dynamo.guards.install_guard "
-        "torch._dynamo.output_graph.OutputGraph torch._dynamo.variables.base.VariableTracker "
-        "torch._dynamo.variables.constant.ConstantVariable "
-        "torch._dynamo.variables.functions.UserMethodVariable torch._guards.Guard"
-    ),
-    "dynamo.number_functions": (
-        "torch._dynamo.variables.base.VariableTracker "
-        "torch._dynamo.variables.builder.SourcelessBuilder "
-        "torch._dynamo.variables.builtin.BuiltinVariable "
-        "torch._dynamo.variables.tensor.SymNodeVariable "
-        "torch._dynamo.variables.tensor.TensorVariable "
-        "torch._dynamo.variables.torch.TorchInGraphFunctionVariable"
-    ),
-    "dynamo.numpy_constants": (
-        "torch._dynamo.variables.base.VariableTracker "
-        "torch._dynamo.variables.builtin.BuiltinVariable "
-        "torch._dynamo.variables.constant.ConstantVariable "
-        "torch._dynamo.variables.misc.NumpyVariable "
-        "torch._dynamo.variables.misc.get_np_to_tnp_map "
-        "torch._dynamo.variables.tensor.NumpyNdarrayVariable"
-    ),
-    "dynamo.places": (
-        "torch._dynamo.config torch._dynamo.exc.Unsupported "
-        "torch._dynamo.side_effects.SideEffects torch._dynamo.variables.base.VariableTracker "
-        "torch._dynamo.variables.misc.CellVariable torch._dynamo.variables.tensor.SymNodeVariable "
-        "torch._dynamo.variables.tensor.TensorVariable torch._guards.TracingContext"
-    ),
-    "dynamo.side_effects": (
-        "torch._dynamo.exc.Unsupported torch._dynamo.side_effects.SideEffects "
-        "torch._dynamo.variables.base.VariableTracker "
-        "torch._dynamo.variables.base.is_side_effect_safe "
-        "torch._dynamo.variables.builder.VariableBuilder "
-        "torch._dynamo.variables.constant.ConstantVariable "
-        "torch._dynamo.variables.dicts.ConstDictVariable "
-        "torch._dynamo.variables.dicts.SetVariable torch._dynamo.variables.lists.BaseListVariable "
-        "torch._dynamo.variables.misc.AutogradFunctionContextVariable "
-        "torch._dynamo.variables.misc.NewGlobalVariable torch._dynamo.variables.sets.SetVariable"
-    ),
-    "dynamo.speculation": (
-        "torch._C._functorch.peek_interpreter_stack torch._dynamo.config "
-        "torch._dynamo.exc.Unsupported torch._dynamo.side_effects.SideEffects "
-        "torch._dynamo.variables.base.AttributeMutationExisting "
-        "torch._dynamo.variables.base.AttributeMutationNew "
-        "torch._dynamo.variables.base.VariableTracker "
-        "torch._dynamo.variables.higher_order_ops.speculate_subgraph "
-        "torch._dynamo.variables.misc.AutogradFunctionVariable "
-        "torch._dynamo.variables.tensor.TensorVariable "
-        "torch._subclasses.fake_tensor.DataDependentOutputException"
-    ),
-    "dynamo.torchs_scan": (
-        "torch._dynamo.exc.UncapturedHigherOrderOpError "
-        "torch._dynamo.variables.base.VariableTracker torch._dynamo.variables.higher_order_ops "
-        "torch._dynamo.variables.higher_order_ops._call_function_and_unflatten_output "
-        "torch._dynamo.variables.higher_order_ops.check_meta_consistency_vt "
-        "torch._dynamo.variables.lists.BaseListVariable"
-    ),
-    "dynamo.variables": (
-        "torch._C._set_grad_enabled torch._dynamo.external_utils.insert_const_values_with_mask "
-        "torch._dynamo.output_graph.OutputGraph torch._dynamo.variables.base.VariableTracker "
-        "torch._dynamo.variables.builder.wrap_fx_proxy "
-        "torch._dynamo.variables.constant.ConstantVariable "
-        "torch._dynamo.variables.higher_order_ops "
-        "torch._dynamo.variables.higher_order_ops.TorchHigherOrderOperatorVariable "
-        "torch._dynamo.variables.higher_order_ops._make_inlined "
-        "torch._dynamo.variables.higher_order_ops.discard_graph_changes "
-        "torch._dynamo.variables.higher_order_ops.make_attr "
-        "torch._dynamo.variables.lazy.LazyVariableTracker "
-        "torch._dynamo.variables.lists.ListVariable torch._dynamo.variables.lists.TupleVariable "
-        "torch.fx._lazy_graph_module._LazyGraphModule"
-    ),
-    "fakes": (
-        "torch._C._functorch.get_unwrapped torch._C._functorch.is_functorch_wrapped_tensor "
-        "torch._from_functional_tensor torch._guards.TracingContext "
-        "torch._guards.detect_fake_mode torch._is_functional_tensor "
-        "torch._subclasses.fake_tensor.FakeTensor torch._subclasses.fake_tensor.FakeTensorMode "
-        "torch._subclasses.functional_tensor.FunctionalTensor"
-    ),
-    "function_modes": (
-        "torch._C._len_torch_function_stack torch._as_tensor_fullprec "
-        "torch.overrides._get_current_function_mode_stack torch.utils._device.DeviceContext"
-    ),
-    "functorch_levels": (
-        "torch._C._enter_dual_level torch._C._exit_dual_level "
-        "torch._C._functorch.get_interpreter_stack torch._C._functorch.get_unwrapped "
-        "torch._C._functorch.is_functorch_wrapped_tensor torch._C._set_grad_enabled"
-    ),
-    "inductor": (
-        "torch._inductor.codegen.wrapper torch._inductor.codegen.wrapper.AllocateLine "
-        "torch._inductor.codegen.wrapper.EnterSubgraphLine "
-        "torch._inductor.codegen.wrapper.ExitSubgraphLine "
-        "torch._inductor.codegen.wrapper.FreeIfNotReusedLine "
-        "torch._inductor.codegen.wrapper.PythonWrapperCodegen "
-        "torch._inductor.codegen.wrapper.WrapperLine torch._inductor.config "
-        "torch._inductor.config.patch torch._inductor.config.triton.cudagraphs "
-        "torch._inductor.graph.GraphLowering torch._inductor.ir torch._inductor.ir.BaseView "
-        "torch._inductor.ir.ExternKernel torch._inductor.ir.FixedLayout "
-        "torch._inductor.ir.FlexibleLayout torch._inductor.ir.IRNode "
-        "torch._inductor.ir.MultiOutput torch._inductor.ir.MultiOutputLayout "
-        "torch._inductor.ir.MutationOutput torch._inductor.ir.NoneLayout "
-        "torch._inductor.ir.ShapeAsConstantBuffer torch._inductor.ir.StorageBox "
-        "torch._inductor.ir.Subgraph torch._inductor.ir.TensorBox "
-        "torch._inductor.lowering.fallback_handler torch._inductor.lowering.register_lowering "
-        "torch._inductor.virtualized.V"
-    ),
-    "inductor_bools": (
-        "torch._inductor.codegen.cpp.CppVecKernel torch._inductor.codegen.cpp_utils.cexpr_index "
-        "torch._inductor.utils.IndentedBuffer torch._inductor.virtualized.V"
-    ),
-    "inductor_checks": "torch._inductor.codegen.cpp.KernelGroup torch._inductor.virtualized.V",
-    "inductor_cpp": (
-        "torch._inductor.codegen.cpp.CppKernel torch._inductor.codegen.cpp.CppKernelProxy "
-        "torch._inductor.codegen.cpp.CppScheduling torch._inductor.codegen.cpp.KernelGroup "
-        "torch._inductor.codegen.cpp.LoopLevel torch._inductor.codegen.cpp.LoopNest "
-        "torch._inductor.codegen.cpp.ParallelDepth torch._inductor.codegen.cpp.WorkSharing "
-        "torch._inductor.codegen.cpp_utils.DTYPE_TO_CPP "
-        "torch._inductor.codegen.cpp_utils.LocalBufferContext "
-        "torch._inductor.codegen.cpp_utils.cexpr_index torch._inductor.config "
-        "torch._inductor.config.patch torch._inductor.cpu_vec_isa.pick_vec_isa "
-        "torch._inductor.utils.Placeholder torch._inductor.utils.parallel_num_threads "
-        "torch._inductor.virtualized.V torch.utils._sympy.functions.CeilDiv "
-        "torch.utils._sympy.functions.Max torch.utils._sympy.functions.Min"
-    ),
-    "inductor_dry_run": (
-        "torch._dynamo.exc.TensorifyScalarRestartAnalysis "
-        "torch._dynamo.symbolic_convert.TensorifyState "
-        "torch._functorch.aot_autograd.aot_module_simplified torch._functorch.config "
-        "torch._functorch.config.patch "
-        "torch._functorch.partitioners.min_cut_rematerialization_partition "
-        "torch._guards.TracingContext torch._guards.detect_fake_mode torch._guards.tracing "
-        "torch._inductor.compile_fx._recursive_joint_graph_passes "
-        "torch._inductor.compile_fx.compile_fx_inner torch._inductor.config "
-        "torch._inductor.config.patch torch._inductor.decomposition.select_decomp_table "
-        "torch._inductor.graph.GraphLowering torch._inductor.virtualized.V"
-    ),
-    "inductor_inline": (
-        "torch._inductor.config torch._inductor.config.patch torch._inductor.ir "
-        "torch._inductor.ir.Pointwise torch._inductor.ir.StorageBox "
-        "torch._inductor.subgraph_lowering.PointwiseSubgraphLowering "
-        "torch._inductor.subgraph_lowering.SubgraphLoweringException "
-        "torch._inductor.virtualized.V"
-    ),
-    "inductor_passes": (
-        "torch._dispatch.python.enable_python_dispatcher torch._guards.detect_fake_mode "
-        "torch._inductor.decomposition.select_decomp_table torch._inductor.fx_passes.post_grad "
-        "torch._inductor.fx_passes.post_grad.decompose_scan_to_while_loop "
-        "torch._inductor.fx_utils torch._inductor.virtualized.V"
-    ),
-    "inductor_reductions": (
-        "torch._inductor.ir torch._inductor.ir.Reduction torch._inductor.ir.Reduction.create"
-    ),
-    "inductor_triton": (
-        "torch._inductor.codegen.common.Kernel torch._inductor.codegen.triton.TritonCSE "
-        "torch._inductor.codegen.triton.TritonCSEVariable "
-        "torch._inductor.codegen.triton.TritonKernelOverrides "
-        "torch._inductor.codegen.triton.texpr torch._inductor.codegen.triton.triton_type "
-        "torch._inductor.codegen.wrapper.PythonWrapperCodegen torch._inductor.config "
-        "torch._inductor.config.patch torch._inductor.graph.GraphLowering "
-        "torch._inductor.utils.IndentedBuffer torch._inductor.virtualized.V "
-        "torch.utils._sympy.value_ranges.ValueRanges"
-    ),
-    "inductor_values": (
-        "torch._inductor.codegen.common.OptimizationContext torch._inductor.ir "
-        "torch._inductor.ir.FixedLayout torch._inductor.ir.FlexibleLayout.contiguous_strides "
-        "torch._inductor.ir.InputBuffer torch._inductor.ir.Pointwise "
-        "torch._inductor.ir.Pointwise.create torch._inductor.ir.ReinterpretView "
-        "torch._inductor.ir.StorageBox torch._inductor.ir.TensorBox "
-        "torch._inductor.ir.as_storage_and_layout torch._inductor.ops_handler.WrapperHandler "
-        "torch._inductor.subgraph_lowering.SubgraphLoweringException "
-        "torch._inductor.virtualized.V torch._inductor.virtualized.ops "
-        "torch.utils._sympy.functions.Max torch.utils._sympy.functions.Min "
-        "torch.utils._sympy.value_ranges.ValueRanges torch.utils._sympy.value_ranges.bound_sympy"
-    ),
-    "inductor_vectors": (
-        "torch._inductor.codegen.cpp.CppVecKernel torch._inductor.codegen.cpp_utils.cexpr_index "
-        "torch._inductor.graph.GraphLowering torch._inductor.virtualized.V "
-        "torch._inductor.virtualized.ops"
-    ),
-    "inference_regions": (
-        "torch._C._set_grad_enabled torch.autograd.grad_mode._enter_inference_mode "
-        "torch.autograd.grad_mode._exit_inference_mode"
-    ),
-    "isolation": (
-        "torch._C.DisableTorchFunction torch._C._autograd._saved_tensors_hooks_is_enabled "
-        "torch._C._autograd._top_saved_tensors_default_hooks "
-        "torch._dispatch.python.suspend_functionalization "
-        "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack "
-        "torch.utils._python_dispatch._disable_current_modes"
-    ),
-    "modules": (
-        "torch._C._disabled_torch_dispatch_impl torch._C._functorch.is_functorch_wrapped_tensor "
-        "torch._is_functional_tensor torch._subclasses.fake_tensor.FakeTensor "
-        "torch.nn.utils.stateless._reparametrize_module"
-    ),
-    "onednn": (
-        "torch._inductor.ir.ExternKernel torch._inductor.ir.FixedLayout "
-        "torch._inductor.ir.TensorBox torch._inductor.lowering.permute "
-        "torch._inductor.mkldnn_ir.LinearUnary torch._inductor.runtime.cache_dir_utils.cache_dir "
-        "torch.ops.mkldnn._linear_pointwise"
-    ),
-    "operators": (
-        "torch._C.DispatchKey torch._C._AutoDispatchBelowAutograd torch._C._dispatch_key_parse "
-        "torch._C._functorch.TransformType torch._C._functorch.get_unwrapped "
-        "torch._C._functorch.is_functorch_wrapped_tensor torch._C._storage_Use_Count "
-        "torch._assert_async torch._decomp.get_decompositions torch._from_functional_tensor "
-        "torch._functionalize_sync torch._higher_order_ops.utils._maybe_run_with_interpreter "
-        "torch._higher_order_ops.utils.reenter_make_fx "
-        "torch._higher_order_ops.utils.unique_graph_id torch._is_functional_tensor "
-        "torch._lazy_clone torch._ops.HigherOrderOperator torch._ops.OpOverload "
-        "torch._ops.key_extractor torch._subclasses.functional_tensor.CppFunctionalizeAPI "
-        "torch._to_functional_tensor torch.utils._python_dispatch.TorchDispatchMode "
-        "torch.utils._python_dispatch._get_current_dispatch_mode "
-        "torch.utils._python_dispatch.is_in_torch_dispatch_mode"
-    ),
-    "own_scan": (
-        "torch._C._dynamo.eval_frame.reset_code torch._higher_order_ops.auto_functionalize "
-        "torch._higher_order_ops.scan.scan_op"
-    ),
-    "selective_checkpoints": (
-        "torch._higher_order_ops.wrap "
-        "torch.utils._python_dispatch._get_current_dispatch_mode_stack "
-        "torch.utils._python_dispatch._pop_mode_temporarily "
-        "torch.utils.checkpoint._CachedTorchDispatchMode "
-        "torch.utils.checkpoint._CachingTorchDispatchMode"
-    ),
-    "sizes": "torch.compiler._is_exporting_flag",
-    "symbols": (
-        "torch._dynamo.source.ConstantSource torch.utils._sympy.interp.sympy_interp "
-        "torch.utils._sympy.printers.PythonPrinter "
-        "torch.utils._sympy.reference.PythonReferenceAnalysis"
-    ),
-    "tracing": (
-        "torch._dispatch.python.enable_python_dispatcher torch._from_functional_tensor "
-        "torch._functorch._aot_autograd.functional_utils.has_data_mutation "
-        "torch._higher_order_ops.effects torch._higher_order_ops.effects.has_effects "
-        "torch._subclasses.fake_tensor.DataDependentOutputException "
-        "torch._subclasses.fake_tensor.DynamicOutputShapeException "
-        "torch._subclasses.fake_tensor.FakeTensorMode "
-        "torch._subclasses.functional_tensor.FunctionalTensor "
-        "torch._subclasses.functional_tensor.FunctionalTensorMode torch._sync "
-        "torch.ops.aten._linalg_check_errors.default"
-    ),
-    "transforms": (
+    "operator": (
+        "torch._C.DisableTorchFunction torch._C.DispatchKey torch._C._AutoDispatchBelowAutograd "
         "torch._C._ForceDispatchKeyGuard torch._C._autograd._saved_tensors_hooks_enable "
         "torch._C._autograd._saved_tensors_hooks_is_enabled "
+        "torch._C._autograd._top_saved_tensors_default_hooks "
+        "torch._C._disabled_torch_dispatch_impl torch._C._dispatch_key_parse "
         "torch._C._dispatch_tls_local_exclude_set torch._C._dispatch_tls_local_include_set "
         "torch._C._enter_dual_level torch._C._exit_dual_level torch._C._functorch "
         "torch._C._functorch.TransformType torch._C._functorch._func_decrement_nesting "
         "torch._C._functorch._grad_decrement_nesting torch._C._functorch._jvp_decrement_nesting "
         "torch._C._functorch._unwrap_for_grad torch._C._functorch._vmap_decrement_nesting "
         "torch._C._functorch._wrap_for_grad torch._C._functorch.get_dynamic_layer_stack_depth "
+        "torch._C._functorch.get_interpreter_stack torch._C._functorch.get_unwrapped "
+        "torch._C._functorch.is_functorch_wrapped_tensor "
         "torch._C._functorch.is_legacy_batchedtensor torch._C._functorch.peek_interpreter_stack "
         "torch._C._functorch.pop_dynamic_layer_stack torch._C._functorch.push_dynamic_layer_stack "
         "torch._C._functorch.unwrap_if_dead torch._C._len_torch_dispatch_stack "
         "torch._C._len_torch_function_stack torch._C._set_fwd_grad_enabled "
-        "torch._C._set_grad_enabled torch._C._vmapmode_decrement_nesting "
-        "torch._C._vmapmode_increment_nesting torch._VF._make_dual torch._VF._unpack_dual "
-        "torch._add_batch_dim torch._functorch.eager_transforms "
-        "torch._functorch.eager_transforms.JVP_NESTING "
+        "torch._C._set_grad_enabled torch._C._storage_Use_Count "
+        "torch._C._vmapmode_decrement_nesting torch._C._vmapmode_increment_nesting "
+        "torch._VF._make_dual torch._VF._unpack_dual torch._add_batch_dim "
+        "torch._as_tensor_fullprec torch._assert_async torch._decomp.get_decompositions "
+        "torch._dispatch.python.enable_python_dispatcher "
+        "torch._dispatch.python.suspend_functionalization torch._dynamo.source.ConstantSource "
+        "torch._from_functional_tensor torch._functionalize_sync "
+        "torch._functorch._aot_autograd.functional_utils.has_data_mutation "
+        "torch._functorch.eager_transforms torch._functorch.eager_transforms.JVP_NESTING "
+        "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack "
         "torch._functorch.utils.enable_single_level_autograd_function "
         "torch._functorch.vmap.lazy_load_decompositions torch._functorch.vmap.restore_vmap "
         "torch._functorch.vmap.unwrap_batched torch._functorch.vmap.wrap_batched "
-        "torch._remove_batch_dim torch.autograd.forward_ad._current_level "
-        "torch.autograd.forward_ad._is_fwd_grad_enabled "
+        "torch._guards.TracingContext torch._guards.detect_fake_mode "
+        "torch._higher_order_ops.effects torch._higher_order_ops.effects.has_effects "
+        "torch._higher_order_ops.utils._maybe_run_with_interpreter "
+        "torch._higher_order_ops.utils.reenter_make_fx "
+        "torch._higher_order_ops.utils.unique_graph_id torch._higher_order_ops.wrap "
+        "torch._is_functional_tensor torch._lazy_clone torch._ops.HigherOrderOperator "
+        "torch._ops.OpOverload torch._ops.key_extractor torch._remove_batch_dim "
+        "torch._subclasses.fake_tensor.DataDependentOutputException "
+        "torch._subclasses.fake_tensor.DynamicOutputShapeException "
+        "torch._subclasses.fake_tensor.FakeTensor torch._subclasses.fake_tensor.FakeTensorMode "
+        "torch._subclasses.functional_tensor.CppFunctionalizeAPI "
+        "torch._subclasses.functional_tensor.FunctionalTensor "
+        "torch._subclasses.functional_tensor.FunctionalTensorMode torch._sync "
+        "torch._to_functional_tensor torch.amp._enter_autocast torch.amp._exit_autocast "
+        "torch.autograd.forward_ad._current_level torch.autograd.forward_ad._is_fwd_grad_enabled "
         "torch.autograd.forward_ad._set_fwd_grad_enabled "
-        "torch.autograd.function._SingleLevelFunction "
+        "torch.autograd.function._SingleLevelFunction torch.compiler._is_exporting_flag "
+        "torch.nn.utils.stateless._reparametrize_module "
+        "torch.ops.aten._linalg_check_errors.default "
+        "torch.overrides._get_current_function_mode_stack torch.utils._device.DeviceContext "
+        "torch.utils._python_dispatch.TorchDispatchMode "
+        "torch.utils._python_dispatch._disable_current_modes "
+        "torch.utils._python_dispatch._get_current_dispatch_mode "
+        "torch.utils._python_dispatch._get_current_dispatch_mode_stack "
+        "torch.utils._python_dispatch._pop_mode_temporarily "
+        "torch.utils._python_dispatch.is_in_torch_dispatch_mode "
+        "torch.utils._sympy.interp.sympy_interp torch.utils._sympy.printers.PythonPrinter "
+        "torch.utils._sympy.reference.PythonReferenceAnalysis "
+        "torch.utils.checkpoint._CachedTorchDispatchMode "
+        "torch.utils.checkpoint._CachingTorchDispatchMode "
         "torch.utils.checkpoint._StopRecomputationError"
     ),
-    "triton_code": "torch._inductor.codecache.PyCodeCache",
-    "triton_launch": "torch._inductor.codecache.PyCodeCache",
+    "capture": (
+        "torch._C._dynamo.guards.GuardManager torch._C._functorch.peek_interpreter_stack "
+        "torch._C._len_torch_dispatch_stack torch._C._set_grad_enabled "
+        "torch._dynamo.backends.debugging.make_eager_backend_with_torch_function_modes "
+        "torch._dynamo.bytecode_transformation torch._dynamo.config "
+        "torch._dynamo.convert_frame.compile_lock torch._dynamo.exc.BackendCompilerFailed "
+        "torch._dynamo.exc.FailOnRecompileLimitHit torch._dynamo.exc.ObservedException "
+        "torch._dynamo.exc.TorchDynamoException torch._dynamo.exc.UncapturedHigherOrderOpError "
+        "torch._dynamo.exc.Unsupported torch._dynamo.exc.UserError "
+        "torch._dynamo.exc.UserErrorType "
+        "torch._dynamo.external_utils.insert_const_values_with_mask "
+        "torch._dynamo.guards.GuardBuilder torch._dynamo.guards.install_guard "
+        "torch._dynamo.output_graph.OutputGraph torch._dynamo.run "
+        "torch._dynamo.side_effects.SideEffects torch._dynamo.source.AttrSource "
+        "torch._dynamo.source.ConstantSource torch._dynamo.source.GlobalStateSource "
+        "torch._dynamo.source.TypeSource torch._dynamo.symbolic_convert "
+        "torch._dynamo.symbolic_convert.InliningInstructionTranslator "
+        "torch._dynamo.symbolic_convert.InstructionTranslator "
+        "torch._dynamo.symbolic_convert.compare_op_handlers torch._dynamo.utils.guard_failures "
+        "torch._dynamo.variables.RemovableHandleVariable "
+        "torch._dynamo.variables.base.AttributeMutationExisting "
+        "torch._dynamo.variables.base.AttributeMutationNew "
+        "torch._dynamo.variables.base.ValueMutationExisting "
+        "torch._dynamo.variables.base.ValueMutationNew "
+        "torch._dynamo.variables.base.VariableTracker "
+        "torch._dynamo.variables.base.is_side_effect_safe torch._dynamo.variables.builder "
+        "torch._dynamo.variables.builder.SourcelessBuilder "
+        "torch._dynamo.variables.builder.VariableBuilder "
+        "torch._dynamo.variables.builder.is_int_specialization_case "
+        "torch._dynamo.variables.builder.wrap_fx_proxy "
+        "torch._dynamo.variables.builtin.BuiltinVariable "
+        "torch._dynamo.variables.constant.ConstantVariable "
+        "torch._dynamo.variables.dicts.ConstDictVariable "
+        "torch._dynamo.variables.dicts.SetVariable "
+        "torch._dynamo.variables.functions.UserMethodVariable "
+        "torch._dynamo.variables.higher_order_ops "
+        "torch._dynamo.variables.higher_order_ops.TorchHigherOrderOperatorVariable "
+        "torch._dynamo.variables.higher_order_ops._hop_name_to_variable_class "
+        "torch._dynamo.variables.higher_order_ops._make_inlined "
+        "torch._dynamo.variables.higher_order_ops.discard_graph_changes "
+        "torch._dynamo.variables.higher_order_ops.make_attr "
+        "torch._dynamo.variables.higher_order_ops.speculate_subgraph "
+        "torch._dynamo.variables.lazy.LazyVariableTracker "
+        "torch._dynamo.variables.lists.BaseListVariable "
+        "torch._dynamo.variables.lists.DequeVariable torch._dynamo.variables.lists.ListVariable "
+        "torch._dynamo.variables.lists.SliceVariable torch._dynamo.variables.lists.TupleVariable "
+        "torch._dynamo.variables.misc.AutogradFunctionContextVariable "
+        "torch._dynamo.variables.misc.AutogradFunctionVariable "
+        "torch._dynamo.variables.misc.CellVariable torch._dynamo.variables.misc.NewGlobalVariable "
+        "torch._dynamo.variables.misc.NumpyVariable "
+        "torch._dynamo.variables.misc.get_np_to_tnp_map "
+        "torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable "
+        "torch._dynamo.variables.sets.SetVariable "
+        "torch._dynamo.variables.tensor.NumpyNdarrayVariable "
+        "torch._dynamo.variables.tensor.SymNodeVariable "
+        "torch._dynamo.variables.tensor.TensorVariable torch._dynamo.variables.torch "
+        "torch._dynamo.variables.torch.TorchInGraphFunctionVariable "
+        "torch._dynamo.variables.torch.get_overridable_functions "
+        "torch._dynamo.variables.user_defined.UserDefinedClassVariable "
+        "torch._dynamo.variables.user_defined.UserDefinedObjectVariable "
+        "torch._export.non_strict_utils._NonStrictTorchFunctionHandler "
+        "torch._functorch._aot_autograd.utils torch._functorch._aot_autograd.utils.__name__ "
+        "torch._guards.Guard torch._guards.TracingContext "
+        "torch._subclasses.fake_tensor.DataDependentOutputException "
+        "torch._subclasses.fake_tensor.FakeTensor "
+        "torch._subclasses.meta_utils.MetaTensorDescriber "
+        "torch.autograd.grad_mode._enter_inference_mode "
+        "torch.autograd.grad_mode._exit_inference_mode "
+        "torch.fx._lazy_graph_module._LazyGraphModule torch.fx._symbolic_trace._get_is_fx_tracing "
+        "torch.fx._symbolic_trace._is_fx_tracing_flag torch.fx._symbolic_trace._set_is_fx_tracing "
+        "torch.nn.modules.module._global_buffer_registration_hooks "
+        "torch.overrides._get_current_function_mode_stack "
+        "torch.overrides._len_torch_function_stack torch.overrides._pop_mode "
+        "torch.overrides._push_mode torch.utils._device._device_constructors "
+        "torch.utils._python_dispatch torch.utils._python_dispatch._disable_current_modes "
+        "torch.utils._sympy.interp.sympy_interp torch.utils._sympy.printers.PythonPrinter "
+        "torch.utils._sympy.reference.PythonReferenceAnalysis"
+    ),
+    "own_scan": (
+        "torch._C._dynamo.eval_frame.reset_code torch._dynamo.exc.UncapturedHigherOrderOpError "
+        "torch._dynamo.variables.base.VariableTracker torch._dynamo.variables.higher_order_ops "
+        "torch._dynamo.variables.higher_order_ops._call_function_and_unflatten_output "
+        "torch._dynamo.variables.higher_order_ops.check_meta_consistency_vt "
+        "torch._dynamo.variables.lists.BaseListVariable "
+        "torch._higher_order_ops.auto_functionalize torch._higher_order_ops.scan.scan_op"
+    ),
+    "counted_loop": (
+        "torch._dispatch.python.enable_python_dispatcher torch._guards.detect_fake_mode "
+        "torch._inductor.codegen.common.OptimizationContext "
+        "torch._inductor.codegen.cpp.KernelGroup torch._inductor.codegen.wrapper "
+        "torch._inductor.codegen.wrapper.AllocateLine "
+        "torch._inductor.codegen.wrapper.EnterSubgraphLine "
+        "torch._inductor.codegen.wrapper.ExitSubgraphLine "
+        "torch._inductor.codegen.wrapper.FreeIfNotReusedLine "
+        "torch._inductor.codegen.wrapper.PythonWrapperCodegen "
+        "torch._inductor.codegen.wrapper.WrapperLine torch._inductor.config "
+        "torch._inductor.config.patch torch._inductor.config.triton.cudagraphs "
+        "torch._inductor.decomposition.select_decomp_table torch._inductor.fx_passes.post_grad "
+        "torch._inductor.fx_passes.post_grad.decompose_scan_to_while_loop "
+        "torch._inductor.fx_utils torch._inductor.graph.GraphLowering torch._inductor.ir "
+        "torch._inductor.ir.BaseView torch._inductor.ir.ExternKernel "
+        "torch._inductor.ir.FixedLayout torch._inductor.ir.FlexibleLayout "
+        "torch._inductor.ir.FlexibleLayout.contiguous_strides torch._inductor.ir.IRNode "
+        "torch._inductor.ir.InputBuffer torch._inductor.ir.MultiOutput "
+        "torch._inductor.ir.MultiOutputLayout torch._inductor.ir.MutationOutput "
+        "torch._inductor.ir.NoneLayout torch._inductor.ir.Pointwise "
+        "torch._inductor.ir.Pointwise.create torch._inductor.ir.ReinterpretView "
+        "torch._inductor.ir.ShapeAsConstantBuffer torch._inductor.ir.StorageBox "
+        "torch._inductor.ir.Subgraph torch._inductor.ir.TensorBox "
+        "torch._inductor.ir.as_storage_and_layout torch._inductor.lowering.fallback_handler "
+        "torch._inductor.lowering.register_lowering torch._inductor.ops_handler.WrapperHandler "
+        "torch._inductor.subgraph_lowering.PointwiseSubgraphLowering "
+        "torch._inductor.subgraph_lowering.SubgraphLoweringException "
+        "torch._inductor.virtualized.V torch._inductor.virtualized.ops "
+        "torch.utils._sympy.functions.Max torch.utils._sympy.functions.Min "
+        "torch.utils._sympy.value_ranges.ValueRanges torch.utils._sympy.value_ranges.bound_sympy"
+    ),
+    "vectors_of_bools": (
+        "torch._inductor.codegen.cpp.CppVecKernel torch._inductor.codegen.cpp_utils.cexpr_index "
+        "torch._inductor.utils.IndentedBuffer"
+    ),
+    "cpu_kernels": (
+        "torch._inductor.codegen.cpp.CppKernel torch._inductor.codegen.cpp.CppKernelProxy "
+        "torch._inductor.codegen.cpp.CppScheduling torch._inductor.codegen.cpp.CppVecKernel "
+        "torch._inductor.codegen.cpp.LoopLevel torch._inductor.codegen.cpp.LoopNest "
+        "torch._inductor.codegen.cpp.ParallelDepth torch._inductor.codegen.cpp.WorkSharing "
+        "torch._inductor.codegen.cpp_utils.DTYPE_TO_CPP "
+        "torch._inductor.codegen.cpp_utils.LocalBufferContext "
+        "torch._inductor.codegen.cpp_utils.cexpr_index torch._inductor.cpu_vec_isa.pick_vec_isa "
+        "torch._inductor.lowering.permute torch._inductor.mkldnn_ir.LinearUnary "
+        "torch._inductor.runtime.cache_dir_utils.cache_dir torch._inductor.utils.Placeholder "
+        "torch._inductor.utils.parallel_num_threads torch.ops.mkldnn._linear_pointwise "
+        "torch.utils._sympy.functions.CeilDiv"
+    ),
+    "gpu_kernels": (
+        "torch._inductor.codecache.PyCodeCache torch._inductor.codegen.common.Kernel "
+        "torch._inductor.codegen.triton.TritonCSE "
+        "torch._inductor.codegen.triton.TritonCSEVariable "
+        "torch._inductor.codegen.triton.TritonKernelOverrides "
+        "torch._inductor.codegen.triton.texpr torch._inductor.codegen.triton.triton_type "
+        "torch._inductor.ir.Reduction torch._inductor.ir.Reduction.create "
+        "torch._inductor.utils.IndentedBuffer"
+    ),
+    "sharding": (
+        "torch._functorch.compile_utils.fx_graph_cse "
+        "torch.distributed.tensor._dtensor_spec.DTensorSpec "
+        "torch.distributed.tensor._dtensor_spec.TensorMeta "
+        "torch.distributed.tensor._redistribute.redistribute_local_tensor "
+        "torch.ops._c10d_functional"
+    ),
     "xla": (
         "torch._C.DispatchKey.AutogradXLA torch._C.DispatchKey.Functionalize "
         "torch._C._DisableAutocast torch._C._ForceDispatchKeyGuard "
@@ -399,6 +242,26 @@ NAMES: dict[str, str] = {
         "torch._subclasses.fake_tensor.FakeTensor "
         "torch._subclasses.meta_utils.MetaTensorDescriber torch._to_functional_tensor "
         "torch_xla._XLAC"
+    ),
+    "explain": (
+        "torch._dynamo.exc.TensorifyScalarRestartAnalysis "
+        "torch._dynamo.symbolic_convert.TensorifyState "
+        "torch._functorch.aot_autograd.aot_module_simplified torch._functorch.config "
+        "torch._functorch.config.patch "
+        "torch._functorch.partitioners.min_cut_rematerialization_partition "
+        "torch._guards.TracingContext torch._guards.detect_fake_mode torch._guards.tracing "
+        "torch._inductor.codecache.PyCodeCache "
+        "torch._inductor.compile_fx._recursive_joint_graph_passes "
+        "torch._inductor.compile_fx.compile_fx_inner torch._inductor.config "
+        "torch._inductor.config.patch torch._inductor.decomposition.select_decomp_table "
+        "torch._inductor.graph.GraphLowering torch._inductor.virtualized.V"
+    ),
+    "absent_gpu": (
+        "torch._C.__file__ torch._C._autograd.DeviceType "
+        "torch._C._dispatch_has_kernel_for_dispatch_key "
+        "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder "
+        "torch._subclasses.meta_utils.MetaTensorDescriber torch.autograd._engine_run_backward "
+        "torch.library._scoped_library"
     ),
 }
 

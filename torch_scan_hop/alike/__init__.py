@@ -1,6 +1,5 @@
 """Find out if two modules compute the same function of their parameters and buffers.
 
-``modules`` walks two modules side by side, ``values`` compares their attributes, ``operators`` asks
-within code that Dynamo traces, which itself could not follow the comparison. What cannot be shown
-to be equal is different.
+``modules`` walks two modules side by side, ``values`` compares their attributes. What cannot be
+shown to be equal is different.
 """

@@ -1,4 +1,9 @@
-"""Walk two layers side by side."""
+"""Walk two layers side by side, and say how they differ.
+
+The comparison looks at closures, code and memory, which Dynamo does not trace. So traced code calls
+an operator, whose tracker (``capture/layers``) compares the objects themselves, once, and guards
+that they stay alike.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,14 @@ from typing import Any
 from torch import nn
 
 from torch_scan_hop._torch.modules import class_of, hooks_of, own_attributes
+from torch_scan_hop._torch.operators import FlatOperator
 from torch_scan_hop.alike.values import Comparison, Difference
 
 #: attributes that a program being traced has assigned and not yet stored, by the module's id
 Assigned = Mapping[int, Mapping[str, Any]]
 
 
-def hook_of(layer: nn.Module) -> tuple[str, str] | None:
+def _hook_of(layer: nn.Module) -> tuple[str, str] | None:
     """Return the first hook in ``layer``, and where: ``(".linear", "a forward hook, log")``."""
     for name, module in layer.named_modules():
         for kind, hook in hooks_of(module):
@@ -23,7 +29,7 @@ def hook_of(layer: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-def difference(first: nn.Module, layer: nn.Module, assigned: Assigned | None = None) -> Any:
+def _difference(first: nn.Module, layer: nn.Module, assigned: Assigned | None = None) -> Any:
     """Return the first difference of two layers, but for the values of their tensors, or None."""
     if first is layer:
         return None
@@ -68,3 +74,45 @@ def _check_modules(
 
 def _path(name: str) -> str:
     return f".{name}" if name else ""
+
+
+# --- what is said ---
+
+
+def differs(k: int, where: str, got: str, expected: str, fix: str = "") -> str:
+    """Return the message that ``layers[k]`` has ``got`` at ``where``, a path from it on."""
+    call = f"{fix} Or call" if fix else "Call"
+    return (
+        f"scan_layers: all layers must compute the same function of their parameters, but "
+        f"layers[{k}]{where} {got}, while in layers[0] it {expected}. {call} layers[{k}] on its "
+        "own, or run one scan_layers for each kind of layer."
+    )
+
+
+def complaint(
+    first: nn.Module, layer: nn.Module, k: int, assigned: Assigned | None = None
+) -> str | None:
+    """Return why ``layer``, at place ``k``, cannot run as ``first`` with other tensors, or None."""
+    hook = _hook_of(layer)
+    if hook is not None:
+        return (
+            f"scan_layers: one layer runs for all, and hooks of its own would too, but "
+            f"layers[{k}]{hook[0]} has {hook[1]}. Register it on a module around the stack, or "
+            "call the layers in a loop. (torch's older weight_norm and spectral_norm, and lazy "
+            "modules that have not run, are hooks: use torch.nn.utils.parametrizations, and run "
+            "lazy modules once.)"
+        )
+    found = _difference(first, layer, assigned)
+    if found is None:
+        return None
+    return differs(k, found.where, found.got, found.expected, found.fix)
+
+
+class ComplaintOperator(FlatOperator):
+    """Calls :func:`complaint`. Dynamo asks it once, with guards."""
+
+    def __call__(self, first: nn.Module, layer: nn.Module, k: int) -> Any:  # type: ignore[override]
+        return complaint(first, layer, k)
+
+
+complaint_op = ComplaintOperator("scan_layer_complaint", cacheable=False)

@@ -10,7 +10,8 @@ What traced code calls, and Dynamo's trackers of it:
 
 ``registration``    tells Dynamo about the trackers, when this package is imported
 ``variables``       the trackers: a call of scan becomes a node of the graph being captured
-``numbers``         a scan that begins with Python numbers; ``number_dtypes`` finds their dtypes
+``traced_operators``  what traced code asks of a tracker: of numbers, whose dtypes
+                    ``number_dtypes`` finds, of refusals, of what is written to
 ``refusals``        errors that a person reads
 
 Changes to the graph of a step:

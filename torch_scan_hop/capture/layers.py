@@ -1,4 +1,4 @@
-"""Dynamo's trackers of the questions in ``alike/operators``."""
+"""Dynamo's trackers of questions about layers, and about what is written to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     VariableTracker,
     graph_being_traced,
 )
-from torch_scan_hop.alike.operators import complaint
+from torch_scan_hop.alike.modules import complaint
 from torch_scan_hop.capture.purify import CapturedBody
 
 

@@ -14,7 +14,7 @@ import torch
 from torch_scan_hop._torch import capabilities
 
 if capabilities.is_there("operator"):
-    from torch_scan_hop.capture.refusal_operator import refusal_op
+    from torch_scan_hop.capture.traced_operators import refusal_op
 
 Kind = TypeVar("Kind", bound=Exception)
 

@@ -10,6 +10,14 @@ from typing import Any
 
 from torch_scan_hop._torch.capabilities import is_there
 from torch_scan_hop._torch.dynamo.loading import register_trackers
+from torch_scan_hop.alike.modules import complaint_op
+from torch_scan_hop.capture.steady import steady_scan
+from torch_scan_hop.capture.traced_operators import (
+    refusal_op,
+    scan_of_numbers,
+    staying_numbers,
+    written_op,
+)
 from torch_scan_hop.op import scan_op
 
 
@@ -23,52 +31,27 @@ def _of_scan(operator: Any, torchs_tracker: Any) -> Any:
     return tracker_of_scan(operator, torchs_tracker)
 
 
-def _of_refusal(operator: Any, torchs_tracker: Any) -> Any:
-    from torch_scan_hop.capture.variables import RefusalVariable
-
-    return RefusalVariable
-
-
-def _of_scan_of_numbers(operator: Any, torchs_tracker: Any) -> Any:
-    from torch_scan_hop.capture.variables import ScanOfNumbersVariable
-
-    return ScanOfNumbersVariable
-
-
-def _of_staying_numbers(operator: Any, torchs_tracker: Any) -> Any:
-    from torch_scan_hop.capture.variables import StayingNumbersVariable
-
-    return StayingNumbersVariable
-
-
-def _of_steady_scan(operator: Any, torchs_tracker: Any) -> Any:
+def _of_own(operator: Any, torchs_tracker: Any) -> Any:
+    from torch_scan_hop.capture.layers import ComplaintVariable, WrittenVariable
     from torch_scan_hop.capture.steady_variables import SteadyScanVariable
+    from torch_scan_hop.capture.variables import (
+        RefusalVariable,
+        ScanOfNumbersVariable,
+        StayingNumbersVariable,
+    )
 
-    return SteadyScanVariable
-
-
-def _of_complaint(operator: Any, torchs_tracker: Any) -> Any:
-    from torch_scan_hop.capture.layers import ComplaintVariable
-
-    return ComplaintVariable
-
-
-def _of_written(operator: Any, torchs_tracker: Any) -> Any:
-    from torch_scan_hop.capture.layers import WrittenVariable
-
-    return WrittenVariable
+    trackers: dict[Any, Any] = {
+        scan_of_numbers: ScanOfNumbersVariable,
+        staying_numbers: StayingNumbersVariable,
+        steady_scan: SteadyScanVariable,
+        refusal_op: RefusalVariable,
+        complaint_op: ComplaintVariable,
+        written_op: WrittenVariable,
+    }
+    return trackers[operator]
 
 
 def register() -> None:
     """Register everything. Called once, when all that is imported with this package is there."""
-    register_trackers(
-        {
-            "scan": _of_scan,
-            "scan_of_numbers": _of_scan_of_numbers,
-            "staying_numbers": _of_staying_numbers,
-            "scan_steady": _of_steady_scan,
-            "scan_refusal": _of_refusal,
-            "scan_layer_complaint": _of_complaint,
-            "scan_tensors_written": _of_written,
-        }
-    )
+    own = (scan_of_numbers, staying_numbers, steady_scan, refusal_op, complaint_op, written_op)
+    register_trackers({"scan": _of_scan, **{str(op.__name__): _of_own for op in own}})
