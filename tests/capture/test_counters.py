@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+import random
+
 import pytest
 import torch
 from oracle import written_loop as loop
@@ -202,3 +205,32 @@ def test_the_operator_in_the_body_has_no_numbers():
     with fallback("error"):
         _, ys = run(scan, torch.ops.higher_order.scan)
     torch.testing.assert_close(ys, run(loop, by_hand)[1])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_branches(seed):
+    """Captured where the steps after the first branch alike, and a loop elsewhere: never wrong."""
+    draw = random.Random(seed)
+    compare = draw.choice([operator.lt, operator.le, operator.gt, operator.ge])
+    more, bound, by = draw.choice([0, 1, -2]), draw.randint(-4, 12), draw.choice([1, 2, -1])
+    start, steps, is_late = draw.randint(-3, 9), draw.choice([2, 3, T]), draw.random() < 0.5
+
+    def step(carry, x):
+        h, n = carry
+        if is_late:
+            n = n + by
+        h = h * 0.5 + 1 if compare(n + more, bound) else h - x
+        return (torch.tanh(h), n if is_late else n + by), h * n
+
+    counts = [start + by * (k + is_late) + more for k in range(steps)]
+    is_captured = len({compare(n, bound) for n in counts[1:]}) == 1
+    xs, init = make_xs(steps), (torch.ones(B, D, dtype=torch.float64), start)
+    if is_captured:
+        with fallback("error"):
+            found = scan(step, init, xs)
+    else:
+        with pytest.warns(UserWarning, match="do not all take the same branch"):
+            found = scan(step, init, xs)
+    (h, n), ys = loop(step, init, xs)
+    assert found[0][1] == n
+    torch.testing.assert_close((found[0][0], found[1]), (h, ys))
