@@ -9,6 +9,7 @@ import pytest
 import torch
 from oracle import written_loop as loop
 from torch import nn
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.testing import CompileCounter
 
 from torch_scan_hop import explain, fallback, scan
@@ -113,8 +114,9 @@ def test_a_program_is_compiled_once_for_all_counts(branch):
     """And once for the first: torch alone compiles a module that counts anew at each call."""
     module, counter = Counting(branch), CompileCounter()
     run = torch.compile(compiled, backend=counter, fullgraph=True)
-    for _ in range(5):
-        run(module, torch.ones(B, D, dtype=torch.float64), make_xs())
+    with dynamo_config.patch(automatic_dynamic_shapes=True):  # torch_xla turns it off
+        for _ in range(5):
+            run(module, torch.ones(B, D, dtype=torch.float64), make_xs())
     assert counter.frame_count == 2
     assert module.n == 5 * T
 

@@ -32,6 +32,13 @@ def counters_vary(tx: Any) -> AbstractContextManager[None]:
 
     @functools.wraps(original)
     def is_constant(value: Any, source: Any) -> bool:
-        return getattr(source, "member", None) not in attributes and original(value, source)
+        if getattr(source, "member", None) in attributes and _is_of_module(source):
+            return False
+        return bool(original(value, source))
 
     return replaced(builder, is_int_specialization_case=is_constant)
+
+
+def _is_of_module(source: Any) -> bool:
+    found: Any = source.guard_source  # a method until torch 2.9
+    return bool((found() if callable(found) else found).is_unspecialized_nn_module())
