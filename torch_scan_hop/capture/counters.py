@@ -22,7 +22,7 @@ from torch_scan_hop._torch.dynamo.number_functions import comparisons_are_known
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
 from torch_scan_hop.capture.first_steps import FirstStepDiffers
-from torch_scan_hop.capture.number_arithmetic import of_number
+from torch_scan_hop.capture.number_arithmetic import COMPARISONS, IN_PLACE, of_number
 from torch_scan_hop.capture.told import counters_told
 from torch_scan_hop.capture.weak_numbers import carry_of
 from torch_scan_hop.signature import output_node
@@ -31,17 +31,13 @@ from torch_scan_hop.signature import output_node
 Int = Any
 
 Comparison = Callable[[Int, Int], bool]
-#: two of them are methods to torch 2.9
-_COMPARISONS: dict[Any, Comparison] = {"__eq__": operator.eq, "__ne__": operator.ne}
 _MIRRORED: dict[Comparison, Comparison] = {
-    operator.eq: operator.eq,
-    operator.ne: operator.ne,
     operator.lt: operator.gt,
     operator.le: operator.ge,
     operator.gt: operator.lt,
     operator.ge: operator.le,
 }
-_ADDITIONS = {operator.add: 1, operator.iadd: 1, operator.sub: -1, operator.isub: -1}
+_SIGNS = {operator.add: 1, operator.sub: -1}
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,8 @@ class Counters:
 
     def __init__(self, starts: Mapping[int, Int]) -> None:
         self._starts = {k: n for k, n in starts.items() if isinstance(n, (int, torch.SymInt))}
-        self._asked: list[_Branch] = []
+        #: each once, though Dynamo asks if a value is a constant before it asks for it
+        self._asked: dict[_Branch, None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._starts)
@@ -83,16 +80,16 @@ class Counters:
         if flag.target is of_number and flag.args[0] in ("not", "bool"):
             decided = self.decide(flag.args[1])
             return not decided if decided is not None and flag.args[0] == "not" else decided
-        compare = _COMPARISONS.get(flag.target, flag.target)
-        if compare not in _MIRRORED or len(flag.args) != 2:
+        compare = COMPARISONS.get(flag.target)
+        if compare is None or len(flag.args) != 2:
             return None
         number, bound = flag.args
         if type(number) is int:
-            number, bound, compare = bound, number, _MIRRORED[compare]
+            number, bound, compare = bound, number, _MIRRORED.get(compare, compare)
         counted = _counted(number)
         if counted is None or counted.k not in self._starts or type(bound) is not int:
             return None
-        self._asked.append(_Branch(compare, counted, bound, users_line()))
+        self._asked[_Branch(compare, counted, bound, users_line())] = None
         return bool(compare(self._starts[counted.k] + counted.more, bound))
 
     def check(self, graph: fx.Graph, steps: Int) -> None:
@@ -140,8 +137,8 @@ def _counted(value: Any) -> _Counted | None:
     k = carry_of(value)
     if k is not None:
         return _Counted(k, 0)
-    if value.target not in _ADDITIONS or type(value.args[1]) is not int:
+    sign = _SIGNS.get(IN_PLACE.get(value.target, value.target))
+    if sign is None or type(value.args[1]) is not int:
         return None
     before = _counted(value.args[0])
-    by = _ADDITIONS[value.target] * value.args[1]
-    return None if before is None else _Counted(before.k, before.more + by)
+    return None if before is None else _Counted(before.k, before.more + sign * value.args[1])

@@ -22,21 +22,15 @@ from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.errors import NUMBER_OF_TENSOR
 from torch_scan_hop.signature import output_node
 
-_IN_PLACE: dict[Any, Any] = {
+IN_PLACE: dict[Any, Any] = {
     getattr(operator, f"i{name}"): getattr(operator, name)
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
 }
-_IN_PLACE |= {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
-#: two of them are methods to torch 2.9, and so is abs
-_COMPARISONS = {
-    "__eq__",
-    "__ne__",
-    operator.lt,
-    operator.le,
-    operator.gt,
-    operator.ge,
-    operator.eq,
-    operator.ne,
+IN_PLACE |= {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
+#: by what a graph calls; two of them are methods to torch 2.9, and so is abs
+COMPARISONS: dict[Any, Callable[[Any, Any], Any]] = {
+    **{getattr(operator, name): getattr(operator, name) for name in "eq ne lt le gt ge".split()},
+    **{"__eq__": operator.eq, "__ne__": operator.ne},
 }
 _UNARY = {operator.neg, operator.pos, operator.abs, operator.invert}
 #: what Dynamo makes of min and max
@@ -73,7 +67,7 @@ def of_number(name: str, *numbers: Any) -> torch.Tensor:
     return _TORCHS[name](*numbers)
 
 
-ARITHMETIC = {*_IN_PLACE, *_IN_PLACE.values(), *_COMPARISONS, *_UNARY, *_EXTREMES, of_number}
+ARITHMETIC = {*IN_PLACE, *IN_PLACE.values(), *COMPARISONS, *_UNARY, *_EXTREMES, of_number}
 #: what stands between steps
 ARITHMETIC |= {"__abs__", "clone", "to"}
 _WIDE = (torch.float64, torch.complex128)
@@ -119,8 +113,8 @@ class _Exact:
 
     def visit(self, node: fx.Node) -> None:
         given = node.all_input_nodes
-        if node.target in _IN_PLACE and node.args[0] in self.numbers:
-            node.target = _IN_PLACE[node.target]
+        if node.target in IN_PLACE and node.args[0] in self.numbers:
+            node.target = IN_PLACE[node.target]
         if node.target in ARITHMETIC and given and self.numbers.issuperset(given):
             self.numbers.add(node)
             self._add_as_integers(node)
@@ -157,7 +151,7 @@ class _Exact:
     def _computes_in_double(self, node: fx.Node) -> bool:
         """Return True if ``node`` computes in double precision; a comparison does so if it
         compares with what is double."""
-        nodes = node.all_input_nodes if node.target in _COMPARISONS else [node]
+        nodes = node.all_input_nodes if node.target in COMPARISONS else [node]
         return any(_dtype_of(n) in _WIDE for n in nodes if n not in self.narrow)
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:

@@ -44,6 +44,7 @@ def numbers_among(carry: Sequence[VariableTracker]) -> list[int]:
     the one around it, and then it is given them as numbers; else none of its leaves is one."""
     numbers = [k for k in numbers_carried() if k < len(carry)]
     if is_in_a_body():
+        numbers = [k for k in numbers if not carry[k].is_python_constant()]
         numbers = [k for k in numbers if _is_marked(carry[k].as_proxy())]
     return numbers
 
