@@ -233,8 +233,8 @@ def main() -> None:
             if isinstance(found, dict)
             else found
         )
-        print(f"{len(rows)} programs", flush=True)
-    page.write(lines_of(rows, modes))
+        # anew each time, so that a run that is ended keeps what it measured
+        page.write(lines_of(rows, modes))
 
 
 if __name__ == "__main__":
