@@ -41,6 +41,15 @@ class Counting(nn.Module):
         return h, h * (1 + self.n)
 
 
+class CountingInOtherWords(Counting):
+    def forward(self, h, x):
+        if self.n:
+            h = h * 0.5 + x
+        h = h * (2 if self.n else 3) + (self.n or 7)
+        self.n = 1 + self.n
+        return torch.tanh(self.linear(h) + x), h
+
+
 def make_xs(steps=T):
     return torch.randn(steps, B, D, dtype=torch.float64)
 
@@ -80,12 +89,24 @@ def check(run, module, other, steps=T):
         (lambda n: n >= 100, 100, -1),
         (lambda n: n == 5 or n == 7, 5, 3),
         (lambda n: -3 < n and not n > 1000, 0, 1),
+        (lambda n: not n, 0, 1),
+        (lambda n: bool(int(n)), 0, 1),
+        (lambda n: 3 - 2 * n == 3, 0, 1),
+        (lambda n: 1 + -n > 0, 0, 2),
     ],
 )
 def test_the_first_step_alone_branches_in_another_way(way, branch, start, by):
     run = WAYS[way]()
     module, other = (Counting(branch, start, by) for _ in range(2))
     for _ in range(3):  # each call goes on from where the last one ended
+        check(run, module, other)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_number_is_asked_if_it_is_0(way):
+    run = WAYS[way]()
+    module, other = (CountingInOtherWords(None) for _ in range(2))
+    for _ in range(2):
         check(run, module, other)
 
 

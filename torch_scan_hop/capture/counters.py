@@ -37,15 +37,27 @@ _MIRRORED: dict[Comparison, Comparison] = {
     operator.gt: operator.lt,
     operator.ge: operator.le,
 }
-_SIGNS = {operator.add: 1, operator.sub: -1}
+#: by operator of a number and an int: what the int makes of the number, as a factor and a sum
+_AFFINE: dict[Any, Callable[[int], tuple[int, int]]] = {
+    operator.add: lambda n: (1, n),
+    operator.sub: lambda n: (1, -n),
+    operator.mul: lambda n: (n, 0),
+}
 
 
 @dataclass(frozen=True)
 class _Counted:
-    """What leaf ``k`` of the carry was at the beginning of a step, and ``more``."""
+    """``times`` what leaf ``k`` of the carry was at the beginning of a step, and ``more``."""
 
     k: int
-    more: int
+    times: int = 1
+    more: int = 0
+
+    def at(self, start: Int) -> Int:
+        return self.times * start + self.more
+
+    def scaled(self, times: int, more: int) -> _Counted:
+        return _Counted(self.k, self.times * times, self.more * times + more)
 
 
 @dataclass(frozen=True)
@@ -80,17 +92,22 @@ class Counters:
         if flag.target is of_number and flag.args[0] in ("not", "bool"):
             decided = self.decide(flag.args[1])
             return not decided if decided is not None and flag.args[0] == "not" else decided
+        if _counted(flag) is not None:
+            return self._ask(operator.ne, flag, 0)
         compare = COMPARISONS.get(flag.target)
         if compare is None or len(flag.args) != 2:
             return None
         number, bound = flag.args
         if type(number) is int:
             number, bound, compare = bound, number, _MIRRORED.get(compare, compare)
+        return self._ask(compare, number, bound)
+
+    def _ask(self, compare: Comparison, number: Any, bound: Any) -> bool | None:
         counted = _counted(number)
         if counted is None or counted.k not in self._starts or type(bound) is not int:
             return None
         self._asked[_Branch(compare, counted, bound, users_line())] = None
-        return bool(compare(self._starts[counted.k] + counted.more, bound))
+        return bool(compare(counted.at(self._starts[counted.k]), bound))
 
     def check(self, graph: fx.Graph, steps: Int) -> None:
         """Raise an error if not all ``steps``, each of which is ``graph``, branch alike:
@@ -99,11 +116,12 @@ class Counters:
         for branch in self._asked:
             counted = branch.counted
             after = _counted(results[counted.k])
-            first = self._starts[counted.k] + counted.more
-            if after is not None and after.k == counted.k:
-                if branch.is_alike(first, after.more, steps):
+            first = counted.at(self._starts[counted.k])
+            if after is not None and (after.k, after.times) == (counted.k, 1):
+                by = counted.times * after.more
+                if branch.is_alike(first, by, steps):
                     continue
-                if branch.is_alike(first + after.more, after.more, steps - 1):
+                if branch.is_alike(first + by, by, steps - 1):
                     raise FirstStepDiffers(f"the first step takes another branch at {branch.line}")
             raise Unsupported(
                 f"steps do not all take the same branch, at {branch.line}. Of a number that steps "
@@ -131,14 +149,24 @@ def check_branches(graph: fx.Graph, xs: VariableTracker) -> None:
 
 
 def _counted(value: Any) -> _Counted | None:
-    """Return what ``value`` is, if it is a number that steps carry, and an int more or less."""
+    """Return what ``value`` is, if it is a number that steps carry, scaled and shifted by ints."""
     if not isinstance(value, fx.Node):
         return None
     k = carry_of(value)
     if k is not None:
-        return _Counted(k, 0)
-    sign = _SIGNS.get(IN_PLACE.get(value.target, value.target))
-    if sign is None or type(value.args[1]) is not int:
+        return _Counted(k)
+    target, operands = IN_PLACE.get(value.target, value.target), value.args
+    if target is of_number and operands[0] == "int":
+        return _counted(operands[1])
+    if target is operator.neg:
+        target, operands = operator.mul, (operands[0], -1)
+    if target not in _AFFINE or len(operands) != 2:
         return None
-    before = _counted(value.args[0])
-    return None if before is None else _Counted(before.k, before.more + sign * value.args[1])
+    scale = 1
+    if type(operands[0]) is int:
+        scale, operands = -1 if target is operator.sub else 1, operands[::-1]
+    before = _counted(operands[0])
+    if before is None or type(operands[1]) is not int:
+        return None
+    times, more = _AFFINE[target](operands[1])
+    return before.scaled(scale * times, scale * more)

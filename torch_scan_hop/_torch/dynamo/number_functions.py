@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.builder import SourcelessBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
@@ -102,6 +103,12 @@ def kinds_of_numbers_are_known(is_number: Callable[[fx.Proxy], bool]) -> Iterato
         yield
 
 
+def _is_jump() -> bool:
+    """Return True if Dynamo is at a jump, which asks of a number if it is 0."""
+    tx: Any = InstructionTranslator.current_tx().output.current_tx
+    return "JUMP" in tx.current_instruction.opname
+
+
 @contextlib.contextmanager
 def comparisons_are_known(decide: Callable[[TensorVariable], bool | None]) -> Iterator[None]:
     """Python branches on a scalar as ``decide`` says, if it knows."""
@@ -109,8 +116,8 @@ def comparisons_are_known(decide: Callable[[TensorVariable], bool | None]) -> It
 
     @functools.wraps(of_tensor)
     def as_python_constant(self: TensorVariable) -> Any:
-        is_flag = _is_scalar(self) and example_value(self).dtype == torch.bool
-        decided = decide(self) if is_flag else None
+        asks = _is_scalar(self) and (example_value(self).dtype == torch.bool or _is_jump())
+        decided = decide(self) if asks else None
         return of_tensor(self) if decided is None else decided
 
     with replaced(TensorVariable, as_python_constant=as_python_constant):
