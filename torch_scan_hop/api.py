@@ -121,10 +121,11 @@ def scan(
 def _run(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, schedule: Schedule, compiled: bool
 ) -> tuple[Any, Any]:
-    if torch.compiler.is_dynamo_compiling() and not capabilities.captures:
+    is_traced = torch.compiler.is_dynamo_compiling()
+    if is_traced and not capabilities.captures:
         return scan_loop(combine_fn, init, xs, trip_count, schedule.reverse)
     template, carry = start_of(init, xs)
-    if torch.compiler.is_dynamo_compiling():
+    if is_traced:
         return scan_tree(combine_fn, template, carry, init, xs, trip_count, schedule)
     if is_debugging():
         return debugged_loop(combine_fn, init, xs, trip_count, schedule.reverse)

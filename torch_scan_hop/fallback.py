@@ -17,11 +17,10 @@ import weakref
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from torch.utils.weak import WeakIdKeyDictionary
-
 from torch_scan_hop.capture.reasons import callees_of, forget_refusals
 from torch_scan_hop.capture.user_code import code_of, name_of, users_stack_level
 from torch_scan_hop.errors import ScanValueError
+from torch_scan_hop.per_object import PerObject
 from torch_scan_hop.settings import Setting
 
 MODES = ("error", "warn", "allow")
@@ -109,19 +108,19 @@ def announce(combine_fn: Any, reason: str) -> None:
 
 
 # Functions that Inductor could not compile: asked again, it would say the same, seconds later.
-_not_compiled: MutableMapping[types.CodeType, set[Any]] = WeakIdKeyDictionary()
+_not_compiled = PerObject[set[Any]]()
 
 
 def may_compile(combine_fn: Any) -> bool:
     """Return True if no compiler has refused ``combine_fn`` so far."""
-    refused = _not_compiled.get(code_of(combine_fn))
+    refused = _not_compiled.get(id(code_of(combine_fn)))
     return not refused or callees_of(combine_fn) not in refused
 
 
 def announce_not_compiled(combine_fn: Any, reason: str) -> None:
     """Say that ``compile=True`` had no effect, once for each function, and remember it."""
     code = code_of(combine_fn)
-    _not_compiled.setdefault(code, set()).add(callees_of(combine_fn))
+    _not_compiled.kept_or(code, set()).add(callees_of(combine_fn))
     _warn(code, f"could not be compiled, so its scan runs as without compile=True: {reason}")
 
 

@@ -42,20 +42,20 @@ def advise(stack: torch.Tensor) -> None:
 
     It is advice: where the system has none to give, nothing happens.
     """
-    # what a mode of the user's makes may have no memory, and a compiler's fake no number of bytes
-    if type(stack) is not torch.Tensor or stack.device.type != "cpu":
+    if stack.nbytes < LEAST_BYTES or stack.device.type != "cpu":
         return
-    nbytes = stack.nbytes
-    if nbytes < LEAST_BYTES or (system := _madvise()) is None or why_off("huge_pages"):
+    if (system := _madvise()) is None or why_off("huge_pages"):
         return
     madvise, advice, page = system
     begin = -(-stack.data_ptr() // page) * page
-    end = (stack.data_ptr() + nbytes) // page * page
+    end = (stack.data_ptr() + stack.nbytes) // page * page
     madvise(begin, end - begin, advice)
 
 
 def empty_stack(y: Any, trip_count: int) -> torch.Tensor:
     """Do as :func:`torch_scan_hop.step.empty_stack`, for memory that is to be written whole."""
     stack = step.empty_stack(y, trip_count)
-    advise(stack)
+    # what a mode of the user's makes may have no memory, and a compiler's fake no number of bytes
+    if type(stack) is torch.Tensor and stack.nbytes >= LEAST_BYTES:
+        advise(stack)
     return stack

@@ -64,6 +64,8 @@ def leaves_with_paths(value: Any, root: str) -> list[tuple[str, Any]]:
     >>> [path for path, _ in leaves_with_paths({"h": 1, "c": (2, None)}, "carry")]
     ["carry['h']", "carry['c'][0]", "carry['c'][1]"]
     """
+    if isinstance(value, torch.Tensor):
+        return [(root, value)]
     parts = children(value)
     if parts is None:
         return [(root, value)]
@@ -81,6 +83,8 @@ def _parts(value: Any) -> Sequence[Any] | None:
 
 
 def leaves(value: Any) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        return [value]
     parts = _parts(value)
     if parts is None:
         return [value]

@@ -24,7 +24,7 @@ from torch_scan_hop._torch.transforms import has_tangents, over_grads_batch
 from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.derivative import Derivative
 from torch_scan_hop.autodiff.handover import Handover, Source
-from torch_scan_hop.body.carries_in import CarriesIn, in_graph, with_joined, with_stacks
+from torch_scan_hop.body.carries_in import CarriesIn, in_graph, stacks_of, with_joined
 from torch_scan_hop.eager.run import dense
 from torch_scan_hop.op import FORWARD, REVERSE, Body, RunScan, ScanOptions, call_scan, scan_op
 from torch_scan_hop.signature import Inputs
@@ -104,8 +104,8 @@ def save(ctx: Any, call: DifferentiatedCall, inputs: Inputs[Any], outputs: Seque
             slots[slot.source, slot.index] = len(kept)
             kept.append(value)
     ctx.save_for_backward(*kept)
-    like = _metadata(outputs), _metadata(inputs.additional)
-    ctx.record = _Record(call, slots, trip_count, *like)
+    like = _metadata([*outputs, *inputs.additional])
+    ctx.record = _Record(call, slots, trip_count, like[: len(outputs)], like[len(outputs) :])
 
 
 def _may_have_tangent(value: torch.Tensor) -> bool:
@@ -196,7 +196,7 @@ class _BackwardPass:
         """Run the backward's scan; carries stay in place where no derivative of it is taken."""
         body = self.scan.body
         options = FORWARD if self.call.options.reverse else REVERSE
-        flat = tuple(with_stacks(inputs).flat())
+        flat = (*inputs.carry, *stacks_of(inputs.xs), *inputs.additional)
         join: Callable[[CarriesIn], torch.Tensor] = CarriesIn.whole
         # for compiled autograd Dynamo traces this very function, and is to see the operator
         traced = torch.compiler.is_dynamo_compiling()

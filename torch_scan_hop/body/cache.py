@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from torch_scan_hop._torch.symbols import SYMBOLS
+from torch_scan_hop.per_object import PerObject
 from torch_scan_hop.signature import Inputs
 
 Result = TypeVar("Result")
 
-_derived: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_derived = PerObject[dict[Any, Any]]()
 
 
 class _Symbol:
@@ -77,9 +77,9 @@ def remember(body: Any, key: tuple[Any, ...], make: Callable[[], Result]) -> Res
     """
     if not isinstance(body, torch.nn.Module):
         return make()
-    known = _derived.get(body)
+    known = _derived.get(id(body))
     if known is None:
-        known = _derived[body] = {}
+        known = _derived.keep(body, {})
     try:
         return known[key]
     except TypeError:  # symbols, also those of a shape, have no hash

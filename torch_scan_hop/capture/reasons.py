@@ -5,18 +5,17 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.function_modes import function_modes
 from torch_scan_hop.capture.replaced_methods import replaced_module_methods, replaced_tensor_methods
 from torch_scan_hop.capture.user_code import code_of, users_line
 from torch_scan_hop.errors import hint_about
+from torch_scan_hop.per_object import PerObject
 
 _PLAIN = (bool, int, str, type(None))
 # so many different settings are tried; a counter among them would be another one at each call
@@ -30,7 +29,7 @@ MAX_CALLEES = 64
 
 # Why a function was not traced: by the code that it calls, and by what it is called with and reads.
 _Reasons = dict[Any, dict[Any, str]]
-_refusals: MutableMapping[types.CodeType, _Reasons] = WeakIdKeyDictionary()
+_refusals = PerObject[_Reasons]()
 
 
 def _plain_values(value: Any) -> Any:
@@ -133,7 +132,7 @@ def _functions_named_in(fn: types.FunctionType) -> list[Any]:
 
 def remembered_reason(fn: Any, inputs: Any) -> str | None:
     """Return why ``fn``, called so with (init, xs), was not traced before; None if it may be."""
-    by_callees = _refusals.get(code_of(fn))
+    by_callees = _refusals.get(id(code_of(fn)))
     reasons = None if by_callees is None else by_callees.get(callees_of(fn))
     if reasons is None:
         return None
@@ -144,7 +143,7 @@ def remembered_reason(fn: Any, inputs: Any) -> str | None:
 
 def remember_reason(fn: Any, setting: Any, reason: str) -> None:
     """Remember why ``fn`` was not traced; ``setting`` is what it was before it ran."""
-    by_callees = _refusals.setdefault(code_of(fn), {})
+    by_callees = _refusals.kept_or(code_of(fn), {})
     callees = callees_of(fn)
     if callees not in by_callees and len(by_callees) >= MAX_CALLEES:
         del by_callees[next(iter(by_callees))]

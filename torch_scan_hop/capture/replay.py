@@ -14,11 +14,10 @@ import sys
 import types
 import weakref
 import zlib
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.capabilities import find_out_whether_captures, why_off
@@ -36,13 +35,12 @@ from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.told import a_loop_may_run
 from torch_scan_hop.capture.user_code import code_of
 from torch_scan_hop.fallback import announce_not_compiled, may_compile, warn_of_captures
+from torch_scan_hop.per_object import PerObject
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
 Entry = Callable[..., Any]
 CaptureKind = tuple[bool, bool, bool, bool]
-# By identity: code objects that say the same are equal, and the entry would go with the first of
-# them, while the second is in use (a cell of a notebook that runs again).
-_entries: MutableMapping[types.CodeType, dict[CaptureKind, Entry]] = WeakIdKeyDictionary()
+_entries = PerObject[dict[CaptureKind, Entry]]()  # by code object
 
 
 def explicit(fn: Any) -> Any:
@@ -156,9 +154,10 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
     _load_dynamo()
     from torch_scan_hop._torch.dynamo.errors import compilers_error, is_data_dependent, is_limit_hit
 
-    prepare_xla_if_loaded()
-    on_xla = _on_xla(args)
-
+    on_xla = False
+    if "torch_xla" in sys.modules:
+        prepare_xla_if_loaded()
+        on_xla = _on_xla(args)
     compiled = compiled and not on_xla and in_plain_eager() and may_compile(combine_fn)
 
     def call() -> Any:
@@ -171,7 +170,8 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
         except Exception as error:
             if not is_limit_hit(error):
                 raise
-            _entries.pop(code_of(combine_fn), None)  # full of other shapes or closures: start anew
+            # it is full of other shapes or closures: start anew
+            _entries.pop(id(code_of(combine_fn)), None)
         return call()
     except _RanUntraced:
         raise NotCaptured("Dynamo is disabled", is_lasting=False) from None
@@ -233,7 +233,7 @@ def history_of(combine_fn: Any) -> list[str]:
     >>> history_of(lambda c, x: (c, x))
     []
     """
-    entries = _entries.get(code_of(combine_fn), {})
+    entries = _entries.get(id(code_of(combine_fn)), {})
     return [guard for entry in entries.values() for guard in getattr(entry, "history", ())]
 
 
@@ -242,7 +242,9 @@ def _entry_of(entry: Any, combine_fn: Any, on_xla: bool, compiled: bool) -> Entr
 
     static, _, traced, _ = kind = _kind_of_capture(on_xla, compiled)
     code = code_of(combine_fn)
-    entries = _entries.setdefault(code, {})
+    entries = _entries.get(id(code))
+    if entries is None:
+        entries = _entries.keep(code, {})
     if kind not in entries:
         # an entry that held its key would keep both, and all that was captured, for ever
         report = functools.partial(warn_of_captures, weakref.ref(code))
@@ -282,8 +284,6 @@ def _kind_of_capture(on_xla: bool, compiled: bool) -> CaptureKind:
 
 def _on_xla(args: tuple[Any, ...]) -> bool:
     """Return True if the first tensor among ``args`` is on XLA, as ``step.device_of`` decides."""
-    if "torch_xla" not in sys.modules:
-        return False
     for arg in args:
         for leaf in tree.leaves(arg):
             if isinstance(leaf, torch.Tensor):

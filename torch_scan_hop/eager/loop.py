@@ -76,7 +76,7 @@ class EagerLoop:
             for k, c in enumerate(inputs.carry)
         ]
         operands = order, carry, inputs.xs, inputs.additional, stacks
-        if current_options().cuda_graphs and inputs.xs[0].device.type in SERVED:
+        if inputs.xs[0].device.type in SERVED and current_options().cuda_graphs:
             return self._replayed(*operands), stacks
         return self._run(*operands), stacks
 

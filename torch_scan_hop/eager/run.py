@@ -48,9 +48,11 @@ MIN_TRIP_COUNT = 3
 
 def unaliased(carry: Sequence[torch.Tensor], others: Sequence[Any]) -> list[torch.Tensor]:
     """Return contiguous carries that share storage neither with ``others`` nor with one another."""
-    taken = set(storages_of(others))
     results = [leaf.contiguous() for leaf in carry]
-    for k, storage in enumerate(storages_of(results)):
+    storages = storages_of([*others, *results])
+    n_others = len(storages) - len(results)
+    taken = set(storages[:n_others])
+    for k, storage in enumerate(storages[n_others:]):
         if storage in taken or results[k].untyped_storage().nbytes() > results[k].nbytes:
             results[k] = results[k].clone(memory_format=torch.contiguous_format)
         taken.add(storage)

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
-from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import is_plain_tensor
 from torch_scan_hop.api import scan
 from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
+from torch_scan_hop.per_object import PerObject
 
 #: ``cell(x, state)`` gives the next state, or ``(y, next state)``
 Cell = Callable[[Any, Any], Any]
@@ -85,13 +85,13 @@ def over_time(
 
 # The code of each layer's steps, by name. Captures are kept by code, as many as one body needs.
 # This module's functions are the bodies of all layers, so each layer has a copy of their code.
-_codes: MutableMapping[nn.Module, dict[str, types.CodeType]] = WeakIdKeyDictionary()
+_codes = PerObject[dict[str, types.CodeType]]()
 
 
 def _of_layer(step: Any, layer: nn.Module) -> Any:
     if torch.compiler.is_dynamo_compiling():
         return step
-    codes = _codes.setdefault(layer, {})
+    codes = _codes.kept_or(layer, {})
     code = codes.get(step.__name__)
     if code is None:
         code = codes[step.__name__] = step.__code__.replace()
