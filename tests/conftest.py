@@ -18,6 +18,7 @@ import torch
 from graph_caches import graph_caches
 from legality.checker import Checker, checking
 
+from torch_scan_hop import api
 from torch_scan_hop.capture import replay
 from torch_scan_hop.eager import few_steps
 from torch_scan_hop.fallback import forget_reasons
@@ -89,6 +90,16 @@ def _few_steps_are_planned(request):
         yield
         return
     with mock.patch.object(few_steps, "MAX_STEPS", 0):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _eager_scans_are_unrolled(request):
+    """Eager mode has no use for ``unroll``, but is the quickest way to test what it makes."""
+    if "eager_unroll" in request.keywords:
+        yield
+        return
+    with mock.patch.object(api, "_as_eager_mode_runs", lambda schedule, *_: schedule):
         yield
 
 

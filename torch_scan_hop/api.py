@@ -10,7 +10,7 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch import capabilities
 from torch_scan_hop._torch.operators import current_dispatch_mode
-from torch_scan_hop._torch.transforms import collect_failed_trace
+from torch_scan_hop._torch.transforms import collect_failed_trace, in_plain_eager
 from torch_scan_hop.arguments import checked_call, stacked_along
 from torch_scan_hop.capture.reasons import remember_reason, remembered_reason, setting_of
 from torch_scan_hop.capture.replay import NotCaptured, call_captured, check_captured
@@ -66,7 +66,8 @@ def scan(
         dim: the dimension of ``xs`` that is scanned, and of ``ys`` that is stacked (0 for a
             ``y`` of too low a rank).
         reverse: run from the last x to the first; ``ys`` stay in the order of ``xs``.
-        unroll: steps per iteration of the compiled loop; results do not depend on it.
+        unroll: steps per iteration of a compiled loop; results do not depend on it, and eager mode
+            does not need it.
         checkpoint: what the forward saves for the backward. None: what the loop would save.
             ``"full"``: carries, xs and closures only. ``"sqrt"``: about ``sqrt(T)`` carries. An
             int: that many segments, of which the carry into each is saved. A
@@ -121,11 +122,10 @@ def scan(
 def _run(
     combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, schedule: Schedule, compiled: bool
 ) -> tuple[Any, Any]:
-    is_traced = torch.compiler.is_dynamo_compiling()
-    if is_traced and not capabilities.captures:
+    if torch.compiler.is_dynamo_compiling() and not capabilities.captures:
         return scan_loop(combine_fn, init, xs, trip_count, schedule.reverse)
     template, carry = start_of(init, xs)
-    if is_traced:
+    if torch.compiler.is_dynamo_compiling():
         return scan_tree(combine_fn, template, carry, init, xs, trip_count, schedule)
     if is_debugging():
         return debugged_loop(combine_fn, init, xs, trip_count, schedule.reverse)
@@ -138,7 +138,8 @@ def _run(
     is_lasting = is_told = False
     if reason is None:
         try:
-            args = (template, carry, init, xs, trip_count, schedule)
+            how = schedule if compiled else _as_eager_mode_runs(schedule, init, xs)
+            args = (template, carry, init, xs, trip_count, how)
             return call_captured(scan_tree, combine_fn, *args, compiled=compiled)
         except NotCaptured as error:
             reason, is_lasting, is_told = error.reason, error.is_lasting, error.is_told
@@ -158,6 +159,14 @@ def _run(
     if not is_told:
         announce(combine_fn, reason)
     return result
+
+
+def _as_eager_mode_runs(schedule: Schedule, init: Any, xs: Any) -> Schedule:
+    """Return the schedule without blocks of steps, if no compiler sees them: each operator is a
+    call, and ys would only be stacked twice."""
+    if schedule.unroll == 1 or not in_plain_eager() or device_of(init, xs).type == "xla":
+        return schedule
+    return schedule._replace(unroll=1)
 
 
 _JIT_TRACE = "torch.jit.trace records the operators of every step; use torch.export"

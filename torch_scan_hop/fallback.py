@@ -17,10 +17,10 @@ import weakref
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+from torch_scan_hop.body.per_object import PerObject
 from torch_scan_hop.capture.reasons import callees_of, forget_refusals
 from torch_scan_hop.capture.user_code import code_of, name_of, users_stack_level
 from torch_scan_hop.errors import ScanValueError
-from torch_scan_hop.per_object import PerObject
 from torch_scan_hop.settings import Setting
 
 MODES = ("error", "warn", "allow")

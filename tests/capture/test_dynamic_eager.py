@@ -527,6 +527,24 @@ def cell_of_schedules(h, x):
     return h, h
 
 
+@pytest.mark.eager_unroll
+def test_eager_mode_runs_one_scan_whatever_unroll_is():
+    """Blocks of steps would be stacked twice: 5 times the loop's time for large ys."""
+
+    def cell(h, x):
+        h = torch.sin(h + x)
+        return h, h
+
+    h, xs = randn(2), randn(7, 2)
+    expected = scan(cell, h, xs)
+    captures = replay.history_of(cell)
+    assert_same(scan(cell, h, xs, unroll=3), expected)
+    assert replay.history_of(cell) == captures
+    scan(cell, h, xs, unroll=3, compile=True)
+    explained = torch_scan_hop.explain(cell, h, xs, unroll=3)
+    assert len(explained.scans) == 2  # of a compiled program
+
+
 # --- cells that are defined again ---
 
 SOURCE = """

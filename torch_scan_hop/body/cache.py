@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from torch_scan_hop._torch.symbols import SYMBOLS
-from torch_scan_hop.per_object import PerObject
+from torch_scan_hop.body.per_object import PerObject
 from torch_scan_hop.signature import Inputs
 
 Result = TypeVar("Result")

@@ -12,10 +12,10 @@ import torch.utils._pytree as pytree
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.function_modes import function_modes
+from torch_scan_hop.body.per_object import PerObject
 from torch_scan_hop.capture.replaced_methods import replaced_module_methods, replaced_tensor_methods
 from torch_scan_hop.capture.user_code import code_of, users_line
 from torch_scan_hop.errors import hint_about
-from torch_scan_hop.per_object import PerObject
 
 _PLAIN = (bool, int, str, type(None))
 # so many different settings are tried; a counter among them would be another one at each call

@@ -31,11 +31,11 @@ from torch_scan_hop._torch.transforms import (
     under_nothing,
     under_transform,
 )
+from torch_scan_hop.body.per_object import PerObject
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.told import a_loop_may_run
 from torch_scan_hop.capture.user_code import code_of
 from torch_scan_hop.fallback import announce_not_compiled, may_compile, warn_of_captures
-from torch_scan_hop.per_object import PerObject
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
 
 Entry = Callable[..., Any]
@@ -154,10 +154,7 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
     _load_dynamo()
     from torch_scan_hop._torch.dynamo.errors import compilers_error, is_data_dependent, is_limit_hit
 
-    on_xla = False
-    if "torch_xla" in sys.modules:
-        prepare_xla_if_loaded()
-        on_xla = _on_xla(args)
+    on_xla = "torch_xla" in sys.modules and _on_xla(args)
     compiled = compiled and not on_xla and in_plain_eager() and may_compile(combine_fn)
 
     def call() -> Any:
@@ -283,7 +280,11 @@ def _kind_of_capture(on_xla: bool, compiled: bool) -> CaptureKind:
 
 
 def _on_xla(args: tuple[Any, ...]) -> bool:
-    """Return True if the first tensor among ``args`` is on XLA, as ``step.device_of`` decides."""
+    """Return True if the first tensor among ``args`` is on XLA, as ``step.device_of`` decides.
+
+    Anyone may have imported torch_xla; a trace is prepared for its tensors.
+    """
+    prepare_xla_if_loaded()
     for arg in args:
         for leaf in tree.leaves(arg):
             if isinstance(leaf, torch.Tensor):

@@ -18,9 +18,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch_scan_hop import tree
 from torch_scan_hop._torch.operators import is_plain_tensor
 from torch_scan_hop.api import scan
+from torch_scan_hop.body.per_object import PerObject
 from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe
-from torch_scan_hop.per_object import PerObject
 
 #: ``cell(x, state)`` gives the next state, or ``(y, next state)``
 Cell = Callable[[Any, Any], Any]
