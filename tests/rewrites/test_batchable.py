@@ -10,6 +10,7 @@ import itertools
 
 import pytest
 import torch
+from oracle import loop
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from torch_scan_hop import scan
 from torch_scan_hop._torch.transforms import over_first_dimension
 from torch_scan_hop.rewrites.batchable import (
     FOR_ONE_TRIP_COUNT,
@@ -389,3 +391,29 @@ def test_a_pointwise_operator(name):
         if kind != "bool":  # of which some operators' fakes say that they take none
             assert fixes_the_trip_count(op, args) == (op in FOR_ONE_TRIP_COUNT)
     assert tried, "no arguments for this operator: name it as not batchable"
+
+
+#: operators of a tensor and a scalar of another dtype, for which vmap lets the scalar decide
+OF_SCALARS = [
+    lambda v, s: torch.where(v > 0, v, s),
+    lambda v, s: torch.clamp(v, -s, s),
+    lambda v, s: torch.clamp(v, min=s),
+    lambda v, s: torch.clamp_max(v, s),
+    lambda v, s: torch.addcmul(v, v, s),
+    lambda v, s: torch.addcdiv(v, v, s),
+    lambda v, s: torch.lerp(v, v * 2, s),
+]
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_scalar_decides_no_dtype_of_all_steps_at_once(dtype, compile):
+    def cell(h, x):
+        v, s = x
+        h = torch.tanh(h + v)
+        return h, [of(value, s) for of in OF_SCALARS for value in (v, h)]
+
+    torch.manual_seed(0)
+    init, v, s = torch.zeros(4, dtype=dtype), torch.randn(5, 4).to(dtype), torch.rand(5) + 0.1
+    found = scan(cell, init, (v, s.double()), compile=compile)
+    torch.testing.assert_close(found, loop(cell, init, (v, s.double())))

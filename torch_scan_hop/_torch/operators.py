@@ -73,8 +73,10 @@ _KERNELS = (DispatchKey.CPU, DispatchKey.CUDA)
 
 
 # modules of functions that are written in operators
-_MODULES = {"torch", "torch.functional", "torch.nn.functional", "_operator", "builtins", "math"} | {
-    f"torch._C.{part}" for part in ("_nn", "_linalg", "_fft", "_special")
+_MODULES = {
+    *("torch", "torch.functional", "torch.nn.functional", "torch._refs"),
+    *(f"torch._C.{part}" for part in ("_nn", "_linalg", "_fft", "_special")),
+    *("_operator", "builtins", "math"),
 }
 
 

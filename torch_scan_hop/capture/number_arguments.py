@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from torch_scan_hop._torch.operators import is_function_of_torch
 
 
 def _sum(a: Tensor, *factors: Tensor) -> Tensor:
@@ -34,12 +37,87 @@ def _new_full(like: Tensor, size: Sequence[int], number: Tensor, **options: Any)
     return (zeros + number).to(zeros.dtype)
 
 
+def _tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
+    """Return ``torch.tensor(data)``, of numbers that steps carry in the dtypes that they have as
+    tensors."""
+    if isinstance(data, (list, tuple)):
+        made = torch.stack([_tensor(part) for part in data])
+    else:
+        made = data.clone() if isinstance(data, Tensor) else torch.full((), data)
+    return made.to(device=device, dtype=dtype)
+
+
+def _full(size: Any, fill_value: Tensor, dtype: Any = None, device: Any = None) -> Tensor:
+    return torch.zeros(size, dtype=dtype or fill_value.dtype, device=device) + fill_value
+
+
+def _new_tensor(like: Tensor, data: Any, dtype: Any = None, device: Any = None) -> Tensor:
+    return _tensor(data, dtype or like.dtype, device or like.device)
+
+
+def _roll(x: Tensor, shifts: Tensor, dims: Any = None) -> Tensor:
+    if dims is None:
+        return _roll(x.flatten(), shifts, 0).view_as(x)
+    (dim,) = dims if isinstance(dims, (list, tuple)) else (dims,)
+    size = x.shape[dim]
+    return x.index_select(dim, (torch.arange(size, device=x.device) - shifts) % size)
+
+
+def _normal(mean: Any, std: Any, size: Any = None, **options: Any) -> Tensor:
+    drawn = torch.randn_like(mean) if size is None else torch.randn(size, **options)
+    return drawn * std + mean
+
+
+def _softplus(x: Tensor, beta: Any = 1, threshold: Any = 20) -> Tensor:
+    scaled = x * beta
+    return torch.where(scaled > threshold, x, scaled.clamp(max=threshold).exp().log1p() / beta)
+
+
+def _added(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    def add(x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
+        return x * beta + product(a, b) * alpha
+
+    return add
+
+
+# As torch's documentation has them. What is not chosen is finite, or its gradient would be a nan.
+_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "leaky_relu": lambda x, slope: torch.where(x > 0, x, x * slope),
+    "elu": lambda x, alpha: torch.where(x > 0, x, x.clamp(max=0).expm1() * alpha),
+    "celu": lambda x, alpha: torch.where(x > 0, x, (x.clamp(max=0) / alpha).expm1() * alpha),
+    "softplus": _softplus,
+    "threshold": lambda x, least, value: torch.where(x > least, x, value),
+    "hardtanh": lambda x, min_val=-1.0, max_val=1.0: torch.where(
+        x <= min_val, min_val, torch.where(x >= max_val, max_val, x)
+    ),
+    "softshrink": lambda x, lambd: x - torch.clamp(x, -lambd, lambd),
+    "hardshrink": lambda x, lambd: torch.where(x.abs() <= lambd, 0.0, x),
+}
+
+#: functions that make a tensor of numbers alone
+MAKE_TENSORS = {"tensor", "as_tensor", "asarray", "scalar_tensor", "full"}
 _WRITTEN: dict[str, Callable[..., Tensor]] = {
     "add": lambda a, b, alpha: _sum(a, b, alpha),
     "sub": lambda a, b, alpha: _sum(a, b, -alpha),
     "addcmul": lambda a, b, c, value: _sum(a, b, c, value),
     "full_like": _full_like,
     "new_full": _new_full,
+    "new_tensor": _new_tensor,
+    **dict.fromkeys(MAKE_TENSORS - {"full"}, _tensor),
+    "full": _full,
+    "roll": _roll,
+    "uniform_": lambda x, low=0.0, high=1.0: torch.rand_like(x) * (high - low) + low,
+    "normal_": lambda x, mean=0.0, std=1.0: torch.randn_like(x) * std + mean,
+    "normal": _normal,
+    **{f"add{kind}": _added(getattr(torch, kind)) for kind in ("mm", "mv")},
+    "baddbmm": _added(torch.bmm),
+    **_ACTIVATIONS,
+}
+#: of others a keyword may be the number, beside operands that are tensors
+_KEYWORDS = {
+    **dict.fromkeys(("add", "sub"), ("alpha",)),
+    "addcmul": ("value",),
+    **dict.fromkeys(("addmm", "addmv", "baddbmm"), ("beta", "alpha")),
 }
 
 
@@ -50,15 +128,21 @@ def with_scalar(name: str, *args: Any, **options: Any) -> Tensor:
     >>> with_scalar("add", torch.ones(2), torch.ones(2), alpha=torch.tensor(0.5))
     tensor([1.5000, 1.5000])
     """
-    made = _WRITTEN[name.rstrip("_")](*args, **options)
+    written = _WRITTEN.get(name) or _WRITTEN[name.rstrip("_")]
+    made = written(*args, **options)
     return args[0].copy_(made) if name.endswith("_") else made
 
 
 def name_with_scalar(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return by what name :func:`with_scalar` knows an operator that is given a proxy where torch
     takes a number; "" if it knows none."""
+    is_torchs = isinstance(target, str) or is_function_of_torch(target)
     name = getattr(target, "__name__", target)
-    if not isinstance(name, str) or name.rstrip("_") not in _WRITTEN:
+    if not is_torchs or _WRITTEN.keys().isdisjoint((name, name.rstrip("_"))):
         return ""
-    given = [*args[1:]] if "full" in name else [kwargs.get("alpha"), kwargs.get("value")]
+    if name in MAKE_TENSORS:
+        return name if kwargs.keys() <= {"dtype", "device", "size", "fill_value"} else ""
+    words = _KEYWORDS.get(name.rstrip("_"))
+    others = args if name == "normal" else args[1:]
+    given = pytree.tree_leaves((others, kwargs)) if words is None else map(kwargs.get, words)
     return name if any(isinstance(v, fx.Proxy) for v in given) else ""

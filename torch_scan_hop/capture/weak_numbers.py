@@ -9,15 +9,19 @@ beside a float32. So there it takes the dtype that the operator would have compu
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.dynamo.number_functions import kinds_of_numbers_are_known
+from torch_scan_hop._torch.dynamo.number_functions import (
+    kinds_of_numbers_are_known,
+    result_dtype,
+)
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
+from torch_scan_hop._torch.operators import is_function_of_torch
 from torch_scan_hop.capture.number_arguments import name_with_scalar, with_scalar
 from torch_scan_hop.capture.number_arithmetic import ARITHMETIC
 from torch_scan_hop.capture.told import in_a_body, is_in_a_body, numbers_carried
@@ -77,12 +81,21 @@ def note_number(made: fx.Proxy, given: Sequence[fx.Proxy]) -> None:
         made.node.meta[_NUMBER] = None
 
 
-def dtype_of_numbers(target: Any, given: Sequence[fx.Proxy]) -> torch.dtype | None:
-    """Return the dtype in which ``target`` computes with the numbers among ``given``; None if it
-    may have them as they are."""
+def dtype_of_numbers(
+    written: str,
+    target: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    given: Sequence[fx.Proxy],
+) -> torch.dtype | None:
+    """Return the dtype in which ``target`` computes with the numbers among ``given``, all that it
+    is given; None if it may have them as they are.
+
+    ``written``: the name by which :func:`with_scalar` runs in its place.
+    """
     name = getattr(target, "__name__", target)
-    if not isinstance(name, str) or name.strip("_") not in _OF_ALIKE:
-        return None
+    if written or not isinstance(name, str) or name.strip("_") not in _OF_ALIKE:
+        return _dtype_that_gives(written, target, args, kwargs, given)
     tensors = [example_value(p) for p in given if _NUMBER not in p.node.meta]
     if name == "where":  # the condition decides nothing
         tensors = [t for t in tensors if isinstance(t, torch.Tensor) and t.dtype != torch.bool]
@@ -90,7 +103,9 @@ def dtype_of_numbers(target: Any, given: Sequence[fx.Proxy]) -> torch.dtype | No
     values = [*tensors, *numbers]
     if name == "stack":  # ys of an unrolled step
         return _of_numbers_alone(max(tree.kind_of(n.dtype) for n in numbers))
-    if not tensors or not all(isinstance(value, torch.Tensor) for value in values):
+    if not tensors:
+        return _dtype_that_gives(written, target, args, kwargs, given)
+    if not all(isinstance(value, torch.Tensor) for value in values):
         return None
     together, kind = tensors[0].dtype, max(tree.kind_of(n.dtype) for n in numbers)
     for tensor in tensors[1:]:
@@ -98,6 +113,26 @@ def dtype_of_numbers(target: Any, given: Sequence[fx.Proxy]) -> torch.dtype | No
     if kind > tree.kind_of(together):
         return _of_numbers_alone(kind)
     return together if all(tensor.dim() == 0 for tensor in tensors) else None
+
+
+def _dtype_that_gives(
+    written: str, target: Any, args: Any, kwargs: Any, given: Sequence[fx.Proxy]
+) -> torch.dtype | None:
+    """Return the dtype that numbers must have for a result in the dtype that ``target`` gives for
+    Python's; None if that is the one they have."""
+    is_known = isinstance(target, str) or is_function_of_torch(target)
+    if not is_known or (target in ARITHMETIC and all(map(_is_marked, given))):
+        return None
+
+    def as_python_has_it(proxy: fx.Proxy) -> Any:
+        value = example_value(proxy)
+        return tree.NUMBERS[tree.kind_of(value.dtype)](1) if _is_marked(proxy) else value
+
+    run, taken = (with_scalar, (written, *args)) if written else (target, args)
+    expected = result_dtype(target, args, kwargs, as_python_has_it)
+    if expected in (None, result_dtype(run, taken, kwargs, example_value)):
+        return None
+    return expected
 
 
 def _of_numbers_alone(kind: int) -> torch.dtype:

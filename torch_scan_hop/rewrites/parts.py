@@ -13,8 +13,11 @@ from torch_scan_hop._torch.operators import past_module_hooks
 from torch_scan_hop._torch.transforms import over_first_dimension
 from torch_scan_hop.body.copies import copied
 from torch_scan_hop.body.linalg_checks import linalg_check
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.rewrites.batchable import STAND_INS
 from torch_scan_hop.rewrites.classify import ancestors
+
+aten = torch.ops.aten
 
 
 def unique(nodes: Sequence[fx.Node]) -> list[fx.Node]:
@@ -79,8 +82,29 @@ class Part:
                 node.target = STAND_INS[node.target]
             elif node.target is torch.ops.aten.sym_size.int:
                 node.target = torch.Tensor.size  # of one step; the operator knows no vmap
+            elif node.target in _DECIDED_BY_SCALARS:
+                _convert_scalars(node)
         module.recompile()
         return module
+
+
+#: vmap lets a scalar among their operands, which has dimensions when it is batched, decide the
+#: dtype, or refuses it (torch 2.9.1 to 2.15.0)
+_DECIDED_BY_SCALARS = {
+    *(aten.where.self, aten.addcmul.default, aten.addcdiv.default, aten.lerp.Tensor),
+    *(aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor),
+}
+
+
+def _convert_scalars(node: fx.Node) -> None:
+    """Give the scalars among the operands of ``node`` the dtype of its result."""
+    dtype = value_of(node).dtype
+    for operand in node.all_input_nodes:
+        value = value_of(operand)
+        if isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype.is_floating_point:
+            with node.graph.inserting_before(node):
+                converted = node.graph.call_function(torch.Tensor.to, (operand, dtype))
+            node.replace_input_with(operand, converted)
 
 
 def extract(

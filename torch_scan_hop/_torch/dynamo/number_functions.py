@@ -20,6 +20,7 @@ from torch._dynamo.variables.builder import SourcelessBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.facts import is_users
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
@@ -30,6 +31,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     example_value,
 )
 from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.tracing import replaying
 
 
 @contextlib.contextmanager
@@ -144,8 +146,22 @@ def _kind_of(dtype: torch.dtype) -> type:
     return float if dtype.is_floating_point else int
 
 
-#: ``(target, proxies among its arguments)``: the dtype that the numbers among them take, or None
-DtypeOf = Callable[[Any, list[fx.Proxy]], Any]
+def result_dtype(
+    target: Any, args: Any, kwargs: Any, value_of: Callable[[fx.Proxy], Any]
+) -> torch.dtype | None:
+    """Return the dtype of what a function or a method gives for fakes; None if it gives no tensor,
+    or nothing."""
+    args, kwargs = pytree.tree_map_only(fx.Proxy, value_of, (args, kwargs))
+    with replaying(TracingContext.get().fake_mode), contextlib.suppress(Exception):
+        function = getattr(torch.Tensor, target) if isinstance(target, str) else target
+        result = function(*args, **kwargs)
+        return result.dtype if isinstance(result, torch.Tensor) else None
+    return None  # what is wrong with it will be said where it is traced
+
+
+#: ``(name of with_scalar or "", target, args, kwargs, proxies among them)``: the dtype that the
+#: numbers among those take, or None
+DtypeOf = Callable[[str, Any, Any, Any, list[fx.Proxy]], Any]
 
 
 @contextlib.contextmanager
@@ -173,9 +189,9 @@ def numbers_are_weak(
         if not kind.startswith("call_") or not any(map(is_number, given)):
             return original(kind, target, args, kwargs, *rest, **named)
         name = name_with_scalar(target, args, kwargs)
+        dtype = dtype_of(name, target, args, kwargs, given)
         if name:
             kind, target, args = "call_function", with_scalar, (name, *args)
-        dtype = dtype_of(target, given)
 
         def adapted(proxy: fx.Proxy) -> fx.Proxy:
             example = example_value(proxy)
@@ -190,5 +206,23 @@ def numbers_are_weak(
         note(made, given)
         return made
 
-    with replaced(output, create_proxy=create_proxy):
+    with replaced(output, create_proxy=create_proxy), _full_is_given(is_number):
+        yield
+
+
+@contextlib.contextmanager
+def _full_is_given(is_number: Callable[[fx.Proxy], bool]) -> Iterator[None]:
+    """``torch.full`` is a node if it is given a number, which decides its dtype; Dynamo reads it,
+    or fills an empty tensor of the default dtype."""
+    original = TorchInGraphFunctionVariable.call_function
+
+    @functools.wraps(original)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        given = [v.realize() for v in (*args, *kwargs.values())] if self.value is torch.full else []
+        if not any(isinstance(v, TensorVariable) and is_number(v.as_proxy()) for v in given):
+            return original(self, tx, args, kwargs)
+        args, kwargs = pytree.tree_map(operator.methodcaller("as_proxy"), ((*args,), kwargs))
+        return create_node(tx, "call_function", torch.full, args, kwargs)
+
+    with replaced(TorchInGraphFunctionVariable, call_function=call_function):
         yield

@@ -1,0 +1,140 @@
+"""Operators that are given a number which steps carry: what they give has the values and the dtype
+that it has in the loop, where the number is Python's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import loop
+from torch import nn
+
+from torch_scan_hop import fallback, scan
+
+INTS = torch.arange(1, 5)
+HALF = torch.tensor([0.5, -1.0, 2.0, 0.25], dtype=torch.bfloat16)
+DOUBLE = torch.float64
+
+#: of a state, a counter and a number that decays
+OPERATORS = {
+    "tensors of numbers": [
+        lambda h, n, d: torch.tensor(d),
+        lambda h, n, d: torch.tensor([d, 1.0, n]),
+        lambda h, n, d: torch.tensor([[n], [2]]),
+        lambda h, n, d: torch.tensor([d], dtype=DOUBLE),
+        lambda h, n, d: torch.tensor(d, dtype=torch.bfloat16),
+        lambda h, n, d: torch.as_tensor(d) * INTS,
+        lambda h, n, d: torch.as_tensor([n, n]),
+        lambda h, n, d: torch.asarray([d, d]),
+        lambda h, n, d: torch.scalar_tensor(d),
+        lambda h, n, d: torch.cat([torch.tensor([d]), torch.zeros(1)]),
+        lambda h, n, d: HALF.new_tensor([d, n]),
+        lambda h, n, d: torch.full((2,), d),
+        lambda h, n, d: torch.full(size=(2,), fill_value=n),
+        lambda h, n, d: torch.full((2,), d, dtype=DOUBLE),
+        lambda h, n, d: torch.linspace(0, d, 4),
+        lambda h, n, d: torch.eye(2) * d,
+    ],
+    "of integers": [
+        lambda h, n, d: INTS * d,
+        lambda h, n, d: d**INTS,
+        lambda h, n, d: torch.rsub(INTS, d),
+        lambda h, n, d: torch.copysign(INTS, d),
+        lambda h, n, d: torch.xlogy(INTS, d),
+        lambda h, n, d: torch.special.xlog1py(INTS, d),
+        lambda h, n, d: INTS.float_power(d),
+        lambda h, n, d: torch.where(INTS > 1, d, 0.0),
+        lambda h, n, d: torch.where(INTS > 1, d, n),
+        lambda h, n, d: torch.where(INTS > 1, n, 0),
+        lambda h, n, d: torch.where(INTS > 1, INTS, d),
+        lambda h, n, d: torch.div(INTS, d, rounding_mode="floor"),
+        lambda h, n, d: INTS.to(torch.int8) * n,
+        lambda h, n, d: INTS == n,
+    ],
+    "of scalars and halves": [
+        lambda h, n, d: h.sum() * d,
+        lambda h, n, d: torch.copysign(h.sum(), d),
+        lambda h, n, d: torch.xlogy(h.sum().abs(), d),
+        lambda h, n, d: torch.lerp(h.sum(), h.mean(), d),
+        lambda h, n, d: torch.add(h.sum(), h.mean(), alpha=d),
+        lambda h, n, d: F.leaky_relu(h.sum(), d),
+        lambda h, n, d: F.softshrink(h.mean(), d),
+        lambda h, n, d: torch.copysign(HALF.sum(), d),
+        lambda h, n, d: HALF.masked_fill(INTS > 2, d),
+        lambda h, n, d: torch.lerp(HALF, HALF * 2, d),
+        lambda h, n, d: F.elu(HALF, d),
+        lambda h, n, d: F.softplus(HALF, beta=d),
+    ],
+    "activations": [
+        lambda h, n, d: F.leaky_relu(h, d),
+        lambda h, n, d: F.elu(h, d),
+        lambda h, n, d: F.celu(h, alpha=d),
+        lambda h, n, d: F.softplus(h * 90, d),
+        lambda h, n, d: F.softplus(h, beta=2.0, threshold=d),
+        lambda h, n, d: F.threshold(h, d, -d),
+        lambda h, n, d: F.hardtanh(h, -d, d),
+        lambda h, n, d: F.softshrink(h, d),
+        lambda h, n, d: F.hardshrink(h, d),
+    ],
+    "products and rolls": [
+        lambda h, n, d: torch.addmm(h[None], h[None], torch.eye(4), beta=1 - d, alpha=d),
+        lambda h, n, d: torch.addmv(h, torch.ones(4, 4), h, alpha=d),
+        lambda h, n, d: torch.baddbmm(h.view(1, 1, 4), h.view(1, 1, 4), torch.eye(4)[None], beta=d),
+        lambda h, n, d: h.roll(n),
+        lambda h, n, d: torch.roll(h.view(2, 2), shifts=-n, dims=1),
+        lambda h, n, d: torch.roll(h.view(2, 2), n, (0,)),
+        lambda h, n, d: torch.roll(h.view(2, 2), n),
+    ],
+    "random numbers": [
+        lambda h, n, d: torch.normal(0.0, d, (4,)),
+        lambda h, n, d: torch.normal(d, 2.0, size=(4,)),
+        lambda h, n, d: torch.empty(4).normal_(0, d),
+        lambda h, n, d: torch.empty(20).uniform_(-d, d),
+    ],
+}
+
+
+class Numbers(nn.Module):
+    def __init__(self, operators):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.3, -0.7, 1.1, -1.6]))
+        self.n, self.d, self.operators = 0, 0.5, operators
+
+    def forward(self, h, x):
+        h = torch.tanh(h * self.w + x)
+        ys = [of(h, self.n, self.d) for of in self.operators]
+        self.n += 1
+        self.d *= 0.9
+        return h, ys
+
+
+def compiled(module, init, xs):
+    return torch.compile(scan, backend="aot_eager", fullgraph=True)(module, init, xs)
+
+
+def results(run, operators):
+    module = Numbers(operators)
+    torch.manual_seed(0)
+    xs = torch.randn(5, 4)
+    found = [run(module, torch.zeros(4), xs) for _ in range(2)]  # it goes on with its numbers
+    differentiable = [y for _, ys in found for y in ys if y.requires_grad]
+    gradient = torch.autograd.grad(sum(y.float().sum() for y in differentiable), module.w)
+    return found, gradient, (module.n, module.d)
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("run", [scan, compiled])
+@pytest.mark.parametrize("operators", OPERATORS)
+def test_an_operator_is_given_a_number(operators, run):
+    if operators == "random numbers" and run is compiled:
+        pytest.skip("compiled programs draw others")
+    of = [lambda h, n, d: h, *OPERATORS[operators]]
+    with fallback("error"):
+        found = results(run, of)
+    torch.testing.assert_close(found, results(loop, of))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_tensor_of_a_number_warns_of_nothing():
+    with fallback("error"):
+        results(scan, [lambda h, n, d: h * torch.tensor(d)])
