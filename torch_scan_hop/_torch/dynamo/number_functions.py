@@ -152,7 +152,9 @@ def result_dtype(
     """Return the dtype of what a function or a method gives for fakes; None if it gives no tensor,
     or nothing."""
     args, kwargs = pytree.tree_map_only(fx.Proxy, value_of, (args, kwargs))
-    with replaying(TracingContext.get().fake_mode), contextlib.suppress(Exception):
+    mode = TracingContext.get().fake_mode
+    assert mode is not None  # Dynamo's own
+    with replaying(mode), contextlib.suppress(Exception):
         function = getattr(torch.Tensor, target) if isinstance(target, str) else target
         result = function(*args, **kwargs)
         return result.dtype if isinstance(result, torch.Tensor) else None
