@@ -119,9 +119,9 @@ def test_random_numbers_of_numpy_are_numpys(compiled):
 
 
 class CountsInPlace(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dtype) -> None:
         super().__init__()
-        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("steps", torch.tensor(0, dtype=dtype))
         self.register_buffer("total", torch.zeros(3))
 
     def forward(self, c, x):
@@ -131,9 +131,12 @@ class CountsInPlace(torch.nn.Module):
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
-def test_augmented_assignment_to_a_buffer_assigns_what_was_there(backend):
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+def test_augmented_assignment_to_a_buffer_assigns_what_was_there(dtype, backend):
     """It runs as one operator, and the program after it finds the buffers changed."""
-    module, expected, xs = CountsInPlace(), CountsInPlace(), torch.linspace(0, 1, 12).reshape(4, 3)
+    torch._dynamo.reset()
+    module, expected = CountsInPlace(dtype), CountsInPlace(dtype)
+    xs = torch.linspace(0, 1, 12).reshape(4, 3)
 
     def program(run, module):
         carry, ys = run(module, torch.zeros(3), xs)

@@ -6,21 +6,22 @@ graph would go on without an attribute that is there by now.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
-from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import ObservedAttributeError
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
-from torch._dynamo.variables import builtin
+from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
 from torch_scan_hop._torch.replaced import replaced
 
 _NAMES_THE_OWNER = "attr" in inspect.signature(GuardBuilder.HASATTR).parameters  # torch > 2.9
+_GETATTR = "tp_getattro_impl"
+if not hasattr(UserDefinedObjectVariable, _GETATTR):  # until torch 2.14
+    _GETATTR = "var_getattr"
 
 
 def guard_absence(owner: Any, name: str) -> None:
@@ -34,26 +35,16 @@ def guard_absence(owner: Any, name: str) -> None:
         install_guard(AttrSource(owner.source, name).make_guard(GuardBuilder.HASATTR))
 
 
-@contextlib.contextmanager
-def absences_are_guarded() -> Iterator[None]:
-    """Within, an attribute that is looked for in vain is guarded."""
-    is_function = hasattr(symbolic_convert, "generic_getattr")  # since torch 2.15
-    name = "generic_getattr" if is_function else "call_getattr"
-    places: list[Any] = [symbolic_convert, builtin] if is_function else [builtin.BuiltinVariable]
-    original: Any = getattr(places[0], name)
+def absences_are_guarded() -> AbstractContextManager[None]:
+    """Within, an attribute of an object that is looked for in vain is guarded."""
+    original: Any = getattr(UserDefinedObjectVariable, _GETATTR)
 
     @functools.wraps(original)
-    def read(*args: Any, **kwargs: Any) -> Any:
+    def read(self: Any, tx: Any, name: str) -> Any:
         try:
-            return original(*args, **kwargs)
+            return original(self, tx, name)
         except ObservedAttributeError:
-            owner, attribute = args[1:3] if is_function else args[2:4]
-            if not isinstance(attribute, str):
-                attribute = attribute.as_python_constant()
-            guard_absence(owner.realize(), attribute)
+            guard_absence(self, name)
             raise
 
-    with contextlib.ExitStack() as stack:
-        for place in places:
-            stack.enter_context(replaced(place, **{name: read}))
-        yield
+    return replaced(UserDefinedObjectVariable, **{_GETATTR: read})
