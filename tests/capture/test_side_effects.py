@@ -266,7 +266,10 @@ def test_new_data_of_a_tensor_is_refused(compiled):
         return h + module.bias, None
 
     run = torch.compile(scan, backend="eager", fullgraph=True) if compiled else scan
-    with fallback("error"), pytest.raises(Exception, match=r"data of a tensor.*side_effects.*copy_"):
+    with (
+        fallback("error"),
+        pytest.raises(Exception, match=r"data of a tensor.*side_effects.*copy_"),
+    ):
         run(cell, torch.zeros(2), xs)
 
 
@@ -287,3 +290,17 @@ def test_a_tensor_may_be_the_key_of_state():
 
     with fallback("error"):
         assert_same(results(scan), results(loop))
+
+
+def test_a_change_of_shared_memory_is_refused_by_its_line():
+    buffer = torch.zeros(2, 3)
+    row = buffer[0]
+
+    def cell(h, x):
+        mine = h * 2
+        mine += 1
+        buffer.add_(x)  # here
+        return h + row, mine
+
+    with fallback("error"), pytest.raises(Exception, match=r"in place.*add_\(x\)  # here\. Give"):
+        scan(cell, torch.zeros(3), torch.ones(4, 3))

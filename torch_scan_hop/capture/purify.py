@@ -66,6 +66,18 @@ class CapturedBody:
         values, mode = self._examples()
         return set(mutated_inputs(self.module(), [like(mode, v) for v in values], mode))
 
+    def line_of_change(self, n_carried: int) -> str:
+        """Return where the body, made pure, changes one of the inputs that became carries, as
+        ``, at file:line: code``."""
+        effects = Effects(self.module())
+        values, mode = self._examples()
+        run_fake(effects.run, [like(mode, v) for v in values], mode)
+        carried = self.placeholders()[self.n_carry : self.n_carry + n_carried]
+        copies = [user for node in carried for user in node.users]
+        written = set().union(*(effects.storages[node] for node in copies))
+        changing = (node for node, storages in effects.written.items() if storages & written)
+        return next(filter(None, (users_line(n.stack_trace or "") for n in changing)), "")
+
     def _examples(self) -> tuple[list[Any], FakeTensorMode]:
         values = [example_value(n) for n in self.placeholders()]
         return values, fake_mode_of(values)
