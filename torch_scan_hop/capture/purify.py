@@ -139,7 +139,7 @@ def _write_powers_of_negatives(module: fx.GraphModule) -> None:
 
 
 def _refuse_new_memory(module: fx.GraphModule) -> None:
-    """Refuse a tensor that takes the memory of another one, which is no write that a scan carries."""
+    """Refuse a tensor that takes the memory of another: a scan carries no such write."""
     for node in module.graph.nodes:
         if getattr(node.target, "__name__", node.target) in ("set_", "shallow_copy_data_"):
             raise Unsupported(
