@@ -18,7 +18,8 @@ from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
 from torch_scan_hop._torch.replaced import replaced
 
-_NAMES_THE_OWNER = "attr" in inspect.signature(GuardBuilder.HASATTR).parameters  # torch > 2.9
+_HAS: Any = GuardBuilder.HASATTR
+_NAMES_THE_OWNER = "attr" in inspect.signature(_HAS).parameters  # torch > 2.9
 _GETATTR = "tp_getattro_impl"
 if not hasattr(UserDefinedObjectVariable, _GETATTR):  # until torch 2.14
     _GETATTR = "var_getattr"
@@ -29,10 +30,9 @@ def guard_absence(owner: Any, name: str) -> None:
     if owner.source is None:  # made by the program itself
         return
     if _NAMES_THE_OWNER:
-        has = functools.partial(GuardBuilder.HASATTR, attr=name)
-        install_guard(owner.source.make_guard(has))
+        install_guard(owner.source.make_guard(functools.partial(_HAS, attr=name)))
     else:
-        install_guard(AttrSource(owner.source, name).make_guard(GuardBuilder.HASATTR))
+        install_guard(AttrSource(owner.source, name).make_guard(_HAS))
 
 
 def absences_are_guarded() -> AbstractContextManager[None]:
