@@ -130,6 +130,24 @@ def test_a_number_in_init(way, start):
     torch.testing.assert_close((h, ys), (h_loop, ys_loop.flip(turn)))
 
 
+@pytest.mark.parametrize("branch", [lambda n, t: n > 0, lambda n, t: t > 0])
+def test_a_number_in_init_beside_one_in_an_attribute(branch):
+    def results(scan):
+        module = Counting(bool)
+
+        def step(carry, x):
+            h, t = carry
+            module.n += 1
+            h = h * 0.5 + x if branch(module.n, t) else h * (1 + 0.1 * t)
+            return (h, t + 1), h * module.n
+
+        (h, t), ys = scan(step, (torch.ones(B, D, dtype=torch.float64), 0), xs)
+        return h, torch.as_tensor(t), ys, torch.tensor(module.n)
+
+    xs = make_xs()
+    torch.testing.assert_close(results(eager), results(loop))
+
+
 @pytest.mark.parametrize("branch", [lambda n: n == 0, lambda n: False])
 def test_a_program_is_compiled_once_for_all_counts(branch):
     """And once for the first: torch alone compiles a module that counts anew at each call."""

@@ -4,6 +4,7 @@ calls that it does not hold for."""
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -260,6 +261,10 @@ def draws_by_a_generator(h: Tensor, x: Tensor) -> Any:
     return h + x + 0 * torch.rand(4, generator=GENERATOR), h
 
 
+def forces_the_teacher(h: Tensor, x: Tensor) -> Any:
+    return (h if random.random() < 0.5 else x) * 0 + x, h
+
+
 GENERATOR = torch.Generator()
 (ROWS, COLUMNS), VALUES = SPARSE.coalesce().indices().clone(), SPARSE.coalesce().values().clone()
 COUNTER = torch.tensor(0)
@@ -301,6 +306,7 @@ ADVICE: dict[str, tuple[Any, Any, str, list[Any]]] = {
     "bincount": (counts_by_bincount, H, "index_add(0, i, ones)", [counts_by_index_add]),
     "variance": (asks_the_variance, H, "Write it out", [loss_written_out]),
     "generator": (draws_by_a_generator, H, "Draw before the scan", [lambda h, x: (h + x, h)]),
+    "random": (forces_the_teacher, H, "Draw before the scan", [lambda h, x: (x.clone(), h)]),
 }
 
 

@@ -119,9 +119,9 @@ def test_random_numbers_of_numpy_are_numpys(compiled):
 
 
 class CountsInPlace(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dtype) -> None:
         super().__init__()
-        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("steps", torch.tensor(0, dtype=dtype))
         self.register_buffer("total", torch.zeros(3))
 
     def forward(self, c, x):
@@ -131,9 +131,12 @@ class CountsInPlace(torch.nn.Module):
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
-def test_augmented_assignment_to_a_buffer_assigns_what_was_there(backend):
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+def test_augmented_assignment_to_a_buffer_assigns_what_was_there(dtype, backend):
     """It runs as one operator, and the program after it finds the buffers changed."""
-    module, expected, xs = CountsInPlace(), CountsInPlace(), torch.linspace(0, 1, 12).reshape(4, 3)
+    torch._dynamo.reset()
+    module, expected = CountsInPlace(dtype), CountsInPlace(dtype)
+    xs = torch.linspace(0, 1, 12).reshape(4, 3)
 
     def program(run, module):
         carry, ys = run(module, torch.zeros(3), xs)
@@ -185,3 +188,119 @@ def test_a_number_of_numpy_is_said_to_be_one():
         assert_same(scan(cell, h, xs), loop(cell, h, xs))
     with pytest.raises(torch._dynamo.exc.TorchDynamoException, match=what):
         torch.compile(lambda h, xs: scan(cell, h, xs), backend="eager", fullgraph=True)(h, xs)
+
+
+class Absent:
+    """Where a step looks for what no step has left there."""
+
+    def attribute(self, x):
+        try:
+            h = self.h
+        except AttributeError:
+            h = torch.zeros_like(x)
+        self.h = h + x
+        return h
+
+    def by_name(self, x):
+        try:
+            h = getattr(self, "h")  # noqa: B009
+        except AttributeError:
+            h = torch.zeros_like(x)
+        self.h = h + x
+        return h
+
+    def own_dict(self, x):
+        h = self.__dict__.get("h", torch.zeros_like(x))
+        self.__dict__["h"] = h + x
+        return h
+
+    def only_read(self, x):
+        try:
+            return x * self.h
+        except AttributeError:
+            return x
+
+    def global_variable(self, x):
+        global total
+        try:
+            h = total
+        except NameError:
+            h = torch.zeros_like(x)
+        total = h + x
+        return h
+
+
+@pytest.mark.parametrize("how", ["attribute", "by_name", "own_dict", "only_read"])
+@pytest.mark.parametrize("kind", [Absent, type("Module", (Absent, torch.nn.Module), {})])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_attribute_that_was_absent_is_found_later(kind, how, compiled):
+    def results(scan):
+        state = kind()
+        for _ in range(2):
+            yield scan(lambda c, x: (c, getattr(state, how)(x)), None, torch.ones(3, 2))[1]
+        state.h = torch.full((2,), 7.0)
+        yield scan(lambda c, x: (c, getattr(state, how)(x)), None, torch.ones(3, 2))[1]
+
+    torch._dynamo.reset()
+    run = torch.compile(scan, backend="eager", fullgraph=True) if compiled else scan
+    with fallback("error"):
+        assert_same(list(results(run)), list(results(loop)))
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+def test_a_global_variable_that_was_absent_is_found_by_the_next_step():
+    def result(scan):
+        globals().pop("total", None)
+        return scan(lambda c, x: (c, Absent().global_variable(x)), None, torch.ones(3, 2))[1]
+
+    assert_same(result(scan), result(loop))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_new_data_of_a_tensor_is_refused(compiled):
+    """``tensor.data = value`` is no write to the memory that the tensor has."""
+    module, xs = torch.nn.Linear(2, 2), torch.ones(3, 2)
+
+    def cell(h, x):
+        module.bias.data = module.bias.data * 0.5 + x
+        return h + module.bias, None
+
+    run = torch.compile(scan, backend="eager", fullgraph=True) if compiled else scan
+    with (
+        fallback("error"),
+        pytest.raises(Exception, match=r"data of a tensor.*side_effects.*copy_"),
+    ):
+        run(cell, torch.zeros(2), xs)
+
+
+def test_a_tensor_may_be_the_key_of_state():
+    """As in the state of an optimiser."""
+
+    def results(scan):
+        weight, state = torch.ones(2), {}
+
+        def cell(h, x):
+            buffer = state.get(weight)
+            state[weight] = x if buffer is None else 0.9 * buffer + x
+            weight.sub_(0.1 * state[weight])
+            return h + weight, None
+
+        carries = [scan(cell, torch.zeros(2), torch.ones(3, 2))[0] for _ in range(2)]
+        return carries, weight, state[weight]
+
+    with fallback("error"):
+        assert_same(results(scan), results(loop))
+
+
+def test_a_change_of_shared_memory_is_refused_by_its_line():
+    buffer = torch.zeros(2, 3)
+    row = buffer[0]
+
+    def cell(h, x):
+        mine = h * 2
+        mine += 1
+        buffer.add_(x)  # here
+        return h + row, mine
+
+    with fallback("error"), pytest.raises(Exception, match=r"in place.*add_\(x\)  # here\. Give"):
+        scan(cell, torch.zeros(3), torch.ones(4, 3))

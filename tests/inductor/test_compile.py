@@ -748,3 +748,21 @@ def test_segments_of_open_sizes_have_gradients_under_inductor():
     torch._dynamo.mark_dynamic(xs, 2)
     compiled = torch.compile(scan, fullgraph=True)
     assert_same(train(compiled), train(loop))
+
+
+def test_a_ring_buffer_trains():
+    """Its backward adds to zeros at the pointer, and torch 2.9 wrote the zeros after that."""
+
+    def program(scan, weight, buffer, xs):
+        def cell(carry, x):
+            buffer, pointer = carry
+            old, buffer = buffer[pointer], buffer.index_put((pointer,), x * weight)
+            return (buffer, (pointer + 1) % 4), x - old
+
+        (buffer, _), ys = scan(cell, (buffer, torch.tensor(0)), xs)
+        return buffer.sin().sum() + ys.sin().sum()
+
+    tensors = [randn(*shape).requires_grad_() for shape in ((4,), (4, 2, 4), (5, 2, 4))]
+    run = torch.compile(functools.partial(program, scan), fullgraph=True)
+    expected = torch.autograd.grad(program(loop, *tensors), tensors)
+    assert_same(torch.autograd.grad(run(*tensors), tensors), expected)

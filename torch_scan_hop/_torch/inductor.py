@@ -6,6 +6,7 @@ Import it only once Inductor is needed: it takes seconds.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import fx
 from torch._inductor import config, ir
 from torch._inductor.codegen import wrapper as wrapper_lines
 from torch._inductor.codegen.wrapper import EnterSubgraphLine, ExitSubgraphLine, WrapperLine
+from torch._inductor.dependencies import StarDep, WeakDep
 from torch._inductor.ir import (
     ExternKernel,
     FixedLayout,
@@ -27,9 +29,12 @@ from torch._inductor.ir import (
     TensorBox,
 )
 from torch._inductor.lowering import fallback_handler, register_lowering
+from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
+from torch.utils._ordered_set import OrderedSet
 
 from torch_scan_hop._torch.inductor_values import is_unrealized
+from torch_scan_hop._torch.replaced import replaced
 
 # torch's, under our names
 __all__ = ["MultiOutputLayout"]
@@ -149,12 +154,29 @@ def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Seque
         try:
             # what is captured as a CUDA graph is the whole loop: a step is no partition of its own
             whole = config.patch(graph_partition=False)
-            with V.set_graph_handler(graph), whole:
+            with V.set_graph_handler(graph), whole, _writes_stay_in_order():
                 graph.codegen_subgraph(parent_graph=parent)
         finally:
             wrapper.pop_codegened_graph()
     _reuse_buffers_within(wrapper.lines[first:])
     parent.removed_buffers |= graph.removed_buffers
+
+
+def _writes_stay_in_order() -> contextlib.AbstractContextManager[None]:
+    """Keep the order of writes to one buffer, which torch 2.9 forgets of a node whose loops change
+    to fit those of another: a scatter may come before the values that it adds to."""
+    original: Any = SchedulerNode.recompute_size_and_body
+    if "fake_deps" in original.__code__.co_varnames:  # torch > 2.9
+        return contextlib.nullcontext()
+
+    @functools.wraps(original)
+    def recompute(self: Any, *args: Any, **kwargs: Any) -> None:
+        kinds = (WeakDep, StarDep)
+        orders = OrderedSet(d for d in self.read_writes.reads if isinstance(d, kinds))
+        original(self, *args, **kwargs)
+        self.set_read_writes(self.read_writes.with_read(orders).rename(self.mutation_renames))
+
+    return replaced(SchedulerNode, recompute_size_and_body=recompute)
 
 
 @contextlib.contextmanager

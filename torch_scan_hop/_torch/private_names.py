@@ -89,10 +89,10 @@ NAMES: dict[str, str] = {
         "torch._dynamo.backends.debugging.make_eager_backend_with_torch_function_modes "
         "torch._dynamo.bytecode_transformation torch._dynamo.config "
         "torch._dynamo.convert_frame.compile_lock torch._dynamo.exc.BackendCompilerFailed "
-        "torch._dynamo.exc.FailOnRecompileLimitHit torch._dynamo.exc.ObservedException "
-        "torch._dynamo.exc.TorchDynamoException torch._dynamo.exc.UncapturedHigherOrderOpError "
-        "torch._dynamo.exc.Unsupported torch._dynamo.exc.UserError "
-        "torch._dynamo.exc.UserErrorType "
+        "torch._dynamo.exc.FailOnRecompileLimitHit torch._dynamo.exc.ObservedAttributeError "
+        "torch._dynamo.exc.ObservedException torch._dynamo.exc.TorchDynamoException "
+        "torch._dynamo.exc.UncapturedHigherOrderOpError torch._dynamo.exc.Unsupported "
+        "torch._dynamo.exc.UserError torch._dynamo.exc.UserErrorType "
         "torch._dynamo.external_utils.insert_const_values_with_mask "
         "torch._dynamo.guards.GuardBuilder torch._dynamo.guards.install_guard "
         "torch._dynamo.output_graph.OutputGraph torch._dynamo.run "
@@ -133,6 +133,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.misc.AutogradFunctionVariable "
         "torch._dynamo.variables.misc.CellVariable torch._dynamo.variables.misc.NewGlobalVariable "
         "torch._dynamo.variables.misc.NumpyVariable "
+        "torch._dynamo.variables.misc.PythonModuleVariable "
         "torch._dynamo.variables.misc.get_np_to_tnp_map "
         "torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable "
         "torch._dynamo.variables.sets.SetVariable "
@@ -180,7 +181,8 @@ NAMES: dict[str, str] = {
         "torch._inductor.codegen.wrapper.PythonWrapperCodegen "
         "torch._inductor.codegen.wrapper.WrapperLine torch._inductor.config "
         "torch._inductor.config.patch torch._inductor.config.triton.cudagraphs "
-        "torch._inductor.decomposition.select_decomp_table torch._inductor.fx_passes.post_grad "
+        "torch._inductor.decomposition.select_decomp_table torch._inductor.dependencies.StarDep "
+        "torch._inductor.dependencies.WeakDep torch._inductor.fx_passes.post_grad "
         "torch._inductor.fx_passes.post_grad.decompose_scan_to_while_loop "
         "torch._inductor.fx_utils torch._inductor.graph.GraphLowering torch._inductor.ir "
         "torch._inductor.ir.BaseView torch._inductor.ir.ExternKernel "
@@ -194,11 +196,13 @@ NAMES: dict[str, str] = {
         "torch._inductor.ir.Subgraph torch._inductor.ir.TensorBox "
         "torch._inductor.ir.as_storage_and_layout torch._inductor.lowering.fallback_handler "
         "torch._inductor.lowering.register_lowering torch._inductor.ops_handler.WrapperHandler "
+        "torch._inductor.scheduler.SchedulerNode "
         "torch._inductor.subgraph_lowering.PointwiseSubgraphLowering "
         "torch._inductor.subgraph_lowering.SubgraphLoweringException "
         "torch._inductor.virtualized.V torch._inductor.virtualized.ops "
-        "torch.utils._sympy.functions.Max torch.utils._sympy.functions.Min "
-        "torch.utils._sympy.value_ranges.ValueRanges torch.utils._sympy.value_ranges.bound_sympy"
+        "torch.utils._ordered_set.OrderedSet torch.utils._sympy.functions.Max "
+        "torch.utils._sympy.functions.Min torch.utils._sympy.value_ranges.ValueRanges "
+        "torch.utils._sympy.value_ranges.bound_sympy"
     ),
     "vectors_of_bools": (
         "torch._inductor.codegen.cpp.CppVecKernel torch._inductor.codegen.cpp_utils.cexpr_index "
@@ -431,6 +435,7 @@ CALLED: dict[str, str] = {
     "torch._inductor.lowering.register_lowering": "aten_fn type_promotion_kind=",
     "torch._inductor.mkldnn_ir.LinearUnary": "layout inputs constant_args",
     "torch._inductor.runtime.cache_dir_utils.cache_dir": "()",
+    "torch._inductor.scheduler.SchedulerNode.recompute_size_and_body": "self ...",
     "torch._inductor.utils.IndentedBuffer": "()",
     "torch._inductor.utils.parallel_num_threads": "()",
     "torch._inductor.virtualized.V.MockHandler": "()",
@@ -481,6 +486,7 @@ CALLED: dict[str, str] = {
     "torch.overrides._pop_mode": "()",
     "torch.overrides._push_mode": "mode",
     "torch.utils._device._device_constructors": "()",
+    "torch.utils._ordered_set.OrderedSet": "iterable",
     "torch.utils._python_dispatch._disable_current_modes": "()",
     "torch.utils._python_dispatch._get_current_dispatch_mode": "()",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "()",
@@ -587,6 +593,9 @@ REPLACED: dict[str, str] = {
     "torch._inductor.ops_handler.WrapperHandler.index_expr": "self expr dtype",
     "torch._inductor.ops_handler.WrapperHandler.load": "self name index",
     "torch._inductor.ops_handler.WrapperHandler.masked": "self mask body other",
+    "torch._inductor.scheduler.SchedulerNode.recompute_size_and_body": (
+        "self extra_indexing_constraints recompute_sizes_body_func"
+    ),
     "torch._inductor.subgraph_lowering.PointwiseSubgraphLowering.call_function": (
         "self target args kwargs"
     ),

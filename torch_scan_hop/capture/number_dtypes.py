@@ -10,8 +10,9 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dtensors import is_dtensor
 from torch_scan_hop._torch.dynamo.attempts import changes_are_taken_back
-from torch_scan_hop._torch.dynamo.errors import is_of_arithmetic
+from torch_scan_hop._torch.dynamo.errors import is_branch, is_of_arithmetic
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_in_force
+from torch_scan_hop._torch.dynamo.places import StateAssigned
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     VariableTracker,
@@ -24,7 +25,7 @@ from torch_scan_hop._torch.functorch_levels import is_wrapped
 from torch_scan_hop.capture.first_steps import FirstStepDiffers
 from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.told import in_a_body
-from torch_scan_hop.capture.weak_numbers import kinds_are_known, mark_numbers
+from torch_scan_hop.capture.weak_numbers import kinds_are_known, mark_numbers, numbers_among
 from torch_scan_hop.signature import Inputs
 
 #: what an example of a step is given as numbers, in turn: it may divide by n - 1, or take its root
@@ -75,6 +76,7 @@ def with_dtypes_of_step(
     next one, too. Further rounds see what the dtypes found do to other numbers.
     """
     found = _Dtypes(tx, combine_fn, inputs, positions)
+    of_numbers: Exception | None = None
     widest = {k: example_value(inputs.carry[k]).dtype for k in positions}
     kinds: Dtypes = {k: _KIND_OF_DTYPE[widest[k]] for k in positions}
     try:
@@ -84,11 +86,14 @@ def with_dtypes_of_step(
         if is_of_arithmetic(error):
             raise
         dtypes, staying = kinds, []
+        of_numbers = error
     whole: Dtypes = {k: _as_dtype(dtypes[k]) for k in positions}
     found.staying = staying
     try:
         settled = found.settle(whole)
     except Exception as error:  # the step asks for a number, or multiplies matrices by what grows
+        if isinstance(of_numbers, StateAssigned) and is_branch(error):
+            raise of_numbers from error  # carried, what the step leaves is in the way no more
         note_leaf(error, "a step takes no scalars for the numbers in init", grows=True)
         raise
     # a step that returns a number itself: the scalar that it becomes
@@ -142,7 +147,7 @@ class _Dtypes:
         tx = self.tx
         with discard_graph_changes(tx), changes_are_taken_back(tx):
             step = example_arguments(tx, replace(self.inputs, carry=self.carry_in(dtypes)))
-            mark_numbers(step, self.staying)
+            mark_numbers(step, [*numbers_among(self.inputs.carry), *self.staying])
             with function_modes_in_force(tx), kinds_are_known(), in_a_body():
                 keep: Any = {"keep_numbers": ConstantVariable.create(True)}
                 result = self.combine_fn.call_function(tx, step, keep)

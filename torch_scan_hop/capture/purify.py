@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.variables import example_value, known_modules
 from torch_scan_hop._torch.effects import Effects
 from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of
@@ -15,6 +16,7 @@ from torch_scan_hop._torch.functorch_levels import is_wrapped
 from torch_scan_hop._torch.tracing import mutated_inputs, run_fake
 from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.capture.index_nodes import nested_modules, write_indices
+from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.op import ScanOperator
 from torch_scan_hop.signature import output_node
 
@@ -35,6 +37,7 @@ class CapturedBody:
         self.checked = checked
         for module in nested_modules(self.module()):
             _write_powers_of_negatives(module)
+            _refuse_new_memory(module)
         write_indices(self.module())
 
     def module(self) -> fx.GraphModule:
@@ -62,6 +65,18 @@ class CapturedBody:
         """Return the positions of the inputs that the body changes in place."""
         values, mode = self._examples()
         return set(mutated_inputs(self.module(), [like(mode, v) for v in values], mode))
+
+    def line_of_change(self, n_carried: int) -> str:
+        """Return where the body, made pure, changes one of the inputs that became carries, as
+        ``, at file:line: code``."""
+        effects = Effects(self.module())
+        values, mode = self._examples()
+        run_fake(effects.run, [like(mode, v) for v in values], mode)
+        carried = self.placeholders()[self.n_carry : self.n_carry + n_carried]
+        copies = [user for node in carried for user in node.users]
+        written = set().union(*(effects.storages[node] for node in copies))
+        changing = (node for node, storages in effects.written.items() if storages & written)
+        return next(filter(None, (users_line(n.stack_trace or "") for n in changing)), "")
 
     def _examples(self) -> tuple[list[Any], FakeTensorMode]:
         values = [example_value(n) for n in self.placeholders()]
@@ -121,3 +136,14 @@ def _write_powers_of_negatives(module: fx.GraphModule) -> None:
         if isinstance(node.args[0], (int, float)) and node.args[0] < 0:
             node.target = torch.pow
             module.recompile()
+
+
+def _refuse_new_memory(module: fx.GraphModule) -> None:
+    """Refuse a tensor that takes the memory of another: a scan carries no such write."""
+    for node in module.graph.nodes:
+        if getattr(node.target, "__name__", node.target) in ("set_", "shallow_copy_data_"):
+            raise Unsupported(
+                "the body assigns to the data of a tensor, which gives it other memory"
+                f"{users_line(node.stack_trace or '')}. Write to its own, with tensor.copy_(value) "
+                "under torch.no_grad()"
+            )

@@ -183,6 +183,10 @@ _MEANINGS = (
     (r"requires_grad_\(\)`", "the body calls requires_grad_()"),
     (r"Tensor\.retain_grad\(\) with", "the body calls retain_grad()"),
     (r"as_proxy.*generator=", "the body draws from a torch.Generator of its own"),
+    (
+        r"(?i:data.dependent|marked as skipped).*(?<![\w.])random\.\w+\(",
+        "the body draws from Python's `random`, and decides by that",
+    ),
     (r"(?i:data.dependent).*gaussian_nll_loss\(", "the loss asks if a variance is negative"),
 )
 _FIXES = (
@@ -203,7 +207,10 @@ _FIXES = (
     ("registers a hook on a module", "Register it before the scan."),
     ("what the grad_fn of", "Ask if h.requires_grad, or if h.grad_fn is None."),
     ("calls retain_grad", "Return the tensor in ys, and call ys.retain_grad() after the scan."),
-    ("draws from a torch.Generator", "Draw before the scan, and pass what was drawn in xs."),
+    (
+        "draws from (a torch.Generator|Python's `random`)",
+        "Draw before the scan, and pass what was drawn in xs.",
+    ),
     ("variance is negative", "Write it out: 0.5 * (var.log() + (y - mean) ** 2 / var).mean()."),
     (
         r"bincount\(",

@@ -19,9 +19,10 @@ class SharedMemory(RuntimeError):
     """A body changes a tensor that shares its memory with another input."""
 
 
+#: to be formatted with the line of the change, as ", at file:line: code", or with ""
 REASON = (
     "the body changes a tensor in place that shares memory with another tensor that it reads (a "
-    "view of it, its detach(), or the xs). Give the body one of them, or a clone"
+    "view of it, its detach(), or the xs){}. Give the body one of them, or a clone"
 )
 
 
@@ -45,4 +46,4 @@ def check_memory(changed: Sequence[Any], others: Sequence[Any]) -> None:
     """Check, in the captured program, that memory which was not shared in the capture is not."""
     tensors = [t for t in (*changed, *others) if isinstance(t, torch.Tensor)]
     if all(map(is_plain_tensor, tensors)) and share_memory(changed, others):
-        raise SharedMemory(REASON)
+        raise SharedMemory(REASON.format(""))

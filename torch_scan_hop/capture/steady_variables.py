@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo.absent import absences_are_guarded
 from torch_scan_hop._torch.dynamo.attempts import taken_back_on_error
 from torch_scan_hop._torch.dynamo.counted import counters_vary, note_counters
 from torch_scan_hop._torch.dynamo.deques import deques_are_bounded
@@ -75,6 +76,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
                 hooks_are_captured(hooked, self.value),
                 methods_have_functions(),
                 grad_functions_are_known(),
+                absences_are_guarded(),
                 deques_are_bounded(tx),
                 counters_vary(tx),
                 lstm_in_parts(),  # in the first step, too: torch 2.9 has wrong shapes otherwise

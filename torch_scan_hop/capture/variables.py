@@ -185,7 +185,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         self._check_body(body)
         mutated = body.make_pure()
         if mutated:
-            _refuse_shared_memory(tx, inputs, mutated, n_carry)
+            _refuse_shared_memory(tx, inputs, mutated, body)
         outputs = _call_in_graph(tx, call, body, inputs, mutated)
         last = n_carry + len(mutated)
         for k, after in zip(mutated, outputs[n_carry:last], strict=True):
@@ -263,17 +263,17 @@ class StayingNumbersVariable(TorchHigherOrderOperatorVariable):
         return TupleVariable([ConstantVariable.create(flag) for flag in flags])
 
 
-def _refuse_shared_memory(tx: Any, inputs: list[Any], mutated: list[int], n_carry: int) -> None:
+def _refuse_shared_memory(tx: Any, inputs: Any, mutated: list[int], body: CapturedBody) -> None:
     """Refuse to capture a body that changes a tensor which another input shares memory with.
 
     A tensor that the body changes is carried as a copy, and a view would not see the changes.
     """
     changed = [inputs[k] for k in mutated]
     # init is read before anything changes
-    others = [v for k, v in enumerate(inputs) if k >= n_carry and k not in mutated]
+    others = [v for k, v in enumerate(inputs) if k >= body.n_carry and k not in mutated]
     others = [v for v in others if isinstance(example_value(v), torch.Tensor)]
     if share_memory(list(map(example_value, changed)), list(map(example_value, others))):
-        raise Unsupported(REASON)
+        raise Unsupported(REASON.format(body.line_of_change(len(mutated))))
     create_proxy(tx, "call_function", check_memory, (changed, others))
 
 

@@ -13,10 +13,11 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.misc import CellVariable
+from torch._dynamo.variables.misc import CellVariable, NewGlobalVariable, PythonModuleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._guards import TracingContext
 
+from torch_scan_hop._torch.dynamo.absent import guard_absence
 from torch_scan_hop._torch.dynamo.variables import example_value
 
 
@@ -94,8 +95,12 @@ class Place:
     def __str__(self) -> str:
         if isinstance(self.owner, CellVariable):
             return "a nonlocal variable"
-        name = self.name.as_python_constant() if self.is_item else self.name
+        if isinstance(self.owner, NewGlobalVariable):
+            return f"the global variable {self.name!r}"
         kind = self.owner.python_type().__name__
+        if self.is_item and not self.name.is_python_constant():
+            return f"an item of a {kind}"
+        name = self.name.as_python_constant() if self.is_item else self.name
         return f"item {name!r} of a {kind}" if self.is_item else f"attribute {name!r} of a {kind}"
 
     def is_buffer(self) -> bool:
@@ -132,6 +137,19 @@ class Place:
         if dataclasses.is_dataclass(part.python_type()):
             advice = f"A dataclass is carried after torch.export.register_dataclass({kind})."
         raise Unsupported(f"the body leaves a {kind} in {self}, at {self.line}. {advice}")
+
+    def check_owner(self) -> None:
+        """Raise Unsupported for a global variable that Dynamo does not find again in the next step;
+        guard that nothing is there if nothing is."""
+        is_new = self.before is None
+        is_new_global = is_new and isinstance(self.owner, PythonModuleVariable)
+        if is_new_global or isinstance(self.owner, NewGlobalVariable):
+            raise Unsupported(
+                f"the body assigns to {self}, at {self.line}, which Dynamo does not find again in "
+                "the next step. Keep it in an object, or in a dict"
+            )
+        if is_new:
+            guard_absence(self.owner, self.name)
 
     def refusal(self) -> Unsupported:
         values = (self.before, self.after)

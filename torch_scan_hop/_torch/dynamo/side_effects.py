@@ -26,7 +26,7 @@ from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.lists import BaseListVariable
-from torch._dynamo.variables.misc import AutogradFunctionContextVariable, NewGlobalVariable
+from torch._dynamo.variables.misc import AutogradFunctionContextVariable
 
 from torch_scan_hop._torch.dynamo.deques import is_filling
 from torch_scan_hop._torch.dynamo.places import (
@@ -181,8 +181,7 @@ class _Watch:
         found = [place for contents in self.contents.values() for place in contents.changes()]
         for place in self.attributes.values():
             if place.before is None or not is_same(place.before, place.after):
-                if isinstance(place.owner, NewGlobalVariable):
-                    raise refused_change(AN_OBJECT, place.line)
+                place.check_owner()
                 found.append(place)
         return found
 

@@ -86,7 +86,10 @@ def write_back(tx: Any, destination: fx.Proxy, source: fx.Proxy) -> None:
     is_leaf = value.is_leaf and value.requires_grad and torch.is_grad_enabled()
     if is_leaf:
         _set_grad_enabled(tx, False)
-    create_node(tx, "call_method", "copy_", (destination, source), {})
+    written = create_node(tx, "call_method", "copy_", (destination, source), {})
+    # torch drops nodes that nobody reads if their example may have been read as a float, which the
+    # destination's may if it is a scalar in double
+    written.as_proxy().node.meta["example_value"] = example_value(source)
     if is_leaf:
         _set_grad_enabled(tx, True)
 
