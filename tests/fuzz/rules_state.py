@@ -87,6 +87,23 @@ def computed_of_a_counter(g: Builder) -> None:
 
 
 @rule("counters")
+def decides_the_dtype_of_a_tensor(g: Builder) -> None:
+    """A tensor of Python numbers alone has the default dtype, which rounds it, among doubles."""
+    a = g.float()
+    _holder(g)
+    name = f"holder.n{len(g.vars)}"
+    g.before.append(Statement(f"{name} = 0.7137"))
+    g.do(f"{name} *= 0.9")
+    texts = [
+        "torch.tensor({n})", "torch.tensor([{n}, 1.0]).mean()", "torch.full((2,), {n}).sum()",
+        "torch.where({a} > 0.0137, {n}, 0.1)", "F.leaky_relu(torch.tensor(-1.0), {n})",
+    ]  # fmt: skip
+    text = g.choose(texts).format(n=name, a=a.name)
+    g.let(f"torch.sin({a.name} * {text}.to(dtype))", a.type.shape)
+    g.extras.append(name)
+
+
+@rule("counters")
 def kept_beside_a_number(g: Builder) -> None:
     a = g.float(fresh=True)
     _holder(g)
