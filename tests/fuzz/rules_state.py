@@ -99,7 +99,8 @@ def decides_the_dtype_of_a_tensor(g: Builder) -> None:
         "torch.where({a} > 0.0137, {n}, 0.1)", "F.leaky_relu(torch.tensor(-1.0), {n})",
     ]  # fmt: skip
     text = g.choose(texts).format(n=name, a=a.name)
-    g.let(f"torch.sin({a.name} * {text}.to(dtype))", a.type.shape)
+    # a phase shows in which digit it was rounded
+    g.let(f"torch.sin({a.name} + 1e7 * {text}.to(dtype))", a.type.shape)
     g.extras.append(name)
 
 
