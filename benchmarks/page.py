@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,9 @@ class Page:
 
     def __init__(self, title: str, name: str) -> None:
         self.title, self.name = title, name
+        # who asks for help gets it: a page without options would measure, and be written over
+        known = f"python -m benchmarks.{name}"
+        argparse.ArgumentParser(known, description=title).parse_known_args()
         self.start, self.load_before = time.perf_counter(), report.load()
 
     def measured(self, function: str, *args: Any, **how: Any) -> Any:
