@@ -82,11 +82,11 @@ def _added(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]
 
 # As torch's documentation has them. What is not chosen is finite, or its gradient would be a nan.
 _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
-    "leaky_relu": lambda x, slope: torch.where(x > 0, x, x * slope),
+    "leaky_relu": lambda x, negative_slope: torch.where(x > 0, x, x * negative_slope),
     "elu": lambda x, alpha: torch.where(x > 0, x, x.clamp(max=0).expm1() * alpha),
     "celu": lambda x, alpha: torch.where(x > 0, x, (x.clamp(max=0) / alpha).expm1() * alpha),
     "softplus": _softplus,
-    "threshold": lambda x, least, value: torch.where(x > least, x, value),
+    "threshold": lambda x, threshold, value: torch.where(x > threshold, x, value),
     "hardtanh": lambda x, min_val=-1.0, max_val=1.0: torch.where(
         x <= min_val, min_val, torch.where(x >= max_val, max_val, x)
     ),
