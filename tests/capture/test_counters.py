@@ -275,3 +275,22 @@ def test_random_branches(seed):
     (h, n), ys = loop(step, init, xs)
     assert found[0][1] == n
     torch.testing.assert_close((found[0][0], found[1]), (h, ys))
+
+
+class Flagged(Counting):
+    """It makes tensors of what it asks of its counter, which it has not assigned to so far."""
+
+    def forward(self, h, x):
+        even = torch.as_tensor(self.n % 2 == 0)
+        h = torch.where(even, h * 0.5 + x, h) + torch.tensor(self.n > 3, dtype=h.dtype)
+        h = torch.tanh(self.linear(h) + x)
+        self.n += 1
+        return h, h
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tensor_of_a_flag(way):
+    run = WAYS[way]()
+    module, other = (Flagged(None) for _ in range(2))
+    for steps in (5, 5, 4):  # it goes on from an odd count, too
+        check(run, module, other, steps)

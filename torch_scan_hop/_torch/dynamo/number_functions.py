@@ -208,23 +208,34 @@ def numbers_are_weak(
         note(made, given)
         return made
 
-    with replaced(output, create_proxy=create_proxy), _full_is_given(is_number):
+    with replaced(output, create_proxy=create_proxy), _tensors_are_made_of_numbers(is_number):
         yield
 
 
 @contextlib.contextmanager
-def _full_is_given(is_number: Callable[[fx.Proxy], bool]) -> Iterator[None]:
+def _tensors_are_made_of_numbers(is_number: Callable[[fx.Proxy], bool]) -> Iterator[None]:
     """``torch.full`` is a node if it is given a number, which decides its dtype; Dynamo reads it,
-    or fills an empty tensor of the default dtype."""
+    or fills an empty tensor of the default dtype. ``torch.as_tensor(n > 3)`` of a symbol, of which
+    Dynamo makes no tensor, is one of the flag, which is guarded."""
     original = TorchInGraphFunctionVariable.call_function
 
     @functools.wraps(original)
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        given = [v.realize() for v in (*args, *kwargs.values())] if self.value is torch.full else []
-        if not any(isinstance(v, TensorVariable) and is_number(v.as_proxy()) for v in given):
+        if self.value not in _MAKE_TENSORS:
             return original(self, tx, args, kwargs)
-        args, kwargs = pytree.tree_map(operator.methodcaller("as_proxy"), ((*args,), kwargs))
-        return create_node(tx, "call_function", torch.full, args, kwargs)
+        given = [v.realize() for v in (*args, *kwargs.values())]
+        if self.value is torch.full:
+            if any(isinstance(v, TensorVariable) and is_number(v.as_proxy()) for v in given):
+                args, kwargs = pytree.tree_map(
+                    operator.methodcaller("as_proxy"), ((*args,), kwargs)
+                )
+                return create_node(tx, "call_function", torch.full, args, kwargs)
+        elif given and isinstance(getattr(given[0], "sym_num", None), torch.SymBool):
+            args = [ConstantVariable.create(given[0].evaluate_expr(tx.output)), *args[1:]]
+        return original(self, tx, args, kwargs)
 
     with replaced(TorchInGraphFunctionVariable, call_function=call_function):
         yield
+
+
+_MAKE_TENSORS = (torch.full, torch.tensor, torch.as_tensor)
