@@ -138,3 +138,22 @@ def test_an_operator_is_given_a_number(operators, run):
 def test_a_tensor_of_a_number_warns_of_nothing():
     with fallback("error"):
         results(scan, [lambda h, n, d: h * torch.tensor(d)])
+
+
+@pytest.mark.parametrize("run", [scan, compiled])
+def test_a_division_rounds_once(run):
+    """As Python's: the operators of IEEE 754 give the last digit, too."""
+    divisions = [lambda n, d: 0.1 / n, lambda n, d: n / 3, lambda n, d: d / n, lambda n, d: 7 / d]
+
+    def cell(carry, x):
+        h, n, d = carry
+        ys = [torch.tensor(of(n, d), dtype=DOUBLE) for of in divisions]
+        return (h + x, n + 1, d * 0.9), ys
+
+    with fallback("error"):
+        _, found = run(cell, (torch.zeros(()), 1, 0.7), torch.zeros(60))
+    n, d, expected = 1, 0.7, []
+    for _ in range(60):
+        expected.append([of(n, d) for of in divisions])
+        n, d = n + 1, d * 0.9
+    assert [y.tolist() for y in found] == [list(of) for of in zip(*expected, strict=True)]

@@ -121,6 +121,7 @@ class _Exact:
             if self.widen(node):
                 for number in given:
                     node.replace_input_with(number, self.cast(number, torch.float64))
+                self._divide_once(node)
         elif node.target is of_number:
             raise Unsupported(f"{NUMBER_OF_TENSOR}{users_line(node.stack_trace or '')}")
 
@@ -130,6 +131,17 @@ class _Exact:
             for flag in node.all_input_nodes:
                 node.replace_input_with(flag, self.cast(flag, torch.int64))
             node.meta["example_value"] = node.meta["example_value"].to(torch.int64)
+
+    def _divide_once(self, node: fx.Node) -> None:
+        """Let ``0.1 / n`` divide; torch multiplies a Python number by the reciprocal of a tensor,
+        which rounds twice."""
+        if node.target is operator.truediv and isinstance(node.args[0], (int, float)):
+            with self.graph.inserting_before(node):
+                options = {"dtype": torch.float64, "device": node.meta["example_value"].device}
+                dividend = self.graph.call_function(torch.full, ((), node.args[0]), options)
+            dividend.meta["example_value"] = node.meta["example_value"]
+            self.numbers.add(dividend)
+            node.args = (dividend, *node.args[1:])
 
     def widen(self, node: fx.Node) -> bool:
         """Make the example of ``node`` double, if it has a smaller floating dtype."""
