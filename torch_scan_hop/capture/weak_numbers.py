@@ -23,7 +23,7 @@ from torch_scan_hop._torch.dynamo.number_functions import (
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
 from torch_scan_hop._torch.operators import is_function_of_torch
 from torch_scan_hop.capture.number_arguments import name_with_scalar, with_scalar
-from torch_scan_hop.capture.number_arithmetic import ARITHMETIC
+from torch_scan_hop.capture.number_arithmetic import ARITHMETIC, IN_PLACE
 from torch_scan_hop.capture.told import in_a_body, is_in_a_body, numbers_carried
 
 #: in the meta of a number's node: which leaf of the carry it is; None for what is made of numbers
@@ -121,7 +121,9 @@ def _dtype_that_gives(
     """Return the dtype that numbers must have for a result in the dtype that ``target`` gives for
     Python's; None if that is the one they have."""
     is_known = isinstance(target, str) or is_function_of_torch(target)
-    if not is_known or (target in ARITHMETIC and all(map(_is_marked, given))):
+    if not is_known or _keeps_dtype(target, kwargs):
+        return None
+    if target in ARITHMETIC and all(map(_is_marked, given)):
         return None
 
     def as_python_has_it(proxy: fx.Proxy) -> Any:
@@ -133,6 +135,13 @@ def _dtype_that_gives(
     if expected in (None, result_dtype(run, taken, kwargs, example_value)):
         return None
     return expected
+
+
+def _keeps_dtype(target: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Return True for an operator whose result has the dtype of an operand, since it writes to that
+    or indexes it."""
+    name = getattr(target, "__name__", target).removesuffix("__")
+    return target in IN_PLACE or name.endswith(("_", "setitem", "getitem")) or "out" in kwargs
 
 
 def _of_numbers_alone(kind: int) -> torch.dtype:
