@@ -12,8 +12,9 @@ import torch
 from torch_scan_hop import legality, scan
 from torch_scan_hop.versions import torch_version
 
-#: torch's own included, of which torch before 2.15 makes up to 30 more
-MOST_CALLS = 300 if torch_version() >= (2, 15) else 330
+#: torch's own included, of which torch before 2.15 makes up to 30 more; 14 ask for tensors on XLA,
+#: where torch_xla is loaded
+MOST_CALLS = 300 if torch_version() >= (2, 15) else 345
 
 
 @pytest.mark.torch_version
