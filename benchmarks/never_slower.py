@@ -233,8 +233,9 @@ def main() -> None:
             if isinstance(found, dict)
             else found
         )
-        # anew each time, so that a run that is ended keeps what it measured
-        page.write(lines_of(rows, modes))
+        page.keep(lines_of(rows, modes))  # so that a run that is ended keeps what it measured
+        print(f"{len(rows)} programs", flush=True)
+    page.write(lines_of(rows, modes))
 
 
 if __name__ == "__main__":

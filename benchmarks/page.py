@@ -27,13 +27,19 @@ class Page:
             raise SystemExit(found["failed"])
         return found
 
+    def keep(self, lines: Iterable[str]) -> str:
+        """Write the page among the results, and return it."""
+        text = self._text(lines)
+        (child.RESULTS / f"{self.name}.md").write_text(text)
+        return text
+
     def write(self, lines: Iterable[str], keep: bool = True) -> None:
         """Print the page, and ``keep`` it among the results."""
+        print(self.keep(lines) if keep else self._text(lines))
+
+    def _text(self, lines: Iterable[str]) -> str:
         minutes = (time.perf_counter() - self.start) / 60
         module = f"benchmarks.{self.name}"
-        text = "\n".join(
+        return "\n".join(
             [*report.header(self.title, module, self.load_before, minutes), *lines, ""]
         )
-        if keep:
-            (child.RESULTS / f"{self.name}.md").write_text(text)
-        print(text)

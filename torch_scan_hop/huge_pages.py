@@ -42,7 +42,10 @@ def advise(stack: torch.Tensor) -> None:
 
     It is advice: where the system has none to give, nothing happens.
     """
-    if stack.nbytes < LEAST_BYTES or stack.device.type != "cpu":
+    # what a mode of the user's makes may have no memory, and a compiler's fake no number of bytes
+    if type(stack) is not torch.Tensor or stack.device.type != "cpu":
+        return
+    if stack.nbytes < LEAST_BYTES:
         return
     if (system := _madvise()) is None or why_off("huge_pages"):
         return
@@ -55,7 +58,7 @@ def advise(stack: torch.Tensor) -> None:
 def empty_stack(y: Any, trip_count: int) -> torch.Tensor:
     """Do as :func:`torch_scan_hop.step.empty_stack`, for memory that is to be written whole."""
     stack = step.empty_stack(y, trip_count)
-    # what a mode of the user's makes may have no memory, and a compiler's fake no number of bytes
+    # asked here, too: each call of a scan makes some, of which most are small
     if type(stack) is torch.Tensor and stack.nbytes >= LEAST_BYTES:
         advise(stack)
     return stack

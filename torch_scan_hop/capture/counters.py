@@ -92,17 +92,14 @@ class Counters:
         if flag.target is of_number and flag.args[0] in ("not", "bool"):
             decided = self.decide(flag.args[1])
             return not decided if decided is not None and flag.args[0] == "not" else decided
-        if _counted(flag) is not None:
-            return self._ask(operator.ne, flag, 0)
-        compare = COMPARISONS.get(flag.target)
-        if compare is None or len(flag.args) != 2:
+        compare, operands = COMPARISONS.get(flag.target), flag.args
+        if compare is None:  # a number is asked if it is 0
+            compare, operands = operator.ne, (flag, 0)
+        if len(operands) != 2:
             return None
-        number, bound = flag.args
+        number, bound = operands
         if type(number) is int:
             number, bound, compare = bound, number, _MIRRORED.get(compare, compare)
-        return self._ask(compare, number, bound)
-
-    def _ask(self, compare: Comparison, number: Any, bound: Any) -> bool | None:
         counted = _counted(number)
         if counted is None or counted.k not in self._starts or type(bound) is not int:
             return None

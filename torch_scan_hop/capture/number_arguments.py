@@ -95,7 +95,7 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 #: functions that make a tensor of numbers alone
-MAKE_TENSORS = {"tensor", "as_tensor", "asarray", "scalar_tensor", "full"}
+_MAKE_TENSORS = {"tensor", "as_tensor", "asarray", "scalar_tensor", "full"}
 _WRITTEN: dict[str, Callable[..., Tensor]] = {
     "add": lambda a, b, alpha: _sum(a, b, alpha),
     "sub": lambda a, b, alpha: _sum(a, b, -alpha),
@@ -103,13 +103,14 @@ _WRITTEN: dict[str, Callable[..., Tensor]] = {
     "full_like": _full_like,
     "new_full": _new_full,
     "new_tensor": _new_tensor,
-    **dict.fromkeys(MAKE_TENSORS - {"full"}, _tensor),
+    **dict.fromkeys(_MAKE_TENSORS - {"full"}, _tensor),
     "full": _full,
     "roll": _roll,
     "uniform_": lambda x, low=0.0, high=1.0: torch.rand_like(x) * (high - low) + low,
     "normal_": lambda x, mean=0.0, std=1.0: torch.randn_like(x) * std + mean,
     "normal": _normal,
-    **{f"add{kind}": _added(getattr(torch, kind)) for kind in ("mm", "mv")},
+    "addmm": _added(torch.mm),
+    "addmv": _added(torch.mv),
     "baddbmm": _added(torch.bmm),
     **_ACTIVATIONS,
 }
@@ -140,7 +141,7 @@ def name_with_scalar(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     name = getattr(target, "__name__", target)
     if not is_torchs or _WRITTEN.keys().isdisjoint((name, name.rstrip("_"))):
         return ""
-    if name in MAKE_TENSORS:
+    if name in _MAKE_TENSORS:
         return name if kwargs.keys() <= {"dtype", "device", "size", "fill_value"} else ""
     words = _KEYWORDS.get(name.rstrip("_"))
     others = args if name == "normal" else args[1:]

@@ -80,7 +80,7 @@ class Part:
                 node.args = (*node.args, reverse)
             if node.op == "call_function" and node.target in STAND_INS:
                 node.target = STAND_INS[node.target]
-            elif node.target is torch.ops.aten.sym_size.int:
+            elif node.target is aten.sym_size.int:
                 node.target = torch.Tensor.size  # of one step; the operator knows no vmap
             elif node.target in _DECIDED_BY_SCALARS:
                 _convert_scalars(node)
@@ -101,7 +101,9 @@ def _convert_scalars(node: fx.Node) -> None:
     dtype = value_of(node).dtype
     for operand in node.all_input_nodes:
         value = value_of(operand)
-        if isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype.is_floating_point:
+        if not isinstance(value, torch.Tensor) or value.dim() or value.dtype == dtype:
+            continue
+        if value.dtype.is_floating_point:
             with node.graph.inserting_before(node):
                 converted = node.graph.call_function(torch.Tensor.to, (operand, dtype))
             node.replace_input_with(operand, converted)
