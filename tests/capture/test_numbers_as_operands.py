@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import loop
+from oracle import loop, written_loop
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from torch_scan_hop import fallback, scan
 
@@ -157,3 +158,48 @@ def test_a_division_rounds_once(run):
         expected.append([of(n, d) for of in divisions])
         n, d = n + 1, d * 0.9
     assert [y.tolist() for y in found] == [list(of) for of in zip(*expected, strict=True)]
+
+
+class _Scaled(torch.autograd.Function):
+    """The identity, whose backward scales."""
+
+    @staticmethod
+    def forward(ctx, h, factor):
+        ctx.factor = factor
+        return h.clone(), h * factor
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        return sum(-ctx.factor * g for g in cotangents), None
+
+
+#: functions of the user's that have graphs of their own in a step's
+FUNCTIONS = {
+    "custom function": lambda h, d: sum(_Scaled.apply(h, d)),
+    "checkpoint": lambda h, d: checkpoint(lambda h, d: h * d, h, d, use_reentrant=False),
+    "inner scan": lambda h, d: scan(lambda c, _: (c * d, c), h, None, length=2)[0],
+    "vmap": lambda h, d: torch.vmap(lambda h: torch.sin(h * d))(h),
+    "gradient": lambda h, d: torch.func.grad(lambda h: (h.cos() * d).sum())(h),
+}
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("run", [scan, compiled])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_function_has_all_digits_of_a_number(function, run):
+    def outputs(run, dtype):
+        def cell(carry, x):
+            h, n = carry
+            h = FUNCTIONS[function](h, 0.3 * n) + x
+            return (h, n + 1), h
+
+        torch.manual_seed(0)
+        init, xs = (torch.randn(n, 3, dtype=dtype, requires_grad=True) for n in (1, 5))
+        (h, _), ys = run(cell, (init[0], 1), xs)
+        return ys.detach(), torch.autograd.grad((ys.sin() + h).sum(), (init, xs))
+
+    for dtype, tolerance in ((DOUBLE, 1e-13), (torch.float32, 1e-5)):
+        with fallback("error"):
+            found = outputs(run, dtype)
+        expected = outputs(written_loop, dtype)
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop.capture.number_domains import add_conditions
 from torch_scan_hop.capture.user_code import users_line
@@ -70,7 +71,7 @@ def of_number(name: str, *numbers: Any) -> torch.Tensor:
 ARITHMETIC = {*IN_PLACE, *IN_PLACE.values(), *COMPARISONS, *_UNARY, *_EXTREMES, of_number}
 #: what stands between steps
 ARITHMETIC |= {"__abs__", "clone", "to"}
-_WIDE = (torch.float64, torch.complex128)
+_WIDE = {torch.float64, torch.complex128}
 
 
 def make_exact(
@@ -162,9 +163,14 @@ class _Exact:
 
     def _computes_in_double(self, node: fx.Node) -> bool:
         """Return True if ``node`` computes in double precision; a comparison does so if it
-        compares with what is double."""
-        nodes = node.all_input_nodes if node.target in COMPARISONS else [node]
-        return any(_dtype_of(n) in _WIDE for n in nodes if n not in self.narrow)
+        compares with what is double, a function of the user's if all its results are double."""
+        if node.target in COMPARISONS:
+            others = (n for n in node.all_input_nodes if n not in self.narrow)
+            return any(_dtype_of(n) in _WIDE for n in others)
+        results = tree.leaves(node.meta.get("example_value"))
+        dtypes = {v.dtype for v in results if isinstance(v, torch.Tensor)}
+        floating = {d for d in dtypes if d.is_floating_point or d.is_complex}
+        return bool(floating) and floating <= _WIDE and node not in self.narrow
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         if _dtype_of(node) == dtype:
