@@ -21,8 +21,8 @@ ROUNDS = 301
 
 ABOUT = [
     "Medians in microseconds, one thread; contestants take turns. `floor` is a program without a",
-    "scan, compiled by `torch.compile` for the same arguments: it adds the xs up. Targets: forward 30,",
-    "training 100.",
+    "scan, compiled by `torch.compile` for the same arguments: it adds the xs up. Targets:",
+    "forward 30, training 100.",
     "",
 ]
 

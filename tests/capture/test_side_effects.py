@@ -304,3 +304,28 @@ def test_a_change_of_shared_memory_is_refused_by_its_line():
 
     with fallback("error"), pytest.raises(Exception, match=r"in place.*add_\(x\)  # here\. Give"):
         scan(cell, torch.zeros(3), torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_state_beside_a_cond(compiled):
+    """Dynamo's trace of a branch leaves other side effects behind than there were before."""
+
+    def results(run):
+        state = torch.nn.Module()
+        state.w, state.d = torch.ones(()), 1.0
+
+        def cell(h, x):
+            state.w = state.w * 0.9
+            state.d *= 0.5
+            d = state.d
+            y = torch.cond(x > 0, lambda h: h * state.w, lambda h: h - state.w, (h * d,))
+            state.w = state.w + y.detach().mean()
+            return h + 1, y
+
+        found = [run(cell, torch.ones(2), torch.tensor([1.0, -1.0, 1.0, 1.0])) for _ in range(2)]
+        return found, state.w, state.d
+
+    run = torch.compile(scan, backend="aot_eager", fullgraph=True) if compiled else scan
+    with fallback("error"):
+        found = results(run)
+    torch.testing.assert_close(found, results(loop))

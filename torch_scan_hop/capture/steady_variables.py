@@ -14,7 +14,7 @@ import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.absent import absences_are_guarded
-from torch_scan_hop._torch.dynamo.attempts import taken_back_on_error
+from torch_scan_hop._torch.dynamo.attempts import side_effects_stay_one_object, taken_back_on_error
 from torch_scan_hop._torch.dynamo.counted import counters_vary, note_counters
 from torch_scan_hop._torch.dynamo.deques import deques_are_bounded
 from torch_scan_hop._torch.dynamo.errors import (
@@ -79,6 +79,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
                 absences_are_guarded(),
                 deques_are_bounded(tx),
                 counters_vary(tx),
+                side_effects_stay_one_object(tx),
                 lstm_in_parts(),  # in the first step, too: torch 2.9 has wrong shapes otherwise
             ):
                 return _Capture(tx, *call).trace(settled.as_python_constant())
@@ -242,8 +243,7 @@ def _leave(tx: Any, place: Place, value: VariableTracker) -> None:
         place.write(tx, with_numbers(tx, place, value, lambda part: as_number(tx, part)))
 
 
-class _Written(Exception):
-    pass
+class _Written(Exception): ...
 
 
 def _places_in(error: BaseException) -> list[Place]:

@@ -38,6 +38,29 @@ def taken_back_on_error(tx: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def side_effects_stay_one_object(tx: Any) -> Iterator[None]:
+    """Let ``tx.output.side_effects`` be one object, though Dynamo puts a clone in its place after
+    it has traced a graph of its own, as of ``torch.cond``.
+
+    torch 2.13 keeps the object in the trackers of attributes, which would write to the new one and
+    read from the old one.
+    """
+    graph, name = type(tx.output), "side_effects"
+
+    def replace(output: Any, effects: Any) -> None:
+        vars(vars(output).setdefault(name, effects)).update(vars(effects))
+
+    if name in vars(graph):  # of a scan around this one
+        yield
+        return
+    setattr(graph, name, property(lambda output: vars(output)[name], replace))
+    try:
+        yield
+    finally:
+        delattr(graph, name)
+
+
+@contextlib.contextmanager
 def changes_are_taken_back(tx: Any) -> Iterator[None]:
     """Trace a body: raise what it leaves for the next step, and take back all that it changed."""
     before = tx.output.side_effects.clone()
