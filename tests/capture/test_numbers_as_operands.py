@@ -161,7 +161,7 @@ def test_a_division_rounds_once(run):
 
 
 class _Scaled(torch.autograd.Function):
-    """The identity, whose backward scales."""
+    """What is given, and scaled; the backward keeps the factor as a number, and changes the sign."""
 
     @staticmethod
     def forward(ctx, h, factor):

@@ -170,7 +170,7 @@ class _Exact:
         results = tree.leaves(node.meta.get("example_value"))
         dtypes = {v.dtype for v in results if isinstance(v, torch.Tensor)}
         floating = {d for d in dtypes if d.is_floating_point or d.is_complex}
-        return bool(floating) and floating <= _WIDE and node not in self.narrow
+        return bool(floating) and floating <= _WIDE
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         if _dtype_of(node) == dtype:

@@ -47,13 +47,13 @@ def side_effects_stay_one_object(tx: Any) -> Iterator[None]:
     """
     graph, name = type(tx.output), "side_effects"
 
-    def replace(output: Any, effects: Any) -> None:
-        vars(vars(output).setdefault(name, effects)).update(vars(effects))
+    def restore(output: Any, clone: Any) -> None:
+        restore_changes(vars(output).setdefault(name, clone), clone)
 
     if name in vars(graph):  # of a scan around this one
         yield
         return
-    setattr(graph, name, property(lambda output: vars(output)[name], replace))
+    setattr(graph, name, property(lambda output: vars(output)[name], restore))
     try:
         yield
     finally:
