@@ -4,13 +4,17 @@ silently without them."""
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from oracle import assert_same, loop
+from torch._dynamo.variables import ConstantVariable, ListVariable
 
 from torch_scan_hop import fallback, scan
+from torch_scan_hop._torch.dynamo.side_effects import _Watch
 
 pytestmark = pytest.mark.torch_version
 
@@ -304,6 +308,16 @@ def test_a_change_of_shared_memory_is_refused_by_its_line():
 
     with fallback("error"), pytest.raises(Exception, match=r"in place.*add_\(x\)  # here\. Give"):
         scan(cell, torch.zeros(3), torch.ones(4, 3))
+
+
+def test_what_a_list_held_is_not_taken_for_that_of_another_at_its_address():
+    """A list that a step makes and drops, and one of the program's that it meets afterwards."""
+    watch, dropped = _Watch(), ListVariable([ConstantVariable.create(1)])
+    watch.may_change(dropped)
+    found = weakref.ref(dropped)
+    del dropped
+    gc.collect()
+    assert found() is not None
 
 
 @pytest.mark.parametrize("compiled", [False, True])

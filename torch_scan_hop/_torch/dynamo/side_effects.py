@@ -129,17 +129,18 @@ class _Watch:
 
     def __init__(self) -> None:
         self.contents: dict[int, _Contents] = {}
-        self.unchanged: dict[int, Any] = {}
+        # with its tracker, which is kept: another one of the same id would be taken for it
+        self.unchanged: dict[int, tuple[VariableTracker, Any]] = {}
         self.attributes: dict[tuple[int, str], Place] = {}
         self.assigning = False
 
     def may_change(self, item: VariableTracker) -> None:
         """Remember what ``item`` holds: some of Dynamo's trackers report a change after it."""
-        self.unchanged.setdefault(id(item), _contents(item))
+        self.unchanged.setdefault(id(item), (item, _contents(item)))
 
     def changes(self, item: VariableTracker, is_cache: bool) -> None:
         """Note that ``item``, which the body did not make, is about to change."""
-        contents = self.unchanged.get(id(item), _contents(item))
+        _, contents = self.unchanged.get(id(item)) or (item, _contents(item))
         if self.assigning:
             return  # noted by ``assigns``
         line = users_line()
