@@ -141,7 +141,8 @@ def _keeps_dtype(target: Any, kwargs: Mapping[str, Any]) -> bool:
     """Return True for an operator whose result has the dtype of an operand, since it writes to that
     or indexes it."""
     name = getattr(target, "__name__", target).removesuffix("__")
-    return target in IN_PLACE or name.endswith(("_", "setitem", "getitem")) or "out" in kwargs
+    keeping = ("_", "setitem", "getitem", "select", "narrow")
+    return target in IN_PLACE or name.endswith(keeping) or "out" in kwargs
 
 
 def _of_numbers_alone(kind: int) -> torch.dtype:

@@ -17,7 +17,7 @@ from torch._dynamo.variables.base import (
     VariableTracker,
 )
 from torch._dynamo.variables.higher_order_ops import speculate_subgraph
-from torch._dynamo.variables.misc import AutogradFunctionVariable
+from torch._dynamo.variables.misc import AutogradFunctionVariable, GetAttrVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.symbolic_shapes import PendingUnbackedSymbolNotFound
@@ -44,6 +44,7 @@ def speculate(
         lasting_changes_are_refused(tx),
         methods_are_guarded(),
         _custom_functions_are_nodes(),
+        _attributes_are_read_by_the_body(tx),
         # a body may read the weights of an nn.LSTM; Dynamo breaks the graph at its mention
         config.patch(allow_rnn=True),
         lstm_in_parts(),
@@ -96,6 +97,23 @@ def _custom_functions_are_nodes() -> contextlib.AbstractContextManager[None]:
         return original(self, tx, args, kwargs)
 
     return replaced(AutogradFunctionVariable, call_apply=call_apply)
+
+
+def _attributes_are_read_by_the_body(tx: Any) -> contextlib.AbstractContextManager[None]:
+    """``buffer.T`` of a closed-over tensor is a node of the body, as it is since torch 2.15.
+
+    Before, it is one of the graph around it: a view that is at hand before the first step, and
+    that a body which writes to ``buffer`` shares memory with.
+    """
+    original = GetAttrVariable.create_getattr_proxy
+
+    def create_getattr_proxy(base: fx.Proxy, name: str) -> Any:
+        tracer = tx.output.current_tracer
+        if base.tracer is tracer:
+            return original(base, name)
+        return tracer.create_proxy("call_function", getattr, (base, name), {})
+
+    return replaced(GetAttrVariable, create_getattr_proxy=staticmethod(create_getattr_proxy))
 
 
 def _as_requiring_grad(variable: VariableTracker) -> VariableTracker:
