@@ -3,6 +3,8 @@ that it has in the loop, where the number is Python's."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from oracle import loop, written_loop
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from torch_scan_hop import fallback, scan
+from torch_scan_hop import NotTraceableError, fallback, scan
 
 INTS = torch.arange(1, 5)
 HALF = torch.tensor([0.5, -1.0, 2.0, 0.25], dtype=torch.bfloat16)
@@ -165,8 +167,8 @@ class _Scaled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, h, factor):
-        ctx.factor = factor
-        return h.clone(), h * factor
+        ctx.factor = factor / 3
+        return h.clone(), h * (1 - 0.9**factor)
 
     @staticmethod
     def backward(ctx, *cotangents):
@@ -178,6 +180,12 @@ FUNCTIONS = {
     "custom function": lambda h, d: sum(_Scaled.apply(h, d)),
     "checkpoint": lambda h, d: checkpoint(lambda h, d: h * d, h, d, use_reentrant=False),
     "inner scan": lambda h, d: scan(lambda c, _: (c * d, c), h, None, length=2)[0],
+    "arithmetic in a checkpoint": lambda h, d: checkpoint(
+        lambda h: h * (1 - 0.9**d) + math.sqrt(d), h, use_reentrant=False
+    ),
+    "arithmetic in an inner scan": lambda h, d: scan(
+        lambda c, _: (c * (1 - 0.9**d) + math.sqrt(d), c), h, None, length=2
+    )[0],
     "vmap": lambda h, d: torch.vmap(lambda h: torch.sin(h * d))(h),
     "gradient": lambda h, d: torch.func.grad(lambda h: (h.cos() * d).sum())(h),
 }
@@ -203,3 +211,16 @@ def test_a_function_has_all_digits_of_a_number(function, run):
             found = outputs(run, dtype)
         expected = outputs(written_loop, dtype)
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.torch_version
+def test_a_function_may_not_read_a_tensor_as_a_number():
+    """Its gradient would go through what is a number, of no gradient, in the loop."""
+
+    def cell(carry, x):
+        h, n = carry
+        h = checkpoint(lambda h: torch.tanh(h * float(h.sum()) + x), h, use_reentrant=False)
+        return (h, n + 1), h
+
+    with fallback("error"), pytest.raises(NotTraceableError, match=r"reads.*float\(h\.sum\(\)\)"):
+        scan(cell, (torch.ones(3, requires_grad=True), 0), torch.ones(4, 3))

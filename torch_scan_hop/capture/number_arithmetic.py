@@ -8,9 +8,10 @@ and leaves other names of the old one alone.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop.capture.number_domains import add_conditions
 from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.errors import NUMBER_OF_TENSOR
+from torch_scan_hop.op import scan_op
 from torch_scan_hop.signature import output_node
 
 IN_PLACE: dict[Any, Any] = {
@@ -75,26 +77,28 @@ _WIDE = {torch.float64, torch.complex128}
 
 
 def make_exact(
-    graph: fx.Graph, n_carry: int, numbers: Collection[int], exact_inputs: Collection[int]
+    body: fx.GraphModule, n_carry: int, numbers: Collection[int], exact_inputs: Collection[int]
 ) -> tuple[dict[int, torch.dtype], str | None]:
-    """Let ``graph`` compute with all digits what it makes of the carries ``numbers`` alone.
+    """Let ``body``, and the graphs that it calls, compute with all digits what they make of the
+    inputs ``numbers`` alone.
 
     ``exact_inputs`` says of which of them all digits are at hand. Returns those that are double
     from here on, with the dtypes that they had, and what :func:`add_conditions` returns.
     """
-    placeholders = graph.find_nodes(op="placeholder")[:n_carry]
-    exact = _Exact(graph)
-    exact.numbers.update(placeholders[k] for k in numbers)
-    for k in exact_inputs:
-        exact.widen(placeholders[k])
-    for node in list(graph.nodes):
-        exact.visit(node)
-    exact.round_for_tensors()
+    graph = body.graph
+    placeholders = graph.find_nodes(op="placeholder")
+    exact = _Exact(body)
+    for k in numbers:
+        exact.know(placeholders[k], is_wide=k in exact_inputs)
+    exact.visit_all()
     widened = {k: exact.narrow[p] for k, p in enumerate(placeholders) if p in exact.narrow}
     output: Any = output_node(graph)
     results = list(output.args[0])
-    for k, result in enumerate(results):
-        if k in widened or (k in numbers and _dtype_of(placeholders[k]) == torch.float64):
+    carried = [
+        placeholders[k] if k in numbers and k < n_carry else None for k in range(len(results))
+    ]
+    for k, (result, carry) in enumerate(zip(results, carried, strict=True)):
+        if carry is not None and (carry in exact.narrow or _dtype_of(carry) == torch.float64):
             results[k] = exact.cast(result, torch.float64)
         elif result in exact.narrow:
             results[k] = exact.cast(result, exact.narrow[result])
@@ -105,19 +109,32 @@ def make_exact(
 
 
 class _Exact:
-    def __init__(self, graph: fx.Graph) -> None:
-        self.graph = graph
-        self.numbers: set[fx.Node] = set()
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module, self.graph = module, module.graph
+        #: with the examples that they had, by which a graph that a node calls knows them, too
+        self.numbers: dict[fx.Node, Any] = {}
         #: nodes that are double now, with the dtypes that they had
         self.narrow: dict[fx.Node, torch.dtype] = {}
+        #: nodes, and the numbers that the graphs that they call take in double
+        self._taken_wide: set[tuple[fx.Node, fx.Node]] = set()
         self._casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
 
-    def visit(self, node: fx.Node) -> None:
+    def know(self, number: fx.Node, is_wide: bool) -> None:
+        self.numbers[number] = number.meta["example_value"]
+        if is_wide:
+            self.widen(number)
+
+    def visit_all(self) -> None:
+        for node in list(self.graph.nodes):
+            self._visit(node)
+        self._round_for_tensors()
+
+    def _visit(self, node: fx.Node) -> None:
         given = node.all_input_nodes
         if node.target in IN_PLACE and node.args[0] in self.numbers:
             node.target = IN_PLACE[node.target]
-        if node.target in ARITHMETIC and given and self.numbers.issuperset(given):
-            self.numbers.add(node)
+        if node.target in ARITHMETIC and given and self.numbers.keys() >= set(given):
+            self.know(node, is_wide=False)
             self._add_as_integers(node)
             if self.widen(node):
                 for number in given:
@@ -125,6 +142,47 @@ class _Exact:
                 self._divide_once(node)
         elif node.target is of_number:
             raise Unsupported(f"{NUMBER_OF_TENSOR}{users_line(node.stack_trace or '')}")
+        elif node.target is not scan_op:  # whose body is exact already
+            self._visit_graphs(node)
+
+    def _visit_graphs(self, node: fx.Node) -> None:
+        """Compute with all digits in the graphs that ``node`` calls: those of a custom function, of
+        a checkpoint, of branches."""
+        given = node.all_input_nodes
+        graphs = [getattr(self.module, n.target, None) for n in given if n.op == "get_attr"]
+        graphs = [graph for graph in graphs if isinstance(graph, fx.GraphModule)]
+        inputs = [_by_example(graph.graph.find_nodes(op="placeholder")) for graph in graphs]
+        known = {id(self.numbers[n]): n in self.narrow for n in given if n in self.numbers}
+        taken = [
+            n for n in given if n in self.narrow and any(id(self.numbers[n]) in i for i in inputs)
+        ]
+        self._taken_wide.update((node, n) for n in taken)
+        for k, module in enumerate(graphs):
+            exact = _Exact(module)
+            for example in inputs[k].keys() & known.keys():
+                for placeholder in inputs[k][example]:
+                    exact.know(placeholder, is_wide=known[example])
+            exact.visit_all()
+            # what a function saves for its backward is a number there, too
+            known |= exact.return_numbers({*itertools.chain(*inputs[k + 1 :])})
+            module.recompile()
+
+    def return_numbers(self, wide: Collection[int]) -> dict[int, bool]:
+        """Round what the graph returns, except numbers whose examples are in ``wide``; return the
+        examples of all numbers that it returns, and which are double."""
+        known = {}
+
+        def rounded(node: fx.Node) -> fx.Node:
+            is_wide = node in self.narrow and id(self.numbers[node]) in wide
+            if node in self.numbers:
+                known[id(self.numbers[node])] = is_wide
+            return (
+                node if is_wide or node not in self.narrow else self.cast(node, self.narrow[node])
+            )
+
+        output = output_node(self.graph)
+        output.args = fx.map_arg(output.args, rounded)
+        return known
 
     def _add_as_integers(self, node: fx.Node) -> None:
         """Let True + True be 2, as of numbers; of tensors it is True."""
@@ -141,7 +199,7 @@ class _Exact:
                 options = {"dtype": torch.float64, "device": node.meta["example_value"].device}
                 dividend = self.graph.call_function(torch.full, ((), node.args[0]), options)
             dividend.meta["example_value"] = node.meta["example_value"]
-            self.numbers.add(dividend)
+            self.know(dividend, is_wide=False)
             node.args = (dividend, *node.args[1:])
 
     def widen(self, node: fx.Node) -> bool:
@@ -153,12 +211,12 @@ class _Exact:
         node.meta["example_value"] = node.meta["example_value"].to(torch.float64)
         return True
 
-    def round_for_tensors(self) -> None:
+    def _round_for_tensors(self) -> None:
         for node, dtype in self.narrow.items():
             for user in list(node.users):
                 is_cast = user in self._casts.values()
                 if user.op != "output" and not is_cast and user not in self.numbers:
-                    if not self._computes_in_double(user):
+                    if (user, node) not in self._taken_wide and not self._computes_in_double(user):
                         user.replace_input_with(node, self.cast(node, dtype))
 
     def _computes_in_double(self, node: fx.Node) -> bool:
@@ -185,6 +243,14 @@ class _Exact:
 
     def _last_placeholder(self) -> fx.Node:
         return self.graph.find_nodes(op="placeholder")[-1]
+
+
+def _by_example(nodes: Iterable[fx.Node]) -> dict[int, list[fx.Node]]:
+    """Return the nodes by the identity of their examples, which Dynamo gives to what it passes."""
+    found: dict[int, list[fx.Node]] = {}
+    for node in nodes:
+        found.setdefault(id(node.meta.get("example_value")), []).append(node)
+    return found
 
 
 def _dtype_of(node: fx.Node) -> torch.dtype | None:

@@ -34,11 +34,8 @@ def _of_scan(operator: Any, torchs_tracker: Any) -> Any:
 def _of_own(operator: Any, torchs_tracker: Any) -> Any:
     from torch_scan_hop.capture.layers import ComplaintVariable, WrittenVariable
     from torch_scan_hop.capture.steady_variables import SteadyScanVariable
-    from torch_scan_hop.capture.variables import (
-        RefusalVariable,
-        ScanOfNumbersVariable,
-        StayingNumbersVariable,
-    )
+    from torch_scan_hop.capture.variables import RefusalVariable, ScanOfNumbersVariable
+    from torch_scan_hop.capture.weak_numbers import StayingNumbersVariable
 
     trackers: dict[Any, Any] = {
         scan_of_numbers: ScanOfNumbersVariable,

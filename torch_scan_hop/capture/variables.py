@@ -29,10 +29,8 @@ from torch_scan_hop._torch.dynamo.number_functions import functions_take_scalars
 from torch_scan_hop._torch.dynamo.numpy_constants import numpy_constants_are_folded
 from torch_scan_hop._torch.dynamo.speculation import numbers_of_tensors_are_refused, speculate
 from torch_scan_hop._torch.dynamo.variables import (
-    ConstantVariable,
     LazyVariableTracker,
     TorchHigherOrderOperatorVariable,
-    TupleVariable,
     VariableTracker,
     create_node,
     create_proxy,
@@ -65,7 +63,13 @@ from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_mem
 from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.capture.steady_variables import example_value_or_none
 from torch_scan_hop.capture.told import also_carried, numbers_carried, steady_state
-from torch_scan_hop.capture.weak_numbers import WEAK, Marking, kinds_are_known, numbers_among
+from torch_scan_hop.capture.weak_numbers import (
+    WEAK,
+    Marking,
+    is_marked,
+    kinds_are_known,
+    numbers_among,
+)
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.signature import Inputs
 from torch_scan_hop.xla.if_loaded import prepare_xla_if_loaded
@@ -175,10 +179,12 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         make_levels_relative(graph, levels)
         make_no_grad(graph)
         refuse_unknown_sizes(graphs)
-        widened, checked = make_exact(graph, n_carry, numbers, call.exact)
         inputs = [v.as_proxy() for v in given.flat()] + list(lifted)
+        outer = [k for k in range(len(given.flat()), len(inputs)) if is_marked(inputs[k])]
+        exact = {k: inputs[k] for k in outer} | {k: v.as_proxy() for k, v in call.exact.items()}
+        widened, checked = make_exact(graphs[0], n_carry, [*numbers, *outer], exact)
         for k in widened:
-            inputs[k] = _in_dtype(tx, call.exact[k], torch.float64).as_proxy()
+            inputs[k] = _in_dtype(tx, exact[k], torch.float64).as_proxy()
         hooks = HooksOfCarries(tx, graph, given, lifted, _wanting_grad(given.carry))
         hooks.move(inputs, call.reverse)
         body = CapturedBody(tx, graph, n_carry, len(given.xs) + len(hooks.flags), checked)
@@ -190,8 +196,8 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         last = n_carry + len(mutated)
         for k, after in zip(mutated, outputs[n_carry:last], strict=True):
             write_back(tx, inputs[k], after.as_proxy())
-        for k, dtype in widened.items():
-            outputs[k] = _in_dtype(tx, outputs[k], dtype)
+        for k in widened.keys() & {*range(n_carry)}:
+            outputs[k] = _in_dtype(tx, outputs[k].as_proxy(), widened[k])
         return reconstruct_outputs(tx, [*outputs[:n_carry], *outputs[last:]], spec)
 
 
@@ -251,18 +257,6 @@ class ScanOfNumbersVariable(ScanVariable):
         return scan_op
 
 
-class StayingNumbersVariable(TorchHigherOrderOperatorVariable):
-    """Tracks ``staying_numbers``."""
-
-    _HOP_NAME = "staying_numbers"
-
-    def call_function(
-        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
-    ) -> VariableTracker:
-        flags = [k in numbers_carried() for k in range(len(args))]
-        return TupleVariable([ConstantVariable.create(flag) for flag in flags])
-
-
 def _refuse_shared_memory(tx: Any, inputs: Any, mutated: list[int], body: CapturedBody) -> None:
     """Refuse to capture a body that changes a tensor which another input shares memory with.
 
@@ -277,8 +271,8 @@ def _refuse_shared_memory(tx: Any, inputs: Any, mutated: list[int], body: Captur
     create_proxy(tx, "call_function", check_memory, (changed, others))
 
 
-def _in_dtype(tx: Any, variable: VariableTracker, dtype: torch.dtype) -> VariableTracker:
-    return variable.call_method(tx, "to", [ConstantVariable.create(dtype)], {})
+def _in_dtype(tx: Any, proxy: Any, dtype: torch.dtype) -> VariableTracker:
+    return create_node(tx, "call_method", "to", (proxy, dtype), {})
 
 
 def _cloned(tx: Any, proxy: Any) -> Any:

@@ -20,7 +20,13 @@ from torch_scan_hop._torch.dynamo.number_functions import (
     kinds_of_numbers_are_known,
     result_dtype,
 )
-from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
+from torch_scan_hop._torch.dynamo.variables import (
+    ConstantVariable,
+    TorchHigherOrderOperatorVariable,
+    TupleVariable,
+    VariableTracker,
+    example_value,
+)
 from torch_scan_hop._torch.operators import is_function_of_torch
 from torch_scan_hop.capture.number_arguments import name_with_scalar, with_scalar
 from torch_scan_hop.capture.number_arithmetic import ARITHMETIC, IN_PLACE
@@ -49,7 +55,7 @@ def numbers_among(carry: Sequence[VariableTracker]) -> list[int]:
     numbers = [k for k in numbers_carried() if k < len(carry)]
     if is_in_a_body():
         numbers = [k for k in numbers if not carry[k].is_python_constant()]
-        numbers = [k for k in numbers if _is_marked(carry[k].as_proxy())]
+        numbers = [k for k in numbers if is_marked(carry[k].as_proxy())]
     return numbers
 
 
@@ -68,6 +74,18 @@ class Marking(VariableTracker):
         mark_numbers(args, self.positions)
         with in_a_body():
             return self.combine_fn.call_function(tx, [*args], kwargs)
+
+
+class StayingNumbersVariable(TorchHigherOrderOperatorVariable):
+    """Tracks ``staying_numbers``."""
+
+    _HOP_NAME = "staying_numbers"
+
+    def call_function(
+        self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
+    ) -> VariableTracker:
+        flags = [k in numbers_carried() for k in range(len(args))]
+        return TupleVariable([ConstantVariable.create(flag) for flag in flags])
 
 
 def in_dtype(number: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -123,12 +141,12 @@ def _dtype_that_gives(
     is_known = isinstance(target, str) or is_function_of_torch(target)
     if not is_known or _keeps_dtype(target, kwargs):
         return None
-    if target in ARITHMETIC and all(map(_is_marked, given)):
+    if target in ARITHMETIC and all(map(is_marked, given)):
         return None
 
     def as_python_has_it(proxy: fx.Proxy) -> Any:
         value = example_value(proxy)
-        return tree.NUMBERS[tree.kind_of(value.dtype)](1) if _is_marked(proxy) else value
+        return tree.NUMBERS[tree.kind_of(value.dtype)](1) if is_marked(proxy) else value
 
     run, taken = (with_scalar, (written, *args)) if written else (target, args)
     expected = result_dtype(target, args, kwargs, as_python_has_it)
@@ -155,13 +173,13 @@ def carry_of(node: fx.Node) -> int | None:
     return k
 
 
-def _is_marked(proxy: fx.Proxy) -> bool:
+def is_marked(proxy: fx.Proxy) -> bool:
     return _NUMBER in proxy.node.meta
 
 
 #: within, a body may ask if what steps carry is an int
-kinds_are_known = functools.partial(kinds_of_numbers_are_known, _is_marked)
+kinds_are_known = functools.partial(kinds_of_numbers_are_known, is_marked)
 
 
 #: for ``numbers_are_weak``
-WEAK = (_is_marked, dtype_of_numbers, in_dtype, note_number, name_with_scalar, with_scalar)
+WEAK = (is_marked, dtype_of_numbers, in_dtype, note_number, name_with_scalar, with_scalar)
