@@ -61,10 +61,6 @@ def leaves_apart(h, x):
     return h + 1, [h] * (int(h[0]) + 1)
 
 
-def reads(h, x):
-    return h + float(x.sum()), h
-
-
 def branches(h, x):
     return (h + x, h) if x.sum() > 1 else (h - x, h)
 

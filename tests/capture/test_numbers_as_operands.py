@@ -12,7 +12,7 @@ from oracle import loop, written_loop
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from torch_scan_hop import NotTraceableError, fallback, scan
+from torch_scan_hop import fallback, scan
 
 INTS = torch.arange(1, 5)
 HALF = torch.tensor([0.5, -1.0, 2.0, 0.25], dtype=torch.bfloat16)
@@ -211,16 +211,3 @@ def test_a_function_has_all_digits_of_a_number(function, run):
             found = outputs(run, dtype)
         expected = outputs(written_loop, dtype)
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.torch_version
-def test_a_function_may_not_read_a_tensor_as_a_number():
-    """Its gradient would go through what is a number, of no gradient, in the loop."""
-
-    def cell(carry, x):
-        h, n = carry
-        h = checkpoint(lambda h: torch.tanh(h * float(h.sum()) + x), h, use_reentrant=False)
-        return (h, n + 1), h
-
-    with fallback("error"), pytest.raises(NotTraceableError, match=r"reads.*float\(h\.sum\(\)\)"):
-        scan(cell, (torch.ones(3, requires_grad=True), 0), torch.ones(4, 3))

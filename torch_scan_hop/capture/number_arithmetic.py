@@ -70,6 +70,15 @@ def of_number(name: str, *numbers: Any) -> torch.Tensor:
     return _TORCHS[name](*numbers)
 
 
+def value_of(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return ``tensor.item()`` as a scalar: without a gradient, and as it is now.
+
+    >>> value_of(torch.tensor([3], dtype=torch.int8), torch.int64)
+    tensor(3)
+    """
+    return tensor.detach().clone().reshape(()).to(dtype)
+
+
 ARITHMETIC = {*IN_PLACE, *IN_PLACE.values(), *COMPARISONS, *_UNARY, *_EXTREMES, of_number}
 #: what stands between steps
 ARITHMETIC |= {"__abs__", "clone", "to"}
@@ -131,8 +140,6 @@ class _Exact:
 
     def _visit(self, node: fx.Node) -> None:
         given = node.all_input_nodes
-        if node.target in IN_PLACE and node.args[0] in self.numbers:
-            node.target = IN_PLACE[node.target]
         if node.target in ARITHMETIC and given and self.numbers.keys() >= set(given):
             self.know(node, is_wide=False)
             self._add_as_integers(node)
@@ -140,6 +147,9 @@ class _Exact:
                 for number in given:
                     node.replace_input_with(number, self.cast(number, torch.float64))
                 self._divide_once(node)
+        elif node.target is value_of:
+            self.know(node, is_wide=True)
+            node.args = (node.args[0], _dtype_of(node))
         elif node.target is of_number:
             raise Unsupported(f"{NUMBER_OF_TENSOR}{users_line(node.stack_trace or '')}")
         elif node.target is not scan_op:  # whose body is exact already
@@ -149,8 +159,9 @@ class _Exact:
         """Compute with all digits in the graphs that ``node`` calls: those of a custom function, of
         a checkpoint, of branches."""
         given = node.all_input_nodes
-        graphs = [getattr(self.module, n.target, None) for n in given if n.op == "get_attr"]
-        graphs = [graph for graph in graphs if isinstance(graph, fx.GraphModule)]
+        modules = dict(self.module.named_children())
+        called = [modules.get(str(n.target)) for n in given if n.op == "get_attr"]
+        graphs = [module for module in called if isinstance(module, fx.GraphModule)]
         inputs = [_by_example(graph.graph.find_nodes(op="placeholder")) for graph in graphs]
         known = {id(self.numbers[n]): n in self.narrow for n in given if n in self.numbers}
         taken = [

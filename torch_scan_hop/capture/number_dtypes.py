@@ -25,7 +25,12 @@ from torch_scan_hop._torch.functorch_levels import is_wrapped
 from torch_scan_hop.capture.first_steps import FirstStepDiffers
 from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.told import in_a_body
-from torch_scan_hop.capture.weak_numbers import kinds_are_known, mark_numbers, numbers_among
+from torch_scan_hop.capture.weak_numbers import (
+    is_marked,
+    kinds_are_known,
+    mark_numbers,
+    numbers_among,
+)
 from torch_scan_hop.signature import Inputs
 
 #: what an example of a step is given as numbers, in turn: it may divide by n - 1, or take its root
@@ -152,7 +157,7 @@ class _Dtypes:
                 keep: Any = {"keep_numbers": ConstantVariable.create(True)}
                 result = self.combine_fn.call_function(tx, step, keep)
             leaves = sequence_items(tx, sequence_items(tx, result)[0])
-            return {k: _dtype_of(leaves[k]) for k in self.positions}
+            return {k: _after(leaves[k], dtypes[k]) for k in self.positions}
 
     def carry_in(self, dtypes: Dtypes) -> list[VariableTracker]:
         carry = list(self.inputs.carry)
@@ -166,10 +171,15 @@ class _Dtypes:
         return carry
 
 
-def _dtype_of(variable: VariableTracker) -> torch.dtype | type:
+def _after(variable: VariableTracker, before: torch.dtype | type) -> torch.dtype | type:
+    """Return the dtype of what a step leaves; a kind for a number, and for what it makes of numbers
+    that it reads if it was given one."""
     if variable.is_python_constant():
         return type(variable.as_python_constant())
-    return example_value(variable).dtype  # type: ignore[no-any-return]
+    dtype: torch.dtype = example_value(variable).dtype
+    if isinstance(before, type) and is_marked(variable.as_proxy()):
+        return tree.NUMBERS[tree.kind_of(dtype)]
+    return dtype
 
 
 _KIND_OF_DTYPE: dict[torch.dtype, type] = {

@@ -13,10 +13,8 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.dynamo.absent import absences_are_guarded
-from torch_scan_hop._torch.dynamo.attempts import side_effects_stay_one_object, taken_back_on_error
-from torch_scan_hop._torch.dynamo.counted import counters_vary, note_counters
-from torch_scan_hop._torch.dynamo.deques import deques_are_bounded
+from torch_scan_hop._torch.dynamo.attempts import taken_back_on_error
+from torch_scan_hop._torch.dynamo.counted import note_counters
 from torch_scan_hop._torch.dynamo.errors import (
     UncapturedHigherOrderOpError,
     Unsupported,
@@ -29,9 +27,6 @@ from torch_scan_hop._torch.dynamo.errors import (
     stack_of,
     uncaptured,
 )
-from torch_scan_hop._torch.dynamo.facts import grad_functions_are_known
-from torch_scan_hop._torch.dynamo.hooks import hooks_are_captured
-from torch_scan_hop._torch.dynamo.modules import methods_have_functions
 from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number, number_of
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
@@ -45,9 +40,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     write_back,
 )
 from torch_scan_hop._torch.sizes import is_exporting
-from torch_scan_hop._torch.tracing import lstm_in_parts
 from torch_scan_hop.capture.counters import Counters
-from torch_scan_hop.capture.hooks import hooked
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.lstms import lstms_are_written_out
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
@@ -55,6 +48,7 @@ from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
 from torch_scan_hop.capture.stateful import Stateful, parts_of, with_numbers
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
 from torch_scan_hop.capture.told import told
+from torch_scan_hop.capture.traced_steps import steps_are_traced
 from torch_scan_hop.capture.user_code import PACKAGE
 from torch_scan_hop.schedule.strategies import as_one_scan
 from torch_scan_hop.step import device_of
@@ -71,17 +65,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
     ) -> VariableTracker:
         *call, settled = args
         try:
-            with (
-                own_failures_are_unsupported(),
-                hooks_are_captured(hooked, self.value),
-                methods_have_functions(),
-                grad_functions_are_known(),
-                absences_are_guarded(),
-                deques_are_bounded(tx),
-                counters_vary(tx),
-                side_effects_stay_one_object(tx),
-                lstm_in_parts(),  # in the first step, too: torch 2.9 has wrong shapes otherwise
-            ):
+            with own_failures_are_unsupported(), steps_are_traced(tx, self.value):
                 return _Capture(tx, *call).trace(settled.as_python_constant())
         except (UserError, Unsupported, UncapturedHigherOrderOpError) as error:
             if isinstance(error, UserError) and not is_data_dependent(error):
@@ -109,14 +93,26 @@ class _Capture:
         self.template, self.carry, self.init = template, carry, init
         self.over = (xs, trip_count, schedule)
         self.is_whole = self.decides_branches = False
+        self.reads: list[Any] | None = []
 
     def trace(self, settled: tuple[str, ...]) -> VariableTracker:
+        """Return the results of the scan. If a step reads a tensor as a number, and that number is
+        used as none of ours can be, the refusal is that of what reads it."""
+        try:
+            return self._in_attempts(settled)
+        except Exception:
+            if not self.reads:
+                raise
+        self.reads = None
+        return self._in_attempts(settled)
+
+    def _in_attempts(self, settled: tuple[str, ...]) -> VariableTracker:
         places: list[Place] = []
         while True:
             try:
                 numbers = self._numbers_at(places)
                 counters = self._counters(numbers) if self.decides_branches else None
-                about = told(settled, map(str, places), numbers, counters)
+                about = told(settled, map(str, places), numbers, counters, self.reads)
                 with taken_back_on_error(self.tx), about:
                     return self._scan(places)
             except Exception as error:

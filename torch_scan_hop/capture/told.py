@@ -12,7 +12,12 @@ from torch_scan_hop._torch.replaced import ambient, replaced
 Steady = tuple[tuple[str, ...], tuple[str, ...]]
 
 _state = ambient(
-    steady=((), ()), numbers=frozenset(), counters=None, is_in_body=False, most_products=math.inf
+    steady=((), ()),
+    numbers=frozenset(),
+    counters=None,
+    reads=None,
+    is_in_body=False,
+    most_products=math.inf,
 )
 
 
@@ -21,12 +26,16 @@ def told(
     places: Iterable[str] = (),
     numbers: Iterable[int] = (),
     counters: Any = None,
+    reads: list[Any] | None = None,
 ) -> contextlib.AbstractContextManager[None]:
     """Within, these leaves of the carry differ after the first step, steps leave something at these
-    places, these leaves are Python numbers in the loop, and ``counters`` decide its branches."""
+    places, these leaves are Python numbers in the loop, and ``counters`` decide its branches.
+
+    ``reads``: the tensors whose values a step reads as numbers; None if that is refused."""
     steady = (tuple(settled), tuple(places))
     numbers = frozenset(numbers)
-    return replaced(_state, steady=steady, numbers=numbers, counters=counters, is_in_body=False)
+    known = {"steady": steady, "numbers": numbers, "counters": counters, "reads": reads}
+    return replaced(_state, **known, is_in_body=False)
 
 
 def steady_state() -> Steady:
@@ -53,6 +62,12 @@ def is_in_a_body() -> bool:
 def counters_told() -> Any:
     """Return the Counters that decide branches; None if a branch on a number is refused."""
     return _state.counters
+
+
+def reads_told() -> list[Any] | None:
+    """Return where a tensor is noted that is read as a number; None if that is refused."""
+    reads: list[Any] | None = _state.reads
+    return reads
 
 
 def also_carried(numbers: Iterable[int]) -> None:

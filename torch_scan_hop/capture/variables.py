@@ -62,13 +62,14 @@ from torch_scan_hop.capture.selected_rows import compute_all_rows
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
 from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.capture.steady_variables import example_value_or_none
-from torch_scan_hop.capture.told import also_carried, numbers_carried, steady_state
+from torch_scan_hop.capture.told import also_carried, numbers_carried, reads_told, steady_state
 from torch_scan_hop.capture.weak_numbers import (
     WEAK,
     Marking,
     is_marked,
     kinds_are_known,
     numbers_among,
+    read_number,
 )
 from torch_scan_hop.op import scan_op, scan_options
 from torch_scan_hop.signature import Inputs
@@ -140,9 +141,14 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         ):
             prepare_xla_if_loaded()
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
-            names = FUNCTIONS if self.has_numbers or numbers_carried() else {}
+            has_numbers = self.has_numbers or numbers_carried() or reads_told() is not None
+            names = FUNCTIONS if has_numbers else {}
             weak = numbers_are_weak(tx, *WEAK)
-            with functions_take_scalars(of_number, names), weak, branches_are_decided():
+            with (
+                functions_take_scalars(of_number, names, read_number),
+                weak,
+                branches_are_decided(),
+            ):
                 return self._capture(tx, self._called_with(tx, *args, **kwargs))
 
     def _called_with(self, tx: Any, *args: Any, **kwargs: Any) -> _Call:

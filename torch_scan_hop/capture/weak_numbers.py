@@ -22,15 +22,17 @@ from torch_scan_hop._torch.dynamo.number_functions import (
 )
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
+    TensorVariable,
     TorchHigherOrderOperatorVariable,
     TupleVariable,
     VariableTracker,
+    create_node,
     example_value,
 )
 from torch_scan_hop._torch.operators import is_function_of_torch
 from torch_scan_hop.capture.number_arguments import name_with_scalar, with_scalar
-from torch_scan_hop.capture.number_arithmetic import ARITHMETIC, IN_PLACE
-from torch_scan_hop.capture.told import in_a_body, is_in_a_body, numbers_carried
+from torch_scan_hop.capture.number_arithmetic import ARITHMETIC, IN_PLACE, value_of
+from torch_scan_hop.capture.told import in_a_body, is_in_a_body, numbers_carried, reads_told
 
 #: in the meta of a number's node: which leaf of the carry it is; None for what is made of numbers
 _NUMBER = "torch_scan_hop.number"
@@ -97,6 +99,24 @@ def note_number(made: fx.Proxy, given: Sequence[fx.Proxy]) -> None:
     """Note that ``made`` is a number if it is arithmetic of numbers alone."""
     if made.node.target in ARITHMETIC and all(_NUMBER in proxy.node.meta for proxy in given):
         made.node.meta[_NUMBER] = None
+
+
+def read_number(tx: Any, variable: VariableTracker) -> VariableTracker | None:
+    """Return the number that a tensor of one element holds; None for what is a number already, and
+    where that is refused."""
+    reads = reads_told()
+    if reads is None or not is_in_a_body() or not isinstance(variable, TensorVariable):
+        return None
+    value = example_value(variable)
+    is_one = all(isinstance(size, int) and size == 1 for size in value.shape)
+    if not is_one or value.is_complex() or is_marked(variable.as_proxy()):
+        return None
+    reads.append(variable)
+    kind = tree.kind_of(value.dtype)
+    given = (variable.as_proxy(), _of_numbers_alone(kind))
+    made = create_node(tx, "call_function", value_of, given, {})
+    made.as_proxy().node.meta[_NUMBER] = None
+    return made
 
 
 def dtype_of_numbers(
@@ -182,4 +202,12 @@ kinds_are_known = functools.partial(kinds_of_numbers_are_known, is_marked)
 
 
 #: for ``numbers_are_weak``
-WEAK = (is_marked, dtype_of_numbers, in_dtype, note_number, name_with_scalar, with_scalar)
+WEAK = (
+    is_marked,
+    dtype_of_numbers,
+    in_dtype,
+    note_number,
+    name_with_scalar,
+    with_scalar,
+    IN_PLACE,
+)

@@ -18,6 +18,7 @@ from torch import fx
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.builder import SourcelessBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.misc import GetAttrVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._guards import TracingContext
@@ -35,20 +36,31 @@ from torch_scan_hop._torch.tracing import replaying
 
 
 @contextlib.contextmanager
-def functions_take_scalars(call: Callable[..., Any], names: Mapping[Any, str]) -> Iterator[None]:
+def functions_take_scalars(
+    call: Callable[..., Any], names: Mapping[Any, str], read: Callable[[Any, Any], Any]
+) -> Iterator[None]:
     """The graph has ``call(name, scalar)``, where a function in ``names`` is called with one; more
-    of them, if it has more names."""
+    of them, if it has more names. ``read(tx, tensor)`` is the number that a tensor holds, or None
+    if it may not be read."""
+    original = GetAttrVariable.call_function
+
+    @functools.wraps(original)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        number = read(tx, self.obj.realize()) if self.name == "item" and not args else None
+        return original(self, tx, args, kwargs) if number is None else number
+
     with (
-        replaced(BuiltinVariable, call_function=_taking(BuiltinVariable, "fn", call, names)),
+        replaced(GetAttrVariable, call_function=call_function),
+        replaced(BuiltinVariable, call_function=_taking(BuiltinVariable, "fn", call, names, read)),
         replaced(
             TorchInGraphFunctionVariable,
-            call_function=_taking(TorchInGraphFunctionVariable, "value", call, names),
+            call_function=_taking(TorchInGraphFunctionVariable, "value", call, names, read),
         ),
     ):
         yield
 
 
-def _taking(kind: Any, attribute: str, call: Any, names: Mapping[Any, str]) -> Any:
+def _taking(kind: Any, attribute: str, call: Any, names: Mapping[Any, str], read: Any) -> Any:
     original = kind.call_function
 
     @functools.wraps(original)
@@ -60,6 +72,9 @@ def _taking(kind: Any, attribute: str, call: Any, names: Mapping[Any, str]) -> A
         known = names.get(fn) if len(args) == _OPERANDS.get(fn, 1) and not kwargs else None
         if known is None or not any(_is_scalar(arg.realize()) for arg in args):
             return original(self, tx, args, kwargs)
+        if fn not in _OF_NUMBERS_ALONE:
+            numbers = [read(tx, arg.realize()) for arg in args]
+            args = [a if n is None else n for a, n in zip(args, numbers, strict=True)]
         given = [arg.as_proxy() for arg in args]
         made = [create_node(tx, "call_function", call, (n, *given), {}) for n in known.split()]
         return made[0] if len(made) == 1 else TupleVariable(made)
@@ -67,6 +82,8 @@ def _taking(kind: Any, attribute: str, call: Any, names: Mapping[Any, str]) -> A
     return call_function
 
 
+#: functions that refuse a tensor
+_OF_NUMBERS_ALONE = {divmod, round, math.trunc}
 #: of functions with several
 _OPERANDS = {divmod: 2, math.pow: 2}
 
@@ -175,10 +192,12 @@ def numbers_are_weak(
     note: Callable[[fx.Proxy, list[fx.Proxy]], None],
     name_with_scalar: Callable[[Any, Any, Any], str],
     with_scalar: Callable[..., Any],
+    out_of_place: Mapping[Any, Any],
 ) -> Iterator[None]:
     """Numbers that a node of the graphs is given are first ``in_dtype(number, dtype_of(...))``.
 
     The node is ``with_scalar(name, ...)`` if ``name_with_scalar(target, args, kwargs)`` is a name.
+    ``n += 1`` makes a new number, by what is ``out_of_place`` for ``iadd``.
     """
     output = tx.output
     original = output.create_proxy
@@ -190,6 +209,8 @@ def numbers_are_weak(
         pytree.tree_map_only(fx.Proxy, given.append, (args, kwargs))
         if not kind.startswith("call_") or not any(map(is_number, given)):
             return original(kind, target, args, kwargs, *rest, **named)
+        if args and isinstance(args[0], fx.Proxy) and is_number(args[0]):
+            target = out_of_place.get(target, target)
         name = name_with_scalar(target, args, kwargs)
         dtype = dtype_of(name, target, args, kwargs, given)
         if name:

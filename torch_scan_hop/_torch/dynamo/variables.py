@@ -19,11 +19,13 @@ from torch._dynamo.variables.higher_order_ops import (
 )
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import ListVariable, TupleVariable
+from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 __all__ = [
     "ConstantVariable",
     "LazyVariableTracker",
+    "TensorVariable",
     "TorchHigherOrderOperatorVariable",
     "TupleVariable",
     "VariableTracker",

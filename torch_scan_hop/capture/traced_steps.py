@@ -1,0 +1,32 @@
+"""What is changed in Dynamo while it traces the steps of a scan: the first, and a body."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch_scan_hop._torch.dynamo.absent import absences_are_guarded
+from torch_scan_hop._torch.dynamo.attempts import side_effects_stay_one_object
+from torch_scan_hop._torch.dynamo.counted import counters_vary
+from torch_scan_hop._torch.dynamo.deques import deques_are_bounded
+from torch_scan_hop._torch.dynamo.facts import grad_functions_are_known
+from torch_scan_hop._torch.dynamo.hooks import hooks_are_captured
+from torch_scan_hop._torch.dynamo.modules import methods_have_functions
+from torch_scan_hop._torch.tracing import lstm_in_parts
+from torch_scan_hop.capture.hooks import hooked
+
+
+@contextlib.contextmanager
+def steps_are_traced(tx: Any, operator: Any) -> Iterator[None]:
+    with (
+        hooks_are_captured(hooked, operator),
+        methods_have_functions(),
+        grad_functions_are_known(),
+        absences_are_guarded(),
+        deques_are_bounded(tx),
+        counters_vary(tx),
+        side_effects_stay_one_object(tx),
+        lstm_in_parts(),  # in the first step, too: torch 2.9 has wrong shapes otherwise
+    ):
+        yield
