@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torch_scan_hop import scan
+
 F64 = torch.float64
 
 
@@ -583,6 +585,48 @@ def items_of_a_list() -> Program:
         return c, memory[1]
 
     return Program(cell, zeros(), steps(), list(layer.parameters()), lambda: list(memory))
+
+
+@program
+def caches_written_at_a_counter() -> Program:
+    layer, module = nn.Linear(4, 4).double(), nn.Module()
+    module.register_buffer("k", torch.zeros(16, 4, dtype=F64))
+    module.register_buffer("v", torch.zeros(16, 4, dtype=F64))
+    module.pos = 0
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        with torch.no_grad():
+            module.k[module.pos] = layer(x)
+            module.v.narrow(0, module.pos, 2).copy_(x.expand(2, 4))
+            module.v.select(0, 15).add_(module.pos)
+        h = torch.tanh(layer((x @ module.k.T).softmax(-1) @ module.v) + h)
+        module.pos += 1
+        return h, h
+
+    return Program(
+        cell,
+        zeros(),
+        steps(),
+        list(layer.parameters()),
+        lambda: [module.k, module.v, torch.tensor(module.pos)],
+    )
+
+
+@program
+def counts_in_an_inner_scan() -> Program:
+    w, module = weight(), nn.Module()
+    module.h, module.n = zeros(), 0
+
+    def inner(c: Tensor, x: Tensor) -> Any:
+        module.h = torch.tanh(x @ w + module.h)
+        module.n += 1
+        return c + module.h * module.n, module.h
+
+    def cell(c: Tensor, x: Tensor) -> Any:
+        c, ys = scan(inner, c, torch.stack([x, -x]))
+        return c, ys.sum(0)
+
+    return Program(cell, zeros(), steps(), [w], lambda: [module.h, torch.tensor(module.n)])
 
 
 @program
