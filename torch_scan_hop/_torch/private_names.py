@@ -131,7 +131,8 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.lists.SliceVariable torch._dynamo.variables.lists.TupleVariable "
         "torch._dynamo.variables.misc.AutogradFunctionContextVariable "
         "torch._dynamo.variables.misc.AutogradFunctionVariable "
-        "torch._dynamo.variables.misc.CellVariable torch._dynamo.variables.misc.NewGlobalVariable "
+        "torch._dynamo.variables.misc.CellVariable torch._dynamo.variables.misc.GetAttrVariable "
+        "torch._dynamo.variables.misc.NewGlobalVariable "
         "torch._dynamo.variables.misc.NumpyVariable "
         "torch._dynamo.variables.misc.PythonModuleVariable "
         "torch._dynamo.variables.misc.get_np_to_tnp_map "
@@ -311,9 +312,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.builder.is_int_specialization_case": "value source",
     "torch._dynamo.variables.builder.wrap_fx_proxy": "proxy= tx=",
     "torch._dynamo.variables.builtin.BuiltinVariable": "fn",
-    "torch._dynamo.variables.builtin.BuiltinVariable.call_function": (
-        "self tx args kwargs; self tx args kwargs ..."
-    ),
+    "torch._dynamo.variables.builtin.BuiltinVariable.call_function": "self tx args kwargs",
     "torch._dynamo.variables.constant.ConstantVariable.create": "value",
     "torch._dynamo.variables.functions.UserMethodVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.higher_order_ops._call_function_and_unflatten_output": (
@@ -337,7 +336,12 @@ CALLED: dict[str, str] = {
         "? self items _|tx _ ...; self items ..."
     ),
     "torch._dynamo.variables.lists.TupleVariable": "items",
-    "torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply": "self tx args kwargs",
+    "torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply": (
+        "? self tx; self tx args kwargs"
+    ),
+    "torch._dynamo.variables.misc.GetAttrVariable.call_function": (
+        "self tx args kwargs; self tx args kwargs ..."
+    ),
     "torch._dynamo.variables.misc.get_np_to_tnp_map": "()",
     "torch._dynamo.variables.tensor.TensorVariable.as_python_constant": "self",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
@@ -538,6 +542,8 @@ REPLACED: dict[str, str] = {
         "self items kwargs; self items tx kwargs"
     ),
     "torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply": "self tx args kwargs",
+    "torch._dynamo.variables.misc.GetAttrVariable.call_function": "self tx args kwargs",
+    "torch._dynamo.variables.misc.GetAttrVariable.create_getattr_proxy": "base_proxy attr",
     "torch._dynamo.variables.misc.NumpyVariable.call_function": "self tx args kwargs",
     "torch._dynamo.variables.tensor.NumpyNdarrayVariable.call_method": "self tx name args kwargs",
     "torch._dynamo.variables.tensor.NumpyNdarrayVariable.unpack_var_sequence": "self tx idxes",

@@ -53,7 +53,7 @@ from torch_scan_hop.capture.first_steps import check_facts
 from torch_scan_hop.capture.hooks_of_carries import HooksOfCarries
 from torch_scan_hop.capture.index_nodes import nested_modules
 from torch_scan_hop.capture.mask_places import refuse_unknown_sizes
-from torch_scan_hop.capture.number_arithmetic import FUNCTIONS, make_exact, of_number
+from torch_scan_hop.capture.number_arithmetic import FUNCTIONS, of_number
 from torch_scan_hop.capture.number_domains import check_after
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
 from torch_scan_hop.capture.purify import CapturedBody
@@ -66,8 +66,9 @@ from torch_scan_hop.capture.told import also_carried, numbers_carried, reads_tol
 from torch_scan_hop.capture.weak_numbers import (
     WEAK,
     Marking,
-    is_marked,
+    as_dtype,
     kinds_are_known,
+    make_whole,
     numbers_among,
     read_number,
 )
@@ -87,7 +88,7 @@ class _Call:
     #: positions of the carries that are Python numbers at first
     numbers: tuple[int, ...] = ()
     #: by position, those that stay numbers, with all their digits
-    exact: dict[int, VariableTracker] = field(default_factory=dict)
+    exact: dict[int, Any] = field(default_factory=dict)
 
 
 def _call_of(
@@ -186,11 +187,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         make_no_grad(graph)
         refuse_unknown_sizes(graphs)
         inputs = [v.as_proxy() for v in given.flat()] + list(lifted)
-        outer = [k for k in range(len(given.flat()), len(inputs)) if is_marked(inputs[k])]
-        exact = {k: inputs[k] for k in outer} | {k: v.as_proxy() for k, v in call.exact.items()}
-        widened, checked = make_exact(graphs[0], n_carry, [*numbers, *outer], exact)
-        for k in widened:
-            inputs[k] = _in_dtype(tx, exact[k], torch.float64).as_proxy()
+        widened, checked = make_whole(tx, graphs[0], n_carry, numbers, inputs, call.exact)
         hooks = HooksOfCarries(tx, graph, given, lifted, _wanting_grad(given.carry))
         hooks.move(inputs, call.reverse)
         body = CapturedBody(tx, graph, n_carry, len(given.xs) + len(hooks.flags), checked)
@@ -203,7 +200,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         for k, after in zip(mutated, outputs[n_carry:last], strict=True):
             write_back(tx, inputs[k], after.as_proxy())
         for k in widened.keys() & {*range(n_carry)}:
-            outputs[k] = _in_dtype(tx, outputs[k].as_proxy(), widened[k])
+            outputs[k] = as_dtype(tx, outputs[k].as_proxy(), widened[k])
         return reconstruct_outputs(tx, [*outputs[:n_carry], *outputs[last:]], spec)
 
 
@@ -255,7 +252,7 @@ class ScanOfNumbersVariable(ScanVariable):
         call = _call_of(tx, *args, **kwargs)
         numbers = [v.as_python_constant() for v in sequence_items(tx, positions)]
         inputs, staying = with_dtypes_of_step(tx, call.combine_fn, call.inputs, numbers)
-        exact = {k: call.inputs.carry[k] for k in staying}
+        exact = {k: call.inputs.carry[k].as_proxy() for k in staying}
         also_carried(staying)
         return replace(call, inputs=inputs, numbers=tuple(numbers), exact=exact)
 
@@ -275,10 +272,6 @@ def _refuse_shared_memory(tx: Any, inputs: Any, mutated: list[int], body: Captur
     if share_memory(list(map(example_value, changed)), list(map(example_value, others))):
         raise Unsupported(REASON.format(body.line_of_change(len(mutated))))
     create_proxy(tx, "call_function", check_memory, (changed, others))
-
-
-def _in_dtype(tx: Any, proxy: Any, dtype: torch.dtype) -> VariableTracker:
-    return create_node(tx, "call_method", "to", (proxy, dtype), {})
 
 
 def _cloned(tx: Any, proxy: Any) -> Any:

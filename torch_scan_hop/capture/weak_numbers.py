@@ -31,7 +31,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop._torch.operators import is_function_of_torch
 from torch_scan_hop.capture.number_arguments import name_with_scalar, with_scalar
-from torch_scan_hop.capture.number_arithmetic import ARITHMETIC, IN_PLACE, value_of
+from torch_scan_hop.capture.number_arithmetic import ARITHMETIC, IN_PLACE, make_exact, value_of
 from torch_scan_hop.capture.told import in_a_body, is_in_a_body, numbers_carried, reads_told
 
 #: in the meta of a number's node: which leaf of the carry it is; None for what is made of numbers
@@ -88,6 +88,29 @@ class StayingNumbersVariable(TorchHigherOrderOperatorVariable):
     ) -> VariableTracker:
         flags = [k in numbers_carried() for k in range(len(args))]
         return TupleVariable([ConstantVariable.create(flag) for flag in flags])
+
+
+def make_whole(
+    tx: Any,
+    body: fx.GraphModule,
+    n_carry: int,
+    numbers: Sequence[int],
+    inputs: list[fx.Proxy],
+    exact: Mapping[int, fx.Proxy],
+) -> tuple[dict[int, torch.dtype], str | None]:
+    """Do as :func:`make_exact`, also with the numbers of a body around this one that are among
+    ``inputs``, and give the body in double what it takes so; ``exact`` are inputs with all digits,
+    in the place of some."""
+    outer = {k: inputs[k] for k in range(n_carry, len(inputs)) if is_marked(inputs[k])}
+    whole = {**exact, **outer}
+    widened, checked = make_exact(body, n_carry, [*numbers, *outer], whole)
+    for k in widened:
+        inputs[k] = as_dtype(tx, whole[k], torch.float64).as_proxy()
+    return widened, checked
+
+
+def as_dtype(tx: Any, proxy: fx.Proxy, dtype: torch.dtype) -> VariableTracker:
+    return create_node(tx, "call_method", "to", (proxy, dtype), {})
 
 
 def in_dtype(number: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -217,12 +217,7 @@ def numbers_are_weak(
             kind, target, args = "call_function", with_scalar, (name, *args)
 
         def adapted(proxy: fx.Proxy) -> fx.Proxy:
-            example = example_value(proxy)
-            if dtype is None or not is_number(proxy) or example.dtype == dtype:
-                return proxy
-            made: fx.Proxy = original("call_function", in_dtype, (proxy, dtype), {})
-            made.node.meta["example_value"] = example.to(dtype)
-            return made
+            return _cast(original, in_dtype, proxy, dtype) if is_number(proxy) else proxy
 
         args, kwargs = pytree.tree_map_only(fx.Proxy, adapted, (args, kwargs))
         made = original(kind, target, args, kwargs, *rest, **named)
@@ -231,6 +226,15 @@ def numbers_are_weak(
 
     with replaced(output, create_proxy=create_proxy), _tensors_are_made_of_numbers(is_number):
         yield
+
+
+def _cast(create_proxy: Any, in_dtype: Any, proxy: fx.Proxy, dtype: Any) -> fx.Proxy:
+    example = example_value(proxy)
+    if dtype is None or example.dtype == dtype:
+        return proxy
+    made: fx.Proxy = create_proxy("call_function", in_dtype, (proxy, dtype), {})
+    made.node.meta["example_value"] = example.to(dtype)
+    return made
 
 
 @contextlib.contextmanager
