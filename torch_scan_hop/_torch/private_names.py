@@ -9,6 +9,8 @@ CHECKED = "2.9.1 2.13.0 2.15.0"
 #: what some versions have not, and which have it: its shim looks first
 ONLY_IN: dict[str, str] = {
     "torch._dynamo.variables.dicts.SetVariable": "2.9.1 2.13.0",
+    "torch._dynamo.variables.hashable.HashableTracker": "2.13.0 2.15.0",
+    "torch._dynamo.variables.hashable.HashableTracker.__init__": "2.13.0 2.15.0",
     "torch._dynamo.variables.sets.SetVariable": "2.13.0 2.15.0",
     "torch._inductor.codegen.triton.TritonKernelOverrides.value_expr": "2.13.0 2.15.0",
     "torch._inductor.codegen.wrapper.WrapperLine.codegen": "2.15.0",
@@ -118,6 +120,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.dicts.ConstDictVariable "
         "torch._dynamo.variables.dicts.SetVariable "
         "torch._dynamo.variables.functions.UserMethodVariable "
+        "torch._dynamo.variables.hashable.HashableTracker "
         "torch._dynamo.variables.higher_order_ops "
         "torch._dynamo.variables.higher_order_ops.TorchHigherOrderOperatorVariable "
         "torch._dynamo.variables.higher_order_ops._hop_name_to_variable_class "
@@ -315,6 +318,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.builtin.BuiltinVariable.call_function": "self tx args kwargs",
     "torch._dynamo.variables.constant.ConstantVariable.create": "value",
     "torch._dynamo.variables.functions.UserMethodVariable.call_obj_hasattr": "self tx name",
+    "torch._dynamo.variables.hashable.HashableTracker.__init__": "self vt",
     "torch._dynamo.variables.higher_order_ops._call_function_and_unflatten_output": (
         "tx fn args ..."
     ),
@@ -344,7 +348,11 @@ CALLED: dict[str, str] = {
     ),
     "torch._dynamo.variables.misc.get_np_to_tnp_map": "()",
     "torch._dynamo.variables.tensor.TensorVariable.as_python_constant": "self",
+    "torch._dynamo.variables.tensor.TensorVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
+    "torch._dynamo.variables.torch.TorchInGraphFunctionVariable.call_function": (
+        "self tx args kwargs"
+    ),
     "torch._dynamo.variables.torch.get_overridable_functions": "()",
     "torch._functorch._aot_autograd.functional_utils.has_data_mutation": "t",
     "torch._functorch.aot_autograd.aot_module_simplified": (
@@ -528,6 +536,7 @@ REPLACED: dict[str, str] = {
     ),
     "torch._dynamo.variables.builtin.BuiltinVariable.call_function": "self tx args kwargs",
     "torch._dynamo.variables.functions.UserMethodVariable.call_obj_hasattr": "self tx name",
+    "torch._dynamo.variables.hashable.HashableTracker.__init__": "self vt",
     "torch._dynamo.variables.higher_order_ops.TorchHigherOrderOperatorVariable._call_function": (
         "self tx args kwargs"
     ),
@@ -551,6 +560,7 @@ REPLACED: dict[str, str] = {
         "self name hook; self tx name hook"
     ),
     "torch._dynamo.variables.tensor.TensorVariable.as_python_constant": "self",
+    "torch._dynamo.variables.tensor.TensorVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
     "torch._dynamo.variables.torch.TorchInGraphFunctionVariable.call_function": (
         "self tx args kwargs"

@@ -16,10 +16,12 @@ import torch
 from torch import fx
 
 from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.number_functions import (
     kinds_of_numbers_are_known,
     result_dtype,
 )
+from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     TensorVariable,
@@ -41,6 +43,12 @@ _OF_ALIKE = frozenset(
     "add iadd sub isub rsub mul imul div truediv itruediv true_divide floordiv ifloordiv "
     "floor_divide mod imod remainder fmod pow ipow and or xor lshift rshift eq ne lt le gt ge "
     "bitwise_and bitwise_or bitwise_xor clamp clamp_min clamp_max where stack".split()
+)
+
+
+#: a tensor at that place is compared with, and a number is a dimension
+_DIMENSION = (
+    "the body gives a number that steps make to {}() as a dimension, at {}. Choose with torch.where"
 )
 
 
@@ -155,6 +163,8 @@ def dtype_of_numbers(
     ``written``: the name by which :func:`with_scalar` runs in its place.
     """
     name = getattr(target, "__name__", target)
+    if name in ("max", "min") and any(arg in given and is_marked(arg) for arg in args[1:2]):
+        raise Unsupported(_DIMENSION.format(name, users_line()))
     if written or not isinstance(name, str) or name.strip("_") not in _OF_ALIKE:
         return _dtype_that_gives(written, target, args, kwargs, given)
     tensors = [example_value(p) for p in given if _NUMBER not in p.node.meta]

@@ -25,6 +25,7 @@ from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.facts import is_users
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
+from torch_scan_hop._torch.dynamo.number_identity import equal_numbers_are_no_other
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     TupleVariable,
@@ -97,8 +98,9 @@ def _is_scalar(variable: Any) -> bool:
 
 @contextlib.contextmanager
 def kinds_of_numbers_are_known(is_number: Callable[[fx.Proxy], bool]) -> Iterator[None]:
-    """``isinstance(n, int)`` and ``type(n)`` of a number are answered as Python does; this
-    package and torch see the tensor that it is.
+    """``isinstance(n, int)``, ``type(n)`` and ``hasattr(n, "shape")`` of a number are answered as
+    Python does, and no tensor of its value is taken for it; this package and torch see the tensor
+    that it is.
 
     Arithmetic of numbers alone is Python's: a TorchFunctionMode (a default device, torch.export's
     own, a user's) does not see it.
@@ -118,7 +120,29 @@ def kinds_of_numbers_are_known(is_number: Callable[[fx.Proxy], bool]) -> Iterato
                 return original(self, tx, args, kwargs)
         return original(self, tx, args, kwargs)
 
-    with replaced(BuiltinVariable, call_function=call_function):
+    ask = TorchInGraphFunctionVariable.call_function
+
+    @functools.wraps(ask)
+    def call_torch(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.value is torch.is_tensor and is_users(tx) and _are_numbers(args, is_number):
+            return ConstantVariable.create(False)
+        return ask(self, tx, args, kwargs)
+
+    has = TensorVariable.call_obj_hasattr
+
+    @functools.wraps(has)
+    def has_attribute(self: TensorVariable, tx: Any, name: str) -> Any:
+        if is_users(tx) and is_number(self.as_proxy()):
+            kind = _kind_of(example_value(self).dtype)
+            return ConstantVariable.create(hasattr(kind, name))
+        return has(self, tx, name)
+
+    with (
+        replaced(BuiltinVariable, call_function=call_function),
+        replaced(TensorVariable, call_obj_hasattr=has_attribute),
+        replaced(TorchInGraphFunctionVariable, call_function=call_torch),
+        equal_numbers_are_no_other(is_number),
+    ):
         yield
 
 

@@ -107,9 +107,9 @@ def _attributes_are_read_by_the_body(tx: Any) -> contextlib.AbstractContextManag
     """
     original = GetAttrVariable.create_getattr_proxy
 
-    def create_getattr_proxy(base: fx.Proxy, name: str) -> Any:
+    def create_getattr_proxy(base: Any, name: str) -> Any:
         tracer = tx.output.current_tracer
-        if base.tracer is tracer:
+        if not isinstance(base, fx.Proxy) or base.tracer is tracer:  # a class is its own
             return original(base, name)
         return tracer.create_proxy("call_function", getattr, (base, name), {})
 
