@@ -613,6 +613,26 @@ def caches_written_at_a_counter() -> Program:
 
 
 @program
+def keeps_what_it_reads() -> Program:
+    w, module = weight(), nn.Module()
+    module.total, module.mean, module.last, module.positive = 0.0, 1.0, 0.0, 0
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        h = torch.tanh(h @ w + x) / module.mean
+        module.total += h.sum().item()
+        module.mean = 0.9 * module.mean + 0.1 * float(h.norm())
+        module.last = module.total / 2
+        module.positive += int((h > 0).sum())
+        return h, h * module.last
+
+    def state() -> list[Any]:
+        found = (module.total, module.mean, module.last, module.positive)
+        return [torch.tensor(v, dtype=F64) for v in found]
+
+    return Program(cell, zeros(), steps(), [w], state)
+
+
+@program
 def counts_in_an_inner_scan() -> Program:
     w, module = weight(), nn.Module()
     module.h, module.n = zeros(), 0

@@ -211,3 +211,22 @@ def test_a_function_has_all_digits_of_a_number(function, run):
             found = outputs(run, dtype)
         expected = outputs(written_loop, dtype)
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("run", [scan, compiled])
+def test_all_digits_beside_a_float_that_was_another_one_before(run):
+    """Dynamo has a symbol for it from the second call on."""
+
+    def decaying(rate):
+        def cell(carry, x):
+            h, n, d = carry
+            return (h + x, n + 1, d * rate), h * (1 - rate**n) + d / (n + rate)
+
+        return cell
+
+    init, xs = (torch.zeros(3, dtype=DOUBLE), 1, 1.0), torch.ones(5, 3, dtype=DOUBLE)
+    for cell in map(decaying, (0.1, 0.17, 0.24)):
+        with fallback("error"):
+            found = run(cell, init, xs)[1]
+        torch.testing.assert_close(found, written_loop(cell, init, xs)[1], rtol=0, atol=1e-14)

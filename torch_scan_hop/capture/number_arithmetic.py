@@ -139,7 +139,7 @@ class _Exact:
         self._round_for_tensors()
 
     def _visit(self, node: fx.Node) -> None:
-        given = node.all_input_nodes
+        given = [n for n in node.all_input_nodes if not is_symbol(n)]
         if node.target in ARITHMETIC and given and self.numbers.keys() >= set(given):
             self.know(node, is_wide=False)
             self._add_as_integers(node)
@@ -254,6 +254,12 @@ class _Exact:
 
     def _last_placeholder(self) -> fx.Node:
         return self.graph.find_nodes(op="placeholder")[-1]
+
+
+def is_symbol(node: fx.Node) -> bool:
+    """Return True for a Python number of the program's that Dynamo does not take for a constant."""
+    example = node.meta.get("example_value")
+    return isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _by_example(nodes: Iterable[fx.Node]) -> dict[int, list[fx.Node]]:

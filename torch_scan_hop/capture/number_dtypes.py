@@ -176,12 +176,20 @@ def _after(variable: VariableTracker, before: torch.dtype | type) -> torch.dtype
     that it reads if it was given one."""
     if variable.is_python_constant():
         return type(variable.as_python_constant())
-    dtype: torch.dtype = example_value(variable).dtype
+    example = example_value(variable)
+    if isinstance(example, tuple(_KIND_OF_SYMBOL)):
+        return _KIND_OF_SYMBOL[type(example)]
+    dtype: torch.dtype = example.dtype
     if isinstance(before, type) and is_marked(variable.as_proxy()):
         return tree.NUMBERS[tree.kind_of(dtype)]
     return dtype
 
 
+_KIND_OF_SYMBOL: dict[type, type] = {
+    torch.SymBool: bool,
+    torch.SymInt: int,
+    torch.SymFloat: float,
+}
 _KIND_OF_DTYPE: dict[torch.dtype, type] = {
     torch.bool: bool,
     torch.int64: int,

@@ -21,7 +21,7 @@ from torch_scan_hop._torch.dynamo.number_functions import (
     kinds_of_numbers_are_known,
     result_dtype,
 )
-from torch_scan_hop._torch.dynamo.places import users_line
+from torch_scan_hop._torch.dynamo.places import NUMBER, users_line
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     TensorVariable,
@@ -33,11 +33,15 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop._torch.operators import is_function_of_torch
 from torch_scan_hop.capture.number_arguments import name_with_scalar, with_scalar
-from torch_scan_hop.capture.number_arithmetic import ARITHMETIC, IN_PLACE, make_exact, value_of
+from torch_scan_hop.capture.number_arithmetic import (
+    ARITHMETIC,
+    IN_PLACE,
+    is_symbol,
+    make_exact,
+    value_of,
+)
 from torch_scan_hop.capture.told import in_a_body, is_in_a_body, numbers_carried, reads_told
 
-#: in the meta of a number's node: which leaf of the carry it is; None for what is made of numbers
-_NUMBER = "torch_scan_hop.number"
 #: operators with two operands, or with more that are alike; by name, of functions and methods
 _OF_ALIKE = frozenset(
     "add iadd sub isub rsub mul imul div truediv itruediv true_divide floordiv ifloordiv "
@@ -56,7 +60,7 @@ def mark_numbers(variables: Sequence[VariableTracker], positions: Sequence[int])
     """Note that those of a step's arguments are numbers that steps carry."""
     for k in positions:
         if not variables[k].is_python_constant():
-            variables[k].as_proxy().node.meta[_NUMBER] = k
+            variables[k].as_proxy().node.meta[NUMBER] = k
 
 
 def numbers_among(carry: Sequence[VariableTracker]) -> list[int]:
@@ -128,8 +132,8 @@ def in_dtype(number: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def note_number(made: fx.Proxy, given: Sequence[fx.Proxy]) -> None:
     """Note that ``made`` is a number if it is arithmetic of numbers alone."""
-    if made.node.target in ARITHMETIC and all(_NUMBER in proxy.node.meta for proxy in given):
-        made.node.meta[_NUMBER] = None
+    if made.node.target in ARITHMETIC and all(is_marked(p) or is_symbol(p.node) for p in given):
+        made.node.meta[NUMBER] = None
 
 
 def read_number(tx: Any, variable: VariableTracker) -> VariableTracker | None:
@@ -146,7 +150,7 @@ def read_number(tx: Any, variable: VariableTracker) -> VariableTracker | None:
     kind = tree.kind_of(value.dtype)
     given = (variable.as_proxy(), _of_numbers_alone(kind))
     made = create_node(tx, "call_function", value_of, given, {})
-    made.as_proxy().node.meta[_NUMBER] = None
+    made.as_proxy().node.meta[NUMBER] = None
     return made
 
 
@@ -167,10 +171,10 @@ def dtype_of_numbers(
         raise Unsupported(_DIMENSION.format(name, users_line()))
     if written or not isinstance(name, str) or name.strip("_") not in _OF_ALIKE:
         return _dtype_that_gives(written, target, args, kwargs, given)
-    tensors = [example_value(p) for p in given if _NUMBER not in p.node.meta]
+    tensors = [example_value(p) for p in given if NUMBER not in p.node.meta]
     if name == "where":  # the condition decides nothing
         tensors = [t for t in tensors if isinstance(t, torch.Tensor) and t.dtype != torch.bool]
-    numbers = [example_value(p) for p in given if _NUMBER in p.node.meta]
+    numbers = [example_value(p) for p in given if NUMBER in p.node.meta]
     values = [*tensors, *numbers]
     if name == "stack":  # ys of an unrolled step
         return _of_numbers_alone(max(tree.kind_of(n.dtype) for n in numbers))
@@ -194,7 +198,7 @@ def _dtype_that_gives(
     is_known = isinstance(target, str) or is_function_of_torch(target)
     if not is_known or _keeps_dtype(target, kwargs):
         return None
-    if target in ARITHMETIC and all(map(is_marked, given)):
+    if target in ARITHMETIC and all(is_marked(p) or is_symbol(p.node) for p in given):
         return None
 
     def as_python_has_it(proxy: fx.Proxy) -> Any:
@@ -222,12 +226,12 @@ def _of_numbers_alone(kind: int) -> torch.dtype:
 
 def carry_of(node: fx.Node) -> int | None:
     """Return which leaf of the carry ``node`` is, if it is a number that steps carry."""
-    k: int | None = node.meta.get(_NUMBER)
+    k: int | None = node.meta.get(NUMBER)
     return k
 
 
 def is_marked(proxy: fx.Proxy) -> bool:
-    return _NUMBER in proxy.node.meta
+    return NUMBER in proxy.node.meta
 
 
 #: within, a body may ask if what steps carry is an int

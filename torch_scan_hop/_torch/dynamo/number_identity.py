@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import fx
@@ -41,7 +41,7 @@ def equal_numbers_are_no_other(is_number: Callable[[fx.Proxy], bool]) -> Iterato
 
     @functools.wraps(original)
     def init(self: Any, variable: Any) -> None:
-        if _holds_number(variable.realize(), is_number):
+        if _holds_number(variable, is_number):
             raise Unsupported(_KEY.format(users_line()))
         original(self, variable)
 
@@ -50,8 +50,11 @@ def equal_numbers_are_no_other(is_number: Callable[[fx.Proxy], bool]) -> Iterato
 
 
 def _holds_number(variable: Any, is_number: Callable[[fx.Proxy], bool]) -> bool:
+    if not variable.is_realized():  # the program's own, and it may stay so: a look at it is guarded
+        return False
+    variable = variable.realize()
     if isinstance(variable, BaseListVariable):
-        return any(_holds_number(item.realize(), is_number) for item in variable.items)
+        return any(_holds_number(item, is_number) for item in variable.items)
     return isinstance(variable, TensorVariable) and is_number(variable.as_proxy())
 
 
@@ -62,7 +65,7 @@ def _identity_is_refused(
 
     def refusing(handler: Any) -> Any:
         def compare(tx: Any, args: Any, kwargs: Any) -> Any:
-            if _may_be_one_number([arg.realize() for arg in args], is_number):
+            if _may_be_one_number(args, is_number):
                 raise Unsupported(_IDENTITY.format(users_line()))
             return handler(tx, args, kwargs)
 
@@ -72,7 +75,7 @@ def _identity_is_refused(
     return replaced(symbolic_convert, compare_op_handlers={**handlers, **own})
 
 
-def _may_be_one_number(pair: list[Any], is_number: Callable[[fx.Proxy], bool]) -> bool:
+def _may_be_one_number(pair: Sequence[Any], is_number: Callable[[fx.Proxy], bool]) -> bool:
     """Return True for a number that steps make, and another one or a constant that is one."""
     made = [_holds_number(variable, is_number) for variable in pair]
     if not any(made):
