@@ -109,8 +109,9 @@ def test_a_number_in_the_carry(run):
 
     with fallback("error"):
         found = results(run)
-    assert_same(found[0], results(loop)[0], 1e-12)
-    assert_same(found[1:], results(loop)[1:], 1e-6)
+    expected = results(loop)
+    assert_same(found[0], expected[0], 1e-12)
+    assert_same(found[1:], expected[1:], 1e-6)
 
 
 def test_a_root_of_a_negative_value_is_an_error_as_in_python():

@@ -19,6 +19,7 @@ from torch import fx
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import Unsupported
+from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.capture.number_domains import add_conditions
 from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.errors import NUMBER_OF_TENSOR
@@ -103,11 +104,9 @@ def make_exact(
     widened = {k: exact.narrow[p] for k, p in enumerate(placeholders) if p in exact.narrow}
     output: Any = output_node(graph)
     results = list(output.args[0])
-    carried = [
-        placeholders[k] if k in numbers and k < n_carry else None for k in range(len(results))
-    ]
-    for k, (result, carry) in enumerate(zip(results, carried, strict=True)):
-        if carry is not None and (carry in exact.narrow or _dtype_of(carry) == torch.float64):
+    for k, result in enumerate(results):
+        is_carried = k in numbers and k < n_carry
+        if is_carried and _dtype_of(placeholders[k]) == torch.float64:
             results[k] = exact.cast(result, torch.float64)
         elif result in exact.narrow:
             results[k] = exact.cast(result, exact.narrow[result])
@@ -159,9 +158,8 @@ class _Exact:
         """Compute with all digits in the graphs that ``node`` calls: those of a custom function, of
         a checkpoint, of branches."""
         given = node.all_input_nodes
-        modules = dict(self.module.named_children())
-        called = [modules.get(str(n.target)) for n in given if n.op == "get_attr"]
-        graphs = [module for module in called if isinstance(module, fx.GraphModule)]
+        read = [getattr(self.module, str(n.target), None) for n in given if n.op == "get_attr"]
+        graphs = [value for value in read if isinstance(value, fx.GraphModule)]
         inputs = [_by_example(graph.graph.find_nodes(op="placeholder")) for graph in graphs]
         known = {id(self.numbers[n]): n in self.narrow for n in given if n in self.numbers}
         taken = [
@@ -258,8 +256,7 @@ class _Exact:
 
 def is_symbol(node: fx.Node) -> bool:
     """Return True for a Python number of the program's that Dynamo does not take for a constant."""
-    example = node.meta.get("example_value")
-    return isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(node.meta.get("example_value"), SYMBOLS)
 
 
 def _by_example(nodes: Iterable[fx.Node]) -> dict[int, list[fx.Node]]:

@@ -12,6 +12,8 @@ from torch_scan_hop._torch.dtensors import is_dtensor
 from torch_scan_hop._torch.dynamo.attempts import changes_are_taken_back
 from torch_scan_hop._torch.dynamo.errors import is_branch, is_of_arithmetic
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_in_force
+from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
+from torch_scan_hop._torch.dynamo.number_functions import kinds_of_numbers_are_known
 from torch_scan_hop._torch.dynamo.places import StateAssigned
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -22,15 +24,11 @@ from torch_scan_hop._torch.dynamo.variables import (
     sequence_items,
 )
 from torch_scan_hop._torch.functorch_levels import is_wrapped
+from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.capture.first_steps import FirstStepDiffers
 from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.told import in_a_body
-from torch_scan_hop.capture.weak_numbers import (
-    is_marked,
-    kinds_are_known,
-    mark_numbers,
-    numbers_among,
-)
+from torch_scan_hop.capture.weak_numbers import mark_numbers, numbers_among
 from torch_scan_hop.signature import Inputs
 
 #: what an example of a step is given as numbers, in turn: it may divide by n - 1, or take its root
@@ -153,7 +151,7 @@ class _Dtypes:
         with discard_graph_changes(tx), changes_are_taken_back(tx):
             step = example_arguments(tx, replace(self.inputs, carry=self.carry_in(dtypes)))
             mark_numbers(step, [*numbers_among(self.inputs.carry), *self.staying])
-            with function_modes_in_force(tx), kinds_are_known(), in_a_body():
+            with function_modes_in_force(tx), kinds_of_numbers_are_known(), in_a_body():
                 keep: Any = {"keep_numbers": ConstantVariable.create(True)}
                 result = self.combine_fn.call_function(tx, step, keep)
             leaves = sequence_items(tx, sequence_items(tx, result)[0])
@@ -174,22 +172,14 @@ class _Dtypes:
 def _after(variable: VariableTracker, before: torch.dtype | type) -> torch.dtype | type:
     """Return the dtype of what a step leaves; a kind for a number, and for what it makes of numbers
     that it reads if it was given one."""
-    if variable.is_python_constant():
-        return type(variable.as_python_constant())
-    example = example_value(variable)
-    if isinstance(example, tuple(_KIND_OF_SYMBOL)):
-        return _KIND_OF_SYMBOL[type(example)]
-    dtype: torch.dtype = example.dtype
-    if isinstance(before, type) and is_marked(variable.as_proxy()):
+    if variable.is_python_constant() or isinstance(example_value(variable), SYMBOLS):
+        return variable.python_type()
+    dtype: torch.dtype = example_value(variable).dtype
+    if isinstance(before, type) and is_made_number(variable):
         return tree.NUMBERS[tree.kind_of(dtype)]
     return dtype
 
 
-_KIND_OF_SYMBOL: dict[type, type] = {
-    torch.SymBool: bool,
-    torch.SymInt: int,
-    torch.SymFloat: float,
-}
 _KIND_OF_DTYPE: dict[torch.dtype, type] = {
     torch.bool: bool,
     torch.int64: int,

@@ -25,7 +25,11 @@ from torch_scan_hop._torch.dynamo.function_modes import (
     function_modes_set_aside,
 )
 from torch_scan_hop._torch.dynamo.indexing import indices_are_captured
-from torch_scan_hop._torch.dynamo.number_functions import functions_take_scalars, numbers_are_weak
+from torch_scan_hop._torch.dynamo.number_functions import (
+    functions_take_scalars,
+    kinds_of_numbers_are_known,
+    numbers_are_weak,
+)
 from torch_scan_hop._torch.dynamo.numpy_constants import numpy_constants_are_folded
 from torch_scan_hop._torch.dynamo.speculation import numbers_of_tensors_are_refused, speculate
 from torch_scan_hop._torch.dynamo.variables import (
@@ -67,7 +71,6 @@ from torch_scan_hop.capture.weak_numbers import (
     WEAK,
     Marking,
     as_dtype,
-    kinds_are_known,
     make_whole,
     numbers_among,
     read_number,
@@ -172,7 +175,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         numbers = numbers_among(given.carry)
         step = Marking(call.combine_fn, numbers)
         with function_modes_in_force(tx):
-            with facts_noted() as facts, kinds_are_known(), sizes_may_be_unknown(tx):
+            with facts_noted() as facts, kinds_of_numbers_are_known(), sizes_may_be_unknown(tx):
                 result, spec, graph, lifted = speculate(tx, step, examples, self._operator())
                 graphs = nested_modules(fx.GraphModule(known_modules(tx), graph))
                 with new_symbols_are_nobodys(tx):

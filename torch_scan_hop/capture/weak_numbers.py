@@ -8,7 +8,6 @@ beside a float32. So there it takes the dtype that the operator would have compu
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,11 +16,9 @@ from torch import fx
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import Unsupported
-from torch_scan_hop._torch.dynamo.number_functions import (
-    kinds_of_numbers_are_known,
-    result_dtype,
-)
-from torch_scan_hop._torch.dynamo.places import NUMBER, users_line
+from torch_scan_hop._torch.dynamo.made_numbers import NUMBER, is_marked
+from torch_scan_hop._torch.dynamo.number_functions import result_dtype
+from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     TensorVariable,
@@ -132,8 +129,12 @@ def in_dtype(number: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def note_number(made: fx.Proxy, given: Sequence[fx.Proxy]) -> None:
     """Note that ``made`` is a number if it is arithmetic of numbers alone."""
-    if made.node.target in ARITHMETIC and all(is_marked(p) or is_symbol(p.node) for p in given):
+    if _is_of_numbers(made.node.target, given):
         made.node.meta[NUMBER] = None
+
+
+def _is_of_numbers(target: Any, given: Sequence[fx.Proxy]) -> bool:
+    return target in ARITHMETIC and all(is_marked(p) or is_symbol(p.node) for p in given)
 
 
 def read_number(tx: Any, variable: VariableTracker) -> VariableTracker | None:
@@ -171,10 +172,10 @@ def dtype_of_numbers(
         raise Unsupported(_DIMENSION.format(name, users_line()))
     if written or not isinstance(name, str) or name.strip("_") not in _OF_ALIKE:
         return _dtype_that_gives(written, target, args, kwargs, given)
-    tensors = [example_value(p) for p in given if NUMBER not in p.node.meta]
+    tensors = [example_value(p) for p in given if not is_marked(p)]
     if name == "where":  # the condition decides nothing
         tensors = [t for t in tensors if isinstance(t, torch.Tensor) and t.dtype != torch.bool]
-    numbers = [example_value(p) for p in given if NUMBER in p.node.meta]
+    numbers = [example_value(p) for p in given if is_marked(p)]
     values = [*tensors, *numbers]
     if name == "stack":  # ys of an unrolled step
         return _of_numbers_alone(max(tree.kind_of(n.dtype) for n in numbers))
@@ -198,7 +199,7 @@ def _dtype_that_gives(
     is_known = isinstance(target, str) or is_function_of_torch(target)
     if not is_known or _keeps_dtype(target, kwargs):
         return None
-    if target in ARITHMETIC and all(is_marked(p) or is_symbol(p.node) for p in given):
+    if _is_of_numbers(target, given):
         return None
 
     def as_python_has_it(proxy: fx.Proxy) -> Any:
@@ -230,17 +231,8 @@ def carry_of(node: fx.Node) -> int | None:
     return k
 
 
-def is_marked(proxy: fx.Proxy) -> bool:
-    return NUMBER in proxy.node.meta
-
-
-#: within, a body may ask if what steps carry is an int
-kinds_are_known = functools.partial(kinds_of_numbers_are_known, is_marked)
-
-
 #: for ``numbers_are_weak``
 WEAK = (
-    is_marked,
     dtype_of_numbers,
     in_dtype,
     note_number,

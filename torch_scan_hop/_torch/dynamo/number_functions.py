@@ -25,6 +25,7 @@ from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.facts import is_users
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
+from torch_scan_hop._torch.dynamo.made_numbers import is_made_number, is_marked
 from torch_scan_hop._torch.dynamo.number_identity import equal_numbers_are_no_other
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -97,7 +98,7 @@ def _is_scalar(variable: Any) -> bool:
 
 
 @contextlib.contextmanager
-def kinds_of_numbers_are_known(is_number: Callable[[fx.Proxy], bool]) -> Iterator[None]:
+def kinds_of_numbers_are_known() -> Iterator[None]:
     """``isinstance(n, int)``, ``type(n)`` and ``hasattr(n, "shape")`` of a number are answered as
     Python does, and no tensor of its value is taken for it; this package and torch see the tensor
     that it is.
@@ -110,29 +111,21 @@ def kinds_of_numbers_are_known(is_number: Callable[[fx.Proxy], bool]) -> Iterato
     @functools.wraps(original)
     def call_function(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
         asks = self.fn in (isinstance, type) and args and is_users(tx)
-        if asks and _is_scalar(args[0].realize()) and is_number(args[0].as_proxy()):
+        if asks and is_made_number(args[0]) and _is_scalar(args[0].realize()):
             kind = _kind_of(example_value(args[0]).dtype)
             if self.fn is type:
                 return SourcelessBuilder.create(tx, kind)
             args = [ConstantVariable.create(kind(1)), *args[1:]]
-        if _are_numbers(args, is_number):
+        if _are_numbers(args):
             with function_modes_set_aside(tx):
                 return original(self, tx, args, kwargs)
         return original(self, tx, args, kwargs)
-
-    ask = TorchInGraphFunctionVariable.call_function
-
-    @functools.wraps(ask)
-    def call_torch(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.value is torch.is_tensor and is_users(tx) and _are_numbers(args, is_number):
-            return ConstantVariable.create(False)
-        return ask(self, tx, args, kwargs)
 
     has = TensorVariable.call_obj_hasattr
 
     @functools.wraps(has)
     def has_attribute(self: TensorVariable, tx: Any, name: str) -> Any:
-        if is_users(tx) and is_number(self.as_proxy()):
+        if is_users(tx) and is_made_number(self):
             kind = _kind_of(example_value(self).dtype)
             return ConstantVariable.create(hasattr(kind, name))
         return has(self, tx, name)
@@ -140,8 +133,7 @@ def kinds_of_numbers_are_known(is_number: Callable[[fx.Proxy], bool]) -> Iterato
     with (
         replaced(BuiltinVariable, call_function=call_function),
         replaced(TensorVariable, call_obj_hasattr=has_attribute),
-        replaced(TorchInGraphFunctionVariable, call_function=call_torch),
-        equal_numbers_are_no_other(is_number),
+        equal_numbers_are_no_other(),
     ):
         yield
 
@@ -167,18 +159,16 @@ def comparisons_are_known(decide: Callable[[TensorVariable], bool | None]) -> It
         yield
 
 
-def _are_numbers(variables: Sequence[Any], is_number: Callable[[fx.Proxy], bool]) -> bool:
+def _are_numbers(variables: Sequence[Any]) -> bool:
     """Return True if these are numbers, one of them a body's."""
-
-    def is_bodys(variable: Any) -> bool:
-        return isinstance(variable, TensorVariable) and is_number(variable.as_proxy())
 
     def is_known(variable: Any) -> bool:
         return isinstance(variable, SymNodeVariable) or variable.is_python_constant()
 
-    if not any(map(is_bodys, variables)):  # asked first: nothing else of a trace is looked into
+    # asked first: nothing else of a trace is looked into
+    if not any(map(is_made_number, variables)):
         return False
-    return all(is_bodys(v) or is_known(v.realize()) for v in variables)
+    return all(is_made_number(v) or is_known(v.realize()) for v in variables)
 
 
 def _kind_of(dtype: torch.dtype) -> type:
@@ -210,7 +200,6 @@ DtypeOf = Callable[[str, Any, Any, Any, list[fx.Proxy]], Any]
 @contextlib.contextmanager
 def numbers_are_weak(
     tx: Any,
-    is_number: Callable[[fx.Proxy], bool],
     dtype_of: DtypeOf,
     in_dtype: Callable[..., Any],
     note: Callable[[fx.Proxy, list[fx.Proxy]], None],
@@ -231,9 +220,9 @@ def numbers_are_weak(
     ) -> Any:
         given: list[fx.Proxy] = []
         pytree.tree_map_only(fx.Proxy, given.append, (args, kwargs))
-        if not kind.startswith("call_") or not any(map(is_number, given)):
+        if not kind.startswith("call_") or not any(map(is_marked, given)):
             return original(kind, target, args, kwargs, *rest, **named)
-        if args and isinstance(args[0], fx.Proxy) and is_number(args[0]):
+        if args and isinstance(args[0], fx.Proxy) and is_marked(args[0]):
             target = out_of_place.get(target, target)
         name = name_with_scalar(target, args, kwargs)
         dtype = dtype_of(name, target, args, kwargs, given)
@@ -241,14 +230,14 @@ def numbers_are_weak(
             kind, target, args = "call_function", with_scalar, (name, *args)
 
         def adapted(proxy: fx.Proxy) -> fx.Proxy:
-            return _cast(original, in_dtype, proxy, dtype) if is_number(proxy) else proxy
+            return _cast(original, in_dtype, proxy, dtype) if is_marked(proxy) else proxy
 
         args, kwargs = pytree.tree_map_only(fx.Proxy, adapted, (args, kwargs))
         made = original(kind, target, args, kwargs, *rest, **named)
         note(made, given)
         return made
 
-    with replaced(output, create_proxy=create_proxy), _tensors_are_made_of_numbers(is_number):
+    with replaced(output, create_proxy=create_proxy), _tensors_are_made_of_numbers():
         yield
 
 
@@ -262,19 +251,21 @@ def _cast(create_proxy: Any, in_dtype: Any, proxy: fx.Proxy, dtype: Any) -> fx.P
 
 
 @contextlib.contextmanager
-def _tensors_are_made_of_numbers(is_number: Callable[[fx.Proxy], bool]) -> Iterator[None]:
+def _tensors_are_made_of_numbers() -> Iterator[None]:
     """``torch.full`` is a node if it is given a number, which decides its dtype; Dynamo reads it,
     or fills an empty tensor of the default dtype. ``torch.as_tensor(n > 3)`` of a symbol, of which
-    Dynamo makes no tensor, is one of the flag, which is guarded."""
+    Dynamo makes no tensor, is one of the flag, which is guarded. And a number is no tensor."""
     original = TorchInGraphFunctionVariable.call_function
 
     @functools.wraps(original)
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.value is torch.is_tensor and is_users(tx) and _are_numbers(args):
+            return ConstantVariable.create(False)
         if self.value not in _MAKE_TENSORS:
             return original(self, tx, args, kwargs)
         given = [v.realize() for v in (*args, *kwargs.values())]
         if self.value is torch.full:
-            if any(isinstance(v, TensorVariable) and is_number(v.as_proxy()) for v in given):
+            if any(map(is_made_number, given)):
                 args, kwargs = pytree.tree_map(
                     operator.methodcaller("as_proxy"), ((*args,), kwargs)
                 )

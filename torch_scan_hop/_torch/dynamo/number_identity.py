@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import fx
 from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables.lists import BaseListVariable
-from torch._dynamo.variables.tensor import TensorVariable
 
+from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.replaced import replaced
 
@@ -35,37 +34,33 @@ _IDENTITY = "the body asks if a number that steps make `is` another, at {}. Writ
 
 
 @contextlib.contextmanager
-def equal_numbers_are_no_other(is_number: Callable[[fx.Proxy], bool]) -> Iterator[None]:
+def equal_numbers_are_no_other() -> Iterator[None]:
     """Refuse that a number is looked for by its hash, or by ``is``, which find the tensor alone."""
     original = _Key.__init__
 
     @functools.wraps(original)
     def init(self: Any, variable: Any) -> None:
-        if _holds_number(variable, is_number):
+        if _holds_number(variable):
             raise Unsupported(_KEY.format(users_line()))
         original(self, variable)
 
-    with replaced(_Key, __init__=init), _identity_is_refused(is_number):
+    with replaced(_Key, __init__=init), _identity_is_refused():
         yield
 
 
-def _holds_number(variable: Any, is_number: Callable[[fx.Proxy], bool]) -> bool:
-    if not variable.is_realized():  # the program's own, and it may stay so: a look at it is guarded
-        return False
-    variable = variable.realize()
-    if isinstance(variable, BaseListVariable):
-        return any(_holds_number(item, is_number) for item in variable.items)
-    return isinstance(variable, TensorVariable) and is_number(variable.as_proxy())
+def _holds_number(variable: Any) -> bool:
+    items = variable.realize() if variable.is_realized() else None
+    if isinstance(items, BaseListVariable):
+        return any(map(_holds_number, items.items))
+    return is_made_number(variable)
 
 
-def _identity_is_refused(
-    is_number: Callable[[fx.Proxy], bool],
-) -> contextlib.AbstractContextManager[None]:
+def _identity_is_refused() -> contextlib.AbstractContextManager[None]:
     handlers = symbolic_convert.compare_op_handlers
 
     def refusing(handler: Any) -> Any:
         def compare(tx: Any, args: Any, kwargs: Any) -> Any:
-            if _may_be_one_number(args, is_number):
+            if _may_be_one_number(args):
                 raise Unsupported(_IDENTITY.format(users_line()))
             return handler(tx, args, kwargs)
 
@@ -75,9 +70,9 @@ def _identity_is_refused(
     return replaced(symbolic_convert, compare_op_handlers={**handlers, **own})
 
 
-def _may_be_one_number(pair: Sequence[Any], is_number: Callable[[fx.Proxy], bool]) -> bool:
+def _may_be_one_number(pair: Sequence[Any]) -> bool:
     """Return True for a number that steps make, and another one or a constant that is one."""
-    made = [_holds_number(variable, is_number) for variable in pair]
+    made = list(map(is_made_number, pair))
     if not any(made):
         return False
     others = [variable for variable, is_made in zip(pair, made, strict=True) if not is_made]

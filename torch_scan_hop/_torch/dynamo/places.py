@@ -18,6 +18,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.absent import guard_absence
+from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.variables import example_value
 
 
@@ -119,7 +120,7 @@ class Place:
         if before is None:  # nothing was there
             return True
         number, next_number = number_of(before), number_of(after)
-        if number is not None and is_marked(after):  # made of what a step reads as a number
+        if number is not None and is_made_number(after):  # made of what a step reads as a number
             made: torch.dtype = example_value(after).dtype
             is_int = isinstance(number, (int, torch.SymInt))
             return made != torch.int64 if is_int else not made.is_floating_point
@@ -174,16 +175,6 @@ def number_of(variable: VariableTracker | None) -> int | float | None:
         return None
     value = variable.as_python_constant()
     return value if type(value) in (int, float) else None
-
-
-#: in the meta of a number's node: which leaf of the carry it is; None for what is made of numbers
-NUMBER = "torch_scan_hop.number"
-
-
-def is_marked(variable: VariableTracker) -> bool:
-    """Return True for a number of a body, which is a scalar tensor to Dynamo."""
-    variable = variable.realize()
-    return isinstance(variable, TensorVariable) and NUMBER in variable.as_proxy().node.meta
 
 
 def is_number(variable: VariableTracker | None) -> bool:
