@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from unittest import mock
 
@@ -182,13 +183,8 @@ def the_loop(cell: Any, init: Any, xs: Any) -> Any:
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_writes_are_made_in_place(cell: Any) -> None:
     sources: list[str] = []
-    write = writer.LoopWriter.write
-
-    def noted(self: Any) -> str:
-        sources.append(write(self))
-        return sources[-1]
-
-    with fallback("error"), mock.patch.object(writer.LoopWriter, "write", noted):
+    write = _kept(sources, writer.LoopWriter.write)
+    with fallback("error"), mock.patch.object(writer.LoopWriter, "write", write):
         found = run(eager, cell, torch.float64)
     for a, b in zip(found, run(the_loop, cell, torch.float64), strict=True):
         torch.testing.assert_close(a, b)
@@ -266,6 +262,81 @@ def test_compiled_loops_do_not_write_to_what_is_not_their_own(cell: Any) -> None
         torch.testing.assert_close(a, b)
 
 
+# -- reads ---------------------------------------------------------------------------------------
+
+
+def read_before_a_write(carry: Any, x: Tensor) -> Any:
+    c, i = carry
+    row = c[i].clone()
+    y = row * x
+    c[i] = x.sin()
+    return (c, i + 1), (y, row, row)
+
+
+def read_after_a_write(carry: Any, x: Tensor) -> Any:
+    c, i = carry
+    row = c[i].clone()
+    c[i] = x.sin()
+    return (c, i + 1), row * c[0].sum()
+
+
+def read_into_a_carry(carry: Any, x: Tensor) -> Any:
+    (c, _), i = carry
+    row = c[i].clone()
+    c[i] = x.sin()
+    return ((c, row), i + 1), row
+
+
+def read_by_a_view(carry: Any, x: Tensor) -> Any:
+    c, i = carry
+    part = c[i].clone()[2:9]
+    c[i] = x.sin()
+    return (c, i + 1), part * c[0, 0]
+
+
+def read_and_written_to(carry: Any, x: Tensor) -> Any:
+    c, i = carry
+    block = c[i].clone()
+    block[i] = x
+    c[0, i] = x.cos()
+    return (c, i + 1), (block.sum(), c.sum())
+
+
+def read_where_it_is_written(carry: Any, x: Tensor) -> Any:
+    c, i = carry
+    c[i + 1] = c[i, i].clone()
+    return (c, i + 1), c.sum()
+
+
+#: and how many reads of a part copy it
+READS = {
+    read_before_a_write: 0,
+    read_after_a_write: 1,
+    read_into_a_carry: 1,
+    read_by_a_view: 1,
+    read_and_written_to: 1,
+    read_where_it_is_written: 1,
+}
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("cell", READS, ids=lambda cell: cell.__name__)
+def test_parts_are_read_where_they_lie_or_copied(cell: Any) -> None:
+    copies: list[Any] = []
+    shape = (40, N, WIDTH) if cell is read_and_written_to else (200, 1000)
+    # of a smaller carry, parts are read after the loop, from a stack of all carries
+    wide = torch.linspace(0.0, 1.0, math.prod(shape)).reshape(shape).sin()
+    init: Any = (wide, wide[0]) if cell is read_into_a_carry else wide
+    xs, i = torch.linspace(-1.0, 1.0, 30 * shape[-1]).reshape(30, -1), torch.tensor(-N)
+    with fallback("error"), mock.patch.object(calls, "_part_at", _noting(copies, calls._part_at)):
+        found = scan(cell, (init, i), xs)
+    assert len(copies) == len(xs) * READS[cell]
+    copied = tree.unflatten(init, [leaf.clone() for leaf in tree.tensors(init)])
+    expected = scan_loop(cell, (copied, i), xs, len(xs), False)
+    for a, b in zip(tree.tensors(found), tree.tensors(expected), strict=True):
+        assert torch.equal(a, b)
+
+
 # -- memory --------------------------------------------------------------------------------------
 
 
@@ -308,13 +379,15 @@ def test_integers_are_no_indices_of_many_places(start):
         c[i, i + 1] = c[i, i] + c[i + 1, i - 1].sin()
         return (c, i + 1), (c[i][INDEX], c.T[i].sum())
 
-    reads, writes = [], []
+    sources: list[str] = []
+    writes: list[Any] = []
     with (
-        mock.patch.object(calls, "_part_at", _noting(reads, calls._part_at)),
+        mock.patch.object(writer.LoopWriter, "write", _kept(sources, writer.LoopWriter.write)),
         mock.patch.object(in_place, "write_part_at", _noting(writes, calls.write_part_at)),
     ):
         got = scan(cell, (WIDE, torch.tensor(start)), XS)
-    assert len(reads) >= 3 * T and len(writes) == 2 * T
+    assert sources[-1].count("[(") >= 3, sources
+    assert len(writes) == 2 * T
     expected = scan_loop(cell, (WIDE.clone(), torch.tensor(start)), XS, T, False)
     for a, b in zip(tree.tensors(got), tree.tensors(expected), strict=True):
         torch.testing.assert_close(a, b)
@@ -328,3 +401,11 @@ def _noting(found: list[Any], call: Any) -> Any:
         return call(*args)
 
     return noted
+
+
+def _kept(found: list[Any], call: Any) -> Any:
+    def kept(*args: Any) -> Any:
+        found.append(call(*args))
+        return found[-1]
+
+    return kept

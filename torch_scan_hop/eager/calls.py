@@ -29,15 +29,23 @@ _ELEMENTWISE = _bindings(
 )
 #: may write over any operand of the result's shape; addmm over what it adds to
 ELEMENTWISE = _ELEMENTWISE.keys()
+
+
+def _sum(value: torch.Tensor, **named: Any) -> torch.Tensor:
+    return torch.sum(value, (), **named)  # only a sum over dimensions, or none, takes out=
+
+
 #: take out=
-WITH_OUT = _ELEMENTWISE | _bindings("mm bmm cat stack addmm sum.dim_IntList")
+WITH_OUT = (
+    _ELEMENTWISE | _bindings("mm bmm cat stack addmm sum.dim_IntList") | {aten.sum.default: _sum}
+)
 WITHOUT_OUT = _bindings(
     "t permute reshape unsqueeze squeeze.dim select.int unsafe_split.Tensor split_with_sizes clone "
     "relu where.self rsub.Scalar abs sign floor erf log1p expm1 reciprocal clamp clamp_min "
     "clamp_max pow.Tensor_Scalar pow.Tensor_Tensor logical_and logical_or logical_not "
     "gt.Scalar gt.Tensor ge.Scalar ge.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor "
     "eq.Scalar eq.Tensor ne.Scalar ne.Tensor bitwise_and.Tensor bitwise_or.Tensor "
-    "sum mean mean.dim amax amin cumsum _softmax mv index_select gather scatter_add"
+    "mean mean.dim amax amin cumsum _softmax mv index_select gather scatter_add"
 )
 
 

@@ -21,13 +21,36 @@ def calls_in_place(
     outputs: Outputs[fx.Node],
     own: Collection[fx.Node],
     lent: Collection[fx.Node],
+    copied: Collection[fx.Node],
 ) -> dict[fx.Node, Callable[..., Any]]:
     """Return for each such write the function to call with the arguments of its node.
 
-    The memory of ``own`` inputs is the loop's; that of ``lent`` results is not.
+    The memory of ``own`` inputs is the loop's; that of ``lent`` results is not; ``copied`` results
+    are copied where they are made.
     """
     own = {*own, *_own_carries(roles, outputs, lent)}
-    return {node: _call(node) for node in writes_in_place(graph, own, lent, _is_dear)}
+    return {node: _call(node) for node in writes_in_place(graph, own, lent, _is_dear, copied)}
+
+
+def parts_read_in_place(
+    graph: fx.Graph, writes: Collection[fx.Node], copied: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Return the reads at one place whose part is read where it lies.
+
+    Their readers make results of their own, before the step writes to anything in place.
+    """
+    writes_before: dict[fx.Node, int] = {}
+    unfit: set[fx.Node] = set()
+    n_writes = 0
+    for node in graph.nodes:
+        n_writes += node in writes
+        for part in writes_before.keys() & node.all_input_nodes:
+            copies = part in copied if node.op == "output" else is_fresh(node)
+            if not copies or (node.op != "output" and writes_before[part] != n_writes):
+                unfit.add(part)
+        if node.target is aten.index.Tensor and is_at_one_place(node):
+            writes_before[node] = n_writes
+    return writes_before.keys() - unfit
 
 
 def _call(write: fx.Node) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, call_of, can_write_to
-from torch_scan_hop.eager.in_place import calls_in_place
+from torch_scan_hop.eager.in_place import calls_in_place, parts_read_in_place
 from torch_scan_hop.signature import Signature
 
 
@@ -88,9 +88,16 @@ class LoopWriter:
         #: for a y that is a carry into the step: that carry, written to its row one step ahead
         self.written_ahead: dict[int, int] = {}
         self._write_carries_ahead()
+        #: the other ys, which are copied to their places where they are made
+        self.copied: dict[fx.Node, list[int]] = {}
+        for k, node in enumerate(self.outputs.ys):
+            if self.slot_of.get(node) != k and k not in self.written_ahead:
+                self.copied.setdefault(node, []).append(k)
+        not_kept = self.copied.keys() - {*self.outputs.carry}
         self.in_place = calls_in_place(
-            body.graph, self.roles, self.outputs, self.own_xs, self.slot_of
+            body.graph, self.roles, self.outputs, self.own_xs, self.slot_of, not_kept
         )
+        self.parts = parts_read_in_place(body.graph, self.in_place, not_kept)
         #: carries that steps write to: the loop has a copy of init's, which is the caller's
         self.own_carry = [
             k for k, c in enumerate(self.roles.carry) if any(n.args[0] is c for n in self.in_place)
@@ -109,7 +116,7 @@ class LoopWriter:
 
     def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
         """Return for each node the values that nothing reads after it."""
-        kept = {*self.outputs.flat(), *self.roles.additional, *self._numbers()}
+        kept = {*self.outputs.carry, *self.slot_of, *self.roles.additional, *self._numbers()}
         seen: set[fx.Node] = set()
         last: dict[fx.Node, list[fx.Node]] = {}
         for node in reversed(self.body.graph.nodes):
@@ -181,15 +188,21 @@ class LoopWriter:
         if pairs:
             left, right = zip(*pairs, strict=True)
             self.source.line(2, f"{', '.join(left)} = {', '.join(right)}")
+        for node in self.body.graph.find_nodes(op="placeholder"):
+            self._write_copies(node)
 
     def _write_node(self, node: fx.Node, depth: int) -> None:
         src = self.source
         if node.op == "get_attr":
             src.names[node.name] = operator.attrgetter(str(node.target))(self.body)
+            self._write_copies(node)
             return
         if node.target is operator.getitem:
             source, index = node.args
             src.line(depth, f"{node.name} = {src.literal(source)}[{src.literal(index)}]")
+        elif node in self.parts:
+            value, indices = node.args
+            src.line(depth, f"{node.name} = {src.literal(value)}[{src.literal(tuple(indices))}]")
         else:
             arguments = [src.literal(a) for a in node.args]
             arguments += [f"{k}={src.literal(v)}" for k, v in node.kwargs.items()]
@@ -203,15 +216,17 @@ class LoopWriter:
             else:
                 call = src.bind(f"call_{name}", call_of(node))
             src.line(depth, f"{node.name} = {call}({', '.join(arguments)})")
+        self._write_copies(node)
         dead = [n.name for n in self.last_use.get(node, ())]
         if dead:
             src.line(2, f"{' = '.join(dead)} = None")
 
+    def _write_copies(self, node: fx.Node) -> None:
+        for k in self.copied.get(node, ()):
+            self.source.line(2, f"place__{k}[step__].copy_({node.name})")
+
     def _write_results(self, carries: list[str]) -> None:
         src = self.source
-        for k, node in enumerate(self.outputs.ys):
-            if self.slot_of.get(node) != k and k not in self.written_ahead:
-                src.line(2, f"place__{k}[step__].copy_({node.name})")
         if not carries:
             if not self.outputs.ys:
                 src.line(2, "pass")
