@@ -27,7 +27,13 @@ from torch_scan_hop._torch.dynamo.errors import (
     stack_of,
     uncaptured,
 )
-from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number, number_of
+from torch_scan_hop._torch.dynamo.places import (
+    Place,
+    StateAssigned,
+    as_number,
+    number_of,
+    scalars_are_read,
+)
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -200,7 +206,8 @@ class _Capture:
             with changes_are_undone():
                 return call_inlined(tx, no_step, self.run, self.combine_fn, self.init, *self.over)
         with lstms_are_written_out(tx):
-            first = self._first_step(xs, schedule)
+            with scalars_are_read(tx):
+                first = self._first_step(xs, schedule)
         more = (xs, trip_count, schedule, ConstantVariable.create(settled))
         try:
             return call_inlined(tx, other_steps, self.run, self.combine_fn, first, *more)

@@ -168,7 +168,9 @@ def dtype_of_numbers(
     ``written``: the name by which :func:`with_scalar` runs in its place.
     """
     name = getattr(target, "__name__", target)
-    if name in ("max", "min") and any(arg in given and is_marked(arg) for arg in args[1:2]):
+    if name in ("max", "min") and any(
+        isinstance(arg, fx.Proxy) and is_marked(arg) for arg in args[1:2]
+    ):
         raise Unsupported(_DIMENSION.format(name, users_line()))
     if written or not isinstance(name, str) or name.strip("_") not in _OF_ALIKE:
         return _dtype_that_gives(written, target, args, kwargs, given)

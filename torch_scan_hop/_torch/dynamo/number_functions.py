@@ -27,6 +27,7 @@ from torch_scan_hop._torch.dynamo.facts import is_users
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number, is_marked
 from torch_scan_hop._torch.dynamo.number_identity import equal_numbers_are_no_other
+from torch_scan_hop._torch.dynamo.number_items import item_at
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     TupleVariable,
@@ -71,6 +72,9 @@ def _taking(kind: Any, attribute: str, call: Any, names: Mapping[Any, str], read
         if fn is divmod and any(isinstance(arg.realize(), SymNodeVariable) for arg in args):
             pair = (BuiltinVariable(part) for part in (operator.floordiv, operator.mod))
             return TupleVariable([part.call_function(tx, args, kwargs) for part in pair])
+        if fn is operator.getitem and names:
+            item = item_at(tx, args, read)
+            return original(self, tx, args, kwargs) if item is None else item
         known = names.get(fn) if len(args) == _OPERANDS.get(fn, 1) and not kwargs else None
         if known is None or not any(_is_scalar(arg.realize()) for arg in args):
             return original(self, tx, args, kwargs)
@@ -224,6 +228,8 @@ def numbers_are_weak(
             return original(kind, target, args, kwargs, *rest, **named)
         if args and isinstance(args[0], fx.Proxy) and is_marked(args[0]):
             target = out_of_place.get(target, target)
+            if target in _BOUND:  # by a symbol; Dynamo leaves it to Python, which would compare
+                args, kwargs, target = args[:1], {_BOUND[target]: args[1]}, torch.clamp
         name = name_with_scalar(target, args, kwargs)
         dtype = dtype_of(name, target, args, kwargs, given)
         if name:
@@ -248,6 +254,10 @@ def _cast(create_proxy: Any, in_dtype: Any, proxy: fx.Proxy, dtype: Any) -> fx.P
     made: fx.Proxy = create_proxy("call_function", in_dtype, (proxy, dtype), {})
     made.node.meta["example_value"] = example.to(dtype)
     return made
+
+
+#: of clamp, by the function of two numbers
+_BOUND: dict[Any, str] = {max: "min", min: "max"}
 
 
 @contextlib.contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -183,11 +184,18 @@ def is_number(variable: VariableTracker | None) -> bool:
 
 def as_number(tx: Any, value: VariableTracker) -> VariableTracker:
     """Return the Python number that the scalar ``value`` is, when the program runs."""
+    with scalars_are_read(tx):
+        return value.call_method(tx, "item", [], {})
+
+
+@contextlib.contextmanager
+def scalars_are_read(tx: Any) -> Iterator[None]:
+    """``tensor.item()`` is a symbol; torch 2.9 refuses it in whole graphs, too."""
     shape_env = tx.output.shape_env
     shape_env.settings = replace(shape_env.settings, allow_scalar_outputs=True)
     config: Any = dynamo_config
     with config.patch(capture_scalar_outputs=True):
-        return value.call_method(tx, "item", [], {})
+        yield
 
 
 class StateAssigned(Unsupported):

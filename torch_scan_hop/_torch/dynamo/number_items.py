@@ -1,0 +1,56 @@
+"""``rates[n]`` of a list of the program's numbers, at a number that steps make (checked on torch
+2.9.1, 2.13.0, 2.15.0)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.lists import ListVariable, TupleVariable
+from torch._dynamo.variables.tensor import NumpyNdarrayVariable, SymNodeVariable
+
+from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
+from torch_scan_hop._torch.dynamo.variables import create_node, example_value
+
+DTYPES: dict[type, torch.dtype] = {
+    float: torch.float64, int: torch.int64, bool: torch.bool
+}  # fmt: skip
+
+
+def item_at(
+    tx: Any, args: Sequence[VariableTracker], read: Callable[[Any, Any], Any]
+) -> VariableTracker | None:
+    """Return the item of a list, or of an array of one dimension, at such a number, which is
+    ``read`` from a tensor of the items; None if there is more in it than numbers of one kind."""
+    items, index = (arg.realize() for arg in args)
+    if not is_made_number(index) or example_value(index).dtype != torch.int64:
+        return None
+    if isinstance(items, NumpyNdarrayVariable):
+        table = items.as_proxy()
+    elif isinstance(items, (ListVariable, TupleVariable)):
+        table = _table(tx, items)
+    else:
+        return None
+    if table is None or example_value(table).dim() != 1 or example_value(table).dtype not in DTYPES:
+        return None
+    item = create_node(tx, "call_function", operator.getitem, (table, index.as_proxy()), {})
+    return read(tx, item)
+
+
+def _table(tx: Any, items: Any) -> Any:
+    values = [_number(tx, item.realize()) for item in items.items]
+    kinds = {*map(type, values)}
+    dtype = DTYPES.get(*kinds) if len(kinds) == 1 else None
+    if dtype is None or (dtype == torch.int64 and not all(-(2**63) <= v < 2**63 for v in values)):
+        return None
+    return create_node(tx, "call_function", torch.tensor, (values,), {"dtype": dtype}).as_proxy()
+
+
+def _number(tx: Any, item: VariableTracker) -> Any:
+    """Return the number that ``item`` is in this trace, and None for anything else."""
+    if isinstance(item, SymNodeVariable):
+        return item.evaluate_expr(tx.output)
+    return item.as_python_constant() if item.is_python_constant() else None
