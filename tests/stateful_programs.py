@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -737,6 +738,38 @@ def counter() -> Program:
         return h, h
 
     return Program(cell, zeros(), steps(), list(module.parameters()), lambda: [module.n])
+
+
+@program
+def best_of_what_steps_read() -> Program:
+    w, module = weight(), nn.Module()
+    module.best, module.least = -math.inf, None
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(h @ w + x)
+        total = h.sum().item()
+        module.best = max(module.best, total)
+        module.least = total if module.least is None else min(total, module.least)
+        return h, h * module.best - module.least
+
+    return Program(cell, zeros(), steps(), [w], lambda: [module.best, module.least])
+
+
+@program
+def schedules_by_a_counter() -> Program:
+    """Lists and an array of numbers, as a sampler has them."""
+    w, module = weight(), nn.Module()
+    module.n, module.rates = 0, [0.1 * k for k in range(8)]
+    turns, kept = (3, 1, 4, 1, 5, 9, 2, 6), [True, False] * 4
+    noise = np.linspace(0.0, 1.0, 8)
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        k = module.n
+        h = torch.tanh(h @ w * module.rates[-1 - k] + x * turns[k] + float(noise[k]))
+        module.n += 1
+        return h, h * (1 - 0.9 ** module.rates[k]) + kept[k]
+
+    return Program(cell, zeros(), steps(), [w], lambda: [module.n])
 
 
 @program

@@ -27,13 +27,7 @@ from torch_scan_hop._torch.dynamo.errors import (
     stack_of,
     uncaptured,
 )
-from torch_scan_hop._torch.dynamo.places import (
-    Place,
-    StateAssigned,
-    as_number,
-    number_of,
-    scalars_are_read,
-)
+from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number, number_of
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -203,11 +197,10 @@ class _Capture:
     def _from_second_step(self, settled: tuple[str, ...], why: Exception) -> VariableTracker:
         tx, (xs, trip_count, schedule) = self.tx, self.over
         if _is_zero(tx, trip_count):
-            with changes_are_undone():
+            with changes_are_undone(), told(reads=self.reads):
                 return call_inlined(tx, no_step, self.run, self.combine_fn, self.init, *self.over)
         with lstms_are_written_out(tx):
-            with scalars_are_read(tx):
-                first = self._first_step(xs, schedule)
+            first = self._first_step(xs, schedule)
         more = (xs, trip_count, schedule, ConstantVariable.create(settled))
         try:
             return call_inlined(tx, other_steps, self.run, self.combine_fn, first, *more)

@@ -13,6 +13,7 @@ from torch_scan_hop._torch.dynamo.deques import deques_are_bounded
 from torch_scan_hop._torch.dynamo.facts import grad_functions_are_known
 from torch_scan_hop._torch.dynamo.hooks import hooks_are_captured
 from torch_scan_hop._torch.dynamo.modules import methods_have_functions
+from torch_scan_hop._torch.dynamo.places import scalars_are_read
 from torch_scan_hop._torch.tracing import lstm_in_parts
 from torch_scan_hop.capture.hooks import hooked
 
@@ -27,6 +28,7 @@ def steps_are_traced(tx: Any, operator: Any) -> Iterator[None]:
         deques_are_bounded(tx),
         counters_vary(tx),
         side_effects_stay_one_object(tx),
+        scalars_are_read(tx),
         lstm_in_parts(),  # in the first step, too: torch 2.9 has wrong shapes otherwise
     ):
         yield

@@ -15,7 +15,7 @@ from torch._dynamo.variables.tensor import NumpyNdarrayVariable, SymNodeVariable
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.variables import create_node, example_value
 
-DTYPES: dict[type, torch.dtype] = {
+_DTYPES: dict[type, torch.dtype] = {
     float: torch.float64, int: torch.int64, bool: torch.bool
 }  # fmt: skip
 
@@ -26,15 +26,17 @@ def item_at(
     """Return the item of a list, or of an array of one dimension, at such a number, which is
     ``read`` from a tensor of the items; None if there is more in it than numbers of one kind."""
     items, index = (arg.realize() for arg in args)
-    if not is_made_number(index) or example_value(index).dtype != torch.int64:
+    is_array = isinstance(items, NumpyNdarrayVariable)
+    if is_made_number(index):
+        if example_value(index).dtype != torch.int64:
+            return None
+    elif not (is_array and isinstance(example_value(index), torch.SymInt)):
+        return None  # of an array, NumPy would be given the symbol
+    if not is_array and not isinstance(items, (ListVariable, TupleVariable)):
         return None
-    if isinstance(items, NumpyNdarrayVariable):
-        table = items.as_proxy()
-    elif isinstance(items, (ListVariable, TupleVariable)):
-        table = _table(tx, items)
-    else:
-        return None
-    if table is None or example_value(table).dim() != 1 or example_value(table).dtype not in DTYPES:
+    table = items.as_proxy() if is_array else _table(tx, items)
+    values = example_value(table)
+    if values is None or values.dim() != 1 or values.dtype not in _DTYPES.values():
         return None
     item = create_node(tx, "call_function", operator.getitem, (table, index.as_proxy()), {})
     return read(tx, item)
@@ -43,7 +45,7 @@ def item_at(
 def _table(tx: Any, items: Any) -> Any:
     values = [_number(tx, item.realize()) for item in items.items]
     kinds = {*map(type, values)}
-    dtype = DTYPES.get(*kinds) if len(kinds) == 1 else None
+    dtype = _DTYPES.get(*kinds) if len(kinds) == 1 else None
     if dtype is None or (dtype == torch.int64 and not all(-(2**63) <= v < 2**63 for v in values)):
         return None
     return create_node(tx, "call_function", torch.tensor, (values,), {"dtype": dtype}).as_proxy()
