@@ -756,6 +756,19 @@ def best_of_what_steps_read() -> Program:
 
 
 @program
+def batch_norm_of_all_batches() -> Program:
+    """Without a momentum, its statistics are averages over as many batches as it has counted."""
+    norm = nn.BatchNorm1d(4, momentum=None).to(F64)
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(norm(torch.stack([h, x, h * x])).sum(0))
+        return h, h
+
+    statistics = [norm.running_mean, norm.running_var, norm.num_batches_tracked]
+    return Program(cell, zeros(), steps(), list(norm.parameters()), lambda: statistics)
+
+
+@program
 def schedules_by_a_counter() -> Program:
     """Lists and an array of numbers, as a sampler has them."""
     w, module = weight(), nn.Module()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
@@ -73,6 +74,25 @@ def _softplus(x: Tensor, beta: Any = 1, threshold: Any = 20) -> Tensor:
     return torch.where(scaled > threshold, x, scaled.clamp(max=threshold).exp().log1p() / beta)
 
 
+def _batch_norm(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Average the statistics as ``torch.nn.BatchNorm1d`` says, ``momentum=None`` among them."""
+    if not training:
+        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    for average, of_batch in ((mean, x.mean(dims)), (var, x.var(dims))):
+        average.copy_(average * (1 - momentum) + of_batch.detach() * momentum)
+    return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
+
+
 def _added(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     def add(x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
         return x * beta + product(a, b) * alpha
@@ -106,6 +126,7 @@ _WRITTEN: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(_MAKE_TENSORS - {"full"}, _tensor),
     "full": _full,
     "roll": _roll,
+    "batch_norm": _batch_norm,
     "uniform_": lambda x, low=0.0, high=1.0: torch.rand_like(x) * (high - low) + low,
     "normal_": lambda x, mean=0.0, std=1.0: torch.randn_like(x) * std + mean,
     "normal": _normal,
