@@ -60,7 +60,12 @@ def binding(target: Any) -> Callable[..., Any]:
 def call_of(node: fx.Node) -> Callable[..., Any]:
     if node.target is aten.index.Tensor and is_at_one_place(node):
         return _part_at
-    return binding(node.target)
+    return _with_part_at if is_written_at_one_place(node) else binding(node.target)
+
+
+def is_written_at_one_place(node: fx.Node) -> bool:
+    """Return True for :func:`is_at_one_place` of a write that takes the place of what is there."""
+    return node.target is aten.index_put.default and len(node.args) == 3 and is_at_one_place(node)
 
 
 def is_at_one_place(node: fx.Node) -> bool:
@@ -92,6 +97,12 @@ def write_part_at(
 ) -> torch.Tensor:
     value[tuple(indices)] = source
     return value
+
+
+def _with_part_at(
+    value: torch.Tensor, indices: Sequence[torch.Tensor], source: torch.Tensor
+) -> torch.Tensor:
+    return write_part_at(value.clone(), indices, source)
 
 
 def can_write_to(node: fx.Node, like: torch.Tensor) -> bool:

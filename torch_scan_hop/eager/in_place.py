@@ -11,7 +11,13 @@ from torch_scan_hop.body.added_parts import is_large
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import viewed
 from torch_scan_hop.body.partial_writes import PART_OF, WRITE_OF, is_fresh, writes_in_place
-from torch_scan_hop.eager.calls import aten, binding, is_at_one_place, write_part_at
+from torch_scan_hop.eager.calls import (
+    aten,
+    binding,
+    is_at_one_place,
+    is_written_at_one_place,
+    write_part_at,
+)
 from torch_scan_hop.signature import Inputs, Outputs
 
 
@@ -29,7 +35,7 @@ def calls_in_place(
     are copied where they are made.
     """
     own = {*own, *_own_carries(roles, outputs, lent)}
-    return {node: _call(node) for node in writes_in_place(graph, own, lent, _is_dear, copied)}
+    return {node: _call(node) for node in writes_in_place(graph, own, lent, _pays, copied)}
 
 
 def parts_read_in_place(
@@ -54,7 +60,7 @@ def parts_read_in_place(
 
 
 def _call(write: fx.Node) -> Callable[..., Any]:
-    if write.target is aten.index_put.default and len(write.args) == 3 and is_at_one_place(write):
+    if is_written_at_one_place(write):
         return write_part_at
     if write.target in WRITE_OF:
         return binding(WRITE_OF[write.target])
@@ -83,7 +89,8 @@ def _own_carries(
     ]
 
 
-def _is_dear(write: fx.Node) -> bool:
-    """Return True if copying the value takes longer than a call or two."""
+def _pays(write: fx.Node) -> bool:
+    """Return True if copying the value takes longer than a call or two, or the operator longer than
+    Python's ``value[i] = source``."""
     example = value_of(write)
-    return example.device.type == "cpu" and is_large(example)
+    return example.device.type == "cpu" and (is_large(example) or is_written_at_one_place(write))
