@@ -34,21 +34,25 @@ def item_at(
         return None  # of an array, NumPy would be given the symbol
     if not is_array and not isinstance(items, (ListVariable, TupleVariable)):
         return None
-    table = items.as_proxy() if is_array else _table(tx, items)
+    device = example_value(index).device if is_made_number(index) else torch.device("cpu")
+    table = items.as_proxy() if is_array else _table(tx, items, device)
     values = example_value(table)
     if values is None or values.dim() != 1 or values.dtype not in _DTYPES.values():
         return None
+    if values.device != device:
+        return None  # an array, which is on the CPU
     item = create_node(tx, "call_function", operator.getitem, (table, index.as_proxy()), {})
     return read(tx, item)
 
 
-def _table(tx: Any, items: Any) -> Any:
+def _table(tx: Any, items: Any, device: torch.device) -> Any:
     values = [_number(tx, item.realize()) for item in items.items]
     kinds = {*map(type, values)}
     dtype = _DTYPES.get(*kinds) if len(kinds) == 1 else None
     if dtype is None or (dtype == torch.int64 and not all(-(2**63) <= v < 2**63 for v in values)):
         return None
-    return create_node(tx, "call_function", torch.tensor, (values,), {"dtype": dtype}).as_proxy()
+    options = {"dtype": dtype, "device": device}
+    return create_node(tx, "call_function", torch.tensor, (values,), options).as_proxy()
 
 
 def _number(tx: Any, item: VariableTracker) -> Any:
