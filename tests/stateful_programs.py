@@ -772,7 +772,7 @@ def batch_norm_of_all_batches() -> Program:
 def schedules_by_a_counter() -> Program:
     """Lists and an array of numbers, as a sampler has them."""
     w, module = weight(), nn.Module()
-    module.n, module.rates = 0, [0.1 * k for k in range(8)]
+    module.n, module.rates = 0, [0, *(0.1 * k for k in range(1, 8))]
     turns, kept = (3, 1, 4, 1, 5, 9, 2, 6), [True, False] * 4
     noise = np.linspace(0.0, 1.0, 8)
 

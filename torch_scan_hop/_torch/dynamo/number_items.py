@@ -15,16 +15,20 @@ from torch._dynamo.variables.tensor import NumpyNdarrayVariable, SymNodeVariable
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.variables import create_node, example_value
 
-_DTYPES: dict[type, torch.dtype] = {
-    float: torch.float64, int: torch.int64, bool: torch.bool
-}  # fmt: skip
+#: by the kinds of a list's items; ints among floats are equal to floats
+_DTYPES: dict[frozenset[type], torch.dtype] = {
+    frozenset({float}): torch.float64,
+    frozenset({int, float}): torch.float64,
+    frozenset({int}): torch.int64,
+    frozenset({bool}): torch.bool,
+}
 
 
 def item_at(
     tx: Any, args: Sequence[VariableTracker], read: Callable[[Any, Any], Any]
 ) -> VariableTracker | None:
     """Return the item of a list, or of an array of one dimension, at such a number, which is
-    ``read`` from a tensor of the items; None if there is more in it than numbers of one kind."""
+    ``read`` from a tensor of the items; None if there is more in it than numbers."""
     items, index = (arg.realize() for arg in args)
     is_array = isinstance(items, NumpyNdarrayVariable)
     if is_made_number(index):
@@ -47,9 +51,10 @@ def item_at(
 
 def _table(tx: Any, items: Any, device: torch.device) -> Any:
     values = [_number(tx, item.realize()) for item in items.items]
-    kinds = {*map(type, values)}
-    dtype = _DTYPES.get(*kinds) if len(kinds) == 1 else None
-    if dtype is None or (dtype == torch.int64 and not all(-(2**63) <= v < 2**63 for v in values)):
+    kinds = frozenset(map(type, values))
+    dtype = _DTYPES.get(kinds)
+    most = 2**63 if dtype == torch.int64 else 2**53
+    if dtype is None or any(type(v) is int and not -most <= v < most for v in values):
         return None
     options = {"dtype": dtype, "device": device}
     return create_node(tx, "call_function", torch.tensor, (values,), options).as_proxy()
