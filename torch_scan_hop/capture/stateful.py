@@ -17,6 +17,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     example_value,
     sequence_items,
 )
+from torch_scan_hop.capture.shared_state import SharedState
 from torch_scan_hop.step import split_result
 
 
@@ -34,9 +35,22 @@ class Stateful(VariableTracker):
         both, x = args
         carry, state = sequence_items(tx, both)
         before = [place.read(tx) for place in self.places]
-        self._write(tx, sequence_items(tx, state))
+        now = sequence_items(tx, state)
+        shared = SharedState(
+            tx,
+            parts_of(tx, carry),
+            parts_of(tx, x),
+            [
+                (place, *pair)
+                for place, *values in zip(self.places, before, now, strict=True)
+                for pair in zip(*(parts_of(tx, value) for value in values), strict=True)
+            ],
+        )
+        self._write(tx, now)
         result = self.combine_fn.call_function(tx, [carry, x], {})
         carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
+        left = [part for place in self.places for part in parts_of(tx, place.read(tx))]
+        shared.check([*parts_of(tx, carry), *left])
         state = TupleVariable([_left_at(tx, place) for place in self.places])
         self._write(tx, before)
         return TupleVariable([TupleVariable([carry, state]), y])

@@ -47,7 +47,12 @@ _OF_ALIKE = frozenset(
 )
 
 
-#: a tensor at that place is compared with, and a number is a dimension
+#: whose second argument is a dimension; of a tensor there, torch 2.9 sums over all of them
+_OF_A_DIMENSION = frozenset(
+    "max min amax amin argmax argmin sum nansum mean median mode prod std var any all logsumexp "
+    "count_nonzero softmax log_softmax cumsum cumprod sort argsort flip unsqueeze squeeze "
+    "transpose".split()
+)
 _DIMENSION = (
     "the body gives a number that steps make to {}() as a dimension, at {}. Choose with torch.where"
 )
@@ -168,9 +173,8 @@ def dtype_of_numbers(
     ``written``: the name by which :func:`with_scalar` runs in its place.
     """
     name = getattr(target, "__name__", target)
-    if name in ("max", "min") and any(
-        isinstance(arg, fx.Proxy) and is_marked(arg) for arg in args[1:2]
-    ):
+    dims = [*(args[1:2] if name in _OF_A_DIMENSION else ()), kwargs.get("dim")]
+    if any(isinstance(dim, fx.Proxy) and is_marked(dim) for dim in dims):
         raise Unsupported(_DIMENSION.format(name, users_line()))
     if written or not isinstance(name, str) or name.strip("_") not in _OF_ALIKE:
         return _dtype_that_gives(written, target, args, kwargs, given)

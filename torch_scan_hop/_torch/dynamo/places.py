@@ -14,6 +14,8 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._dynamo.variables.lists import BaseListVariable, TupleVariable
 from torch._dynamo.variables.misc import CellVariable, NewGlobalVariable, PythonModuleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._guards import TracingContext
@@ -65,6 +67,20 @@ def refused_change(what: str, line: str) -> Unsupported:
     )
 
 
+def _reorders(before: VariableTracker, after: VariableTracker) -> bool:
+    """Return True if ``after`` has the keys of a dict in another order."""
+    before, after = before.realize(), after.realize()
+    if isinstance(before, ConstDictVariable) and isinstance(after, ConstDictVariable):
+        keys = [key for key in before.items if key in after.items]
+        if keys != [key for key in after.items if key in before.items]:
+            return True
+        return any(_reorders(before.items[key], after.items[key]) for key in keys)
+    if isinstance(before, BaseListVariable) and isinstance(after, BaseListVariable):
+        return any(map(_reorders, before.items, after.items))
+    return False
+
+
+_CONTAINERS = (BaseListVariable, ConstDictVariable)
 AN_OBJECT = "a Python object that it did not make"
 
 
@@ -118,7 +134,7 @@ class Place:
     def must_settle(self) -> bool:
         """Return True if the first step changes the kind, shape or dtype of the value."""
         before, after = self.before, self.after
-        if before is None:  # nothing was there
+        if before is None or _reorders(before, after):  # nothing was there, or in another order
             return True
         number, next_number = number_of(before), number_of(after)
         if number is not None and is_made_number(after):  # made of what a step reads as a number
@@ -145,8 +161,14 @@ class Place:
         raise Unsupported(f"the body leaves a {kind} in {self}, at {self.line}. {advice}")
 
     def check_owner(self) -> None:
-        """Raise Unsupported for a global variable that Dynamo does not find again in the next step;
-        guard that nothing is there if nothing is."""
+        """Raise Unsupported for a global variable that Dynamo does not find again in the next step,
+        and for a list or a dict that others have, too; guard that nothing is there if nothing is.
+        """
+        after = self.after.realize()
+        if isinstance(after, _CONTAINERS) and not isinstance(after, TupleVariable):
+            if after.source is not None and after is not self.before:
+                kind = after.python_type().__name__
+                raise refused_change(f"which {kind} of the program's is {self}", self.line)
         is_new = self.before is None
         is_new_global = is_new and isinstance(self.owner, PythonModuleVariable)
         if is_new_global or isinstance(self.owner, NewGlobalVariable):

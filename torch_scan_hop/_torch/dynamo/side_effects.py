@@ -102,8 +102,8 @@ class _Contents:
                 raise refused_change("a set that it did not make", self.line)
             return []
         if isinstance(before, dict):
-            if any(key not in now for key in before):
-                raise refused_change("the keys of a dict that it did not make", self.line)
+            if [key for key in now if key in before] != [*before]:
+                raise refused_change("a dict's keys, or their order", self.line)
             pairs = [(key.vt, before.get(key), now[key]) for key in now]
         elif len(before) == len(now) or is_filling(self.variable, before, now):
             pairs = list(zip_longest(map(ConstantVariable.create, range(len(now))), before, now))
