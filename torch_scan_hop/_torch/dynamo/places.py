@@ -84,6 +84,16 @@ _CONTAINERS = (BaseListVariable, ConstDictVariable)
 AN_OBJECT = "a Python object that it did not make"
 
 
+def refuse_within_functions(effects: SideEffects, item: VariableTracker) -> None:
+    """Raise Unsupported for a change of the program's ``item`` in a custom function, or in what is
+    checkpointed: torch 2.9 forgets it, later ones fail."""
+    is_programs = item.source is not None or getattr(item, "pre_existing_contents", None)
+    target = effects.output_graph_weakref().current_tracer.source_target  # type: ignore[union-attr]
+    if is_programs and (target == "autograd.Function" or "Checkpoint" in type(target).__name__):
+        what = "an object in a custom function, or in a checkpointed one"
+        raise refused_change(what, users_line())
+
+
 @dataclass(frozen=True)
 class Place:
     """A place where a body leaves a value for the next step: an attribute, or an item."""

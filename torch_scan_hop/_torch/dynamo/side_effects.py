@@ -1,10 +1,8 @@
 """The changes that a body may make to Python objects of others (torch 2.9.1, 2.13.0, 2.15.0).
 
-A body is traced once and run ``T`` times, so an assignment that lasts would be made once, or, since
-Dynamo forgets what a higher-order operator's body assigned, not at all. So what a step assigns and
-the next one finds is reported (:class:`StateAssigned`), and may be carried; what cannot be carried
-is refused. A name that is pushed and popped, or a module's parameters that ``functional_call``
-swaps and puts back, are nobody's business.
+A body is traced once and run ``T`` times, and Dynamo forgets what it assigns in that. So what
+a step leaves and the next one finds is reported (:class:`StateAssigned`) and carried, or refused. A
+name that is pushed and popped, or parameters that ``functional_call`` swaps and puts back, are not.
 """
 
 from __future__ import annotations
@@ -35,6 +33,7 @@ from torch_scan_hop._torch.dynamo.places import (
     StateAssigned,
     attribute_of,
     is_same,
+    refuse_within_functions,
     refused_change,
     users_line,
 )
@@ -108,8 +107,8 @@ class _Contents:
         elif len(before) == len(now) or is_filling(self.variable, before, now):
             pairs = list(zip_longest(map(ConstantVariable.create, range(len(now))), before, now))
         else:
-            what = f"the length of a {self.variable.python_type().__name__}"
-            raise refused_change(f"{what} that it did not make", self.line)
+            kind = self.variable.python_type().__name__
+            raise refused_change(f"the length of a {kind} that it did not make", self.line)
         return [
             Place(self.variable, key, True, self.line, old, new)
             for key, old, new in pairs
@@ -233,6 +232,7 @@ def _changes_noted(watch: _Watch) -> contextlib.AbstractContextManager[None]:
     def watch_change(self: SideEffects, item: VariableTracker) -> bool:
         if not _is_watched(self, item):
             return _traces(self, _SWAPPERS) or check(self, item)
+        refuse_within_functions(self, item)
         watch.changes(item, _traces(self, _CACHES))
         return True
 

@@ -1,0 +1,286 @@
+"""State that is one object in two places, or whose order matters: a scan, or the loop, but never
+another number."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from torch_scan_hop import NotTraceableError, fallback, scan
+
+pytestmark = pytest.mark.torch_version
+
+XS = torch.arange(1.0, 5.0, dtype=torch.float64)
+
+
+class Thing:
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+
+def zero(value=0.0):
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def difference_to_the_previous():
+    """``+=`` writes in place, so that the previous one is the same tensor."""
+    o = Thing(h=zero(), prev=zero(5))
+
+    def cell(c, x):
+        o.h += x
+        y = o.h - o.prev
+        o.prev = o.h
+        return c, y
+
+    return cell, lambda: [o.h, o.prev]
+
+
+def two_names():
+    o = Thing(a=zero(), b=zero())
+
+    def cell(c, x):
+        o.a.add_(100)
+        y = o.b * 1
+        o.a = o.b = x * 2
+        return c, y
+
+    return cell, lambda: [o.a, o.b]
+
+
+def an_item_and_an_attribute():
+    o = Thing(h=zero(), last=[zero()])
+
+    def cell(c, x):
+        o.h.add_(100)
+        y = o.last[0] * 1
+        o.h = x * 1
+        o.last[0] = o.h
+        return c, y
+
+    return cell, lambda: [o.h, *o.last]
+
+
+def a_view_of_other_state():
+    o = Thing(all=torch.zeros(2, dtype=torch.float64), row=zero())
+
+    def cell(c, x):
+        o.row.add_(100)
+        y = o.all.sum()
+        o.all = torch.stack([x, x])
+        o.row = o.all[0]
+        return c, y
+
+    return cell, lambda: [o.all, o.row]
+
+
+def one_tensor_before_the_scan():
+    o = Thing(a=zero(), n=zero())
+    o.b = o.a
+
+    def cell(c, x):
+        o.a.add_(x)
+        y = o.b * 1
+        o.a, o.b = o.a * 1, o.b + 1
+        return c, y
+
+    return cell, lambda: [o.a, o.b]
+
+
+def what_the_body_closes_over():
+    o, total = Thing(prev=zero(5)), zero()
+
+    def cell(c, x):
+        total.add_(x)
+        y = total - o.prev
+        o.prev = total
+        return c, y
+
+    return cell, lambda: [total, o.prev]
+
+
+def keys_in_turn():
+    d = {"a": zero(), "b": zero(10), "c": zero(20)}
+
+    def cell(c, x):
+        key = next(iter(d))
+        value = d.pop(key)
+        d[key] = value + x
+        return c, value
+
+    return cell, lambda: [*d, *d.values()]
+
+
+def the_first_of_an_ordered_dict():
+    d = collections.OrderedDict(a=zero(), b=zero(10))
+
+    def cell(c, x):
+        key, value = d.popitem(last=False)
+        d[key] = value + x
+        return c, value
+
+    return cell, lambda: [*d, *d.values()]
+
+
+def lists_that_are_swapped():
+    a, b = [zero()], [zero(10)]
+    o = Thing(p=a, q=b)
+
+    def cell(c, x):
+        o.p[0] = o.p[0] + x
+        o.p, o.q = o.q, o.p
+        return c, a[0] - b[0]
+
+    return cell, lambda: [a[0], b[0], o.p is a]
+
+
+def a_list_that_becomes_another():
+    o = Thing(p=[zero()], q=[zero()])
+
+    def cell(c, x):
+        o.q = o.p
+        o.q[0] = o.q[0] + x
+        return c, o.p[0]
+
+    return cell, lambda: [o.p[0], o.q[0], o.p is o.q]
+
+
+def counted_in_a_checkpoint():
+    o = Thing(h=zero(), n=0)
+
+    def inner(x):
+        o.n += 1
+        return torch.tanh(x)
+
+    def cell(c, x):
+        o.h = o.h + checkpoint(inner, x, use_reentrant=False)
+        return c, o.h
+
+    return cell, lambda: [o.h, o.n]
+
+
+class CountingSquare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, o):
+        o.n += 1
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def counted_in_a_custom_function():
+    o = Thing(n=0)
+    return lambda c, x: (c, CountingSquare.apply(x, o)), lambda: [o.n]
+
+
+def sums_over_a_counted_dimension():
+    o, table = Thing(n=0), torch.arange(4.0, dtype=torch.float64).view(2, 2)
+
+    def cell(c, x):
+        y = (table * x).sum(o.n % 2, keepdim=True)
+        o.n += 1
+        return c, y.flatten()
+
+    return cell, lambda: [o.n]
+
+
+#: and a word of the reason that the loop runs
+REFUSED = {
+    difference_to_the_previous: "in place",
+    two_names: "in place",
+    an_item_and_an_attribute: "in place",
+    a_view_of_other_state: "in place",
+    one_tensor_before_the_scan: "in place",
+    what_the_body_closes_over: "in place",
+    keys_in_turn: "order",
+    the_first_of_an_ordered_dict: "",
+    lists_that_are_swapped: "list of the program's",
+    a_list_that_becomes_another: "list of the program's",
+    counted_in_a_checkpoint: "checkpointed",
+    counted_in_a_custom_function: "custom function",
+    sums_over_a_counted_dimension: "dimension",
+}
+
+
+def loop(cell, carry, xs):
+    ys = []
+    for x in xs:
+        carry, y = cell(carry, x)
+        ys.append(y)
+    return carry, torch.stack(ys)
+
+
+def outcome(run, make):
+    cell, left = make()
+    found = []
+    for _ in range(2):
+        _, ys = run(cell, None, XS)
+        found += [v.tolist() if isinstance(v, torch.Tensor) else v for v in (ys, *left())]
+    return found
+
+
+@pytest.mark.parametrize("make", REFUSED, ids=lambda make: make.__name__)
+def test_shared_state_is_that_of_the_loop(make):
+    with fallback("error"), pytest.raises(NotTraceableError, match=REFUSED[make]):
+        scan(make()[0], None, XS)
+    with fallback("allow"):
+        assert outcome(scan, make) == outcome(loop, make)
+
+
+def rebuilt_in_another_order():
+    """Once: the first step runs on its own."""
+    o = Thing(d={"a": zero(), "b": zero(10)})
+
+    def cell(c, x):
+        y = next(iter(o.d.values())) * 1
+        o.d = {"b": o.d["b"] + x, "a": o.d["a"] * 1}
+        return c, y
+
+    return cell, lambda: [*o.d, *o.d.values()]
+
+
+def kept_and_not_read():
+    o, n = Thing(last=None), zero()
+
+    def cell(c, x):
+        n.add_(x)
+        o.last = n * 2
+        return c, n * 1
+
+    return cell, lambda: [n, o.last]
+
+
+def written_in_place_alone():
+    o = Thing(h=zero(), other=zero(3))
+
+    def cell(c, x):
+        o.h += x
+        o.other = o.other * o.h
+        return c, o.other * 1
+
+    return cell, lambda: [o.h, o.other]
+
+
+def exchanged():
+    o = Thing(a=zero(), b=zero(1))
+
+    def cell(c, x):
+        o.a.mul_(2).add_(x)
+        o.a, o.b = o.b, o.a
+        return c, o.a - o.b
+
+    return cell, lambda: [o.a, o.b]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [rebuilt_in_another_order, kept_and_not_read, written_in_place_alone, exchanged],
+    ids=lambda make: make.__name__,
+)
+def test_state_of_one_name_is_carried(make):
+    with fallback("error"):
+        assert outcome(scan, make) == outcome(loop, make)
