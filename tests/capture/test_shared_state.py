@@ -161,6 +161,17 @@ def counted_in_a_checkpoint():
     return cell, lambda: [o.h, o.n]
 
 
+def asked_if_they_are_one():
+    o = Thing(a=zero(), b=zero())
+
+    def cell(c, x):
+        same = o.a is o.b
+        o.a = o.b = x * 2
+        return c, x * (10.0 if same else 1.0)
+
+    return cell, lambda: [o.a, o.b]
+
+
 class CountingSquare(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, o):
@@ -196,6 +207,7 @@ REFUSED = {
     a_view_of_other_state: "in place",
     one_tensor_before_the_scan: "in place",
     what_the_body_closes_over: "in place",
+    asked_if_they_are_one: "are` one",
     keys_in_turn: "order",
     the_first_of_an_ordered_dict: "",
     lists_that_are_swapped: "list of the program's",

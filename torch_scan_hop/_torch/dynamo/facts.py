@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,22 @@ class Facts:
             around.begun.append((given, first))
         pairs = [*self.compared, *((b, a) for a, b in self.compared)]
         return any(self._origin(a) is given and b is first for a, b in pairs)
+
+    def are_one(self, asked: Sequence[VariableTracker], others: Sequence[VariableTracker]) -> bool:
+        """Return True if the body asked if two of the tensors ``asked`` are one, as the two of
+        ``others`` in their places are."""
+        values = [None if v.is_python_constant() else example_value(v) for v in asked]
+        for pair in self.compared:
+            one, other = (
+                [k for k, value in enumerate(values) if value is compared] for compared in pair
+            )
+            for j, k in itertools.product(one, other):
+                if j != k and not (
+                    others[j].is_python_constant() or others[k].is_python_constant()
+                ):
+                    if example_value(others[j]) is example_value(others[k]):
+                        return True
+        return False
 
     def line_of_kind(self, example: VariableTracker) -> str:
         """Return the line on which the body asked for the type of ``example``; "" for none."""
