@@ -40,14 +40,14 @@ DEFAULT = (
 #: ``attributes``: state in objects; ``facts``: what is asked of a value changes after a step;
 #: ``first_steps``: a leaf of the carry is None, or a number, at first; ``counters``: Python numbers
 #: in attributes, alone and beside tensors, and what Python makes of them; delay lines;
-#: ``masks``: rows that a mask selects;
+#: ``masks``: rows that a mask selects; ``shared``: state that is one tensor by two names;
 #: of autocast, and of checkpoints; ``affine``: so are all carries; ``inner_cells``: scans of
 #: recurrent cells within a step; ``sums``: a carry that steps only add sums to
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
     "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "norms", "regions",
     "affine", "inner_cells", "sums", "attributes", "facts", "hooks", "first_steps",
-    "counters", "masks",
+    "counters", "masks", "shared",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
@@ -55,6 +55,7 @@ TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
 WEIGHTS = {
     "pointwise": 3, "indexing": 3, "buffers": 2, "floats": 8, "cells": 6, "regions": 6,
     "inner_cells": 8, "norms": 6, "masks": 8,
+    "shared": 12,
 }  # fmt: skip
 
 
@@ -70,7 +71,7 @@ class _Generator:
         self.rng = rng = random.Random(f"torch_scan_hop {seed}")
         self.long = rng.random() < 0.06 or "long" in features
         trip_count = rng.choice([33, 64, 256] if self.long else TRIP_COUNTS)
-        if {"attributes", "first_steps", "counters"} & set(features):
+        if {"attributes", "first_steps", "counters", "shared"} & set(features):
             trip_count = max(1, trip_count)  # what comes of no step is known to a step that runs
         pool = [1, 2, 3, 4, 8] if self.long else SIZES
         self.sizes = {name: rng.choice(pool) for name in "NMK"} | {"T": trip_count}

@@ -128,6 +128,25 @@ def delayed(g: Builder) -> None:
     g.extras.append(f"{name}[-1]")
 
 
+@rule("shared")
+def known_by_two_names(g: Builder) -> None:
+    """State that is one tensor by two names, in all steps or some, and that steps write to."""
+    a = g.float(fresh=True)
+    _holder(g)
+    one, other = f"holder.one{len(g.vars)}", f"holder.other{len(g.vars)}"
+    names = {"one": one, "other": other, "a": a.name, "zeros": a.type.zeros()}
+    starts = ["{other} = {one}", "{other} = {zeros}", "{other} = {zeros}"]
+    writes = ["{one}.mul_(0.5).add_({a})", "{one} += 0.3 * {a}", "{other}.add_(0.1)",
+              "{one} = {one} * 0.5 + {a}"]  # fmt: skip
+    links = ["{other} = {one}", "{one} = {other} = {a} * 0.7", "{one}, {other} = {other}, {one}",
+             "{other} = {one}[...]", "{other} = {one} * 0.9", "pass"]  # fmt: skip
+    g.before += [Statement(text.format(**names)) for text in ("{one} = {zeros}", g.choose(starts))]
+    g.do(g.choose(writes).format(**names))
+    g.let(f"{other} * 0.7", a.type.shape)  # saves nothing that a later step would overwrite
+    g.do(g.choose(links).format(**names))
+    g.extras += [one, other]
+
+
 @rule("facts")
 def asked_of_a_value(g: Builder) -> None:
     """A carry whose init needs no gradient needs one after a step."""
