@@ -288,9 +288,25 @@ def exchanged():
     return cell, lambda: [o.a, o.b]
 
 
+def one_tensor_afterwards():
+    o = Thing(a=zero(), b=zero(1), c=None)
+
+    def cell(c, x):
+        o.a = o.b = o.c = o.a + x
+        return c, o.b * 1
+
+    return cell, lambda: [o.a, o.a is o.b, o.b is o.c]
+
+
 @pytest.mark.parametrize(
     "make",
-    [rebuilt_in_another_order, kept_and_not_read, written_in_place_alone, exchanged],
+    [
+        rebuilt_in_another_order,
+        kept_and_not_read,
+        written_in_place_alone,
+        exchanged,
+        one_tensor_afterwards,
+    ],
     ids=lambda make: make.__name__,
 )
 def test_state_of_one_name_is_carried(make):

@@ -11,6 +11,7 @@ import torch
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.places import Place
 from torch_scan_hop._torch.dynamo.variables import (
+    TensorVariable,
     VariableTracker,
     example_value,
     graph_being_traced,
@@ -60,6 +61,21 @@ class SharedState:
                 one = one or (self.before[k] is not None and self.before[k] == self.before[j])
                 if j != k and one and (place or self.places[j]) and _is_read(self.starts[j]):
                     raise _refusal(place, self.places[j])
+
+
+def twins_among(values: Sequence[VariableTracker]) -> dict[int, int]:
+    """Return the positions of tensors that are there already, with the position of the first.
+
+    >>> twins_among([])
+    {}
+    """
+    first: dict[int, int] = {}
+    found = {}
+    for k, value in enumerate(values):
+        example = _example(value) if isinstance(value.realize(), TensorVariable) else None
+        if example is not None and first.setdefault(id(example), k) != k:
+            found[k] = first[id(example)]
+    return found
 
 
 def _refusal(*places: Place | None) -> Unsupported:

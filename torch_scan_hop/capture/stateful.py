@@ -17,7 +17,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     example_value,
     sequence_items,
 )
-from torch_scan_hop.capture.shared_state import SharedState
+from torch_scan_hop.capture.shared_state import SharedState, twins_among
 from torch_scan_hop.step import split_result
 
 
@@ -28,6 +28,8 @@ class Stateful(VariableTracker):
         super().__init__(**kwargs)
         self.combine_fn = combine_fn
         self.places = tuple(places)
+        #: of places that a step leaves with the tensor of an earlier one: that one
+        self.twins: dict[int, int] = {}
 
     def call_function(
         self, tx: Any, args: Sequence[VariableTracker], kwargs: dict[str, VariableTracker]
@@ -49,8 +51,9 @@ class Stateful(VariableTracker):
         self._write(tx, now)
         result = self.combine_fn.call_function(tx, [carry, x], {})
         carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
-        left = [part for place in self.places for part in parts_of(tx, place.read(tx))]
-        shared.check([*parts_of(tx, carry), *left])
+        left = [place.read(tx) for place in self.places]
+        self.twins.update(twins_among(left))
+        shared.check([*parts_of(tx, carry), *(p for value in left for p in parts_of(tx, value))])
         state = TupleVariable([_left_at(tx, place) for place in self.places])
         self._write(tx, before)
         return TupleVariable([TupleVariable([carry, state]), y])

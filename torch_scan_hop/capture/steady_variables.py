@@ -169,11 +169,13 @@ class _Capture:
         if not _is_none(template):
             template = TupleVariable([template, state])
         carry: VariableTracker = TupleVariable([self.carry, state])
-        result = self._run(Stateful(self.combine_fn, places), template, carry)
-        carry, ys = sequence_items(tx, result)
+        step = Stateful(self.combine_fn, places)
+        carry, ys = sequence_items(tx, self._run(step, template, carry))
         carry, state = sequence_items(tx, carry)
-        for place, value in zip(places, sequence_items(tx, state), strict=True):
-            _leave(tx, place, value)
+        values = sequence_items(tx, state)
+        twins = {} if _is_zero(tx, self.over[1]) else step.twins
+        for k, place in enumerate(places):
+            _leave(tx, place, values[twins.get(k, k)])
         return TupleVariable([carry, ys])
 
     def _numbers_at(self, places: Sequence[Place]) -> dict[int, Any]:
