@@ -101,6 +101,18 @@ def what_the_body_closes_over():
     return cell, lambda: [total, o.prev]
 
 
+def exchanged():
+    o = Thing(a=zero(), b=zero(1))
+    a, b = o.a, o.b
+
+    def cell(c, x):
+        o.a.mul_(2).add_(x)
+        o.a, o.b = o.b, o.a
+        return c, o.a - o.b
+
+    return cell, lambda: [o.a, o.b, a, b]
+
+
 def keys_in_turn():
     d = {"a": zero(), "b": zero(10), "c": zero(20)}
 
@@ -205,9 +217,9 @@ REFUSED = {
     two_names: "in place",
     an_item_and_an_attribute: "in place",
     a_view_of_other_state: "in place",
-    one_tensor_before_the_scan: "in place",
     what_the_body_closes_over: "in place",
     asked_if_they_are_one: "are` one",
+    exchanged: "in place",
     keys_in_turn: "order",
     the_first_of_an_ordered_dict: "",
     lists_that_are_swapped: "list of the program's",
@@ -277,15 +289,17 @@ def written_in_place_alone():
     return cell, lambda: [o.h, o.other]
 
 
-def exchanged():
-    o = Thing(a=zero(), b=zero(1))
+def written_and_replaced():
+    """The first step writes to what was there before, which others know."""
+    o = Thing(h=zero())
+    before = o.h
 
     def cell(c, x):
-        o.a.mul_(2).add_(x)
-        o.a, o.b = o.b, o.a
-        return c, o.a - o.b
+        o.h.add_(x)
+        o.h = o.h * 2
+        return c, o.h * 1
 
-    return cell, lambda: [o.a, o.b]
+    return cell, lambda: [o.h, before]
 
 
 def one_tensor_afterwards():
@@ -304,7 +318,8 @@ def one_tensor_afterwards():
         rebuilt_in_another_order,
         kept_and_not_read,
         written_in_place_alone,
-        exchanged,
+        written_and_replaced,
+        one_tensor_before_the_scan,
         one_tensor_afterwards,
     ],
     ids=lambda make: make.__name__,

@@ -93,6 +93,17 @@ def _batch_norm(
     return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
 
 
+def _activation(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return ``fn`` with torch's ``inplace`` behind its numbers."""
+
+    def call(x: Tensor, *numbers: Any, inplace: bool = False, **named: Any) -> Tensor:
+        if numbers and isinstance(numbers[-1], bool):
+            numbers, inplace = numbers[:-1], numbers[-1]
+        return x.copy_(fn(x.clone(), *numbers, **named)) if inplace else fn(x, *numbers, **named)
+
+    return call
+
+
 def _added(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     def add(x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
         return x * beta + product(a, b) * alpha
@@ -133,7 +144,7 @@ _WRITTEN: dict[str, Callable[..., Tensor]] = {
     "addmm": _added(torch.mm),
     "addmv": _added(torch.mv),
     "baddbmm": _added(torch.bmm),
-    **_ACTIVATIONS,
+    **{name: _activation(fn) for name, fn in _ACTIVATIONS.items()},
 }
 #: of others a keyword may be the number, beside operands that are tensors
 _KEYWORDS = {

@@ -3,7 +3,7 @@ both, and a scan carries each on its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch_scan_hop._torch.dynamo.variables import (
     example_value,
     graph_being_traced,
 )
+from torch_scan_hop.capture.first_steps import FirstStepDiffers
+from torch_scan_hop.capture.told import steady_state
 
 
 class SharedState:
@@ -32,7 +34,7 @@ class SharedState:
         self.tx = tx
         self.starts = [*carry, *(now for _, _, now in state)]
         self.places: list[Place | None] = [*(None for _ in carry), *(place for place, *_ in state)]
-        self.before = [None for _ in carry] + [_memory(before) for _, before, _ in state]
+        self.before = [*(None for _ in carry), *(_memory(before) for _, before, _ in state)]
         self.given = [*map(_node, (*self.starts, *x))]
         self.versions = [_version(start) for start in self.starts]
 
@@ -44,23 +46,44 @@ class SharedState:
         if len(ends) != len(self.starts):
             return  # which is refused elsewhere
         after = [_memory(end) for end in ends]
-        closures = [
-            n
-            for n in graph_being_traced(self.tx).find_nodes(op="placeholder")
-            if n not in self.given
-        ]
-        others = {_memory(n): _version(n) for n in closures if _memory(n) is not None}
+        own = [_memory(start) for start in self.starts]
+        closures = self._versions_of_closures()
         for k, place in enumerate(self.places):
             is_written = _version(self.starts[k]) != self.versions[k]
-            is_read = is_written or _is_read(self.starts[k])
-            for memory in {after[k], self.before[k]} - {None}:
-                if memory in others and (is_written or (is_read and others[memory])):
-                    raise _refusal(place, None)
-            for j in range(len(ends)) if is_written else ():
-                one = after[k] is not None and after[k] == after[j]
-                one = one or (self.before[k] is not None and self.before[k] == self.before[j])
-                if j != k and one and (place or self.places[j]) and _is_read(self.starts[j]):
-                    raise _refusal(place, self.places[j])
+            for memory in (after[k], self.before[k]):
+                if is_written and memory in closures:
+                    raise _refusal(place)
+                if closures.get(memory) and _is_read(self.starts[k]):  # it is written to
+                    raise _refusal(place)
+            if not is_written:
+                continue
+            if place is not None and after[k] != own[k]:
+                self._check_replaced(place, is_anothers=after[k] in own)
+            if any(self._is_one(j, k, after) for j in range(len(ends))):
+                raise _refusal(place)
+
+    def _versions_of_closures(self) -> dict[int | None, int]:
+        """Return of each tensor that the body closes over how often it has been written to."""
+        nodes = graph_being_traced(self.tx).find_nodes(op="placeholder")
+        found = {_memory(node): _version(node) for node in nodes if node not in self.given}
+        found.pop(None, None)
+        return found
+
+    def _is_one(self, j: int, k: int, after: Sequence[int | None]) -> bool:
+        """Return True if leaves j and k, one of them at a place, share memory, and j is read."""
+        if j == k or not (self.places[j] or self.places[k]) or not _is_read(self.starts[j]):
+            return False
+        pairs = ((after[j], after[k]), (self.before[j], self.before[k]))
+        return any(one is not None and one == other for one, other in pairs)
+
+    def _check_replaced(self, place: Place, is_anothers: bool) -> None:
+        """Let the first step run on its own: others may know what was there before the scan, which
+        it writes to. What further steps write to, they have made."""
+        text = f"{place} is written to, and then replaced"
+        if is_anothers:
+            raise _refusal(place)
+        if text not in steady_state()[0]:
+            raise FirstStepDiffers(text)
 
 
 def twins_among(values: Sequence[VariableTracker]) -> dict[int, int]:
@@ -78,14 +101,12 @@ def twins_among(values: Sequence[VariableTracker]) -> dict[int, int]:
     return found
 
 
-def _refusal(*places: Place | None) -> Unsupported:
-    known: Iterable[Place] = filter(None, places)
-    found = list(known)
-    what, line = (str(found[0]), found[0].line) if found else ("the carry", "an unknown line")
+def _refusal(place: Place | None) -> Unsupported:
+    what = f"{place}, assigned at {place.line}," if place else "the carry"
     return Unsupported(
-        f"the body writes in place to a tensor that {what} shares with another name, at {line}: "
-        "the next step of a loop finds both changed, and a scan carries each on its own. Write out "
-        "of place, as in self.h = self.h + x, or keep a clone"
+        f"the body writes in place to a tensor that {what} shares with another name: the next step "
+        "of a loop finds both changed, and a scan carries each on its own. Write out of place, as "
+        "in self.h = self.h + x, or keep a clone"
     )
 
 

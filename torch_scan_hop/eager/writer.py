@@ -202,6 +202,7 @@ class LoopWriter:
             src.line(depth, f"{node.name} = {src.literal(source)}[{src.literal(index)}]")
         elif node in self.parts:
             value, indices = node.args
+            assert isinstance(indices, (list, tuple))
             src.line(depth, f"{node.name} = {src.literal(value)}[{src.literal(tuple(indices))}]")
         else:
             arguments = [src.literal(a) for a in node.args]

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lists import ListVariable, TupleVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable, SymNodeVariable
 
@@ -31,13 +33,19 @@ def item_at(
     ``read`` from a tensor of the items; None if there is more in it than numbers."""
     items, index = (arg.realize() for arg in args)
     is_array = isinstance(items, NumpyNdarrayVariable)
-    if is_made_number(index):
-        if example_value(index).dtype != torch.int64:
-            return None
-    elif not (is_array and isinstance(example_value(index), torch.SymInt)):
-        return None  # of an array, NumPy would be given the symbol
     if not is_array and not isinstance(items, (ListVariable, TupleVariable)):
         return None
+    if is_made_number(index):
+        if example_value(index).dtype not in (torch.int64, torch.bool):
+            return None
+    elif is_array:  # NumPy would be given the symbol
+        if not isinstance(getattr(index, "sym_num", None), torch.SymInt):
+            return None
+    else:  # Dynamo takes flags for no index
+        if not _is_flag(index):
+            return None
+        known = [items, ConstantVariable.create(int(_number(tx, index)))]
+        return BuiltinVariable(operator.getitem).call_function(tx, known, {})
     device = example_value(index).device if is_made_number(index) else torch.device("cpu")
     table = items.as_proxy() if is_array else _table(tx, items, device)
     values = example_value(table)
@@ -45,8 +53,10 @@ def item_at(
         return None
     if values.device != device:
         return None  # an array, which is on the CPU
-    item = create_node(tx, "call_function", operator.getitem, (table, index.as_proxy()), {})
-    return read(tx, item)
+    place = index.as_proxy()
+    if is_made_number(index):  # also a flag, which would be a mask
+        place = create_node(tx, "call_method", "to", (place, torch.int64), {}).as_proxy()
+    return read(tx, create_node(tx, "call_function", operator.getitem, (table, place), {}))
 
 
 def _table(tx: Any, items: Any, device: torch.device) -> Any:
@@ -58,6 +68,12 @@ def _table(tx: Any, items: Any, device: torch.device) -> Any:
         return None
     options = {"dtype": dtype, "device": device}
     return create_node(tx, "call_function", torch.tensor, (values,), options).as_proxy()
+
+
+def _is_flag(index: VariableTracker) -> bool:
+    if index.is_python_constant():
+        return isinstance(index.as_python_constant(), bool)
+    return isinstance(getattr(index, "sym_num", None), torch.SymBool)
 
 
 def _number(tx: Any, item: VariableTracker) -> Any:
