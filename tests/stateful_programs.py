@@ -774,10 +774,12 @@ def schedules_by_a_counter() -> Program:
     w, module = weight(), nn.Module()
     module.n, module.rates = 0, [0, *(0.1 * k for k in range(1, 8))]
     turns, kept = (3, 1, 4, 1, 5, 9, 2, 6), [True, False] * 4
-    noise = np.linspace(0.0, 1.0, 8)
+    noise, slope = np.linspace(0.0, 1.0, 8), nn.LeakyReLU(0.5)
 
     def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         k = module.n
+        slope.negative_slope *= 0.9
+        x = slope(x) + (0.1, 0.7)[k > 2]
         h = torch.tanh(h @ w * module.rates[-1 - k] + x * turns[k] + float(noise[k]))
         module.n += 1
         return h, h * (1 - 0.9 ** module.rates[k]) + kept[k]
