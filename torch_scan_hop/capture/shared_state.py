@@ -16,7 +16,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     example_value,
     graph_being_traced,
 )
-from torch_scan_hop._torch.operators import storages_of
+from torch_scan_hop._torch.operators import storage_of
 from torch_scan_hop.capture.first_steps import FirstStepDiffers
 from torch_scan_hop.capture.told import steady_state
 
@@ -122,8 +122,7 @@ def _memory(value: Any) -> int | None:
     example = _example(value)
     if example is None or example.layout is not torch.strided:
         return None
-    (memory,) = storages_of([example])
-    return memory
+    return storage_of(example)
 
 
 def _version(value: Any) -> int:

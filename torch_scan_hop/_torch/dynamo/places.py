@@ -88,7 +88,8 @@ def refuse_within_functions(effects: SideEffects, item: VariableTracker) -> None
     """Raise Unsupported for a change of the program's ``item`` in a custom function, or in what is
     checkpointed: torch 2.9 forgets it, later ones fail."""
     is_programs = item.source is not None or getattr(item, "pre_existing_contents", None)
-    target = effects.output_graph_weakref().current_tracer.source_target  # type: ignore[union-attr]
+    output: Any = effects.output_graph_weakref()
+    target = getattr(output.current_tracer, "source_target", None)
     if is_programs and (target == "autograd.Function" or "Checkpoint" in type(target).__name__):
         what = "an object in a custom function, or in a checkpointed one"
         raise refused_change(what, users_line())
