@@ -527,10 +527,8 @@ def test_a_counter_where_torch_takes_no_tensor(of, counts_first):
 
 
 def test_a_float_of_a_tensor_in_a_compiled_program_is_refused_in_our_words():
-    norm = nn.BatchNorm1d(4, momentum=None).double()
-
     def cell(h, x):
-        h = norm(h + x)
+        h = torch.tanh(h + x) * round(h.sum().item(), 3)
         return h, h
 
     with pytest.raises(Exception, match="scan: combine_fn is not captured"):
