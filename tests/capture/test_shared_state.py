@@ -305,6 +305,10 @@ def one_tensor_afterwards():
     return cell, lambda: [o.a, o.a is o.b, o.b is o.c]
 
 
+def asked_if_the_carry_is_x():
+    return lambda c, x: (x * 2, (x if c is x else x * 3)), lambda: []
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -314,6 +318,7 @@ def one_tensor_afterwards():
         written_and_replaced,
         one_tensor_before_the_scan,
         one_tensor_afterwards,
+        asked_if_the_carry_is_x,
     ],
     ids=lambda make: make.__name__,
 )

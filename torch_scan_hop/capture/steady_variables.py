@@ -36,6 +36,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     VariableTracker,
     call_inlined,
     example_value,
+    example_value_or_none,
     sequence_items,
     write_back,
 )
@@ -283,10 +284,6 @@ def _no_steps(trip_count: Any) -> bool:
 def _tensors(tx: Any, value: VariableTracker) -> list[VariableTracker]:
     leaves = parts_of(tx, value)
     return [v for v in leaves if isinstance(example_value_or_none(v), torch.Tensor)]
-
-
-def example_value_or_none(variable: VariableTracker) -> Any:
-    return None if variable.is_python_constant() else example_value(variable)
 
 
 def _exact(value: Any, init: Any, xs: Any) -> Any:

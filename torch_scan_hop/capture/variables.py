@@ -40,6 +40,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     create_proxy,
     discard_graph_changes,
     example_value,
+    example_value_or_none,
     install_body,
     known_modules,
     make_attr,
@@ -65,7 +66,6 @@ from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.selected_rows import compute_all_rows
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
 from torch_scan_hop.capture.steady import STEADY
-from torch_scan_hop.capture.steady_variables import example_value_or_none
 from torch_scan_hop.capture.told import also_carried, numbers_carried, reads_told, steady_state
 from torch_scan_hop.capture.weak_numbers import (
     WEAK,

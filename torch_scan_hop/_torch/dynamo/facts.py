@@ -24,7 +24,7 @@ from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
 from torch_scan_hop._torch.dynamo.places import users_line
-from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop._torch.dynamo.variables import example_value, example_value_or_none
 from torch_scan_hop._torch.replaced import replaced
 
 #: code that is not the user's: torch's, and this package's
@@ -99,18 +99,16 @@ class Facts:
     def are_one(self, asked: Sequence[VariableTracker], others: Sequence[VariableTracker]) -> bool:
         """Return True if the body asked if two of the tensors ``asked`` are one, as the two of
         ``others`` in their places are."""
-        values = [None if v.is_python_constant() else example_value(v) for v in asked]
-        for pair in self.compared:
-            one, other = (
-                [k for k, value in enumerate(values) if value is compared] for compared in pair
+        values, theirs = (list(map(example_value_or_none, v)) for v in (asked, others))
+
+        def are_there(pair: tuple[Any, Any]) -> bool:
+            places = ([k for k, value in enumerate(values) if value is one] for one in pair)
+            return any(
+                j != k and theirs[j] is not None and theirs[j] is theirs[k]
+                for j, k in itertools.product(*places)
             )
-            for j, k in itertools.product(one, other):
-                if j != k and not (
-                    others[j].is_python_constant() or others[k].is_python_constant()
-                ):
-                    if example_value(others[j]) is example_value(others[k]):
-                        return True
-        return False
+
+        return any(map(are_there, self.compared))
 
     def line_of_kind(self, example: VariableTracker) -> str:
         """Return the line on which the body asked for the type of ``example``; "" for none."""

@@ -64,6 +64,13 @@ def example_value(value: Any) -> Any:
     return node.meta.get("example_value") if isinstance(node, fx.Node) else node
 
 
+def example_value_or_none(value: Any) -> Any:
+    """Return :func:`example_value`, and None for a constant, of which torch 2.9 has none."""
+    if isinstance(value, VariableTracker) and value.is_python_constant():
+        return None
+    return example_value(value)
+
+
 def make_traceable(fn: VariableTracker) -> None:
     """Generate the code of a GraphModule, without which Dynamo cannot trace into it."""
     module = getattr(fn, "value", None)
