@@ -87,9 +87,9 @@ def _batch_norm(
     """Average the statistics as ``torch.nn.BatchNorm1d`` says, ``momentum=None`` among them."""
     if not training:
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
-    dims = [dim for dim in range(x.dim()) if dim != 1]
-    for average, of_batch in ((mean, x.mean(dims)), (var, x.var(dims))):
-        average.copy_(average * (1 - momentum) + of_batch.detach() * momentum)
+    batch, dims = x.detach(), [dim for dim in range(x.dim()) if dim != 1]
+    for average, of_batch in ((mean, batch.mean(dims)), (var, batch.var(dims))):
+        average.copy_(average * (1 - momentum) + of_batch * momentum)
     return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
 
 

@@ -13,7 +13,7 @@ from torch_scan_hop._torch.dynamo.places import Place
 from torch_scan_hop._torch.dynamo.variables import (
     TensorVariable,
     VariableTracker,
-    example_value,
+    example_value_or_none,
     graph_being_traced,
 )
 from torch_scan_hop._torch.operators import storage_of
@@ -80,9 +80,9 @@ class SharedState:
     def _check_replaced(self, place: Place, is_anothers: bool) -> None:
         """Let the first step run on its own: others may know what was there before the scan, which
         it writes to. What further steps write to, they have made."""
-        text = f"{place} is written to, and then replaced"
         if is_anothers:
             raise _refusal(place)
+        text = f"{place} is written to, and then replaced"
         if text not in steady_state()[0]:
             raise FirstStepDiffers(text)
 
@@ -112,9 +112,7 @@ def _refusal(place: Place | None) -> Unsupported:
 
 
 def _example(value: Any) -> torch.Tensor | None:
-    if isinstance(value, VariableTracker) and value.is_python_constant():
-        return None
-    example = example_value(value)
+    example = example_value_or_none(value)
     return example if isinstance(example, torch.Tensor) else None
 
 

@@ -14,7 +14,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     TupleVariable,
     VariableTracker,
     call_inlined,
-    example_value,
+    example_value_or_none,
     sequence_items,
 )
 from torch_scan_hop.capture.shared_state import SharedState, twins_among
@@ -67,7 +67,7 @@ def _left_at(tx: Any, place: Place) -> VariableTracker:
     """Return what a step leaves at ``place``: numbers as they are carried, in double."""
 
     def in_double(part: VariableTracker) -> VariableTracker:
-        example = None if part.is_python_constant() else example_value(part)
+        example = example_value_or_none(part)
         if not isinstance(example, torch.Tensor) or not example.is_floating_point():
             return part
         return part.call_method(tx, "to", [ConstantVariable.create(torch.float64)], {})

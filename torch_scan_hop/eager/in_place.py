@@ -51,8 +51,8 @@ def parts_read_in_place(
     for node in graph.nodes:
         n_writes += node in writes
         for part in writes_before.keys() & node.all_input_nodes:
-            copies = part in copied if node.op == "output" else is_fresh(node)
-            if not copies or (node.op != "output" and writes_before[part] != n_writes):
+            is_in_time = is_fresh(node) and writes_before[part] == n_writes
+            if not (part in copied if node.op == "output" else is_in_time):
                 unfit.add(part)
         if node.target is aten.index.Tensor and is_at_one_place(node):
             writes_before[node] = n_writes

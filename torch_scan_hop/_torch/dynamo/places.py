@@ -216,9 +216,9 @@ def is_number(variable: VariableTracker | None) -> bool:
 
 
 def as_number(tx: Any, value: VariableTracker) -> VariableTracker:
-    """Return the Python number that the scalar ``value`` is, when the program runs."""
-    with scalars_are_read(tx):
-        return value.call_method(tx, "item", [], {})
+    """Return the Python number that the scalar ``value`` is, when the program runs, within
+    :func:`scalars_are_read`."""
+    return value.call_method(tx, "item", [], {})
 
 
 @contextlib.contextmanager
