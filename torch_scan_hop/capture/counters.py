@@ -1,18 +1,19 @@
-"""Branches on what steps count, as in ``if self.n == 0``.
+"""Branches on what steps count, as in ``if self.n == 0`` and ``if self.n % 3 == 0``.
 
 A number that steps carry is a scalar, whose value a trace does not know. But if each step adds the
-same int to it, it is known before the scan what the first and the last step find. A branch is taken
-as the first step takes it; after the trace, both ends show if all steps do. The program is guarded
-by what they show, so that a call that branches in another way is another capture.
+same int to it, it is known before the scan what each step finds. A branch is taken as the first
+step takes it; after the trace, the count shows how many steps do. The program is guarded by what it
+shows, so that a call that branches in another way is another capture.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -21,8 +22,8 @@ from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.number_functions import comparisons_are_known
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
-from torch_scan_hop.capture.first_steps import FirstStepDiffers
 from torch_scan_hop.capture.number_arithmetic import COMPARISONS, IN_PLACE, of_number
+from torch_scan_hop.capture.steady import BRANCH
 from torch_scan_hop.capture.told import counters_told
 from torch_scan_hop.capture.weak_numbers import carry_of
 from torch_scan_hop.signature import output_node
@@ -45,19 +46,57 @@ _AFFINE: dict[Any, Callable[[int], tuple[int, int]]] = {
 }
 
 
+class StepsBranchDifferently(Unsupported):
+    """``alike`` steps take the branch that the first one takes, and the next one another; with the
+    same remainders again after ``period`` steps."""
+
+    def __init__(self, where: str, alike: int = 0, period: int = 1) -> None:
+        super().__init__(f"steps do not all take the same branch, at {where}")
+        self.leaf, self.alike, self.period = f"{BRANCH}{where}", alike, period
+
+
+class Counting(NamedTuple):
+    """How a number goes on: a step adds ``by`` to ``times`` what it was, which is 1 or 0, and takes
+    the remainder of ``modulus`` if that is not 0."""
+
+    times: int
+    by: int
+    modulus: int
+
+
+def later(start: Int, steps: Int, times: int, by: int, modulus: int) -> Int:
+    """Return what a number that goes on like that is after so many steps."""
+    if times == 0:
+        return by if steps > 0 else start
+    end = start + by * steps
+    return end % modulus if modulus else end
+
+
 @dataclass(frozen=True)
 class _Counted:
-    """``times`` what leaf ``k`` of the carry was at the beginning of a step, and ``more``."""
+    """What a step makes of leaf ``k`` of the carry: ``times`` what it was at the beginning, and
+    ``more``; the remainder of that by ``modulus`` if not 0; and ``shift``. If k is None, it is
+    ``more``, whatever there was."""
 
-    k: int
+    k: int | None
     times: int = 1
     more: int = 0
+    modulus: int = 0
+    shift: int = 0
 
     def at(self, start: Int) -> Int:
-        return self.times * start + self.more
+        value = self.times * start + self.more
+        return (value % self.modulus if self.modulus else value) + self.shift
 
-    def scaled(self, times: int, more: int) -> _Counted:
-        return _Counted(self.k, self.times * times, self.more * times + more)
+    def scaled(self, times: int, more: int) -> _Counted | None:
+        if not self.modulus:
+            return replace(self, times=self.times * times, more=self.more * times + more)
+        return replace(self, shift=self.shift + more) if times == 1 else None
+
+    def remainder(self, modulus: int) -> _Counted | None:
+        if modulus <= 0 or self.modulus not in (0, modulus):
+            return None
+        return replace(self, more=(self.more + self.shift) % modulus, modulus=modulus, shift=0)
 
 
 @dataclass(frozen=True)
@@ -67,10 +106,40 @@ class _Branch:
     bound: int
     line: str
 
-    def is_alike(self, first: Int, by: int, steps: Int) -> bool:
-        """Return True if ``steps`` steps branch alike, of which each counts ``by`` on."""
-        last = first + by * (steps - 1)
-        low, high = (first, last) if by >= 0 else (last, first)
+    def answer(self, start: Int) -> bool:
+        return bool(self.compare(self.counted.at(start), self.bound))
+
+    def period(self, counting: Counting) -> int:
+        """Return after how many steps it answers the same again; 0 if it may never do."""
+        modulus = counting.modulus or self.counted.modulus
+        by = counting.by if counting.modulus else counting.by * self.counted.times
+        return modulus // math.gcd(modulus, by) if modulus else 0
+
+    def alike(self, start: Int, counting: Counting, steps: Int) -> Int:
+        """Return how many of ``steps`` branch as the first one does, before one that does not."""
+        later_steps: Any
+        if counting.times == 0:
+            later_steps = range(1, 2)
+        elif modulus := counting.modulus or self.counted.modulus:
+            start = int(start % modulus)  # of a symbol, this is a guard
+            later_steps = range(1, self.period(counting))
+        elif self._is_alike(start, counting.by, steps):
+            return steps
+        else:
+            start = int(start)
+            by = self.counted.times * counting.by
+            crossing = (self.bound - self.counted.at(start)) // by
+            later_steps = range(max(1, crossing - 1), crossing + 3)
+        first = self.answer(start)
+        for k in later_steps:
+            if self.answer(later(start, k, *counting)) != first:
+                return k if k < steps else steps
+        return steps
+
+    def _is_alike(self, start: Int, by: int, steps: Int) -> bool:
+        """Return True if that is known from both ends alone, of a symbol without its value."""
+        first, last = (self.counted.at(start + by * k) for k in (0, steps - 1))
+        low, high = (first, last) if by * self.counted.times >= 0 else (last, first)
         if self.compare in (operator.eq, operator.ne):
             return bool(by == 0 or low > self.bound or high < self.bound)
         return bool(self.compare(first, self.bound)) == bool(self.compare(last, self.bound))
@@ -83,6 +152,8 @@ class Counters:
         self._starts = {k: n for k, n in starts.items() if isinstance(n, (int, torch.SymInt))}
         #: each once, though Dynamo asks if a value is a constant before it asks for it
         self._asked: dict[_Branch, None] = {}
+        #: by leaf, those of which it is known after the trace
+        self.counting: dict[int, Counting] = {}
 
     def __bool__(self) -> bool:
         return bool(self._starts)
@@ -101,29 +172,52 @@ class Counters:
         if type(number) is int:
             number, bound, compare = bound, number, _MIRRORED.get(compare, compare)
         counted = _counted(number)
-        if counted is None or counted.k not in self._starts or type(bound) is not int:
+        if counted is None or type(bound) is not int:
             return None
-        self._asked[_Branch(compare, counted, bound, users_line())] = None
-        return bool(compare(counted.at(self._starts[counted.k]), bound))
+        branch = _Branch(compare, counted, bound, users_line())
+        if counted.k is None:
+            return branch.answer(0)
+        if counted.k not in self._starts:
+            return None
+        self._asked[branch] = None
+        return branch.answer(self._starts[counted.k])
+
+    def asked(self) -> tuple[tuple[int, int], ...]:
+        """Return the leaves that branches ask for, with what they begin with if that is known."""
+        leaves = {branch.counted.k for branch in self._asked}
+        known = {k: n for k, n in self._starts.items() if type(n) is int}
+        return tuple((k, n) for k, n in known.items() if k in leaves)
 
     def check(self, graph: fx.Graph, steps: Int) -> None:
-        """Raise an error if not all ``steps``, each of which is ``graph``, branch alike:
-        FirstStepDiffers if it is the first one alone that does not."""
+        """Raise StepsBranchDifferently if not all ``steps``, each of which is ``graph``, branch
+        alike."""
         results: Any = output_node(graph).args[0]
+        found = {k: _counting(k, results[k], start) for k, start in self._starts.items()}
+        self.counting = {k: counting for k, counting in found.items() if counting is not None}
+        changing, periods = {}, [1]
         for branch in self._asked:
-            counted = branch.counted
-            after = _counted(results[counted.k])
-            first = counted.at(self._starts[counted.k])
-            if after is not None and (after.k, after.times) == (counted.k, 1):
-                by = counted.times * after.more
-                if branch.is_alike(first, by, steps):
-                    continue
-                if branch.is_alike(first + by, by, steps - 1):
-                    raise FirstStepDiffers(f"the first step takes another branch at {branch.line}")
-            raise Unsupported(
-                f"steps do not all take the same branch, at {branch.line}. Of a number that steps "
-                "count only the first step may take another one. Choose with torch.where"
-            )
+            k = branch.counted.k
+            if k is None or k not in self.counting:
+                raise StepsBranchDifferently(branch.line)
+            alike = branch.alike(self._starts[k], self.counting[k], steps)
+            if alike is not steps:
+                changing[alike] = branch.line
+                periods.append(branch.period(self.counting[k]) or 1)
+        if changing:
+            first = min(changing)
+            raise StepsBranchDifferently(changing[first], first, math.lcm(*periods))
+
+
+def _counting(k: int, after: Any, start: Int) -> Counting | None:
+    """Return how leaf ``k``, which a step leaves as ``after``, goes on; None if it is not known."""
+    counted = _counted(after)
+    if counted is None or counted.shift or (counted.k is not None and counted.times != 1):
+        return None
+    if counted.k is None:
+        return Counting(0, counted.more, 0)
+    if counted.k != k or (counted.modulus and not 0 <= start < counted.modulus):
+        return None
+    return Counting(1, counted.more, counted.modulus)
 
 
 def branches_are_decided() -> contextlib.AbstractContextManager[None]:
@@ -153,10 +247,18 @@ def _counted(value: Any) -> _Counted | None:
     if k is not None:
         return _Counted(k)
     target, operands = IN_PLACE.get(value.target, value.target), value.args
+    if target is torch.full and operands[0] == () and type(operands[1]) is int:
+        return _Counted(None, 0, operands[1])
     if target is of_number and operands[0] == "int":
         return _counted(operands[1])
+    if target == "clone" or (target == "to" and operands[1] == torch.int64):
+        return _counted(operands[0])
     if target is operator.neg:
         target, operands = operator.mul, (operands[0], -1)
+    if target is operator.mod or (target is of_number and operands[0] == "mod"):
+        divided, modulus = operands[-2:]
+        before = _counted(divided)
+        return before.remainder(modulus) if before and type(modulus) is int else None
     if target not in _AFFINE or len(operands) != 2:
         return None
     scale = 1

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.dynamo.places import Place, is_number
+from torch_scan_hop._torch.dynamo.places import Place, as_number, is_number
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     TupleVariable,
@@ -16,9 +16,11 @@ from torch_scan_hop._torch.dynamo.variables import (
     call_inlined,
     example_value_or_none,
     sequence_items,
+    write_back,
 )
+from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop.capture.shared_state import SharedState, twins_among
-from torch_scan_hop.step import split_result
+from torch_scan_hop.step import device_of, split_result
 
 
 class Stateful(VariableTracker):
@@ -66,7 +68,7 @@ class Stateful(VariableTracker):
 def _left_at(tx: Any, place: Place) -> VariableTracker:
     """Return what a step leaves at ``place``: numbers as they are carried, in double."""
 
-    def in_double(part: VariableTracker) -> VariableTracker:
+    def in_double(_: int, part: VariableTracker) -> VariableTracker:
         example = example_value_or_none(part)
         if not isinstance(example, torch.Tensor) or not example.is_floating_point():
             return part
@@ -83,13 +85,38 @@ def with_numbers(
     tx: Any,
     place: Place,
     value: VariableTracker,
-    make: Callable[[VariableTracker], VariableTracker],
+    make: Callable[[int, VariableTracker], VariableTracker],
 ) -> VariableTracker:
-    """Return ``value`` with ``make(part)`` for its parts, where there were numbers at ``place``."""
+    """Return ``value`` with ``make(k, part)`` for its ``k``-th part, where there was a number."""
     olds = [] if place.before is None else parts_of(tx, place.before)
     parts = parts_of(tx, value)
     if len(olds) != len(parts) or not any(map(is_number, olds)):
         return value
-    pairs = zip(olds, parts, strict=True)
-    made = [make(part) if is_number(old) else part for old, part in pairs]
+    pairs = enumerate(zip(olds, parts, strict=True))
+    made = [make(k, part) if is_number(old) else part for k, (old, part) in pairs]
     return call_inlined(tx, tree.unflatten, value, TupleVariable(made))
+
+
+def leave(
+    tx: Any, place: Place, value: VariableTracker, counts: Sequence[VariableTracker | None]
+) -> None:
+    """Leave at ``place``, after the scan, what the last step left there; of its parts, ``counts``
+    are known."""
+    if is_exporting() and place.is_buffer() and not place.must_settle():
+        # an exported program returns what it makes of a buffer, if it is written to the tensor
+        # itself: what Dynamo assigns after a capture goes past the hook of torch.export
+        assert place.before is not None
+        write_back(tx, place.before.as_proxy(), value.as_proxy())
+    else:
+        numbers = with_numbers(tx, place, value, lambda k, p: counts[k] or as_number(tx, p))
+        place.write(tx, numbers)
+
+
+def exact_numbers(value: Any, init: Any, xs: Any) -> Any:
+    """Return ``value`` with its numbers as scalars of all digits."""
+    device = device_of(init, xs)
+
+    def exact(leaf: Any) -> Any:
+        return tree.exact_tensor(leaf, device) if isinstance(leaf, (int, float)) else leaf
+
+    return tree.map_leaves(exact, value)

@@ -25,6 +25,8 @@ from torch_scan_hop.step import device_of, outputs_of, split_result, stacked_dty
 #: the key in a body's meta for the leaves that differ after the first step, which then runs on its
 #: own, and for what steps leave for one another in objects
 STEADY = "torch_scan_hop.steady"
+#: how the name of a branch begins, among those of the leaves that differ
+BRANCH = "the branch at "
 
 
 class SteadyScanOperator(FlatOperator):
@@ -72,19 +74,48 @@ def _first(xs: Any, reverse: bool) -> Any:
 def other_steps(
     run: Any, combine_fn: Any, first: Any, xs: Any, trip_count: Any, schedule: Any, settled: Any
 ) -> tuple[Any, Any]:
-    """Run the scan from the second step on, after ``first``, which :func:`first_step` returned.
-
-    ``settled`` names what has changed in the first step, and may not change again.
-    """
+    """Run the scan from the second step on, after ``first``, which :func:`first_step` returned."""
     carry, y = first
     if trip_count == 1:
         return owned(carry, xs), tree.map_leaves(lambda leaf: leaf.unsqueeze(0).clone(), y)
-    rest = tree.map_leaves(lambda leaf: leaf[:-1] if schedule.reverse else leaf[1:], xs)
+    return steps_after(run, combine_fn, 1, stack_of_one(first), xs, trip_count, schedule, settled)
+
+
+def stack_of_one(first: Any) -> tuple[Any, Any]:
+    carry, y = first
+    return carry, tree.map_leaves(lambda leaf: leaf.unsqueeze(0), y)
+
+
+def steps_before(
+    run: Any, combine_fn: Any, steps: int, init: Any, xs: Any, schedule: Any, settled: Any
+) -> tuple[Any, Any]:
+    """Run the first ``steps`` of a scan."""
+    first = tree.map_leaves(lambda leaf: leaf[-steps:] if schedule.reverse else leaf[:steps], xs)
+    template, start = start_of(init, first)
+    return steady_scan(run, combine_fn, template, start, init, first, steps, schedule, settled)
+
+
+def steps_after(
+    run: Any,
+    combine_fn: Any,
+    steps: int,
+    first: Any,
+    xs: Any,
+    trip_count: Any,
+    schedule: Any,
+    settled: Any,
+) -> tuple[Any, Any]:
+    """Run a scan after its ``first`` so many ``steps``, whose carry and ys are given.
+
+    ``settled`` names what has changed in them, and may not change again.
+    """
+    carry, ys = first
+    rest = tree.map_leaves(lambda leaf: leaf[:-steps] if schedule.reverse else leaf[steps:], xs)
     template, start = start_of(carry, rest)
-    carry, ys = steady_scan(
-        run, combine_fn, template, start, carry, rest, trip_count - 1, schedule, settled
+    carry, more = steady_scan(
+        run, combine_fn, template, start, carry, rest, trip_count - steps, schedule, settled
     )
-    return carry, joined(y, ys, schedule.reverse)
+    return carry, joined(ys, more, schedule.reverse)
 
 
 def owned(carry: Any, xs: Any) -> Any:
@@ -97,23 +128,25 @@ def owned(carry: Any, xs: Any) -> Any:
     return tree.map_leaves(own, carry)
 
 
-def joined(y: Any, ys: Any, reverse: bool) -> Any:
-    """Join the first step's ``y`` and the others' ``ys``: before them, or behind if reversed."""
-    pairs = list(zip(tree.leaves_with_paths(y, "y"), tree.leaves(ys), strict=False))
-    if len(tree.leaves(y)) != len(tree.leaves(ys)):
-        text = f"has {len(tree.leaves(y))} leaves at step 0 and {len(tree.leaves(ys))} at step 1"
+def joined(first: Any, more: Any, reverse: bool) -> Any:
+    """Join the ``first`` steps' ys and the others': before them, or behind if reversed."""
+    pairs = list(zip(tree.leaves_with_paths(first, "y"), tree.leaves(more), strict=False))
+    if len(tree.leaves(first)) != len(tree.leaves(more)):
+        text = f"has {len(tree.leaves(first))} leaves at step 0 and {len(tree.leaves(more))} later"
         raise refused(ScanTypeError, _not_the_same("y", text))
     parts = []
-    for (path, one), more in pairs:
-        if (one is None) != (more is None) or (one is not None and one.shape != more.shape[1:]):
-            later = None if more is None else more.new_empty(more.shape[1:])
-            text = f"is {describe(one)} at step 0 and {describe(later)} at step 1"
+    for (path, one), other in pairs:
+        if (one is None) != (other is None) or (
+            one is not None and one.shape[1:] != other.shape[1:]
+        ):
+            early, late = (v if v is None else v.new_empty(v.shape[1:]) for v in (one, other))
+            text = f"is {describe(early)} at step 0 and {describe(late)} later"
             raise refused(ScanValueError, _not_the_same(path, text))
         if one is not None:
-            dtype = stacked_dtype(one.dtype, more.dtype)
-            both = [one.to(dtype).unsqueeze(0), more.to(dtype)]
+            dtype = stacked_dtype(one.dtype, other.dtype)
+            both = [one.to(dtype), other.to(dtype)]
             parts.append(torch.cat(both[::-1] if reverse else both))
-    return tree.unflatten(ys, parts)
+    return tree.unflatten(more, parts)
 
 
 def _not_the_same(path: str, text: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.attempts import taken_back_on_error
 from torch_scan_hop._torch.dynamo.counted import note_counters
 from torch_scan_hop._torch.dynamo.errors import (
@@ -27,7 +26,7 @@ from torch_scan_hop._torch.dynamo.errors import (
     stack_of,
     uncaptured,
 )
-from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, as_number, number_of
+from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, number_of
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -38,21 +37,19 @@ from torch_scan_hop._torch.dynamo.variables import (
     example_value,
     example_value_or_none,
     sequence_items,
-    write_back,
 )
-from torch_scan_hop._torch.sizes import is_exporting
-from torch_scan_hop.capture.counters import Counters
+from torch_scan_hop.capture.counters import Counters, StepsBranchDifferently
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.lstms import lstms_are_written_out
+from torch_scan_hop.capture.parts import count_after, trace_in_parts, with_counts
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
-from torch_scan_hop.capture.stateful import Stateful, parts_of, with_numbers
+from torch_scan_hop.capture.stateful import Stateful, exact_numbers, leave, parts_of
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
-from torch_scan_hop.capture.told import told
+from torch_scan_hop.capture.told import SomeSteps, in_part, part_told, told
 from torch_scan_hop.capture.traced_steps import steps_are_traced
 from torch_scan_hop.capture.user_code import PACKAGE
 from torch_scan_hop.schedule.strategies import as_one_scan
-from torch_scan_hop.step import device_of
 
 
 class SteadyScanVariable(TorchHigherOrderOperatorVariable):
@@ -93,7 +90,10 @@ class _Capture:
         self.tx, self.run, self.combine_fn = tx, run, combine_fn
         self.template, self.carry, self.init = template, carry, init
         self.over = (xs, trip_count, schedule)
-        self.is_whole = self.decides_branches = False
+        self.part = part_told()
+        self.is_whole = self.part.block > 1
+        self.decides_branches = False
+        self.counters: Counters | None = None
         self.reads: list[Any] | None = []
 
     def trace(self, settled: tuple[str, ...]) -> VariableTracker:
@@ -112,17 +112,20 @@ class _Capture:
         while True:
             try:
                 numbers = self._numbers_at(places)
-                counters = self._counters(numbers) if self.decides_branches else None
-                about = told(settled, map(str, places), numbers, counters, self.reads)
+                self.counters = self._counters(numbers) if self.decides_branches else None
+                about = told(settled, map(str, places), numbers, self.counters, self.reads)
                 with taken_back_on_error(self.tx), about:
                     return self._scan(places)
             except Exception as error:
                 why = error
             # outside of the handler: what is raised from here on has a cause of its own
-            more = _places_in(why)
+            assigned = _cause(why, StateAssigned)
+            more = assigned.places if assigned else []
             leaf = _settling(more) or _leaf_in(why)
             if _is_layers(self.combine_fn):
                 raise why
+            if change := _cause(why, StepsBranchDifferently):
+                return trace_in_parts(self, change, settled)
             if self._is_split_at_a_hook(why) or self._is_undecided(why, places):
                 continue
             if leaf and leaf not in settled:
@@ -138,9 +141,7 @@ class _Capture:
     def _is_split_at_a_hook(self, error: Exception) -> bool:
         """Return True if one scan of all steps is to be tried, of which a schedule has made several
         where a hook is in the way."""
-        is_split = not self.is_whole and any(
-            isinstance(e, HookOfUsedCarry) for e in causes_of(error)
-        )
+        is_split = not self.is_whole and _cause(error, HookOfUsedCarry) is not None
         if is_split:
             self._make_whole()
         return is_split
@@ -161,8 +162,17 @@ class _Capture:
         return self.decides_branches
 
     def _scan(self, places: Sequence[Place]) -> VariableTracker:
-        if not places:
-            return self._run(self.combine_fn, self.template, self.carry)
+        if places:
+            carry, ys = self._scan_with(places)
+        else:
+            result = self._run(self.combine_fn, self.template, self.carry)
+            if not self.part.keeps_counts:
+                return result
+            carry, ys = sequence_items(self.tx, result)
+        return TupleVariable([with_counts(self, carry) if self.part.keeps_counts else carry, ys])
+
+    def _scan_with(self, places: Sequence[Place]) -> tuple[VariableTracker, VariableTracker]:
+        """Run the scan with what steps leave at ``places`` as further carries."""
         tx = self.tx
         # before: carry          after: (carry, what is at the places)
         state: VariableTracker = TupleVariable([self._start_at(place) for place in places])
@@ -175,9 +185,15 @@ class _Capture:
         carry, state = sequence_items(tx, carry)
         values = sequence_items(tx, state)
         twins = {} if _is_zero(tx, self.over[1]) else step.twins
-        for k, place in enumerate(places):
-            _leave(tx, place, values[twins.get(k, k)])
-        return TupleVariable([carry, ys])
+        k = len(parts_of(tx, carry))
+        for n, place in enumerate(places):
+            counts = [
+                count_after(self, k + i, part)
+                for i, part in enumerate(parts_of(tx, place.read(tx)))
+            ]
+            leave(tx, place, values[twins.get(n, n)], counts)
+            k += len(counts)
+        return carry, ys
 
     def _numbers_at(self, places: Sequence[Place]) -> dict[int, Any]:
         """Return the leaves of the carry that are numbers, which are left at ``places``."""
@@ -192,7 +208,7 @@ class _Capture:
         value = place.read(self.tx)
         for part in parts_of(self.tx, value):
             place.check(part)
-        return call_inlined(self.tx, _exact, value, self.init, self.over[0])
+        return call_inlined(self.tx, exact_numbers, value, self.init, self.over[0])
 
     def _run(self, combine_fn: Any, template: Any, carry: Any) -> VariableTracker:
         return self.run.call_function(self.tx, [combine_fn, template, carry, *self.over], {})
@@ -202,18 +218,23 @@ class _Capture:
         if _is_zero(tx, trip_count):
             with changes_are_undone(), told(reads=self.reads):
                 return call_inlined(tx, no_step, self.run, self.combine_fn, self.init, *self.over)
-        with lstms_are_written_out(tx):
-            first = self._first_step(xs, schedule)
+        first = self.first_step(xs, schedule)
         more = (xs, trip_count, schedule, ConstantVariable.create(settled))
         try:
-            return call_inlined(tx, other_steps, self.run, self.combine_fn, first, *more)
+            with in_part(SomeSteps(self.part.keeps_counts)):
+                return call_inlined(tx, other_steps, self.run, self.combine_fn, first, *more)
         except Exception as error:
             if not (any(map(is_about_carry, causes_of(error))) or is_programs_own(error)):
                 raise
         raise why  # and no other steps can follow that one
 
+    def first_step(self, xs: VariableTracker, schedule: VariableTracker) -> VariableTracker:
+        """Trace the first step, and return its carry and its y."""
+        with lstms_are_written_out(self.tx), in_part(SomeSteps()):
+            return self._first_step(xs, schedule)
+
     def _first_step(self, xs: VariableTracker, schedule: VariableTracker) -> VariableTracker:
-        """Trace the first step on ``init`` itself, or on a copy if the step writes to it."""
+        """Trace it on ``init`` itself, or on a copy if the step writes to it."""
         tx = self.tx
         given = [example_value(v) for v in _tensors(tx, self.init)]
         versions = [value._version for value in given]
@@ -231,22 +252,11 @@ def _numbers(parts: Sequence[VariableTracker], first: int = 0) -> dict[int, Any]
     return {k: number for k, number in values.items() if number is not None}
 
 
-def _leave(tx: Any, place: Place, value: VariableTracker) -> None:
-    """Leave at ``place``, after the scan, what the last step left there."""
-    if is_exporting() and place.is_buffer() and not place.must_settle():
-        # an exported program returns what it makes of a buffer, if it is written to the tensor
-        # itself: what Dynamo assigns after a capture goes past the hook of torch.export
-        assert place.before is not None
-        write_back(tx, place.before.as_proxy(), value.as_proxy())
-    else:
-        place.write(tx, with_numbers(tx, place, value, lambda part: as_number(tx, part)))
-
-
 class _Written(Exception): ...
 
 
-def _places_in(error: BaseException) -> list[Place]:
-    return next((e.places for e in causes_of(error) if isinstance(e, StateAssigned)), [])
+def _cause(error: BaseException, kind: type[Exception]) -> Any:
+    return next((e for e in causes_of(error) if isinstance(e, kind)), None)
 
 
 def _leaf_in(error: BaseException) -> str:
@@ -284,12 +294,3 @@ def _no_steps(trip_count: Any) -> bool:
 def _tensors(tx: Any, value: VariableTracker) -> list[VariableTracker]:
     leaves = parts_of(tx, value)
     return [v for v in leaves if isinstance(example_value_or_none(v), torch.Tensor)]
-
-
-def _exact(value: Any, init: Any, xs: Any) -> Any:
-    device = device_of(init, xs)
-
-    def exact(leaf: Any) -> Any:
-        return tree.exact_tensor(leaf, device) if isinstance(leaf, (int, float)) else leaf
-
-    return tree.map_leaves(exact, value)

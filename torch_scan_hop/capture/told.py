@@ -5,11 +5,25 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_scan_hop._torch.replaced import ambient, replaced
 
 Steady = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+class SomeSteps(NamedTuple):
+    """Some of a scan's steps, which are parted since they branch differently."""
+
+    #: if more steps come after it: what it counts are numbers in its carry
+    keeps_counts: bool = False
+    #: how many steps are traced as one
+    block: int = 1
+    #: by number of steps before the parts that were traced so far: what those began with
+    before: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    #: how many steps are before this one
+    begin: int = 0
+
 
 _state = ambient(
     steady=((), ()),
@@ -18,6 +32,7 @@ _state = ambient(
     reads=None,
     is_in_body=False,
     most_products=math.inf,
+    part=SomeSteps(),
 )
 
 
@@ -35,7 +50,7 @@ def told(
     steady = (tuple(settled), tuple(places))
     numbers = frozenset(numbers)
     known = {"steady": steady, "numbers": numbers, "counters": counters, "reads": reads}
-    return replaced(_state, **known, is_in_body=False)
+    return replaced(_state, **known, is_in_body=False, part=SomeSteps())
 
 
 def steady_state() -> Steady:
@@ -86,3 +101,11 @@ def a_loop_may_run(most_products: float) -> contextlib.AbstractContextManager[No
 
 def most_products() -> float:
     return float(_state.most_products)
+
+
+def in_part(part: SomeSteps) -> contextlib.AbstractContextManager[None]:
+    return replaced(_state, part=part)
+
+
+def part_told() -> SomeSteps:
+    return _state.part  # type: ignore[no-any-return]

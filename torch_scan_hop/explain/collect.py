@@ -16,6 +16,7 @@ from torch_scan_hop.api import scan_tree
 from torch_scan_hop.arguments import CheckedCall
 from torch_scan_hop.capture.reasons import GENERAL_FIX, Reason, reason_of, remembered_reason
 from torch_scan_hop.capture.replay import NotCaptured, history_of, look_at_call
+from torch_scan_hop.capture.steady import BRANCH
 from torch_scan_hop.capture.user_code import code_of, name_of
 from torch_scan_hop.debugging import is_debugging
 from torch_scan_hop.eager.few_steps import runs_as_written
@@ -69,14 +70,16 @@ def scan_facts(site: Site, limits: Limits | None, kernels: bool) -> Scan:
         loops=tuple(loops),
         memory=memory,
         kernels=kernels_of(site) if kernels else (),
-        note=_first_step(site),
+        note=_steps_before(site),
     )
 
 
-def _first_step(site: Site) -> str:
+def _steps_before(site: Site) -> str:
     if not site.settled:
         return ""
-    leaves = ", ".join(site.settled)
+    leaves = ", ".join(dict.fromkeys(site.settled))
+    if any(name.startswith(BRANCH) for name in site.settled):
+        return f"other steps are on their own, before these: after them {leaves} differs"
     return f"the first step is on its own, before these: after it {leaves} differs"
 
 

@@ -1,0 +1,171 @@
+"""Dynamo's capture of a scan whose steps take several branches, known from what they count.
+
+``if self.n < 4`` parts the steps in two scans: those before the branch changes, and those after.
+``if self.n % 3 == 0`` makes a scan over blocks of three steps, each of which takes its own branch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo.variables import (
+    ConstantVariable,
+    TupleVariable,
+    VariableTracker,
+    call_inlined,
+    example_value_or_none,
+)
+from torch_scan_hop.capture.counters import StepsBranchDifferently, later
+from torch_scan_hop.capture.stateful import parts_of
+from torch_scan_hop.capture.steady import stack_of_one, steps_after, steps_before
+from torch_scan_hop.capture.told import SomeSteps, in_part
+from torch_scan_hop.schedule.strategies import Schedule, as_one_scan
+
+#: a part costs a trace, and the code of a scan; a block that of its steps
+_MOST_PARTS = 12
+_LONGEST_BLOCK = 16
+
+
+def trace_in_parts(
+    capture: Any, change: StepsBranchDifferently, settled: tuple[str, ...]
+) -> VariableTracker:
+    """Return the results of ``capture``, whose steps branch as ``change`` says."""
+    if len(capture.part.before) >= _MOST_PARTS or change.alike == 0:
+        raise change
+    block = _period(capture, change) * capture.part.block
+    if capture.part.block < block <= _LONGEST_BLOCK and _has_two(capture, block):
+        return _in_blocks(capture, change, block, settled)
+    alike = change.alike * capture.part.block
+    if alike == 1:
+        xs, _, schedule = capture.over
+        first = call_inlined(capture.tx, stack_of_one, capture.first_step(xs, schedule))
+        return _followed(capture, change, ConstantVariable.create(1), first, settled)
+    return _in_two(capture, change, ConstantVariable.create(alike), settled)
+
+
+def _period(capture: Any, change: StepsBranchDifferently) -> int:
+    """Return after how many steps of ``capture`` they branch as they do now, as far as is known: a
+    step has begun with the same counts before."""
+    asked = capture.counters.asked()
+    begun = [begin for begin, before in capture.part.before if before and before == asked]
+    return capture.part.begin - begun[-1] if begun else change.period
+
+
+def _in_blocks(
+    capture: Any, change: StepsBranchDifferently, block: int, settled: tuple[str, ...]
+) -> VariableTracker:
+    tx = capture.tx
+    _, trip_count, schedule = capture.over
+    size = ConstantVariable.create(block)
+    steps = call_inlined(tx, _in_whole_blocks, trip_count, size)
+    schedule = call_inlined(tx, _of_blocks, schedule, size)
+    if call_inlined(tx, _are_equal, steps, trip_count).as_python_constant():
+        return _first(
+            capture, steps, schedule, settled, SomeSteps(capture.part.keeps_counts, block)
+        )
+    return _in_two(capture, change, steps, settled, schedule, block)
+
+
+def _in_two(
+    capture: Any,
+    change: StepsBranchDifferently,
+    steps: VariableTracker,
+    settled: tuple[str, ...],
+    schedule: VariableTracker | None = None,
+    block: int = 1,
+) -> VariableTracker:
+    """Trace so many ``steps``, by ``schedule`` if given, and then the rest."""
+    first = _first(capture, steps, schedule or capture.over[2], settled, SomeSteps(True, block))
+    return _followed(capture, change, steps, first, settled)
+
+
+def _first(
+    capture: Any,
+    steps: VariableTracker,
+    schedule: VariableTracker,
+    settled: tuple[str, ...],
+    part: SomeSteps,
+) -> VariableTracker:
+    call = (capture.run, capture.combine_fn, steps, capture.init, capture.over[0], schedule)
+    with in_part(part):
+        return call_inlined(capture.tx, steps_before, *call, ConstantVariable.create(settled))
+
+
+def _followed(
+    capture: Any,
+    change: StepsBranchDifferently,
+    steps: VariableTracker,
+    first: VariableTracker,
+    settled: tuple[str, ...],
+) -> VariableTracker:
+    """Trace the rest after ``first``, the results of ``steps``."""
+    if _has_others(capture):
+        raise change
+    part = capture.part
+    before = (*part.before, (part.begin, capture.counters.asked()))
+    end = part.begin + steps.as_python_constant() if steps.is_python_constant() else -1
+    names = ConstantVariable.create((*settled, change.leaf))
+    rest = (capture.run, capture.combine_fn, steps, first, *capture.over, names)
+    with in_part(SomeSteps(part.keeps_counts, 1, before, end)):
+        return call_inlined(capture.tx, steps_after, *rest)
+
+
+def _has_others(capture: Any) -> bool:
+    """Return True if ``init`` has numbers of which it is not known what they are later."""
+    kinds = (type(None), *tree.NUMBERS)
+    return any(
+        k not in capture.counters.counting
+        for k, leaf in enumerate(parts_of(capture.tx, capture.init))
+        if isinstance(example_value_or_none(leaf), kinds)
+    )
+
+
+def with_counts(capture: Any, carry: VariableTracker) -> VariableTracker:
+    """Return the ``carry`` after a part, in which what steps count are numbers."""
+    tx = capture.tx
+    starts = parts_of(tx, capture.init)
+    leaves = [
+        count_after(capture, k, starts[k]) or leaf for k, leaf in enumerate(parts_of(tx, carry))
+    ]
+    return call_inlined(tx, tree.unflatten, carry, TupleVariable(leaves))
+
+
+def count_after(capture: Any, k: int, start: VariableTracker) -> VariableTracker | None:
+    """Return what leaf ``k`` of the carry is after all steps; None if they do not count it."""
+    counting = capture.counters.counting.get(k) if capture.counters is not None else None
+    if counting is None:
+        return None
+    known = map(ConstantVariable.create, (capture.part.block, *counting))
+    return call_inlined(capture.tx, _after, start, capture.over[1], *known)
+
+
+def _after(start: int, trip_count: int, block: int, *counting: int) -> int:
+    return later(start, trip_count // block, *counting)
+
+
+def _in_whole_blocks(trip_count: int, block: int) -> int:
+    return trip_count // block * block
+
+
+def _has_two(capture: Any, block: int) -> bool:
+    """Return True if there are two blocks of so many steps."""
+    size = ConstantVariable.create(2 * block)
+    is_less = call_inlined(capture.tx, _is_less, capture.over[1], size)
+    return not is_less.as_python_constant()
+
+
+def _is_less(trip_count: int, steps: int) -> bool:
+    if trip_count < steps:  # a symbol is decided here, and guarded
+        return True
+    return False
+
+
+def _are_equal(one: int, other: int) -> bool:
+    if one == other:  # a symbol is decided here, and guarded
+        return True
+    return False
+
+
+def _of_blocks(schedule: Schedule, block: int) -> Schedule:
+    return as_one_scan(schedule)._replace(unroll=block)
