@@ -97,6 +97,8 @@ def _checked_leaves(init: Any, xs: Any) -> list[tuple[str, Any]]:
                 f"scan: {path} must be a tensor, a number or None, but got {describe(leaf)}. "
                 + _instead_of(leaf, "Close over other values instead of carrying them."),
             )
+        if not torch.compiler.is_dynamo_compiling():
+            _check_number(path, leaf)
     x_leaves = tree.leaves_with_paths(xs, "xs")
     for path, leaf in x_leaves:
         if leaf is not None and not isinstance(leaf, torch.Tensor):
@@ -106,6 +108,24 @@ def _checked_leaves(init: Any, xs: Any) -> list[tuple[str, Any]]:
                 + _instead_of(leaf, "Close over values that do not change from step to step."),
             )
     return x_leaves
+
+
+def _check_number(path: str, leaf: Any) -> None:
+    """Raise for a number that no scalar tensor is made of: a NumPy scalar is a float to Python, and
+    an int may have any number of digits."""
+    if not isinstance(leaf, tree.NUMBERS):
+        return
+    kind = next(kind for kind in tree.NUMBERS if isinstance(leaf, kind))
+    if type(leaf) is not kind:
+        raise ScanTypeError(
+            f"scan: {path} must be a tensor, a number or None, but got {describe(leaf)}. Write "
+            f"{kind.__name__}(value)."
+        )
+    if isinstance(leaf, int) and not -(2**63) <= leaf < 2**63:
+        raise ScanValueError(
+            f"scan: {path} is an int of more than 64 bits, which no tensor holds. Carry a float, "
+            "or its remainder."
+        )
 
 
 def _instead_of(leaf: Any, otherwise: str) -> str:

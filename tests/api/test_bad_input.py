@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 
 import mistakes
+import numpy as np
 import pytest
 import torch
 
@@ -363,6 +364,19 @@ def test_inputs_are_intact_after_an_error():
     with pytest.raises(ValueError):
         scan(body, init, xs)
     assert not init.any() and xs.all()
+
+
+@pytest.mark.parametrize(
+    "number, error, message",
+    [
+        (np.float64(1), TypeError, "init must be .* got float64. Write float.value."),
+        (2**64, ValueError, "init is an int of more than 64 bits, .*Carry a float"),
+        (-(2**63) - 1, ValueError, "init is an int of more than 64 bits"),
+    ],
+)
+def test_numbers_that_are_no_scalars(number, error, message):
+    with pytest.raises(error, match=message):
+        scan(add, number, XS)
 
 
 def test_the_operator_asks_for_a_trip_count():

@@ -4,11 +4,12 @@ that it has in the loop, where the number is Python's."""
 from __future__ import annotations
 
 import math
+import operator
 
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import loop, written_loop
+from oracle import assert_same, loop, written_loop
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -230,3 +231,49 @@ def test_all_digits_beside_a_float_that_was_another_one_before(run):
         with fallback("error"):
             found = run(cell, init, xs)[1]
         torch.testing.assert_close(found, written_loop(cell, init, xs)[1], rtol=0, atol=1e-14)
+
+
+FLAGS = {
+    "1 - b": lambda b, n: 1 - b,
+    "b - 1": lambda b, n: b - 1,
+    "n - b": lambda b, n: n - b,
+    "n -= b": lambda b, n: operator.isub(n, b),
+    "1.0 - b": lambda b, n: 1.0 - b,
+    "b - b": lambda b, n: b - (n < 3),
+    "b + b": lambda b, n: b + b,
+    "b * b": lambda b, n: b * (n < 4),
+    "-b": lambda b, n: -b,
+    "+b": lambda b, n: +b,
+    "~b": lambda b, n: operator.invert(b),
+    "abs(b)": lambda b, n: abs(b),
+    "b << 1": lambda b, n: b << 1,
+    "b // 1": lambda b, n: b // 1,
+    "b % 2": lambda b, n: b % 2,
+    "b ** 2": lambda b, n: b**2,
+    "round(b)": lambda b, n: round(b) + math.floor(b) + math.ceil(b),
+    "fabs(b)": lambda b, n: math.fabs(b),
+    "0.1 * (1 - b)": lambda b, n: 0.1 * (1 - b),
+}
+
+
+@pytest.mark.torch_version
+@pytest.mark.filterwarnings("ignore:Bitwise inversion")
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_is_an_int_to_arithmetic(name):
+    """``~True`` is -2; torch's ``~`` of a scalar that says True is False, and it subtracts none."""
+
+    def cell_and_state():
+        state = {"n": 0}
+
+        def cell(h, x):
+            state["n"] += 1
+            made = FLAGS[name](state["n"] % 2 == 0, state["n"])
+            return h * 0.5 + x * made, (h, made)
+
+        return cell
+
+    torch._dynamo.reset()
+    h, xs = torch.zeros(3, dtype=DOUBLE), torch.ones(5, 3, dtype=DOUBLE)
+    with fallback("error"):
+        found = scan(cell_and_state(), h, xs)
+    assert_same(found, loop(cell_and_state(), h, xs))

@@ -348,3 +348,24 @@ def test_state_beside_a_cond(compiled):
     with fallback("error"):
         found = results(run)
     torch.testing.assert_close(found, results(loop))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_attribute_that_a_step_leaves_and_deletes_is_no_state(compiled):
+    class Cell:
+        def __init__(self):
+            self.h = torch.zeros(3)
+
+        def __call__(self, c, x):
+            self.temporary = x * 2
+            self.h = self.h * 0.5 + self.temporary
+            del self.temporary
+            return c + self.h, self.h
+
+    run = torch.compile(scan, backend="eager", fullgraph=True) if compiled else scan
+    cell, other = Cell(), Cell()
+    for _ in range(2):
+        with fallback("error"):
+            found = run(cell, torch.zeros(3), torch.ones(4, 3))
+        assert_same(found, loop(other, torch.zeros(3), torch.ones(4, 3)))
+        assert [*vars(cell)] == ["h"] and torch.equal(cell.h, other.h)

@@ -165,7 +165,7 @@ def appending(h, x, log=[]):  # noqa: B006
     "body, reason, line",
     [
         (printing, "print|builtin|reorderable", "print(end"),
-        (branching, "branching", "if h.sum() > 100"),
+        (branching, "decides by the value", "if h.sum() > 100"),
         (appending, "changes the length of a list", "log.append(1)"),
     ],
 )
@@ -213,7 +213,10 @@ def test_fallback_is_a_setting_and_a_context():
     with warnings.catch_warnings(), fallback("allow"):
         warnings.simplefilter("error")
         assert scan(*arguments)[0].tolist() == [3, 3]
-    with fallback("error"), pytest.raises(NotTraceableError, match=r"(?s)forbids.*branching"):
+    with (
+        fallback("error"),
+        pytest.raises(NotTraceableError, match=r"(?s)forbids.*decides by the value"),
+    ):
         scan(*arguments)
     with fallback("error"), fallback("allow"):
         scan(*arguments)

@@ -58,11 +58,12 @@ _TORCHS: dict[str, Callable[..., torch.Tensor]] = {
     "bool": lambda number: number != 0,
     "not": lambda number: number == 0,
     "float": lambda number: number * 1.0,
-    "fabs": lambda number: number.abs() * 1.0,
+    "fabs": lambda number: (number * 1.0).abs(),
     "int": lambda number: number.to(torch.int64),
-    "floor": lambda number: torch.floor(number).to(torch.int64),
-    "ceil": lambda number: torch.ceil(number).to(torch.int64),
-    "round": lambda number: torch.round(number).to(torch.int64),
+    # times 1, since torch rounds no flags
+    "floor": lambda number: torch.floor(number * 1).to(torch.int64),
+    "ceil": lambda number: torch.ceil(number * 1).to(torch.int64),
+    "round": lambda number: torch.round(number * 1).to(torch.int64),
 }
 
 

@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from torch_scan_hop import tree
 from torch_scan_hop._torch.function_modes import function_modes
 from torch_scan_hop.body.per_object import PerObject
+from torch_scan_hop.capture.reason_words import FIXES, MEANINGS
 from torch_scan_hop.capture.replaced_methods import replaced_module_methods, replaced_tensor_methods
 from torch_scan_hop.capture.user_code import code_of, users_line
 from torch_scan_hop.errors import hint_about
@@ -108,9 +109,19 @@ def callees_of(value: Any, depth: int = 4) -> Any:
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         return tuple(callees_of(v, depth - 1) for v in value[:MAX_CALLEES])
-    if isinstance(value, torch.nn.Module):
-        return tuple(_named(type(module)) for module in value.modules())
-    return _named(value if isinstance(value, type) else type(value))
+    modules = list(value.modules()) if isinstance(value, torch.nn.Module) else [value]
+    kinds = tuple(_named(m if isinstance(m, type) else type(m)) for m in modules)
+    return kinds, callees_of([f for m in modules for f in _functions_kept_in(m)], depth - 1)
+
+
+def _functions_kept_in(value: Any) -> list[Any]:
+    """Return the functions in attributes: an activation that a layer is given."""
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict) or isinstance(value, (type, types.ModuleType)):
+        return []
+    return [
+        v for v in attributes.values() if isinstance(v, (types.FunctionType, functools.partial))
+    ]
 
 
 def _named(kind: type) -> Any:
@@ -158,90 +169,6 @@ def forget_refusals() -> None:
 #: how an error begins that Dynamo shows to the user
 NOT_CAPTURED = "scan: combine_fn is not captured: "
 _PREAMBLE = "Got graph break/error:"
-#: what Dynamo says in its own words, and what it means for a scan
-_MEANINGS = (
-    ("RemovableHandleClass.*context manager", "the body removes a hook that it registers"),
-    # Dynamo may come to write down what the hook changes before this package refuses it
-    (
-        r"^<class '.*Variable'>.*\.register_hook\(",
-        "a hook that the body registers changes what the loop keeps",
-    ),
-    (
-        r"(saved_tensors_hooks|save_on_cpu).*skipped|skipped.*(saved_tensors_hooks|save_on_cpu)",
-        "the body says how tensors are saved for its backward",
-    ),
-    (
-        r"setattr.*type.*register_\w+_hook",
-        "the body registers a hook on a module, which the loop does at every step",
-    ),
-    (
-        "enter a `RLock`",
-        "the body computes a functools.cached_property, and others may wait for it",
-    ),
-    ("Module-level backwards hooks", "the body calls a module that has a backward hook"),
-    (r"autograd\.grad.*trace_autograd_ops", "the body calls torch.autograd.grad"),
-    (r"requires_grad_\(\)`", "the body calls requires_grad_()"),
-    (r"Tensor\.retain_grad\(\) with", "the body calls retain_grad()"),
-    (r"as_proxy.*generator=", "the body draws from a torch.Generator of its own"),
-    (
-        r"(?i:data.dependent|marked as skipped).*(?<![\w.])random\.\w+\(",
-        "the body draws from Python's `random`, and decides by that",
-    ),
-    (r"(?i:data.dependent).*gaussian_nll_loss\(", "the loss asks if a variance is negative"),
-)
-_FIXES = (
-    (
-        "a hook that the body registers changes",
-        "Return a new gradient from the hook, as g * 0.5. To see the gradients of h, add zeros "
-        "to it that come from xs, and look at theirs.",
-    ),
-    ("length of a deque", "Fill it before the scan, as in deque([zeros] * n, maxlen=n)."),
-    ("cached_property", "Read it before the scan."),
-    ("SimpleNamespace", "Keep it in an object of a class of your own, or in a dict."),
-    ("removes a hook", "Leave the hook out: no backward comes before it is removed."),
-    ("how tensors are saved", "Enter the context around the scan."),
-    (
-        r"module that has a backward hook|register_\w*backward_\w*hook",
-        "Register the hook on a tensor in the body: module(x).register_hook(f).",
-    ),
-    ("registers a hook on a module", "Register it before the scan."),
-    ("what the grad_fn of", "Ask if h.requires_grad, or if h.grad_fn is None."),
-    ("calls retain_grad", "Return the tensor in ys, and call ys.retain_grad() after the scan."),
-    (
-        "draws from (a torch.Generator|Python's `random`)",
-        "Draw before the scan, and pass what was drawn in xs.",
-    ),
-    ("variance is negative", "Write it out: 0.5 * (var.log() + (y - mean) ** 2 / var).mean()."),
-    (
-        r"bincount\(",
-        "Count into as many places as there may be: torch.zeros(n).index_add(0, i, ones).",
-    ),
-    (
-        "data-dependent size|Dynamic shape operator",
-        "Rows that a mask selects may be computed row by row, and then written by the same mask or "
-        "summed. Otherwise compute all rows, and choose: h = torch.where(mask, new, h).",
-    ),
-    (r"print|logging|builtin.*skip", "Print after the scan, from ys, or run it under fallback."),
-    (
-        r"\brange\(",
-        "If a tensor says how often, repeat as often as it may say, and keep what counts with "
-        "torch.where(k < n, new, old).",
-    ),
-    (
-        "specialized integer|non-scalar tensor",
-        "Keep the number a tensor: an item of a list of tensors is torch.stack(tensors)[i].",
-    ),
-    (
-        r"data.dependent|Could not (guard|extract)|\.item\(\)|unbacked",
-        "Choose with torch.where, or keep the value a tensor.",
-    ),
-    (r"requires_grad_|autograd\.grad", "Use torch.func.grad in the body."),
-    (
-        "sparse",
-        "Use tensor.to_dense(), or clones of its indices() and values(), and index_add.",
-    ),
-)
-
 
 #: the advice if nothing better is known
 GENERAL_FIX = "Move what cannot be traced out of the body, or write it with tensor operators."
@@ -283,9 +210,10 @@ def reason_of(error: BaseException, stack: str = "") -> Reason:
     where = ""
     if ", at " not in reason:
         where = users_line(str(error)) or users_line(stack)
-    meant = (words for pattern, words in _MEANINGS if re.search(pattern, reason + where))
+    found = ((re.search(pattern, reason + where), words) for pattern, words in MEANINGS)
+    meant = (match.expand(words) for match, words in found if match)
     text = next(meant, reason) + where
-    fixes = [fix for pattern, fix in _FIXES if re.search(pattern, text, re.IGNORECASE)]
+    fixes = [fix for pattern, fix in FIXES if re.search(pattern, text, re.IGNORECASE)]
     line = re.search(r", at (\S+:\d+: .*)", text)
     why, where = (text[: line.start()], line[1]) if line else (text, "")
     return Reason(why, where, " ".join([*fixes[:1], hint_about(error)]).strip())

@@ -32,7 +32,7 @@ from torch_scan_hop._torch.transforms import (
     under_transform,
 )
 from torch_scan_hop.body.per_object import PerObject
-from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
+from torch_scan_hop.capture.reasons import NOT_CAPTURED, Reason, reason_of
 from torch_scan_hop.capture.told import a_loop_may_run
 from torch_scan_hop.capture.user_code import code_of
 from torch_scan_hop.fallback import announce_not_compiled, may_compile, warn_of_captures
@@ -182,13 +182,19 @@ def call_captured(entry: Any, combine_fn: Any, *args: Any, compiled: bool = Fals
         text = str(error)
         if on_xla and text.startswith("scan: ") and not text.startswith(NOT_CAPTURED):
             raise  # what XLA cannot have is said so: a loop would be a program for each step
-        reason = reason_of(error)
+        reason = _reason_of(error)
         if on_xla and is_data_dependent(error):
             # as a Python loop, each step would compile and run a program of its own
             from torch_scan_hop.xla.graph import reads_data
 
             raise reads_data(reason) from error
         raise NotCaptured(reason) from error
+
+
+def _reason_of(error: Exception) -> Reason:
+    from torch_scan_hop._torch.dynamo.errors import stack_of
+
+    return reason_of(error, stack_of(error))
 
 
 def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
@@ -207,7 +213,7 @@ def look_at_call(entry: Any, combine_fn: Any, *args: Any) -> Any:
     except _RanUntraced:
         raise NotCaptured("Dynamo is disabled", is_lasting=False) from None
     except Exception as error:
-        raise NotCaptured(reason_of(error)) from error
+        raise NotCaptured(_reason_of(error)) from error
 
 
 def names_of(fn: Any) -> tuple[str, ...]:

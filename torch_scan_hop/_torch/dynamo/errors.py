@@ -68,6 +68,12 @@ def is_of_arithmetic(error: BaseException) -> bool:
     return any(type(e).__name__ in names for e in causes_of(error))
 
 
+def is_overflow(error: BaseException) -> bool:
+    """Return True if torch raises for an int that does not fit into a tensor."""
+    is_torchs = type(error).__name__ in ("TorchRuntimeError", "FakeTensorObservedException")
+    return is_torchs and any(isinstance(e, OverflowError) for e in causes_of(error))
+
+
 def is_data_dependent(error: BaseException) -> bool:
     """Return True if Dynamo gave up since Python wants to know the value of a tensor."""
     first_line = str(error).strip().split("\n", 1)[0].lower()
@@ -120,10 +126,18 @@ def users_error(kind: type[Exception], message: str) -> UserError:
 
 @contextlib.contextmanager
 def own_failures_are_unsupported() -> Iterator[None]:
-    """Turn our own failures on an unexpected torch into Unsupported: the scan runs as a loop."""
+    """Turn our own failures on an unexpected torch into Unsupported: the scan runs as a loop.
+
+    So does one in which Python computes with ints that no tensor holds.
+    """
     try:
         yield
     except Exception as error:
+        if is_overflow(error):
+            raise Unsupported(
+                "the body computes with an int of more than 64 bits, which a number that steps "
+                "carry, a scalar tensor, is not"
+            ) from error
         if isinstance(error, DYNAMO_ERRORS) or not is_own_failure(error):
             raise
         raise Unsupported(

@@ -3,9 +3,17 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
 from torch import fx
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.tensor import TensorVariable
+
+from torch_scan_hop._torch.dynamo.variables import example_value
 
 #: in the meta of a number's node: which leaf of the carry it is; None for what is made of numbers
 NUMBER = "torch_scan_hop.number"
@@ -22,3 +30,29 @@ def is_made_number(variable: VariableTracker) -> bool:
         return False
     variable = variable.realize()
     return isinstance(variable, TensorVariable) and is_marked(variable.as_proxy())
+
+
+#: of which Python makes an int of flags; torch makes flags of flags, or nothing
+_OF_INTS = {
+    *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.pow),
+    *(operator.neg, operator.pos, operator.abs, "__abs__", operator.invert),
+    *(operator.lshift, operator.rshift),
+}
+
+
+def with_ints_for_flags(
+    create_proxy: Callable[..., fx.Proxy], target: Any, args: Any, given: Sequence[fx.Proxy]
+) -> Any:
+    """Return the arguments of arithmetic of numbers alone: ``1 - True`` is 0, ``~True`` -2."""
+    if target not in _OF_INTS or not all(map(is_marked, given)):
+        return args
+
+    def as_int(proxy: fx.Proxy) -> fx.Proxy:
+        example = example_value(proxy)
+        if example.dtype != torch.bool:
+            return proxy
+        made = create_proxy("call_method", "to", (proxy, torch.int64), {})
+        made.node.meta.update({"example_value": example.to(torch.int64), NUMBER: None})
+        return made
+
+    return pytree.tree_map_only(fx.Proxy, as_int, args)

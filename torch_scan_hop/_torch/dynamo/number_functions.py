@@ -25,7 +25,11 @@ from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.facts import is_users
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
-from torch_scan_hop._torch.dynamo.made_numbers import is_made_number, is_marked
+from torch_scan_hop._torch.dynamo.made_numbers import (
+    is_made_number,
+    is_marked,
+    with_ints_for_flags,
+)
 from torch_scan_hop._torch.dynamo.number_identity import equal_numbers_are_no_other
 from torch_scan_hop._torch.dynamo.number_items import item_at
 from torch_scan_hop._torch.dynamo.variables import (
@@ -230,6 +234,7 @@ def numbers_are_weak(
             target = out_of_place.get(target, target)
             if target in _BOUND:  # by a symbol; Dynamo leaves it to Python, which would compare
                 args, kwargs, target = args[:1], {_BOUND[target]: args[1]}, torch.clamp
+        args = with_ints_for_flags(original, target, args, given)
         name = name_with_scalar(target, args, kwargs)
         dtype = dtype_of(name, target, args, kwargs, given)
         if name:

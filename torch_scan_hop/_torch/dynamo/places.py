@@ -16,8 +16,17 @@ from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.lists import BaseListVariable, TupleVariable
-from torch._dynamo.variables.misc import CellVariable, NewGlobalVariable, PythonModuleVariable
-from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+from torch._dynamo.variables.misc import (
+    CellVariable,
+    DeletedVariable,
+    NewGlobalVariable,
+    PythonModuleVariable,
+)
+from torch._dynamo.variables.tensor import (
+    NumpyNdarrayVariable,
+    SymNodeVariable,
+    TensorVariable,
+)
 from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.absent import guard_absence
@@ -132,6 +141,10 @@ class Place:
         name = self.name.as_python_constant() if self.is_item else self.name
         return f"item {name!r} of a {kind}" if self.is_item else f"attribute {name!r} of a {kind}"
 
+    def is_temporary(self) -> bool:
+        """Return True if nothing was there, and the step deletes what it leaves there."""
+        return self.before is None and isinstance(self.after, DeletedVariable)
+
     def is_buffer(self) -> bool:
         return self.is_item and getattr(self.owner.source, "member", "") == "_buffers"
 
@@ -163,11 +176,15 @@ class Place:
 
     def check(self, part: VariableTracker) -> None:
         """Raise Unsupported if ``part`` of what is left there cannot be carried."""
-        if is_number(part) or _tensor_of(part) is not None:
+        is_numpys = isinstance(part.realize(), NumpyNdarrayVariable)  # a tensor to Dynamo
+        if is_number(part) or (_tensor_of(part) is not None and not is_numpys):
             return
         kind = part.realize().python_type().__name__
         advice = "Keep it apart from what changes, in an attribute of its own."
-        if dataclasses.is_dataclass(part.python_type()):
+        if is_numpys:
+            kind = "value of NumPy"
+            advice = "Keep a tensor there, as torch.from_numpy(array), or a Python number."
+        elif dataclasses.is_dataclass(part.python_type()):
             advice = f"A dataclass is carried after torch.export.register_dataclass({kind})."
         raise Unsupported(f"the body leaves a {kind} in {self}, at {self.line}. {advice}")
 
@@ -191,13 +208,18 @@ class Place:
             guard_absence(self.owner, self.name)
 
     def refusal(self) -> Unsupported:
-        values = (self.before, self.after)
-        if all(v is not None and v.python_type() is bool for v in values):
+        if _is_flag(self.before) and _is_flag(self.after):
             return Unsupported(
                 f"the body turns {self}, a flag, at {self.line}, and a scan traces a step once. "
                 "Turn a tensor, as in flag = ~flag, and choose with torch.where(flag, new, old)"
             )
         return refused_change(str(self), self.line)
+
+
+def _is_flag(variable: VariableTracker | None) -> bool:
+    if variable is None or not variable.is_python_constant():
+        return False
+    return isinstance(variable.as_python_constant(), bool)
 
 
 def number_of(variable: VariableTracker | None) -> int | float | None:
@@ -242,7 +264,7 @@ class StateAssigned(Unsupported):
 def attribute_of(effects: SideEffects, item: VariableTracker, name: str) -> VariableTracker | None:
     stored = effects.store_attr_mutations.get(item, {})
     if name in stored:
-        return stored[name]
+        return None if isinstance(stored[name], DeletedVariable) else stored[name]
     output = effects.output_graph_weakref()
     if isinstance(item, CellVariable):
         return item.pre_existing_contents

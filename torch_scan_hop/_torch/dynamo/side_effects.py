@@ -182,7 +182,7 @@ class _Watch:
         for place in self.attributes.values():
             if place.before is None or not is_same(place.before, place.after):
                 place.check_owner()
-                found.append(place)
+                found += [] if place.is_temporary() else [place]
         return found
 
 

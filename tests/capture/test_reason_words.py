@@ -1,0 +1,133 @@
+"""What cannot be traced is said in words of the body, by its line: none of Dynamo's own."""
+
+from __future__ import annotations
+
+import math
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torch_scan_hop import NotTraceableError, fallback, scan
+
+pytestmark = pytest.mark.torch_version
+
+LAYERS = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(2))
+
+
+class State:
+    def __init__(self, **kwargs: Any) -> None:
+        self.__dict__.update(kwargs)
+
+
+def keeps_an_array(o: Any, x: Any) -> Any:
+    o.k = o.k + 1
+    return x * torch.from_numpy(o.k)
+
+
+def keeps_a_scalar(o: Any, x: Any) -> Any:
+    o.k = o.k * 0.5
+    return x * float(o.k)
+
+
+def counts_beyond(o: Any, x: Any) -> Any:
+    o.k = o.k + 2**65
+    return x
+
+
+def divides_by_a_large_int(o: Any, x: Any) -> Any:
+    o.k += 1
+    return x * (o.k / 2**64)
+
+
+def picks_a_layer(o: Any, x: Any) -> Any:
+    o.k += 1
+    return LAYERS[o.k % 2](x)
+
+
+def copies_a_sign(o: Any, x: Any) -> Any:
+    o.k += 1
+    return x * math.copysign(1, o.k)
+
+
+def asks_if_whole(o: Any, x: Any) -> Any:
+    o.k += 0.5
+    return x * (2.0 if o.k.is_integer() else 1.0)
+
+
+def repeats(o: Any, x: Any) -> Any:
+    for _ in range(o.k):
+        x = x * 0.5
+    o.k += 1
+    return x
+
+
+def draws_by_numpy(o: Any, x: Any) -> Any:
+    return x * float(np.random.rand())
+
+
+def seeds(o: Any, x: Any) -> Any:
+    torch.manual_seed(3)
+    return x + torch.randn(3)
+
+
+#: a body, what its state begins with, what is said
+SAID: dict[str, tuple[Any, Any, str]] = {
+    "array": (
+        keeps_an_array,
+        np.zeros(3, np.float32),
+        "value of NumPy in attribute 'k'.*Keep a tensor",
+    ),
+    "NumPy scalar": (keeps_a_scalar, np.float64(1), "value of NumPy in attribute 'k'.*Keep a"),
+    "counts": (counts_beyond, 0, "an int of more than 64 bits"),
+    "divides": (divides_by_a_large_int, 0, "an int of more than 64 bits"),
+    "layer": (picks_a_layer, 0, "decides by the value|needs an int that steps make"),
+    "sign": (copies_a_sign, 0, "needs an int that steps make"),
+    "whole": (asks_if_whole, 0.0, r"is_integer\(\) of a number|decides by the value"),
+    "repeats": (repeats, 0, "repeats as often as.*torch.where"),
+    "numpy": (draws_by_numpy, 0, "draws from NumPy's random numbers.*Draw before the scan"),
+    "seeds": (seeds, 0, "seeds random numbers.*Seed them before the scan"),
+}
+DYNAMOS = "Dynamo|VariableTracker|zuf0|u0|FakeTensor|fake tensor|unhinted|python_type"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_not_traced_is_said_in_words_of_the_body(name: str, compiled: bool) -> None:
+    torch._dynamo.reset()
+    body, start, said = SAID[name]
+    state = State(k=start)
+
+    def cell(h: Any, x: Any) -> Any:
+        y = body(state, x)
+        return h + y, y
+
+    run: Any = torch.compile(scan, backend="eager", fullgraph=True) if compiled else scan
+    with fallback("error"), pytest.raises(Exception) as refused:
+        run(cell, torch.zeros(3), torch.ones(4, 3))
+    assert compiled or isinstance(refused.value, NotTraceableError)
+    text = str(refused.value).splitlines()[0].partition("Python loop: ")
+    text = text[2] or text[0]
+    assert re.search(said, text) and "test_reason_words.py" in text, text
+    assert not re.search(DYNAMOS, text), text
+
+
+def test_a_function_in_an_attribute_is_told_from_another() -> None:
+    """What cannot be traced of one layer says nothing of another that is given other functions."""
+    torch._dynamo.reset()
+
+    def layer(function: Any) -> Any:
+        kept = SimpleNamespace(function=function)
+        return lambda h, x: (h + kept.function(x), x)
+
+    h, xs = torch.zeros(3), torch.ones(4, 3)
+    with fallback("error"):
+        with pytest.raises(NotTraceableError, match="print"):
+            scan(layer(lambda x: print(x)), h, xs)
+        carry, _ = scan(layer(torch.nn.functional.relu), h, xs)
+        with pytest.raises(NotTraceableError, match="seeds"):
+            scan(layer(lambda x: x + torch.manual_seed(3).initial_seed()), h, xs)
+    torch.testing.assert_close(carry, torch.full((3,), 4.0))
