@@ -44,6 +44,7 @@ from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop.capture.counters import Counters
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.lstms import lstms_are_written_out
+from torch_scan_hop.capture.modes_at_first import refuse_modes
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
 from torch_scan_hop.capture.stateful import Stateful, parts_of, with_numbers
@@ -202,6 +203,7 @@ class _Capture:
         if _is_zero(tx, trip_count):
             with changes_are_undone(), told(reads=self.reads):
                 return call_inlined(tx, no_step, self.run, self.combine_fn, self.init, *self.over)
+        refuse_modes(tx, why)
         with lstms_are_written_out(tx):
             first = self._first_step(xs, schedule)
         more = (xs, trip_count, schedule, ConstantVariable.create(settled))
