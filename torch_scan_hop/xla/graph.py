@@ -21,6 +21,7 @@ from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.xla.dtypes import round_to_torchs_dtypes
 
 aten = torch.ops.aten
 
@@ -53,7 +54,7 @@ def trace_step(body: Body, inputs: Inputs[Any]) -> StepGraph:
             raise reads_data(str(node.target))
     clean_up(module)
     drop_stops(module)
-    legality.run_passes(module, [_spell_out_dropout])
+    legality.run_passes(module, [_spell_out_dropout, round_to_torchs_dtypes])
     with_attributes = attributes_as_inputs(module, inputs, lambda v: v.device.type == "xla")
     attributes = with_attributes.additional[len(inputs.additional) :]
     signature = with_attributes.signature
