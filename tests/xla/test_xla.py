@@ -495,3 +495,21 @@ def test_a_0d_tensor_of_a_wider_dtype_does_not_widen_a_step(wide):
         return p.scan(cell, (xs[0], total), xs)
 
     check(program, 2e-2)
+
+
+def test_a_value_is_written_by_a_mask_in_the_loop():
+    def program(p):
+        h, xs, w = p.randn(2, 3, grad=True), p.randn(5, 2, 3, grad=True), p.tensor(0.3, grad=True)
+
+        def cell(h, x):
+            h = torch.sin(h + x)
+            y = h * 2
+            y[x > 0] = w * 2
+            y[:, x[0] > 0.5] = 1.5
+            y[x[:, 1] > 0] = x[0, 1]
+            return h, y
+
+        return p.scan(cell, h, xs)
+
+    with fallback("error"):
+        check(program)
