@@ -10,7 +10,7 @@ import torch
 from oracle import assert_same, loop
 from torch.overrides import TorchFunctionMode
 
-from torch_scan_hop import fallback, scan
+from torch_scan_hop import NotTraceableError, fallback, scan
 
 H, XS = torch.zeros(2), torch.linspace(0.5, 1, 6).reshape(3, 2)
 
@@ -209,6 +209,42 @@ def test_what_a_mode_counts_is_carried():
         for _ in range(3):
             scan(lambda h, x: (torch.tanh(h + x), None), H, XS)
     assert mode.count == 9
+
+
+@pytest.mark.parametrize("kind", ["None at first", "wider"])
+def test_a_mode_sees_a_first_step_once(kind):
+    def body(h, x):
+        new = torch.tanh(x if h is None else x + h)
+        return new, new * 2
+
+    def program(run):
+        return run(body, None if kind == "None at first" else torch.zeros(1), XS)
+
+    with Scaled(2.0):
+        with fallback("allow"):
+            expected, results = program(loop), program(scan)
+        torch.testing.assert_close(results, expected)
+        with pytest.raises(NotTraceableError, match="Scaled is active, a TorchFunctionMode"):
+            with fallback("error"):
+                program(scan)
+    with torch.device("cpu"), fallback("error"):
+        torch.testing.assert_close(program(scan), program(loop))
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_a_number_of_a_tensor_is_kept_on_a_default_device(run):
+    kept = {"best": float("-inf"), "last": 0.0, "place": 0}
+
+    def body(h, x):
+        value = torch.tanh(x).sum().item()
+        kept["best"], kept["last"] = max(kept["best"], -value), value
+        kept["place"] = x.argmin().item()
+        return h + value, h
+
+    with torch.device("cpu"), fallback("error"):
+        run(body, H, XS)
+        values = [torch.tanh(x).sum().item() for x in XS]
+    assert kept == {"best": -values[0], "last": values[-1], "place": 0}
 
 
 def test_a_device_in_the_body():

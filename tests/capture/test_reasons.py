@@ -265,6 +265,17 @@ def forces_the_teacher(h: Tensor, x: Tensor) -> Any:
     return (h if random.random() < 0.5 else x) * 0 + x, h
 
 
+def changes_the_default_dtype(h: Tensor, x: Tensor) -> Any:
+    torch.set_default_dtype(torch.float64)
+    third = torch.ones(4) / 3
+    torch.set_default_dtype(torch.float32)
+    return h + x, third
+
+
+def names_the_dtype(h: Tensor, x: Tensor) -> Any:
+    return h + x, torch.ones(4, dtype=torch.float64) / 3
+
+
 GENERATOR = torch.Generator()
 (ROWS, COLUMNS), VALUES = SPARSE.coalesce().indices().clone(), SPARSE.coalesce().values().clone()
 COUNTER = torch.tensor(0)
@@ -286,6 +297,7 @@ ADVICE: dict[str, tuple[Any, Any, str, list[Any]]] = {
     "gradient in place": (halves_in_place, H, "as g * 0.5", [halves_a_gradient]),
     "save_on_cpu": (saves_on_cpu, H, "around the scan", [no_hook]),
     "saved_tensors_hooks": (packs, H, "around the scan", [no_hook]),
+    "default dtype": (changes_the_default_dtype, H, "dtype=x.dtype", [names_the_dtype]),
     "retain_grad": (retains_grad, H, "ys.retain_grad() after the scan", [no_hook]),
     "hook of a module": (hooks_a_module, H, "Register it before the scan", [hooked_module]),
     "backward hook": (

@@ -45,6 +45,15 @@ def true_loop(f):
 
 
 @body
+def one_value_with_a_gradient(h, x):
+    h = torch.tanh(h + w) * 0.5
+    h[h > 0.5] = w[0] * 2
+    h[x[:, 0] > 0] = x[0, 1]
+    h[:, h[1] < 0] = w.sum()
+    return h, h
+
+
+@body
 def scaled_in_place(h, x):
     h = h.clone()
     h[x[:, 0] > 0] *= 0.5

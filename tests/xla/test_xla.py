@@ -477,3 +477,39 @@ def test_what_has_no_lowering_is_told_of_once_or_refused():
         scan(lambda h, x: cell(h, 2 * x), h, xs)
     with fallback("error"), pytest.raises(NotImplementedError, match=r"aten::histc.*cannot lower"):
         scan(cell, h, xs)  # which has run step by step
+
+
+@pytest.mark.parametrize("wide", [torch.float64, torch.float32])
+def test_a_0d_tensor_of_a_wider_dtype_does_not_widen_a_step(wide):
+    """``half + 0-d float64`` is half: also if the step has computed it, or read it as a number."""
+
+    def program(p):
+        xs, total = p.randn(5, 3, dtype=torch.float16), p.tensor(torch.tensor(0.5, dtype=wide))
+
+        def cell(carry, x):
+            h, total = carry
+            h = h * 0.5 + total.exp()
+            ys = x + total.sum(), torch.maximum(x, total * 2), torch.where(x > 0, x, -total)
+            return (h, total * 0.5 + x.sum().item() * 0.1), (*ys, h - (total + 1))
+
+        return p.scan(cell, (xs[0], total), xs)
+
+    check(program, 2e-2)
+
+
+def test_a_value_is_written_by_a_mask_in_the_loop():
+    def program(p):
+        h, xs, w = p.randn(2, 3, grad=True), p.randn(5, 2, 3, grad=True), p.tensor(0.3, grad=True)
+
+        def cell(h, x):
+            h = torch.sin(h + x)
+            y = h * 2
+            y[x > 0] = w * 2
+            y[:, x[0] > 0.5] = 1.5
+            y[x[:, 1] > 0] = x[0, 1]
+            return h, y
+
+        return p.scan(cell, h, xs)
+
+    with fallback("error"):
+        check(program)

@@ -162,8 +162,9 @@ NAMES: dict[str, str] = {
         "torch.nn.modules.module._global_buffer_registration_hooks "
         "torch.overrides._get_current_function_mode_stack "
         "torch.overrides._len_torch_function_stack torch.overrides._pop_mode "
-        "torch.overrides._push_mode torch.utils._device._device_constructors "
-        "torch.utils._python_dispatch torch.utils._python_dispatch._disable_current_modes "
+        "torch.overrides._push_mode torch.utils._device.DeviceContext "
+        "torch.utils._device._device_constructors torch.utils._python_dispatch "
+        "torch.utils._python_dispatch._disable_current_modes "
         "torch.utils._sympy.interp.sympy_interp torch.utils._sympy.printers.PythonPrinter "
         "torch.utils._sympy.reference.PythonReferenceAnalysis"
     ),

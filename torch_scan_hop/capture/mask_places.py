@@ -68,6 +68,21 @@ def is_read_by_mask(node: fx.Node) -> bool:
     return node.target in READS and any(map(is_mask, entries_of(node.args[1])))
 
 
+def writes_one_value(node: fx.Node) -> bool:
+    """Return True for ``x[mask] = value`` with a 0-d tensor, whose derivative looks for places."""
+    if node.target not in WRITES or len(node.args) != 3:
+        return False
+    x, key, value = node.args
+    entries = key if isinstance(key, tuple) else (key,)
+    is_one = is_tensor(value) and example_value(value).dim() == 0 and not is_unknown(x)
+    others = [entry for entry in entries if not is_mask(entry)]
+    return is_one and len(entries) - len(others) == 1 and all(map(_is_basic, others))
+
+
+def uses_a_mask(node: fx.Node) -> bool:
+    return is_read_by_mask(node) or makes_positions(node) or writes_one_value(node)
+
+
 def makes_positions(node: fx.Node) -> bool:
     """Return True for ``x.nonzero()``, in any of its forms, a tuple included."""
     if node.op not in _CALLS or node.target not in _POSITIONS or len(node.args) != 1:

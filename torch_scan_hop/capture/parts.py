@@ -38,8 +38,7 @@ def trace_in_parts(
         return _in_blocks(capture, change, block, settled)
     alike = change.alike * capture.part.block
     if alike == 1:
-        xs, _, schedule = capture.over
-        first = call_inlined(capture.tx, stack_of_one, capture.first_step(xs, schedule))
+        first = call_inlined(capture.tx, stack_of_one, capture.first_step(change))
         return _followed(capture, change, ConstantVariable.create(1), first, settled)
     return _in_two(capture, change, ConstantVariable.create(alike), settled)
 

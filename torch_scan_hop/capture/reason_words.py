@@ -74,6 +74,10 @@ FIXES = (
     ),
     ("registers a hook on a module", "Register it before the scan."),
     ("what the grad_fn of", "Ask if h.requires_grad, or if h.grad_fn is None."),
+    (
+        r"calls torch\.(set_|use_)",
+        "Call it before the scan; for one tensor, name the dtype: torch.ones(3, dtype=x.dtype).",
+    ),
     ("calls retain_grad", "Return the tensor in ys, and call ys.retain_grad() after the scan."),
     (
         "draws from (a torch.Generator|Python's `random`|NumPy's)",

@@ -52,6 +52,8 @@ from torch_scan_hop.capture.mask_places import (
     left_out,
     makes_positions,
     place_of,
+    uses_a_mask,
+    writes_one_value,
 )
 from torch_scan_hop.capture.row_by_row import NotRowByRow, check_rows, products_of_a_row, rows_of
 from torch_scan_hop.capture.told import most_products
@@ -59,7 +61,7 @@ from torch_scan_hop.capture.told import most_products
 
 def compute_all_rows(module: fx.GraphModule) -> None:
     """Rewrite the reads by masks in the graph of ``module``, or leave it as it is."""
-    if not any(is_read_by_mask(node) or makes_positions(node) for node in module.graph.nodes):
+    if not any(map(uses_a_mask, module.graph.nodes)):
         return
     rewritten = copied(module)
     try:
@@ -101,7 +103,7 @@ class _AllRows:
                 self._read(node)
             elif makes_positions(node):
                 self._number_rows(node)
-            elif any(map(is_unknown, (node, *node.all_input_nodes))):
+            elif writes_one_value(node) or any(map(is_unknown, (node, *node.all_input_nodes))):
                 self._follow(node)
         changes = (self._is_written(m, self.nodes[self.order[n] + 1 :]) for m, n in self.kept)
         if any(changes) or not all(map(is_unknown_number, self.counts)):
@@ -111,7 +113,7 @@ class _AllRows:
         run_fake(Values(self.module).run, self.examples, self.mode)
 
     def _follow(self, node: fx.Node) -> None:
-        """Rewrite ``node``, which reads selected rows."""
+        """Rewrite ``node``, which reads selected rows, or writes one value to them."""
         if node.op == "output":
             raise NotRowByRow("a result")
         if node.target in WRITES:

@@ -41,6 +41,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 from torch_scan_hop.capture.counters import Counters, StepsBranchDifferently
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.lstms import lstms_are_written_out
+from torch_scan_hop.capture.modes_at_first import refuse_modes
 from torch_scan_hop.capture.parts import count_after, trace_in_parts, with_counts
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
@@ -218,7 +219,7 @@ class _Capture:
         if _is_zero(tx, trip_count):
             with changes_are_undone(), told(reads=self.reads):
                 return call_inlined(tx, no_step, self.run, self.combine_fn, self.init, *self.over)
-        first = self.first_step(xs, schedule)
+        first = self.first_step(why)
         more = (xs, trip_count, schedule, ConstantVariable.create(settled))
         try:
             with in_part(SomeSteps(self.part.keeps_counts)):
@@ -228,23 +229,21 @@ class _Capture:
                 raise
         raise why  # and no other steps can follow that one
 
-    def first_step(self, xs: VariableTracker, schedule: VariableTracker) -> VariableTracker:
-        """Trace the first step, and return its carry and its y."""
-        with lstms_are_written_out(self.tx), in_part(SomeSteps()):
-            return self._first_step(xs, schedule)
-
-    def _first_step(self, xs: VariableTracker, schedule: VariableTracker) -> VariableTracker:
-        """Trace it on ``init`` itself, or on a copy if the step writes to it."""
-        tx = self.tx
+    def first_step(self, why: Exception) -> VariableTracker:
+        """Trace the first step on ``init`` itself, or on a copy if the step writes to it; return
+        its carry and its y. ``why`` says in what it differs from others."""
+        tx, (xs, _, schedule) = self.tx, self.over
+        refuse_modes(tx, why)
         given = [example_value(v) for v in _tensors(tx, self.init)]
         versions = [value._version for value in given]
-        with contextlib.suppress(_Written), taken_back_on_error(tx):
-            first = call_inlined(tx, first_step, self.combine_fn, self.init, xs, schedule)
-            if [value._version for value in given] != versions:
-                raise _Written
-            return first
-        start = call_inlined(tx, owned, self.init, xs)
-        return call_inlined(tx, first_step, self.combine_fn, start, xs, schedule)
+        with lstms_are_written_out(tx), in_part(SomeSteps()):
+            with contextlib.suppress(_Written), taken_back_on_error(tx):
+                first = call_inlined(tx, first_step, self.combine_fn, self.init, xs, schedule)
+                if [value._version for value in given] != versions:
+                    raise _Written
+                return first
+            start = call_inlined(tx, owned, self.init, xs)
+            return call_inlined(tx, first_step, self.combine_fn, start, xs, schedule)
 
 
 def _numbers(parts: Sequence[VariableTracker], first: int = 0) -> dict[int, Any]:

@@ -67,6 +67,7 @@ from torch_scan_hop.capture.selected_rows import compute_all_rows
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
 from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.capture.told import also_carried, numbers_carried, reads_told, steady_state
+from torch_scan_hop.capture.torchs_settings import refuse_settings
 from torch_scan_hop.capture.weak_numbers import (
     WEAK,
     Marking,
@@ -189,6 +190,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         make_levels_relative(graph, levels)
         make_no_grad(graph)
         refuse_unknown_sizes(graphs)
+        refuse_settings(graphs)
         inputs = [v.as_proxy() for v in given.flat()] + list(lifted)
         widened, checked = make_whole(tx, graphs[0], n_carry, numbers, inputs, call.exact)
         hooks = HooksOfCarries(tx, graph, given, lifted, _wanting_grad(given.carry))

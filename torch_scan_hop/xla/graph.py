@@ -21,6 +21,8 @@ from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs, Signature
+from torch_scan_hop.xla.dtypes import round_to_torchs_dtypes
+from torch_scan_hop.xla.masks import choose_by_masks
 
 aten = torch.ops.aten
 
@@ -53,7 +55,8 @@ def trace_step(body: Body, inputs: Inputs[Any]) -> StepGraph:
             raise reads_data(str(node.target))
     clean_up(module)
     drop_stops(module)
-    legality.run_passes(module, [_spell_out_dropout])
+    passes = [_spell_out_dropout, choose_by_masks, round_to_torchs_dtypes]
+    legality.run_passes(module, passes)
     with_attributes = attributes_as_inputs(module, inputs, lambda v: v.device.type == "xla")
     attributes = with_attributes.additional[len(inputs.additional) :]
     signature = with_attributes.signature

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch._dynamo.variables import torch as torch_variables
-from torch.utils._device import _device_constructors
+from torch.utils._device import DeviceContext, _device_constructors
 
 from torch_scan_hop._torch.replaced import replaced
 
@@ -47,6 +47,13 @@ def function_modes_in_force(tx: Any) -> Iterator[None]:
             yield
     finally:
         state.mode_stack.clear()
+
+
+def users_function_mode(tx: Any) -> str:
+    """Return the kind of an active mode that is no default device, or "" (checked as the above)."""
+    modes = [mode.value for mode in tx.symbolic_torch_function_state.mode_stack]
+    kinds = [type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)]
+    return kinds[0] if kinds else ""
 
 
 _SET_ASIDE = "_torch_scan_hop_set_aside"

@@ -30,6 +30,7 @@ from torch._dynamo.variables.tensor import (
 from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.absent import guard_absence
+from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.variables import example_value
 
@@ -239,8 +240,16 @@ def is_number(variable: VariableTracker | None) -> bool:
 
 def as_number(tx: Any, value: VariableTracker) -> VariableTracker:
     """Return the Python number that the scalar ``value`` is, when the program runs, within
-    :func:`scalars_are_read`."""
-    return value.call_method(tx, "item", [], {})
+    :func:`scalars_are_read`. No mode sees it: in a loop, the last step has read it.
+
+    A graph returns a float as a tensor, which Dynamo makes last, and remembers. Since torch 2.13
+    a default device would turn that tensor into None.
+    """
+    with function_modes_set_aside(tx):
+        number = value.call_method(tx, "item", [], {})
+        if isinstance(number, SymNodeVariable) and number.python_type() is float:
+            number.as_tensor(tx, torch.float64)
+        return number
 
 
 @contextlib.contextmanager
