@@ -179,6 +179,7 @@ def by_one(n):
         (lambda n: n < 5 or n % 2 == 0, 0, by_one),
         (lambda n: n % 2 == 0 and n % 3 == 0, 0, by_one),
         (lambda n: n % 100 == 0, 95, by_one),
+        (lambda n: n & 1, 0, by_one),
         (lambda n: n == 0, 0, lambda n: (n + 1) % 5),
         (lambda n: n == 0, 3, lambda n: n + 1 if n < 3 else 0),
     ],
@@ -246,6 +247,33 @@ def test_a_program_of_any_number_of_steps(branch):
         for steps in (12, 15, 18, 21, 24, 27, 30):
             check(run, module, other, steps)
     assert counter.frame_count <= 3
+
+
+class ByPosition(Counting):
+    """It takes a layer, a function and a weight, by its count."""
+
+    def __init__(self, lists):
+        super().__init__(None)
+        self.linear = None
+        self.layers = nn.ModuleList([nn.Linear(D, D, dtype=torch.float64) for _ in range(3)])
+        self.lists = lists([torch.tanh, torch.sin]), lists(torch.randn(6, D).double().unbind())
+
+    def forward(self, h, x):
+        functions, weights = self.lists
+        h = functions[self.n % 2](self.layers[self.n % 3](h) + x) * weights[self.n]
+        self.n += 1
+        return h, h
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("lists", [list, tuple])
+def test_lists_at_what_is_counted(way, lists):
+    check(WAYS[way](), ByPosition(lists), ByPosition(lists))
+
+
+def test_a_position_beyond_the_list():
+    with pytest.raises(IndexError, match="out of range"):
+        scan(ByPosition(list), torch.ones(B, D, dtype=torch.float64), make_xs(7))
 
 
 def test_a_block_of_steps_is_one_of_a_scan():
@@ -359,6 +387,74 @@ def test_random_branches(seed):
     (h, n), ys = loop(step, init, xs)
     assert found[0][1] == n
     torch.testing.assert_close((found[0][0], found[1]), (h, ys))
+
+
+class Drawn(nn.Module):
+    """Two counters, one of which may wrap or begin anew, and branches on both."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.draw = draw = random.Random(seed)
+        torch.manual_seed(seed)
+        self.linear = nn.Linear(D, D, dtype=torch.float64)
+        self.n, self.k = draw.randint(0, 9), draw.randint(0, 3)
+        self.by, self.wrap = draw.choice([1, 1, 2, -1]), draw.choice([2, 3, 4, 5])
+        self.begins_anew, self.bound = draw.random() < 0.5, draw.randint(-2, 12)
+        self.ops = [draw.randrange(5) for _ in range(3)]
+        self.asked = [draw.randrange(7) for _ in range(3)]
+        self.steps, self.reverse = draw.choice([1, 2, 5, 9, 17, 24]), draw.random() < 0.3
+
+    def ask(self, what):
+        n, k = self.n, self.k
+        if what == 0:
+            return n < self.bound
+        if what == 1:
+            return n % 3 == 1
+        if what == 2:
+            return k == 0
+        if what == 3:
+            return not (2 * n + 1) % 5 or k > 1
+        if what == 4:
+            return n == self.bound
+        if what == 5:
+            return 1 - n & 1
+        return self.bound - 3 <= n <= self.bound and k != 1
+
+    def forward(self, h, x):
+        for op, asked in zip(self.ops, self.asked, strict=True):
+            if self.ask(asked):
+                h = (h * 0.5, h + x, torch.sin(h), h - self.n, h * self.k)[op]
+        h = torch.tanh(self.linear(h) + x)
+        self.n += self.by
+        if self.begins_anew:
+            self.k = self.k + 1 if self.k < self.wrap - 1 else 0
+        else:
+            self.k = (self.k + 1) % self.wrap
+        return h, h * (1 + self.n)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_counters(seed):
+    """A loop at times, where the steps branch in too many ways; never wrong."""
+    check_drawn(seed)
+
+
+def check_drawn(seed, calls=2):
+    cells = Drawn(seed), Drawn(seed)
+    init = torch.ones(B, D, dtype=torch.float64)
+    for _ in range(calls):
+        xs, found = make_xs(cells[0].steps), []
+        turn = (0,) if cells[0].reverse else ()
+        h, ys = scan(cells[0], init, xs, reverse=cells[0].reverse)
+        found.append((h, ys))
+        h, ys = loop(cells[1], init, xs.flip(turn))
+        found.append((h, ys.flip(turn)))
+        for cell, (h, ys) in zip(cells, list(found), strict=True):
+            gradients = torch.autograd.grad(h.sum() + (ys * ys).sum(), [*cell.parameters()])
+            found.append(gradients)
+        torch.testing.assert_close(found[0], found[1])
+        torch.testing.assert_close(found[2], found[3])
+        assert (cells[0].n, cells[0].k) == (cells[1].n, cells[1].k)
 
 
 class Flagged(Counting):

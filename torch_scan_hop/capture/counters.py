@@ -11,33 +11,39 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import fx
 
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.number_functions import comparisons_are_known
+from torch_scan_hop._torch.dynamo.number_positions import positions_are_known
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
+from torch_scan_hop.capture.counting import (
+    Branch,
+    Comparison,
+    Counted,
+    Counting,
+    Int,
+    asked_position,
+)
 from torch_scan_hop.capture.number_arithmetic import COMPARISONS, IN_PLACE, of_number
 from torch_scan_hop.capture.steady import BRANCH
 from torch_scan_hop.capture.told import counters_told
 from torch_scan_hop.capture.weak_numbers import carry_of
 from torch_scan_hop.signature import output_node
 
-#: an int, or a symbol of one
-Int = Any
-
-Comparison = Callable[[Int, Int], bool]
 _MIRRORED: dict[Comparison, Comparison] = {
     operator.lt: operator.gt,
     operator.le: operator.ge,
     operator.gt: operator.lt,
     operator.ge: operator.le,
 }
+
+
 #: by operator of a number and an int: what the int makes of the number, as a factor and a sum
 _AFFINE: dict[Any, Callable[[int], tuple[int, int]]] = {
     operator.add: lambda n: (1, n),
@@ -55,103 +61,13 @@ class StepsBranchDifferently(Unsupported):
         self.leaf, self.alike, self.period = f"{BRANCH}{where}", alike, period
 
 
-class Counting(NamedTuple):
-    """How a number goes on: a step adds ``by`` to ``times`` what it was, which is 1 or 0, and takes
-    the remainder of ``modulus`` if that is not 0."""
-
-    times: int
-    by: int
-    modulus: int
-
-
-def later(start: Int, steps: Int, times: int, by: int, modulus: int) -> Int:
-    """Return what a number that goes on like that is after so many steps."""
-    if times == 0:
-        return by if steps > 0 else start
-    end = start + by * steps
-    return end % modulus if modulus else end
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """What a step makes of leaf ``k`` of the carry: ``times`` what it was at the beginning, and
-    ``more``; the remainder of that by ``modulus`` if not 0; and ``shift``. If k is None, it is
-    ``more``, whatever there was."""
-
-    k: int | None
-    times: int = 1
-    more: int = 0
-    modulus: int = 0
-    shift: int = 0
-
-    def at(self, start: Int) -> Int:
-        value = self.times * start + self.more
-        return (value % self.modulus if self.modulus else value) + self.shift
-
-    def scaled(self, times: int, more: int) -> _Counted | None:
-        if not self.modulus:
-            return replace(self, times=self.times * times, more=self.more * times + more)
-        return replace(self, shift=self.shift + more) if times == 1 else None
-
-    def remainder(self, modulus: int) -> _Counted | None:
-        if modulus <= 0 or self.modulus not in (0, modulus):
-            return None
-        return replace(self, more=(self.more + self.shift) % modulus, modulus=modulus, shift=0)
-
-
-@dataclass(frozen=True)
-class _Branch:
-    compare: Comparison
-    counted: _Counted
-    bound: int
-    line: str
-
-    def answer(self, start: Int) -> bool:
-        return bool(self.compare(self.counted.at(start), self.bound))
-
-    def period(self, counting: Counting) -> int:
-        """Return after how many steps it answers the same again; 0 if it may never do."""
-        modulus = counting.modulus or self.counted.modulus
-        by = counting.by if counting.modulus else counting.by * self.counted.times
-        return modulus // math.gcd(modulus, by) if modulus else 0
-
-    def alike(self, start: Int, counting: Counting, steps: Int) -> Int:
-        """Return how many of ``steps`` branch as the first one does, before one that does not."""
-        later_steps: Any
-        if counting.times == 0:
-            later_steps = range(1, 2)
-        elif modulus := counting.modulus or self.counted.modulus:
-            start = int(start % modulus)  # of a symbol, this is a guard
-            later_steps = range(1, self.period(counting))
-        elif self._is_alike(start, counting.by, steps):
-            return steps
-        else:
-            start = int(start)
-            by = self.counted.times * counting.by
-            crossing = (self.bound - self.counted.at(start)) // by
-            later_steps = range(max(1, crossing - 1), crossing + 3)
-        first = self.answer(start)
-        for k in later_steps:
-            if self.answer(later(start, k, *counting)) != first:
-                return k if k < steps else steps
-        return steps
-
-    def _is_alike(self, start: Int, by: int, steps: Int) -> bool:
-        """Return True if that is known from both ends alone, of a symbol without its value."""
-        first, last = (self.counted.at(start + by * k) for k in (0, steps - 1))
-        low, high = (first, last) if by * self.counted.times >= 0 else (last, first)
-        if self.compare in (operator.eq, operator.ne):
-            return bool(by == 0 or low > self.bound or high < self.bound)
-        return bool(self.compare(first, self.bound)) == bool(self.compare(last, self.bound))
-
-
 class Counters:
     """The numbers that a scan begins with, by leaf of the carry, and the branches on them."""
 
     def __init__(self, starts: Mapping[int, Int]) -> None:
         self._starts = {k: n for k, n in starts.items() if isinstance(n, (int, torch.SymInt))}
         #: each once, though Dynamo asks if a value is a constant before it asks for it
-        self._asked: dict[_Branch, None] = {}
+        self._asked: dict[Branch, None] = {}
         #: by leaf, those of which it is known after the trace
         self.counting: dict[int, Counting] = {}
 
@@ -171,10 +87,18 @@ class Counters:
         number, bound = operands
         if type(number) is int:
             number, bound, compare = bound, number, _MIRRORED.get(compare, compare)
+        return self._ask(compare, number, bound)
+
+    def position(self, number: Any) -> int | None:
+        """Return what the node ``number`` is at the first step, where a list is asked for an item;
+        None if it counts nothing."""
+        return self._ask(asked_position, number, 0)
+
+    def _ask(self, compare: Comparison, number: Any, bound: Any) -> Any:
         counted = _counted(number)
         if counted is None or type(bound) is not int:
             return None
-        branch = _Branch(compare, counted, bound, users_line())
+        branch = Branch(compare, counted, bound, users_line())
         if counted.k is None:
             return branch.answer(0)
         if counted.k not in self._starts:
@@ -220,16 +144,24 @@ def _counting(k: int, after: Any, start: Int) -> Counting | None:
     return Counting(1, counted.more, counted.modulus)
 
 
-def branches_are_decided() -> contextlib.AbstractContextManager[None]:
-    """Python branches on a comparison of a counter as the first step does, if counters are told."""
+@contextlib.contextmanager
+def branches_are_decided() -> Iterator[None]:
+    """Python branches on a comparison of a counter as the first step does, if counters are told,
+    and takes the item that it takes."""
     if counters_told() is None:
-        return contextlib.nullcontext()
+        yield
+        return
 
     def decide(variable: VariableTracker) -> bool | None:
         counters = counters_told()  # of this scan: one in its body has its own, or none
         return None if counters is None else counters.decide(variable.as_proxy().node)
 
-    return comparisons_are_known(decide)
+    def position(variable: VariableTracker) -> int | None:
+        counters = counters_told()
+        return None if counters is None else counters.position(variable.as_proxy().node)
+
+    with comparisons_are_known(decide), positions_are_known(position):
+        yield
 
 
 def check_branches(graph: fx.Graph, xs: VariableTracker) -> None:
@@ -239,22 +171,28 @@ def check_branches(graph: fx.Graph, xs: VariableTracker) -> None:
         counters.check(graph, example_value(xs).shape[0])
 
 
-def _counted(value: Any) -> _Counted | None:
+def _counted(value: Any) -> Counted | None:
     """Return what ``value`` is, if it is a number that steps carry, scaled and shifted by ints."""
     if not isinstance(value, fx.Node):
         return None
     k = carry_of(value)
     if k is not None:
-        return _Counted(k)
+        return Counted(k)
     target, operands = IN_PLACE.get(value.target, value.target), value.args
     if target is torch.full and operands[0] == () and type(operands[1]) is int:
-        return _Counted(None, 0, operands[1])
+        return Counted(None, 0, operands[1])
     if target is of_number and operands[0] == "int":
         return _counted(operands[1])
     if target == "clone" or (target == "to" and operands[1] == torch.int64):
         return _counted(operands[0])
     if target is operator.neg:
         target, operands = operator.mul, (operands[0], -1)
+    if (
+        target is operator.and_
+        and type(operands[1]) is int
+        and operands[1] & (operands[1] + 1) == 0
+    ):
+        target, operands = operator.mod, (operands[0], operands[1] + 1)
     if target is operator.mod or (target is of_number and operands[0] == "mod"):
         divided, modulus = operands[-2:]
         before = _counted(divided)

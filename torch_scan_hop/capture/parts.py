@@ -16,7 +16,8 @@ from torch_scan_hop._torch.dynamo.variables import (
     call_inlined,
     example_value_or_none,
 )
-from torch_scan_hop.capture.counters import StepsBranchDifferently, later
+from torch_scan_hop.capture.counters import StepsBranchDifferently
+from torch_scan_hop.capture.counting import later
 from torch_scan_hop.capture.stateful import parts_of
 from torch_scan_hop.capture.steady import stack_of_one, steps_after, steps_before
 from torch_scan_hop.capture.told import SomeSteps, in_part

@@ -28,6 +28,9 @@ from torch_scan_hop.step import order_of_steps
 # Measured with nine cells of 1 to 32 rows and widths of 8 to 128 (AMD EPYC, torch 2.15.0): up to 12
 # steps all but the largest were faster so, from 20 on training was faster with a derivative.
 MAX_STEPS = 15
+# Those cells have up to so many operators. 12 steps of 80 operators, as ten of a cell have, took
+# 2.0 of their loop's time forward and 1.6 in training as written, 1.3 and 1.0 with a derivative.
+MOST_OPERATORS = 40
 # A fused cell is one call into C++: steps took 0.7 to 1.0 of their loop's time forward, where its
 # parts took 0.8 to 1.1 (1 to 64 rows, widths of 8 to 256, AMD EPYC).
 _FUSED_CELLS = {torch.gru_cell, torch.lstm_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell}
@@ -43,7 +46,8 @@ def runs_as_written(
     """Return True for a body of operators alone, over a few small steps on the CPU."""
     if not isinstance(body, fx.GraphModule) or options.checkpoint is not None:
         return False
-    x, most = inputs.xs[0], MAX_STEPS
+    x, operators = inputs.xs[0], len(body.graph.nodes)
+    most = MAX_STEPS * MOST_OPERATORS // max(operators, MOST_OPERATORS)
     if not is_differentiated and most and remember(body, ("fused",), lambda: _is_fused(body)):
         most = MAX_STEPS_OF_FUSED_CELLS
     if not 0 < x.shape[0] <= most or x.device.type != "cpu":

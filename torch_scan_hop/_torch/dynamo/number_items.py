@@ -59,15 +59,30 @@ def item_at(
     return read(tx, create_node(tx, "call_function", operator.getitem, (table, place), {}))
 
 
+def is_table(tx: Any, items: Any) -> bool:
+    """Return True if a list holds numbers alone, which a tensor can hold."""
+    return _dtype_of(_numbers_in(tx, items)) is not None
+
+
 def _table(tx: Any, items: Any, device: torch.device) -> Any:
-    values = [_number(tx, item.realize()) for item in items.items]
-    kinds = frozenset(map(type, values))
-    dtype = _DTYPES.get(kinds)
-    most = 2**63 if dtype == torch.int64 else 2**53
-    if dtype is None or any(type(v) is int and not -most <= v < most for v in values):
+    values = _numbers_in(tx, items)
+    dtype = _dtype_of(values)
+    if dtype is None:
         return None
     options = {"dtype": dtype, "device": device}
     return create_node(tx, "call_function", torch.tensor, (values,), options).as_proxy()
+
+
+def _numbers_in(tx: Any, items: Any) -> list[Any]:
+    return [_number(tx, item.realize()) for item in items.items]
+
+
+def _dtype_of(values: list[Any]) -> torch.dtype | None:
+    dtype = _DTYPES.get(frozenset(map(type, values)))
+    most = 2**63 if dtype == torch.int64 else 2**53
+    if any(type(v) is int and not -most <= v < most for v in values):
+        return None
+    return dtype
 
 
 def _is_flag(index: VariableTracker) -> bool:

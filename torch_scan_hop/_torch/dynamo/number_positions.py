@@ -1,0 +1,57 @@
+"""Positions that steps count, in a list of what is no number (checked on torch 2.9.1, 2.13.0,
+2.15.0)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.lists import ListVariable, TupleVariable
+from torch._dynamo.variables.tensor import TensorVariable
+
+from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
+from torch_scan_hop._torch.dynamo.number_items import is_table
+from torch_scan_hop._torch.replaced import replaced
+
+
+@contextlib.contextmanager
+def positions_are_known(position: Callable[[TensorVariable], int | None]) -> Iterator[None]:
+    """``cells[n]`` and ``operator.index(n)``, which a ModuleList asks for, take ``position(n)`` of
+    a number of the body's, if that is known. A list of numbers is a table, read by the body."""
+    original = BuiltinVariable.call_function
+
+    @functools.wraps(original)
+    def call_function(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.fn in (operator.getitem, operator.index) and _asks_for_item(tx, args):
+            known = position(args[-1].realize())
+            if known is not None:
+                args = [*args[:-1], ConstantVariable.create(known)]
+        return original(self, tx, args, kwargs)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(BuiltinVariable, call_function=call_function))
+        as_index = getattr(TensorVariable, "nb_index_impl", None)  # since torch 2.13
+        if as_index is not None:
+
+            def nb_index_impl(self: TensorVariable, tx: Any) -> Any:
+                known = position(self) if is_made_number(self) else None
+                return as_index(self, tx) if known is None else ConstantVariable.create(known)
+
+            stack.enter_context(replaced(TensorVariable, nb_index_impl=nb_index_impl))
+        yield
+
+
+def _asks_for_item(tx: Any, args: Sequence[VariableTracker]) -> bool:
+    """Return True for a number alone, and after a list that is no table."""
+    if not is_made_number(args[-1]):
+        return False
+    if len(args) == 1:
+        return True
+    items = args[0].realize()
+    return isinstance(items, (ListVariable, TupleVariable)) and not is_table(tx, items)
