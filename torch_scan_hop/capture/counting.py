@@ -31,6 +31,12 @@ def later(start: Int, steps: Int, times: int, by: int, modulus: int) -> Int:
     return end % modulus if modulus else end
 
 
+def _remainder(number: Int, modulus: int) -> Int:
+    """Return ``number % modulus``. Of a negative symbol, torch 2.9 takes it for a negative number
+    at times, so that such a symbol is made the number that it is."""
+    return (int(number) if number < 0 else number) % modulus
+
+
 @dataclass(frozen=True)
 class Counted:
     """What a step makes of leaf ``k`` of the carry: ``times`` what it was at the beginning, and
@@ -45,7 +51,7 @@ class Counted:
 
     def at(self, start: Int) -> Int:
         value = self.times * start + self.more
-        return (value % self.modulus if self.modulus else value) + self.shift
+        return (_remainder(value, self.modulus) if self.modulus else value) + self.shift
 
     def scaled(self, times: int, more: int) -> Counted | None:
         if not self.modulus:
@@ -84,7 +90,7 @@ class Branch:
         if counting.times == 0 or (self.compare is asked_position and not self._modulus(counting)):
             later_steps = range(1, 2)  # what the next step finds, all others find, or none
         elif modulus := self._modulus(counting):
-            start = int(start % modulus)  # of a symbol, this is a guard
+            start = int(_remainder(start, modulus))  # of a symbol, this is a guard
             later_steps = range(1, self.period(counting))
         elif self._is_alike(start, counting.by, steps):
             return steps

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import SymFloat
+
 from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo.places import as_number, is_number, number_of
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     TupleVariable,
@@ -112,21 +115,22 @@ def _followed(
 
 
 def _has_others(capture: Any) -> bool:
-    """Return True if ``init`` has numbers of which it is not known what they are later."""
-    kinds = (type(None), *tree.NUMBERS)
+    """Return True if ``init`` has numbers of which it is not known what they are later: ints that
+    steps do not count, flags, complex numbers."""
     return any(
-        k not in capture.counters.counting
+        k not in capture.counters.counting and not isinstance(number_of(leaf), (float, SymFloat))
         for k, leaf in enumerate(parts_of(capture.tx, capture.init))
-        if isinstance(example_value_or_none(leaf), kinds)
+        if isinstance(example_value_or_none(leaf), (type(None), *tree.NUMBERS))
     )
 
 
-def with_counts(capture: Any, carry: VariableTracker) -> VariableTracker:
-    """Return the ``carry`` after a part, in which what steps count are numbers."""
+def with_numbers(capture: Any, carry: VariableTracker) -> VariableTracker:
+    """Return the ``carry`` after a part, in which what was a number is one again."""
     tx = capture.tx
-    starts = parts_of(tx, capture.init)
+    pairs = zip(parts_of(tx, capture.init), parts_of(tx, carry), strict=True)
     leaves = [
-        count_after(capture, k, starts[k]) or leaf for k, leaf in enumerate(parts_of(tx, carry))
+        (count_after(capture, k, start) or as_number(tx, leaf)) if is_number(start) else leaf
+        for k, (start, leaf) in enumerate(pairs)
     ]
     return call_inlined(tx, tree.unflatten, carry, TupleVariable(leaves))
 

@@ -42,7 +42,7 @@ from torch_scan_hop.capture.counters import Counters, StepsBranchDifferently
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.lstms import lstms_are_written_out
 from torch_scan_hop.capture.modes_at_first import refuse_modes
-from torch_scan_hop.capture.parts import count_after, trace_in_parts, with_counts
+from torch_scan_hop.capture.parts import count_after, trace_in_parts, with_numbers
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
 from torch_scan_hop.capture.stateful import Stateful, exact_numbers, leave, parts_of
@@ -170,7 +170,7 @@ class _Capture:
             if not self.part.keeps_counts:
                 return result
             carry, ys = sequence_items(self.tx, result)
-        return TupleVariable([with_counts(self, carry) if self.part.keeps_counts else carry, ys])
+        return TupleVariable([with_numbers(self, carry) if self.part.keeps_counts else carry, ys])
 
     def _scan_with(self, places: Sequence[Place]) -> tuple[VariableTracker, VariableTracker]:
         """Run the scan with what steps leave at ``places`` as further carries."""
