@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 import re
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +93,82 @@ SAID: dict[str, tuple[Any, Any, str]] = {
     "numpy": (draws_by_numpy, 0, "draws from NumPy's random numbers.*Draw before the scan"),
     "seeds": (seeds, 0, "seeds random numbers.*Seed them before the scan"),
 }
+
+
+def draws(o: Any, x: Any) -> Any:
+    return x * random.random()
+
+
+def draws_and_decides(o: Any, x: Any) -> Any:
+    return x * 2 if random.randint(0, 1) else x
+
+
+def counts_values(o: Any, x: Any) -> Any:
+    return x + torch.bincount(x.long(), minlength=3)
+
+
+def one_hot(o: Any, x: Any) -> Any:
+    return x + torch.nn.functional.one_hot(x.long()).sum()
+
+
+def reads_a_complex_number(o: Any, x: Any) -> Any:
+    return x * torch.complex(x, x)[0].item().real
+
+
+def promotes(o: Any, x: Any) -> Any:
+    return x.to(torch.result_type(o.k, x))
+
+
+def forks(o: Any, x: Any) -> Any:
+    with torch.random.fork_rng():
+        return x + torch.randn(3)
+
+
+def detects(o: Any, x: Any) -> Any:
+    with torch.autograd.set_detect_anomaly(True):
+        return x * 2
+
+
+def steps_an_optimizer(o: Any, x: Any) -> Any:
+    o.k.step()
+    return x
+
+
+def makes_an_optimizer(o: Any, x: Any) -> Any:
+    torch.optim.SGD([x], 0.1)
+    return x
+
+
+def turns(o: Any, x: Any) -> Any:
+    key, value = o.k.popitem(last=False)
+    o.k[key] = value
+    return x
+
+
+def reads_a_bound(o: Any, x: Any) -> Any:
+    return x + torch.histc(x, 3, 0, x.max().item())
+
+
+_WEIGHT = torch.ones(3, requires_grad=True)
+SAID |= {
+    "random": (draws, 0, "draws from Python's `random`.*random.random.*Draw before the scan"),
+    "randint": (draws_and_decides, 0, "draws from Python's `random`.*random.randint"),
+    "bincount": (counts_values, 0, "size .*bincount.*Count into as many places"),
+    "one_hot": (one_hot, 0, "as many classes as.*num_classes=n"),
+    "complex": (reads_a_complex_number, 0, "reads a complex number.*Keep it a tensor"),
+    "result_type": (promotes, torch.ones(3), r"result_type.*promote_types\(h.dtype, x.dtype\)"),
+    "fork_rng": (forks, 0, r"random numbers back.*fork_rng\(\):.*around the scan"),
+    "anomaly": (detects, 0, "anomaly detection.*Enter it around the scan"),
+    "optimizer": (
+        steps_an_optimizer,
+        torch.optim.SGD([_WEIGHT], 0.1),
+        "optimizer of torch.optim.*Write the update out",
+    ),
+    "new optimizer": (makes_an_optimizer, 0, "optimizer of torch.optim.*Write the update out"),
+    "turns": (turns, OrderedDict(a=torch.ones(3), b=torch.ones(3)), "keys, or their order"),
+    "histc": (reads_a_bound, 0, "value of a tensor.*as a Python number.*histc"),
+}
+
 DYNAMOS = "Dynamo|VariableTracker|zuf0|u0|FakeTensor|fake tensor|unhinted|python_type"
 
 
@@ -113,6 +191,22 @@ def test_what_is_not_traced_is_said_in_words_of_the_body(name: str, compiled: bo
     text = text[2] or text[0]
     assert re.search(said, text) and "test_reason_words.py" in text, text
     assert not re.search(DYNAMOS, text), text
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("carried", [False, True])
+def test_a_branch_before_anything_is_computed(carried: bool, compiled: bool) -> None:
+    torch._dynamo.reset()
+
+    def cell(h: Any, x: Any) -> Any:
+        if h[0] if carried else x:
+            return (h[0], h[1] + 1), x
+        return (h[0], h[1] * 2), x
+
+    run: Any = torch.compile(scan, backend="eager", fullgraph=True) if compiled else scan
+    init = torch.tensor(True), torch.zeros(3)
+    with fallback("error"), pytest.raises(Exception, match=r"(?s)decides by the value.*if h\[0\]"):
+        run(cell, init, torch.tensor([True, False]))
 
 
 def test_a_function_in_an_attribute_is_told_from_another() -> None:

@@ -17,7 +17,7 @@ from stateful_programs import F64, PROGRAMS, KeepsH, Program, steps, weight, zer
 from torch import nn
 
 import torch_scan_hop
-from torch_scan_hop import scan
+from torch_scan_hop import fallback, scan
 
 pytestmark = [
     pytest.mark.torch_version,
@@ -761,3 +761,34 @@ def test_a_decaying_number_keeps_its_digits_in_a_schedule(way):
         expected_ys = expected_ys.flip(0)
     assert_same((h, ys), (expected, expected_ys), 1e-13)
     assert_same(decay, torch.tensor(expected_decay), 1e-7)
+
+
+def test_an_item_that_is_taken_out_and_put_back():
+    def outputs(run):
+        kept = collections.OrderedDict(last=torch.zeros(3))
+
+        def cell(h, x):
+            name, last = kept.popitem(last=False)
+            kept[name] = last * 0.5 + x
+            return h + last, x
+
+        return *run(cell, torch.zeros(3), torch.arange(12.0).view(4, 3)), kept["last"]
+
+    with fallback("error"):
+        assert_same(outputs(scan), outputs(loop))
+
+
+@pytest.mark.parametrize("way", ["eager", "aot_eager"])
+def test_a_match_of_what_holds_tensors(way):
+    def cell(carry, x):
+        match carry, [x, 2]:
+            case (h, number), [y, factor]:
+                h = h * factor + y
+            case _:
+                raise AssertionError
+        return (h, number), h
+
+    init = torch.zeros(3), torch.ones(2)
+    xs = torch.arange(12.0).view(4, 3)
+    with fallback("error"):
+        assert_same(WAYS[way](cell, init, xs), loop(cell, init, xs))

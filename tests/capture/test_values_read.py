@@ -36,6 +36,13 @@ STEPS = {
     "an index": lambda h, w: h * w + TABLE[int(h.argmax()), h.argmin().item()],
     "a size is known": lambda h, w: h * w + h.numel() + torch.tensor(h.max().item()),
     "changed later": changed_later,
+    "one bound of two": lambda h, w: (h * w).clamp(-0.5, h.max().item()),
+    "the lower bound": lambda h, w: torch.clip(h * w, h.min().item(), max=0.5),
+    "a bound in place": lambda h, w: (h * w).clamp_(min=-0.5, max=float(h.mean())),
+    "bounds that cross": lambda h, w: h * w + (h * w).clamp(0.5, h.min().item()),
+    "a list": lambda h, w: h * w * sum(h.tolist()),
+    "lists in a list": lambda h, w: h * w + max(map(sum, TABLE[:, 0].view(2, 2).tolist())),
+    "a list of numbers of a state": lambda h, w: h * w + sum(map(sum, h.view(3, 1).tolist())),
     "bool": lambda h, w: h * w + bool(h[0] > 0),
     "a kind": lambda h, w: h * w if isinstance(h.sum().item(), float) else h,
     "in a checkpoint": lambda h, w: checkpoint(

@@ -104,7 +104,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.symbolic_convert.InliningInstructionTranslator "
         "torch._dynamo.symbolic_convert.InstructionTranslator "
         "torch._dynamo.symbolic_convert.compare_op_handlers torch._dynamo.utils.guard_failures "
-        "torch._dynamo.variables.RemovableHandleVariable "
+        "torch._dynamo.variables.RemovableHandleVariable torch._dynamo.variables.base "
         "torch._dynamo.variables.base.AttributeMutationExisting "
         "torch._dynamo.variables.base.AttributeMutationNew "
         "torch._dynamo.variables.base.ValueMutationExisting "
@@ -338,7 +338,7 @@ CALLED: dict[str, str] = {
         "source_target= supports_aliasing= supports_input_mutation="
     ),
     "torch._dynamo.variables.lazy.LazyVariableTracker.realize_all": "value",
-    "torch._dynamo.variables.lists.ListVariable": "items",
+    "torch._dynamo.variables.lists.ListVariable": "items; items mutation_type=",
     "torch._dynamo.variables.lists.SliceVariable.__init__": (
         "? self items _|tx _ ...; self items ..."
     ),

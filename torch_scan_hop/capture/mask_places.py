@@ -231,6 +231,15 @@ def refuse_unknown_sizes(graphs: Iterable[fx.GraphModule]) -> None:
     """Refuse a step whose results may have any size, as a read by a mask has; it must have one."""
     for node in itertools.chain.from_iterable(module.graph.nodes for module in graphs):
         value = example_value(node)
-        if isinstance(value, torch.Tensor) and unknown_dims(value):
+        # a size that is said elsewhere is a symbol's, too: bincount of which as many are added
+        is_made = bool(node.meta.get("unbacked_bindings")) and bool(node.users)
+        if isinstance(value, torch.Tensor) and (is_made or unknown_dims(value)):
             where = users_line(node.stack_trace or "")
-            raise Unsupported(f"a result of data-dependent size (a mask, nonzero, unique){where}")
+            made_by = "a mask, nonzero, unique, bincount"
+            raise Unsupported(f"a result of data-dependent size ({made_by}){where}")
+
+
+def line_of_number(module: fx.GraphModule) -> str:
+    """Return where a body first reads a number that the values of a tensor decide, or ""."""
+    read = (n.stack_trace for n in module.graph.nodes if is_unknown_number(example_value(n)))
+    return users_line(next(read, None) or "")

@@ -74,6 +74,11 @@ def _softplus(x: Tensor, beta: Any = 1, threshold: Any = 20) -> Tensor:
     return torch.where(scaled > threshold, x, scaled.clamp(max=threshold).exp().log1p() / beta)
 
 
+def _clamp(x: Tensor, low: Any = None, high: Any = None, **named: Any) -> Tensor:
+    """Return ``x`` within bounds of which one is a tensor, and the other is none."""
+    return x.clamp(min=named.get("min", low)).clamp(max=named.get("max", high))
+
+
 def _batch_norm(
     x: Tensor,
     mean: Tensor,
@@ -125,6 +130,7 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "hardshrink": lambda x, lambd: torch.where(x.abs() <= lambd, 0.0, x),
 }
 
+_BOUNDED = ("clamp", "clip")
 #: functions that make a tensor of numbers alone
 _MAKE_TENSORS = {"tensor", "as_tensor", "asarray", "scalar_tensor", "full"}
 _WRITTEN: dict[str, Callable[..., Tensor]] = {
@@ -138,6 +144,11 @@ _WRITTEN: dict[str, Callable[..., Tensor]] = {
     "full": _full,
     "roll": _roll,
     "batch_norm": _batch_norm,
+    **dict.fromkeys(_BOUNDED, _clamp),
+    **{
+        f"{name}_": lambda x, *bounds, **named: _clamp(x.clone(), *bounds, **named)
+        for name in _BOUNDED
+    },
     "uniform_": lambda x, low=0.0, high=1.0: torch.rand_like(x) * (high - low) + low,
     "normal_": lambda x, mean=0.0, std=1.0: torch.randn_like(x) * std + mean,
     "normal": _normal,
@@ -177,5 +188,8 @@ def name_with_scalar(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         return name if kwargs.keys() <= {"dtype", "device", "size", "fill_value"} else ""
     words = _KEYWORDS.get(name.rstrip("_"))
     others = args if name == "normal" else args[1:]
-    given = pytree.tree_leaves((others, kwargs)) if words is None else map(kwargs.get, words)
-    return name if any(isinstance(v, fx.Proxy) for v in given) else ""
+    given = pytree.tree_leaves((others, kwargs)) if words is None else [*map(kwargs.get, words)]
+    of_body = [isinstance(v, fx.Proxy) for v in given]
+    if name.rstrip("_") in _BOUNDED and (all(of_body) or any(v is None for v in given)):
+        return ""  # torch takes that
+    return name if any(of_body) else ""

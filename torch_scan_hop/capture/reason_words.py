@@ -29,7 +29,22 @@ MEANINGS = (
     (r"as_proxy.*generator=", "the body draws from a torch.Generator of its own"),
     (
         r"(?i:data.dependent|marked as skipped).*(?<![\w.])random\.\w+\(",
-        "the body draws from Python's `random`, and decides by that",
+        "the body draws from Python's `random`",
+    ),
+    (r"\bfork_rng\(", "the body puts the states of random numbers back (fork_rng)"),
+    (r"marked as skipped.*detect_anomaly", "the body sets torch's anomaly detection"),
+    (
+        r"`Optimizer\.\w+`|torch/optim/|(graph_break\(\)`|setattr.*type).*(\.step\(|optim)",
+        "the body uses an optimizer of torch.optim, which changes tensors that it did not make",
+    ),
+    (
+        r"one_hot` with data-dependent",
+        "the body makes as many classes as the values of a tensor say",
+    ),
+    (r"returned non-Tensor.*result_type\(", "the body calls torch.result_type"),
+    (
+        r"UnsupportedFakeTensorException.*(\.item\(|complex\()",
+        "the body reads a complex number from a tensor",
     ),
     (r"(?i:data.dependent).*gaussian_nll_loss\(", "the loss asks if a variance is negative"),
     (
@@ -85,6 +100,16 @@ FIXES = (
     ),
     ("seeds random numbers", "Seed them before the scan."),
     ("reads from an iterator", "Read from it before the scan, and pass what it gives in xs."),
+    ("fork_rng", "Enter it around the scan; or draw before the scan, and pass that in xs."),
+    ("anomaly detection", "Enter it around the scan."),
+    (
+        "an optimizer of torch.optim",
+        "Write the update out, with the weights in the carry and the gradient of torch.func.grad: "
+        "w = w - lr * grad(loss)(w, x).",
+    ),
+    ("as many classes as", "Say how many there are: one_hot(i, num_classes=n)."),
+    ("torch.result_type", "Write torch.promote_types(h.dtype, x.dtype)."),
+    ("reads a complex number", "Keep it a tensor, of no dimensions: z[0], or z.sum()."),
     ("variance is negative", "Write it out: 0.5 * (var.log() + (y - mean) ** 2 / var).mean()."),
     (
         r"bincount\(",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import itertools
@@ -15,7 +16,13 @@ import torch
 
 PACKAGE = str(Path(__file__).parent.parent)
 #: where code is that a user did not write
-NOT_USERS = (PACKAGE, str(Path(torch.__file__).parent), "<eval_with_key>", functools.__file__)
+NOT_USERS = (
+    PACKAGE,
+    str(Path(torch.__file__).parent),
+    "<eval_with_key>",
+    functools.__file__,
+    contextlib.__file__,
+)
 
 
 def code_of(fn: Any) -> types.CodeType:

@@ -7,6 +7,7 @@ carries, copied back after the loop; that serves autograd and every backend.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ from torch_scan_hop.capture.counters import branches_are_decided, check_branches
 from torch_scan_hop.capture.first_steps import check_facts
 from torch_scan_hop.capture.hooks_of_carries import HooksOfCarries
 from torch_scan_hop.capture.index_nodes import nested_modules
-from torch_scan_hop.capture.mask_places import refuse_unknown_sizes
+from torch_scan_hop.capture.mask_places import line_of_number, refuse_unknown_sizes
 from torch_scan_hop.capture.number_arithmetic import FUNCTIONS, of_number
 from torch_scan_hop.capture.number_domains import check_after
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
@@ -242,7 +243,8 @@ def _call_in_graph(
         tuple(p for k, p in enumerate(inputs) if k >= n_step and k not in mutated),
     )
     keywords = scan_options(call.reverse, checkpoint)
-    results = sequence_items(tx, create_node(tx, "call_function", scan_op, arguments, keywords))
+    with numbers_of_tensors_are_refused(partial(line_of_number, module)):
+        results = sequence_items(tx, create_node(tx, "call_function", scan_op, arguments, keywords))
     if body.checked is not None:
         check_after(tx, results.pop(), body.checked)
     return results

@@ -131,11 +131,14 @@ def users_error(kind: type[Exception], message: str) -> UserError:
 def own_failures_are_unsupported() -> Iterator[None]:
     """Turn our own failures on an unexpected torch into Unsupported: the scan runs as a loop.
 
-    So does one in which Python computes with ints that no tensor holds.
+    So does one in which Python computes with ints that no tensor holds. And if a step branches
+    before it computes anything, Dynamo's own text of that graph, which is no Python, hides why.
     """
     try:
         yield
     except Exception as error:
+        if isinstance(error, IndentationError) and isinstance(error.__context__, Unsupported):
+            raise error.__context__ from None
         if is_overflow(error):
             raise Unsupported(
                 "the body computes with an int of more than 64 bits, which a number that steps "

@@ -31,7 +31,7 @@ from torch_scan_hop._torch.dynamo.made_numbers import (
     with_ints_for_flags,
 )
 from torch_scan_hop._torch.dynamo.number_identity import equal_numbers_are_no_other
-from torch_scan_hop._torch.dynamo.number_items import item_at
+from torch_scan_hop._torch.dynamo.number_items import item_at, numbers_in
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     TupleVariable,
@@ -53,7 +53,7 @@ def functions_take_scalars(
 
     @functools.wraps(original)
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        number = read(tx, self.obj.realize()) if self.name == "item" and not args else None
+        number = numbers_in(tx, self, read) if self.name in _READ and not args else None
         return original(self, tx, args, kwargs) if number is None else number
 
     with (
@@ -92,6 +92,7 @@ def _taking(kind: Any, attribute: str, call: Any, names: Mapping[Any, str], read
     return call_function
 
 
+_READ = ("item", "tolist")
 #: functions that refuse a tensor
 _OF_NUMBERS_ALONE = {divmod, round, math.trunc}
 #: of functions with several

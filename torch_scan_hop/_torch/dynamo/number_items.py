@@ -1,5 +1,5 @@
-"""``rates[n]`` of a list of the program's numbers, at a number that steps make (checked on torch
-2.9.1, 2.13.0, 2.15.0)."""
+"""``rates[n]`` of a list of the program's numbers, at a number that steps make, and lists of the
+numbers in a tensor (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lists import ListVariable, TupleVariable
-from torch._dynamo.variables.tensor import NumpyNdarrayVariable, SymNodeVariable
+from torch._dynamo.variables.misc import GetAttrVariable
+from torch._dynamo.variables.tensor import NumpyNdarrayVariable, SymNodeVariable, TensorVariable
 
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.variables import create_node, example_value
@@ -59,13 +60,39 @@ def item_at(
     return read(tx, create_node(tx, "call_function", operator.getitem, (table, place), {}))
 
 
+# so many items of a tensor become numbers, each of which is a few nodes of the graph
+_MOST = 32
+
+
+def numbers_in(
+    tx: Any, method: GetAttrVariable, read: Callable[[Any, Any], Any]
+) -> VariableTracker | None:
+    """Return what ``tensor.item()`` or ``tensor.tolist()`` gives, of numbers that are ``read``."""
+    tensor = method.obj.realize()
+    if method.name == "item" or not isinstance(tensor, TensorVariable):
+        return read(tx, tensor)
+    sizes = example_value(tensor).shape
+    is_small = all(isinstance(n, int) for n in sizes) and sizes.numel() <= _MOST
+    return _listed(tx, tensor, read) if is_small else None
+
+
+def _listed(tx: Any, tensor: VariableTracker, read: Callable[[Any, Any], Any]) -> Any:
+    sizes = example_value(tensor).shape
+    if not sizes:
+        return read(tx, tensor)
+    given = [(tensor.as_proxy(), k) for k in range(sizes[0])]
+    parts = [create_node(tx, "call_function", operator.getitem, pair, {}) for pair in given]
+    items = [_listed(tx, part, read) for part in parts]
+    return None if None in items else ListVariable(items, mutation_type=ValueMutationNew())
+
+
 def is_table(tx: Any, items: Any) -> bool:
     """Return True if a list holds numbers alone, which a tensor can hold."""
-    return _dtype_of(_numbers_in(tx, items)) is not None
+    return _dtype_of(_values_of(tx, items)) is not None
 
 
 def _table(tx: Any, items: Any, device: torch.device) -> Any:
-    values = _numbers_in(tx, items)
+    values = _values_of(tx, items)
     dtype = _dtype_of(values)
     if dtype is None:
         return None
@@ -73,7 +100,7 @@ def _table(tx: Any, items: Any, device: torch.device) -> Any:
     return create_node(tx, "call_function", torch.tensor, (values,), options).as_proxy()
 
 
-def _numbers_in(tx: Any, items: Any) -> list[Any]:
+def _values_of(tx: Any, items: Any) -> list[Any]:
     return [_number(tx, item.realize()) for item in items.items]
 
 

@@ -37,6 +37,7 @@ from torch_scan_hop._torch.dynamo.places import (
     refused_change,
     users_line,
 )
+from torch_scan_hop._torch.dynamo.tables import changes_by_tables_told
 from torch_scan_hop._torch.replaced import replaced
 
 try:
@@ -195,7 +196,6 @@ def _is_watched(effects: SideEffects, item: VariableTracker) -> bool:
 @contextlib.contextmanager
 def lasting_changes_are_refused(tx: Any) -> Iterator[None]:
     """Trace a body; raise StateAssigned if it leaves something changed, or Unsupported."""
-    random_calls = len(tx.output.random_calls)
     watch = _Watch()
     try:
         with _changes_noted(watch), _contents_noted(watch), _generators_refused():
@@ -206,10 +206,6 @@ def lasting_changes_are_refused(tx: Any) -> Iterator[None]:
     places = watch.places()
     if places and not _undone:
         raise StateAssigned(places)
-    if len(tx.output.random_calls) > random_calls:
-        raise Unsupported(
-            "the body draws from Python's `random`, and would draw once for all steps"
-        )
 
 
 _undone: list[bool] = []
@@ -284,6 +280,7 @@ def _contents_noted(watch: _Watch) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for cls, name in _methods_that_change():
             stack.enter_context(replaced(cls, **{name: noting(vars(cls)[name])}))
+        stack.enter_context(changes_by_tables_told(watch.may_change))
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import fx
@@ -23,6 +23,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.symbolic_shapes import PendingUnbackedSymbolNotFound
 
 from torch_scan_hop._torch.dynamo.attempts import restore_changes
+from torch_scan_hop._torch.dynamo.draws import draws_are_refused
+from torch_scan_hop._torch.dynamo.match_statements import sequences_are_matched
 from torch_scan_hop._torch.dynamo.methods import methods_are_guarded
 from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
 from torch_scan_hop._torch.dynamo.variables import example_value
@@ -42,7 +44,9 @@ def speculate(
     before = tx.output.side_effects.clone()
     with (
         lasting_changes_are_refused(tx),
+        draws_are_refused(tx),
         methods_are_guarded(),
+        sequences_are_matched(),
         _custom_functions_are_nodes(),
         _attributes_are_read_by_the_body(tx),
         # a body may read the weights of an nn.LSTM; Dynamo breaks the graph at its mention
@@ -68,17 +72,17 @@ def speculate(
 
 
 @contextlib.contextmanager
-def numbers_of_tensors_are_refused() -> Iterator[None]:
+def numbers_of_tensors_are_refused(where: Callable[[], str] = str) -> Iterator[None]:
     """Refuse a number that is read from a tensor, a NumPy scalar included, in the body that is
     traced.
 
     Such a number is a symbol of the body's graph, and unknown in the program's. A NumPy scalar is a
-    tensor to Dynamo.
+    tensor to Dynamo. ``where`` says at which line, if the trace has left the body.
     """
     try:
         yield
     except (DataDependentOutputException, PendingUnbackedSymbolNotFound) as error:
-        raise Unsupported(NUMBER_OF_TENSOR) from error
+        raise Unsupported(NUMBER_OF_TENSOR + where()) from error
 
 
 def _custom_functions_are_nodes() -> contextlib.AbstractContextManager[None]:
