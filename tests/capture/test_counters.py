@@ -179,7 +179,7 @@ def by_one(n):
         (lambda n: n < 5 or n % 2 == 0, 0, by_one),
         (lambda n: n % 2 == 0 and n % 3 == 0, 0, by_one),
         (lambda n: n % 100 == 0, 95, by_one),
-        (lambda n: n & 1, 0, by_one),
+        (lambda n: n & 1 or n * 0 == 1, 0, by_one),
         (lambda n: n == 0, 0, lambda n: (n + 1) % 5),
         (lambda n: n == 0, 3, lambda n: n + 1 if n < 3 else 0),
     ],

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 Int = Any
 
 Comparison = Callable[[Int, Int], Any]
+#: what all remainders answer is looked at
+_LARGEST_MODULUS = 2**16
 
 
 class Counting(NamedTuple):
@@ -59,7 +61,7 @@ class Counted:
         return replace(self, shift=self.shift + more) if times == 1 else None
 
     def remainder(self, modulus: int) -> Counted | None:
-        if modulus <= 0 or self.modulus not in (0, modulus):
+        if not 0 < modulus <= _LARGEST_MODULUS or self.modulus not in (0, modulus):
             return None
         return replace(self, more=(self.more + self.shift) % modulus, modulus=modulus, shift=0)
 
@@ -92,12 +94,11 @@ class Branch:
         elif modulus := self._modulus(counting):
             start = int(_remainder(start, modulus))  # of a symbol, this is a guard
             later_steps = range(1, self.period(counting))
-        elif self._is_alike(start, counting.by, steps):
+        elif self._is_alike(start, counting, steps):
             return steps
         else:
             start = int(start)
-            by = self.counted.times * counting.by
-            crossing = (self.bound - self.counted.at(start)) // by
+            crossing = (self.bound - self.counted.at(start)) // (self.counted.times * counting.by)
             later_steps = range(max(1, crossing - 1), crossing + 3)
         first = self.answer(start)
         for k in later_steps:
@@ -105,10 +106,12 @@ class Branch:
                 return k if k < steps else steps
         return steps
 
-    def _is_alike(self, start: Int, by: int, steps: Int) -> bool:
+    def _is_alike(self, start: Int, counting: Counting, steps: Int) -> bool:
         """Return True if that is known from both ends alone, of a symbol without its value."""
-        first, last = (self.counted.at(start + by * k) for k in (0, steps - 1))
-        low, high = (first, last) if by * self.counted.times >= 0 else (last, first)
+        by = self.counted.times * counting.by
+        first = self.counted.at(start)
+        last = first + by * (steps - 1)
+        low, high = (first, last) if by >= 0 else (last, first)
         if self.compare in (operator.eq, operator.ne):
             return bool(by == 0 or low > self.bound or high < self.bound)
         return bool(self.compare(first, self.bound)) == bool(self.compare(last, self.bound))

@@ -63,11 +63,10 @@ def _in_blocks(
     size = ConstantVariable.create(block)
     steps = call_inlined(tx, _in_whole_blocks, trip_count, size)
     schedule = call_inlined(tx, _of_blocks, schedule, size)
-    if call_inlined(tx, _are_equal, steps, trip_count).as_python_constant():
-        return _first(
-            capture, steps, schedule, settled, SomeSteps(capture.part.keeps_counts, block)
-        )
-    return _in_two(capture, change, steps, settled, schedule, block)
+    if call_inlined(tx, _is_less, steps, trip_count).as_python_constant():
+        return _in_two(capture, change, steps, settled, schedule, block)
+    blocks = SomeSteps(capture.part.keeps_counts, block)
+    return _first(capture, steps, schedule, settled, blocks)
 
 
 def _in_two(
@@ -159,14 +158,8 @@ def _has_two(capture: Any, block: int) -> bool:
     return not is_less.as_python_constant()
 
 
-def _is_less(trip_count: int, steps: int) -> bool:
-    if trip_count < steps:  # a symbol is decided here, and guarded
-        return True
-    return False
-
-
-def _are_equal(one: int, other: int) -> bool:
-    if one == other:  # a symbol is decided here, and guarded
+def _is_less(steps: int, others: int) -> bool:
+    if steps < others:  # a symbol is decided here, and guarded
         return True
     return False
 
