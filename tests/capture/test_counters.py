@@ -433,6 +433,8 @@ class Drawn(nn.Module):
         return h, h * (1 + self.n)
 
 
+@pytest.mark.filterwarnings("ignore:.*steps do not all take the same branch")
+@pytest.mark.filterwarnings("ignore:.*captured anew")
 @pytest.mark.parametrize("seed", range(8))
 def test_random_counters(seed):
     """A loop at times, where the steps branch in too many ways; never wrong."""

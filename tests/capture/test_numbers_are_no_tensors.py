@@ -29,6 +29,8 @@ QUESTIONS = {
     "a dimension of max": (lambda n, x: x * TABLE.max(n % 2)[0][0], "torch.where"),
     "a dimension of min": (lambda n, x: x * torch.min(TABLE, n % 2)[0][0], "torch.where"),
 }
+#: torch 2.9 compares with each key, as a branch on a counter
+COMPARED = {"in a set", "in a dict", "a pair"} if torch.__version__ < "2.10" else set()
 
 
 def in_the_carry(asked):
@@ -62,8 +64,9 @@ def test_as_python_answers(question, made):
     else:
         if made is read_from_a_tensor:  # the reason is what reads it
             words = "cannot be traced"
-        with fallback("error"), pytest.raises(NotTraceableError, match=words):
-            scan(*made(asked), xs)
+        if question not in COMPARED or made is read_from_a_tensor:
+            with fallback("error"), pytest.raises(NotTraceableError, match=words):
+                scan(*made(asked), xs)
         with fallback("allow"):
             found = scan(*made(asked), xs)
     torch.testing.assert_close(found[1], written_loop(*made(asked), xs)[1])

@@ -17,7 +17,6 @@ from torch_scan_hop import NotTraceableError, fallback, scan
 
 pytestmark = pytest.mark.torch_version
 
-LAYERS = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(2))
 
 
 class State:
@@ -43,11 +42,6 @@ def counts_beyond(o: Any, x: Any) -> Any:
 def divides_by_a_large_int(o: Any, x: Any) -> Any:
     o.k += 1
     return x * (o.k / 2**64)
-
-
-def picks_a_layer(o: Any, x: Any) -> Any:
-    o.k += 1
-    return LAYERS[o.k % 2](x)
 
 
 def copies_a_sign(o: Any, x: Any) -> Any:
@@ -86,7 +80,6 @@ SAID: dict[str, tuple[Any, Any, str]] = {
     "NumPy scalar": (keeps_a_scalar, np.float64(1), "value of NumPy in attribute 'k'.*Keep a"),
     "counts": (counts_beyond, 0, "an int of more than 64 bits"),
     "divides": (divides_by_a_large_int, 0, "an int of more than 64 bits"),
-    "layer": (picks_a_layer, 0, "decides by the value|needs an int that steps make"),
     "sign": (copies_a_sign, 0, "needs an int that steps make"),
     "whole": (asks_if_whole, 0.0, r"is_integer\(\) of a number|decides by the value"),
     "repeats": (repeats, 0, "repeats as often as.*torch.where"),

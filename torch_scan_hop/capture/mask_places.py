@@ -231,9 +231,9 @@ def refuse_unknown_sizes(graphs: Iterable[fx.GraphModule]) -> None:
     """Refuse a step whose results may have any size, as a read by a mask has; it must have one."""
     for node in itertools.chain.from_iterable(module.graph.nodes for module in graphs):
         value = example_value(node)
-        # a size that is said elsewhere is a symbol's, too: bincount of which as many are added
-        is_made = bool(node.meta.get("unbacked_bindings")) and bool(node.users)
-        if isinstance(value, torch.Tensor) and (is_made or unknown_dims(value)):
+        # what is added to its counts gives those a size, but there may be others
+        is_count = node.target in (torch.bincount, "bincount") and bool(node.users)
+        if isinstance(value, torch.Tensor) and (is_count or unknown_dims(value)):
             where = users_line(node.stack_trace or "")
             made_by = "a mask, nonzero, unique, bincount"
             raise Unsupported(f"a result of data-dependent size ({made_by}){where}")

@@ -21,6 +21,7 @@ from torch_scan_hop._torch.dynamo.errors import (
     causes_of,
     is_branch,
     is_data_dependent,
+    is_position,
     is_programs_own,
     own_failures_are_unsupported,
     stack_of,
@@ -94,6 +95,7 @@ class _Capture:
         self.part = part_told()
         self.is_whole = self.part.block > 1
         self.decides_branches = False
+        self.at_position: Exception | None = None
         self.counters: Counters | None = None
         self.reads: list[Any] | None = []
 
@@ -135,7 +137,7 @@ class _Capture:
             if stuck is not None:
                 raise stuck.refusal()
             if not more:
-                raise why
+                raise self.at_position or why
             note_counters(self.tx, more)
             places += more
 
@@ -155,8 +157,9 @@ class _Capture:
     def _is_undecided(self, error: Exception, places: Sequence[Place]) -> bool:
         """Return True if a step branches, and counters are to be tried, which may decide that; they
         are known at the beginning of a scan of all steps."""
-        if self.decides_branches or not is_branch(error):
+        if self.decides_branches or not (is_branch(error) or is_position(error)):
             return False
+        self.at_position = None if is_branch(error) else error
         self.decides_branches = bool(self._counters(self._numbers_at(places)))
         if self.decides_branches and not self.is_whole:
             self._make_whole()

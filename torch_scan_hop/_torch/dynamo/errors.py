@@ -82,10 +82,14 @@ def is_data_dependent(error: BaseException) -> bool:
 
 
 def is_branch(error: BaseException) -> bool:
-    """Return True if Dynamo gave up at a branch on the value of a tensor, or at a position in a
-    list."""
-    words = r"(?i)data-dependent branching|specialized integer|guard on data-dependent"
-    words += r"|unsupported index\(Tensor|indexing list with non-scalar"
+    """Return True if Dynamo gave up at a branch on the value of a tensor."""
+    return any("data-dependent branching" in str(e).lower() for e in causes_of(error))
+
+
+def is_position(error: BaseException) -> bool:
+    """Return True if Dynamo gave up at an int that it has to know, as a position in a list is."""
+    words = r"specialized integer|guard on data-dependent|Indexing list with non-scalar"
+    words += r"|unsupported index\(Tensor"
     return any(re.search(words, str(e)) for e in causes_of(error))
 
 
