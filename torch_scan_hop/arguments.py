@@ -97,7 +97,7 @@ def _checked_leaves(init: Any, xs: Any) -> list[tuple[str, Any]]:
                 f"scan: {path} must be a tensor, a number or None, but got {describe(leaf)}. "
                 + _instead_of(leaf, "Close over other values instead of carrying them."),
             )
-        if not torch.compiler.is_dynamo_compiling():
+        if isinstance(leaf, tree.NUMBERS) and not torch.compiler.is_dynamo_compiling():
             _check_number(path, leaf)
     x_leaves = tree.leaves_with_paths(xs, "xs")
     for path, leaf in x_leaves:
@@ -113,8 +113,6 @@ def _checked_leaves(init: Any, xs: Any) -> list[tuple[str, Any]]:
 def _check_number(path: str, leaf: Any) -> None:
     """Raise for a number that no scalar tensor is made of: a NumPy scalar is a float to Python, and
     an int may have any number of digits."""
-    if not isinstance(leaf, tree.NUMBERS):
-        return
     kind = next(kind for kind in tree.NUMBERS if isinstance(leaf, kind))
     if type(leaf) is not kind:
         raise ScanTypeError(

@@ -18,7 +18,6 @@ from torch_scan_hop import NotTraceableError, fallback, scan
 pytestmark = pytest.mark.torch_version
 
 
-
 class State:
     def __init__(self, **kwargs: Any) -> None:
         self.__dict__.update(kwargs)

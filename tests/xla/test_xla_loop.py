@@ -370,7 +370,7 @@ def test_exceptions_keep_their_type():
         lambda x: 1 if x[0] > 0 else 2,
         lambda x: x[x > 0].cumsum(0)[-1],
         lambda x: x.nonzero().cumsum(0)[-1].sum(),
-        lambda x: x.tolist()[0],
+        lambda x: x.repeat(17).tolist()[0],  # more numbers than are read one by one
         lambda x: x.cpu().to(x.device),
     ],
     ids=["branch", "mask", "nonzero", "tolist", "cpu"],

@@ -46,11 +46,12 @@ def runs_as_written(
     """Return True for a body of operators alone, over a few small steps on the CPU."""
     if not isinstance(body, fx.GraphModule) or options.checkpoint is not None:
         return False
-    x, operators = inputs.xs[0], len(body.graph.nodes)
-    most = MAX_STEPS * MOST_OPERATORS // max(operators, MOST_OPERATORS)
+    x, most = inputs.xs[0], MAX_STEPS
     if not is_differentiated and most and remember(body, ("fused",), lambda: _is_fused(body)):
         most = MAX_STEPS_OF_FUSED_CELLS
     if not 0 < x.shape[0] <= most or x.device.type != "cpu":
+        return False
+    if x.shape[0] * len(body.graph.nodes) > most * MOST_OPERATORS:
         return False
     if torch.is_autocast_enabled("cpu") or elements_of_step(inputs) > MAX_ELEMENTS:
         return False

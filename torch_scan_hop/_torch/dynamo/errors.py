@@ -77,7 +77,7 @@ def is_overflow(error: BaseException) -> bool:
 def is_data_dependent(error: BaseException) -> bool:
     """Return True if Dynamo gave up since Python wants to know the value of a tensor."""
     first_line = str(error).strip().split("\n", 1)[0].lower()
-    words = r"data.dependent|dynamic shape|\.item\(\)|\.tolist\(\)"
+    words = r"data.dependent|dynamic shape|\.item\(\)|\.tolist\(\)|decides by the value"
     return re.search(words, first_line) is not None
 
 
