@@ -42,8 +42,6 @@ _MIRRORED: dict[Comparison, Comparison] = {
     operator.gt: operator.lt,
     operator.ge: operator.le,
 }
-
-
 #: by operator of a number and an int: what the int makes of the number, as a factor and a sum
 _AFFINE: dict[Any, Callable[[int], tuple[int, int]]] = {
     operator.add: lambda n: (1, n),

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import SymFloat
@@ -37,80 +38,65 @@ def trace_in_parts(
     """Return the results of ``capture``, whose steps branch as ``change`` says."""
     if len(capture.part.before) >= _MOST_PARTS or change.alike == 0:
         raise change
-    block = _period(capture, change) * capture.part.block
-    if capture.part.block < block <= _LONGEST_BLOCK and _has_two(capture, block):
-        return _in_blocks(capture, change, block, settled)
-    alike = change.alike * capture.part.block
-    if alike == 1:
-        first = call_inlined(capture.tx, stack_of_one, capture.first_step(change))
-        return _followed(capture, change, ConstantVariable.create(1), first, settled)
-    return _in_two(capture, change, ConstantVariable.create(alike), settled)
+    return _Parting(capture, change, settled).trace()
 
 
-def _period(capture: Any, change: StepsBranchDifferently) -> int:
-    """Return after how many steps of ``capture`` they branch as they do now, as far as is known: a
-    step has begun with the same counts before."""
-    asked = capture.counters.asked()
-    begun = [begin for begin, before in capture.part.before if before and before == asked]
-    return capture.part.begin - begun[-1] if begun else change.period
+@dataclass(frozen=True)
+class _Parting:
+    capture: Any
+    change: StepsBranchDifferently
+    settled: tuple[str, ...]
 
+    def trace(self) -> VariableTracker:
+        capture, change = self.capture, self.change
+        block = self._period() * capture.part.block
+        if capture.part.block < block <= _LONGEST_BLOCK and _has_two(capture, block):
+            return self._in_blocks(block)
+        alike = change.alike * capture.part.block
+        steps = ConstantVariable.create(alike)
+        if alike == 1:
+            first = call_inlined(capture.tx, stack_of_one, capture.first_step(change))
+        else:
+            first = self._steps_before(steps, capture.over[2], SomeSteps(keeps_counts=True))
+        return self._followed(steps, first)
 
-def _in_blocks(
-    capture: Any, change: StepsBranchDifferently, block: int, settled: tuple[str, ...]
-) -> VariableTracker:
-    tx = capture.tx
-    _, trip_count, schedule = capture.over
-    size = ConstantVariable.create(block)
-    steps = call_inlined(tx, _in_whole_blocks, trip_count, size)
-    schedule = call_inlined(tx, _of_blocks, schedule, size)
-    if call_inlined(tx, _is_less, steps, trip_count).as_python_constant():
-        return _in_two(capture, change, steps, settled, schedule, block)
-    blocks = SomeSteps(capture.part.keeps_counts, block)
-    return _first(capture, steps, schedule, settled, blocks)
+    def _period(self) -> int:
+        """Return after how many steps of the capture they branch as they do now, as far as is
+        known: a step has begun with the same counts before."""
+        part, asked = self.capture.part, self.capture.counters.asked()
+        begun = [begin for begin, before in part.before if before and before == asked]
+        return part.begin - begun[-1] if begun else self.change.period
 
+    def _in_blocks(self, block: int) -> VariableTracker:
+        tx, (_, trip_count, schedule) = self.capture.tx, self.capture.over
+        size = ConstantVariable.create(block)
+        steps = call_inlined(tx, _in_whole_blocks, trip_count, size)
+        schedule = call_inlined(tx, _of_blocks, schedule, size)
+        has_rest = call_inlined(tx, _is_less, steps, trip_count).as_python_constant()
+        part = SomeSteps(has_rest or self.capture.part.keeps_counts, block)
+        first = self._steps_before(steps, schedule, part)
+        return self._followed(steps, first) if has_rest else first
 
-def _in_two(
-    capture: Any,
-    change: StepsBranchDifferently,
-    steps: VariableTracker,
-    settled: tuple[str, ...],
-    schedule: VariableTracker | None = None,
-    block: int = 1,
-) -> VariableTracker:
-    """Trace so many ``steps``, by ``schedule`` if given, and then the rest."""
-    first = _first(capture, steps, schedule or capture.over[2], settled, SomeSteps(True, block))
-    return _followed(capture, change, steps, first, settled)
+    def _steps_before(
+        self, steps: VariableTracker, schedule: VariableTracker, part: SomeSteps
+    ) -> VariableTracker:
+        """Trace so many ``steps`` by ``schedule``, which are ``part``."""
+        capture, names = self.capture, ConstantVariable.create(self.settled)
+        call = (capture.run, capture.combine_fn, steps, capture.init, capture.over[0], schedule)
+        with in_part(part):
+            return call_inlined(capture.tx, steps_before, *call, names)
 
-
-def _first(
-    capture: Any,
-    steps: VariableTracker,
-    schedule: VariableTracker,
-    settled: tuple[str, ...],
-    part: SomeSteps,
-) -> VariableTracker:
-    call = (capture.run, capture.combine_fn, steps, capture.init, capture.over[0], schedule)
-    with in_part(part):
-        return call_inlined(capture.tx, steps_before, *call, ConstantVariable.create(settled))
-
-
-def _followed(
-    capture: Any,
-    change: StepsBranchDifferently,
-    steps: VariableTracker,
-    first: VariableTracker,
-    settled: tuple[str, ...],
-) -> VariableTracker:
-    """Trace the rest after ``first``, the results of ``steps``."""
-    if _has_others(capture):
-        raise change
-    part = capture.part
-    before = (*part.before, (part.begin, capture.counters.asked()))
-    end = part.begin + steps.as_python_constant() if steps.is_python_constant() else -1
-    names = ConstantVariable.create((*settled, change.leaf))
-    rest = (capture.run, capture.combine_fn, steps, first, *capture.over, names)
-    with in_part(SomeSteps(part.keeps_counts, 1, before, end)):
-        return call_inlined(capture.tx, steps_after, *rest)
+    def _followed(self, steps: VariableTracker, first: VariableTracker) -> VariableTracker:
+        """Trace the rest after ``first``, the results of ``steps``."""
+        capture, part = self.capture, self.capture.part
+        if _has_others(capture):
+            raise self.change
+        before = (*part.before, (part.begin, capture.counters.asked()))
+        end = part.begin + steps.as_python_constant() if steps.is_python_constant() else -1
+        names = ConstantVariable.create((*self.settled, self.change.leaf))
+        rest = (capture.run, capture.combine_fn, steps, first, *capture.over, names)
+        with in_part(SomeSteps(part.keeps_counts, 1, before, end)):
+            return call_inlined(capture.tx, steps_after, *rest)
 
 
 def _has_others(capture: Any) -> bool:
@@ -123,7 +109,7 @@ def _has_others(capture: Any) -> bool:
     )
 
 
-def with_numbers(capture: Any, carry: VariableTracker) -> VariableTracker:
+def with_numbers_after(capture: Any, carry: VariableTracker) -> VariableTracker:
     """Return the ``carry`` after a part, in which what was a number is one again."""
     tx = capture.tx
     pairs = zip(parts_of(tx, capture.init), parts_of(tx, carry), strict=True)

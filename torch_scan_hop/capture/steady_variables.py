@@ -43,7 +43,7 @@ from torch_scan_hop.capture.counters import Counters, StepsBranchDifferently
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.lstms import lstms_are_written_out
 from torch_scan_hop.capture.modes_at_first import refuse_modes
-from torch_scan_hop.capture.parts import count_after, trace_in_parts, with_numbers
+from torch_scan_hop.capture.parts import count_after, trace_in_parts, with_numbers_after
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
 from torch_scan_hop.capture.stateful import Stateful, exact_numbers, leave, parts_of
@@ -167,15 +167,15 @@ class _Capture:
 
     def _scan(self, places: Sequence[Place]) -> VariableTracker:
         if places:
-            carry, ys = self._scan_with(places)
+            result = self._scan_with(places)
         else:
             result = self._run(self.combine_fn, self.template, self.carry)
-            if not self.part.keeps_counts:
-                return result
-            carry, ys = sequence_items(self.tx, result)
-        return TupleVariable([with_numbers(self, carry) if self.part.keeps_counts else carry, ys])
+        if not self.part.keeps_counts:
+            return result
+        carry, ys = sequence_items(self.tx, result)
+        return TupleVariable([with_numbers_after(self, carry), ys])
 
-    def _scan_with(self, places: Sequence[Place]) -> tuple[VariableTracker, VariableTracker]:
+    def _scan_with(self, places: Sequence[Place]) -> VariableTracker:
         """Run the scan with what steps leave at ``places`` as further carries."""
         tx = self.tx
         # before: carry          after: (carry, what is at the places)
@@ -197,7 +197,7 @@ class _Capture:
             ]
             leave(tx, place, values[twins.get(n, n)], counts)
             k += len(counts)
-        return carry, ys
+        return TupleVariable([carry, ys])
 
     def _numbers_at(self, places: Sequence[Place]) -> dict[int, Any]:
         """Return the leaves of the carry that are numbers, which are left at ``places``."""

@@ -183,7 +183,8 @@ class _Watch:
         for place in self.attributes.values():
             if place.before is None or not is_same(place.before, place.after):
                 place.check_owner()
-                found += [] if place.is_temporary() else [place]
+                if not place.is_temporary():
+                    found.append(place)
         return found
 
 
