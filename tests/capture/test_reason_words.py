@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from torch_scan_hop import NotTraceableError, fallback, scan
+from torch_scan_hop.capture.reasons import reason_of
 
 pytestmark = pytest.mark.torch_version
 
@@ -217,3 +218,14 @@ def test_a_function_in_an_attribute_is_told_from_another() -> None:
         with pytest.raises(NotTraceableError, match="seeds"):
             scan(layer(lambda x: x + torch.manual_seed(3).initial_seed()), h, xs)
     torch.testing.assert_close(carry, torch.full((3,), 4.0))
+
+
+def test_a_reason_does_not_depend_on_where_torch_is_installed() -> None:
+    """A long path made the explanation too long to be read, and the meaning was not found."""
+    told = (
+        "Attempted to call function marked as skipped\n"
+        "  Explanation: Dynamo developers have intentionally marked that the function "
+        "`manual_seed` in file `/{}/site-packages/torch/_compile.py` should not be traced."
+    )
+    for home in ("a", "a" * 200):
+        assert "seeds random numbers" in reason_of(RuntimeError(told.format(home)))

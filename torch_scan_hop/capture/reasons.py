@@ -204,9 +204,14 @@ def reason_of(error: BaseException, stack: str = "") -> Reason:
     text = str(error).rpartition(_PREAMBLE)[2]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
-    explanation = [line for line in lines if line.startswith("Explanation:")]
+    # where torch is installed says nothing, and is as long as the path to it
+    explanation = [
+        re.sub(r"/\S*/site-packages/", "", line.removeprefix("Explanation:").strip())
+        for line in lines
+        if line.startswith("Explanation:")
+    ]
     if explanation and len(explanation[0]) < 200:
-        reason = f"{reason} ({explanation[0].removeprefix('Explanation:').strip()})"
+        reason = f"{reason} ({explanation[0]})"
     where = ""
     if ", at " not in reason:
         where = users_line(str(error)) or users_line(stack)
