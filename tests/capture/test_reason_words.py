@@ -158,7 +158,11 @@ SAID |= {
         "optimizer of torch.optim.*Write the update out",
     ),
     "new optimizer": (makes_an_optimizer, 0, "optimizer of torch.optim.*Write the update out"),
-    "turns": (turns, OrderedDict(a=torch.ones(3), b=torch.ones(3)), "keys, or their order"),
+    "turns": (
+        turns,
+        OrderedDict(a=torch.ones(3), b=torch.ones(3)),
+        "keys, or their order|item 'a'",
+    ),
     "histc": (reads_a_bound, 0, "value of a tensor.*as a Python number.*histc"),
 }
 

@@ -763,6 +763,10 @@ def test_a_decaying_number_keeps_its_digits_in_a_schedule(way):
     assert_same(decay, torch.tensor(expected_decay), 1e-7)
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith(("2.13", "2.14")),
+    reason="this torch finds no item in an OrderedDict whose items are taken out",
+)
 def test_an_item_that_is_taken_out_and_put_back():
     def outputs(run):
         kept = collections.OrderedDict(last=torch.zeros(3))

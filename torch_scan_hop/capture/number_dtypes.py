@@ -12,9 +12,9 @@ from torch_scan_hop._torch.dtensors import is_dtensor
 from torch_scan_hop._torch.dynamo.attempts import changes_are_taken_back
 from torch_scan_hop._torch.dynamo.errors import is_branch, is_of_arithmetic
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_in_force
+from torch_scan_hop._torch.dynamo.left import StateAssigned
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.number_functions import kinds_of_numbers_are_known
-from torch_scan_hop._torch.dynamo.places import StateAssigned
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     VariableTracker,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.dynamo.errors import Unsupported
+from torch_scan_hop._torch.dynamo.left import GrowingList
 from torch_scan_hop._torch.dynamo.places import Place
 from torch_scan_hop._torch.dynamo.variables import (
     TensorVariable,
@@ -62,6 +63,18 @@ class SharedState:
                 self._check_replaced(place, is_anothers=after[k] in own)
             if any(self._is_one(j, k, after) for j in range(len(ends))):
                 raise _refusal(place)
+
+    def check_kept(
+        self, growing: GrowingList, part: VariableTracker, ends: Sequence[VariableTracker]
+    ) -> None:
+        """Raise Unsupported if further steps write to ``part``, which is appended to a list."""
+        memory = _memory(part)
+        written = {m for m, version in self._versions_of_closures().items() if version}
+        for start, end, version in zip(self.starts, ends, self.versions, strict=True):
+            if _version(start) != version:
+                written |= {_memory(start), _memory(end)}
+        if memory is not None and memory in written:
+            raise growing.refusal()
 
     def _versions_of_closures(self) -> dict[int | None, int]:
         """Return of each tensor that the body closes over how often it has been written to."""

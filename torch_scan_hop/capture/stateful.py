@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo.errors import Unsupported
+from torch_scan_hop._torch.dynamo.left import GrowingList, appended_to
 from torch_scan_hop._torch.dynamo.places import Place, as_number, is_number
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -24,14 +26,24 @@ from torch_scan_hop.step import device_of, split_result
 
 
 class Stateful(VariableTracker):
-    """``combine_fn`` as a function of ``(carry, state)``: its state at ``places`` is carried."""
+    """``combine_fn`` as a function of ``(carry, state)``: its state at ``places`` is carried, and
+    its ys are ``(y, what is appended to each of lists)``."""
 
-    def __init__(self, combine_fn: VariableTracker, places: Sequence[Place], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        combine_fn: VariableTracker,
+        places: Sequence[Place],
+        lists: Sequence[GrowingList],
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.combine_fn = combine_fn
         self.places = tuple(places)
+        self.lists = tuple(lists)
         #: of places that a step leaves with the tensor of an earlier one: that one
         self.twins: dict[int, int] = {}
+        #: by list, how many tensors a step appends
+        self.appended: dict[int, int] = {}
 
     def call_function(
         self, tx: Any, args: Sequence[VariableTracker], kwargs: dict[str, VariableTracker]
@@ -51,14 +63,30 @@ class Stateful(VariableTracker):
             ],
         )
         self._write(tx, now)
-        result = self.combine_fn.call_function(tx, [carry, x], {})
+        with appended_to(tx, self.lists) as appended:
+            result = self.combine_fn.call_function(tx, [carry, x], {})
         carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
+        kept = TupleVariable([TupleVariable(new.so_far()) for new in appended])
         left = [place.read(tx) for place in self.places]
         self.twins.update(twins_among(left))
-        shared.check([*parts_of(tx, carry), *(p for value in left for p in parts_of(tx, value))])
+        ends = [*parts_of(tx, carry), *(p for value in left for p in parts_of(tx, value))]
+        shared.check(ends)
+        for n, new in enumerate(sequence_items(tx, kept)):
+            for part in parts_of(tx, new):
+                self.lists[n].check(part)
+                shared.check_kept(self.lists[n], part, ends)
+            self._check_number(n, len(parts_of(tx, new)))
         state = TupleVariable([_left_at(tx, place) for place in self.places])
         self._write(tx, before)
-        return TupleVariable([TupleVariable([carry, state]), y])
+        return TupleVariable([TupleVariable([carry, state]), TupleVariable([y, kept])])
+
+    def _check_number(self, n: int, parts: int) -> None:
+        """Raise Unsupported if the steps of one block append more to a list than others."""
+        if self.appended.setdefault(n, parts) != parts:
+            raise Unsupported(
+                f"the body appends more in some steps than in others, at {self.lists[n].line}, and "
+                "what steps leave is stacked. Append in each, and drop later what is not wanted"
+            )
 
     def _write(self, tx: Any, values: Sequence[VariableTracker]) -> None:
         for place, value in zip(self.places, values, strict=True):

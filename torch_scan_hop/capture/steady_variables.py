@@ -27,7 +27,8 @@ from torch_scan_hop._torch.dynamo.errors import (
     stack_of,
     uncaptured,
 )
-from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, number_of
+from torch_scan_hop._torch.dynamo.left import GrowingList, StateAssigned
+from torch_scan_hop._torch.dynamo.places import Place, number_of
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -43,10 +44,11 @@ from torch_scan_hop.capture.counters import Counters, StepsBranchDifferently
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.lstms import lstms_are_written_out
 from torch_scan_hop.capture.modes_at_first import refuse_modes
-from torch_scan_hop.capture.parts import count_after, trace_in_parts, with_numbers_after
+from torch_scan_hop.capture.parts import trace_in_parts, with_numbers_after
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
-from torch_scan_hop.capture.stateful import Stateful, exact_numbers, leave, parts_of
+from torch_scan_hop.capture.scans_with_state import scan_with_state
+from torch_scan_hop.capture.stateful import parts_of
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
 from torch_scan_hop.capture.told import SomeSteps, in_part, part_told, told
 from torch_scan_hop.capture.traced_steps import steps_are_traced
@@ -98,6 +100,7 @@ class _Capture:
         self.at_position: Exception | None = None
         self.counters: Counters | None = None
         self.reads: list[Any] | None = []
+        self.lists: list[GrowingList] = []
 
     def trace(self, settled: tuple[str, ...]) -> VariableTracker:
         """Return the results of the scan. If a step reads a tensor as a number, and that number is
@@ -116,14 +119,15 @@ class _Capture:
             try:
                 numbers = self._numbers_at(places)
                 self.counters = self._counters(numbers) if self.decides_branches else None
-                about = told(settled, map(str, places), numbers, self.counters, self.reads)
+                left = map(str, (*places, *self.lists))
+                about = told(settled, left, numbers, self.counters, self.reads)
                 with taken_back_on_error(self.tx), about:
                     return self._scan(places)
             except Exception as error:
                 why = error
             # outside of the handler: what is raised from here on has a cause of its own
             assigned = _cause(why, StateAssigned)
-            more = assigned.places if assigned else []
+            more, longer = (assigned.places, assigned.lists) if assigned else ([], [])
             leaf = _settling(more) or _leaf_in(why)
             if _is_layers(self.combine_fn):
                 raise why
@@ -133,13 +137,14 @@ class _Capture:
                 continue
             if leaf and leaf not in settled:
                 return self._from_second_step((*settled, leaf), why)
-            stuck = next((p for p in more if p.must_settle() or p.is_in(places)), None)
-            if stuck is not None:
-                raise stuck.refusal()
-            if not more:
+            stuck = [p for p in more if p.must_settle() or p.is_in(places)]
+            for left_again in (*stuck, *(g for g in longer if g.is_in(self.lists))):
+                raise left_again.refusal()
+            if not (more or longer):
                 raise self.at_position or why
             note_counters(self.tx, more)
             places += more
+            self.lists += longer
 
     def _is_split_at_a_hook(self, error: Exception) -> bool:
         """Return True if one scan of all steps is to be tried, of which a schedule has made several
@@ -166,38 +171,14 @@ class _Capture:
         return self.decides_branches
 
     def _scan(self, places: Sequence[Place]) -> VariableTracker:
-        if places:
-            result = self._scan_with(places)
+        if places or self.lists:
+            result = scan_with_state(self, places, self.lists)
         else:
-            result = self._run(self.combine_fn, self.template, self.carry)
+            result = self.run_scan(self.combine_fn, self.template, self.carry)
         if not self.part.keeps_counts:
             return result
         carry, ys = sequence_items(self.tx, result)
         return TupleVariable([with_numbers_after(self, carry), ys])
-
-    def _scan_with(self, places: Sequence[Place]) -> VariableTracker:
-        """Run the scan with what steps leave at ``places`` as further carries."""
-        tx = self.tx
-        # before: carry          after: (carry, what is at the places)
-        state: VariableTracker = TupleVariable([self._start_at(place) for place in places])
-        template = self.template
-        if not _is_none(template):
-            template = TupleVariable([template, state])
-        carry: VariableTracker = TupleVariable([self.carry, state])
-        step = Stateful(self.combine_fn, places)
-        carry, ys = sequence_items(tx, self._run(step, template, carry))
-        carry, state = sequence_items(tx, carry)
-        values = sequence_items(tx, state)
-        twins = {} if _is_zero(tx, self.over[1]) else step.twins
-        k = len(parts_of(tx, carry))
-        for n, place in enumerate(places):
-            counts = [
-                count_after(self, k + i, part)
-                for i, part in enumerate(parts_of(tx, place.read(tx)))
-            ]
-            leave(tx, place, values[twins.get(n, n)], counts)
-            k += len(counts)
-        return TupleVariable([carry, ys])
 
     def _numbers_at(self, places: Sequence[Place]) -> dict[int, Any]:
         """Return the leaves of the carry that are numbers, which are left at ``places``."""
@@ -208,18 +189,15 @@ class _Capture:
     def _counters(self, at_places: dict[int, Any]) -> Counters:
         return Counters({**_numbers(parts_of(self.tx, self.init)), **at_places})
 
-    def _start_at(self, place: Place) -> VariableTracker:
-        value = place.read(self.tx)
-        for part in parts_of(self.tx, value):
-            place.check(part)
-        return call_inlined(self.tx, exact_numbers, value, self.init, self.over[0])
-
-    def _run(self, combine_fn: Any, template: Any, carry: Any) -> VariableTracker:
+    def run_scan(self, combine_fn: Any, template: Any, carry: Any) -> VariableTracker:
         return self.run.call_function(self.tx, [combine_fn, template, carry, *self.over], {})
+
+    def has_no_steps(self) -> bool:
+        return bool(call_inlined(self.tx, _no_steps, self.over[1]).as_python_constant())
 
     def _from_second_step(self, settled: tuple[str, ...], why: Exception) -> VariableTracker:
         tx, (xs, trip_count, schedule) = self.tx, self.over
-        if _is_zero(tx, trip_count):
+        if self.has_no_steps():
             with changes_are_undone(), told(reads=self.reads):
                 return call_inlined(tx, no_step, self.run, self.combine_fn, self.init, *self.over)
         first = self.first_step(why)
@@ -277,14 +255,6 @@ def _is_layers(combine_fn: VariableTracker) -> bool:
     """
     code = getattr(getattr(combine_fn, "get_code", lambda: None)(), "co_filename", "")
     return str(code) == f"{PACKAGE}/layers.py"
-
-
-def _is_none(variable: VariableTracker) -> bool:
-    return variable.is_python_constant() and variable.as_python_constant() is None
-
-
-def _is_zero(tx: Any, trip_count: VariableTracker) -> bool:
-    return bool(call_inlined(tx, _no_steps, trip_count).as_python_constant())
 
 
 def _no_steps(trip_count: Any) -> bool:

@@ -21,7 +21,8 @@ from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
 from torch._dynamo.variables.higher_order_ops import discard_graph_changes, speculate_subgraph
 from torch._dynamo.variables.tensor import TensorVariable
 
-from torch_scan_hop._torch.dynamo.places import StateAssigned, users_line
+from torch_scan_hop._torch.dynamo.left import StateAssigned
+from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
 from torch_scan_hop._torch.dynamo.speculation import forget_changes
 from torch_scan_hop._torch.dynamo.variables import install_body, known_modules, make_attr
@@ -105,7 +106,7 @@ def _traced(tx: Any, hook: VariableTracker, gradient: VariableTracker, operator:
     # outside of the handler: what a hook changes is nothing that the next step finds
     if re.search(r"the body changes|input mutation|side effect", str(why)) is None:
         raise why
-    what = str(why.places[0]) if isinstance(why, StateAssigned) else "a tensor or an object"
+    what = why.first if isinstance(why, StateAssigned) else "a tensor or an object"
     raise Unsupported(
         f"a hook that the body registers changes {what}, in the backward, at {users_line()}"
     )

@@ -45,10 +45,10 @@ def is_same(before: Any, after: Any) -> bool:
         return type(one) is type(other) and bool(one == other)
     if before.source is not None and before.source == after.source:
         return True
-    return _tensor_of(before) is not None and _tensor_of(before) is _tensor_of(after)
+    return tensor_of(before) is not None and tensor_of(before) is tensor_of(after)
 
 
-def _tensor_of(variable: VariableTracker) -> Any:
+def tensor_of(variable: VariableTracker) -> Any:
     """Return the example of a tensor variable as it is now; None for any other variable.
 
     ``module.steps += 1`` assigns what ``iadd`` returns: the tensor that was there, changed.
@@ -170,7 +170,7 @@ class Place:
             return isinstance(number, int) and isinstance(next_number, float)
         if before.is_python_constant() or after.is_python_constant():
             return True
-        one, other = _tensor_of(before), _tensor_of(after)
+        one, other = tensor_of(before), tensor_of(after)
         if one is None or other is None:
             return (one is None) != (other is None)
         return one.shape != other.shape or one.dtype != other.dtype
@@ -178,7 +178,7 @@ class Place:
     def check(self, part: VariableTracker) -> None:
         """Raise Unsupported if ``part`` of what is left there cannot be carried."""
         is_numpys = isinstance(part.realize(), NumpyNdarrayVariable)  # a tensor to Dynamo
-        if is_number(part) or (_tensor_of(part) is not None and not is_numpys):
+        if is_number(part) or (tensor_of(part) is not None and not is_numpys):
             return
         kind = part.realize().python_type().__name__
         advice = "Keep it apart from what changes, in an attribute of its own."
@@ -260,14 +260,6 @@ def scalars_are_read(tx: Any) -> Iterator[None]:
     config: Any = dynamo_config
     with config.patch(capture_scalar_outputs=True):
         yield
-
-
-class StateAssigned(Unsupported):
-    """A step leaves something for the next one in ``places``: carried, it is a scan."""
-
-    def __init__(self, places: list[Place]) -> None:
-        super().__init__(str(places[0].refusal()))
-        self.places = places
 
 
 def attribute_of(effects: SideEffects, item: VariableTracker, name: str) -> VariableTracker | None:

@@ -27,10 +27,10 @@ from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.misc import AutogradFunctionContextVariable
 
 from torch_scan_hop._torch.dynamo.deques import is_filling
+from torch_scan_hop._torch.dynamo.left import GrowingList, StateAssigned, is_growing, put_back
 from torch_scan_hop._torch.dynamo.places import (
     AN_OBJECT,
     Place,
-    StateAssigned,
     attribute_of,
     is_same,
     refuse_within_functions,
@@ -91,12 +91,14 @@ class _Contents:
     line: str
     is_cache: bool
 
-    def changes(self) -> list[Place]:
-        """Items that have changed; raises Unsupported if there are others, fewer or more."""
+    def changes(self) -> list[Place | GrowingList]:
+        """What has changed: items, or the list if there are more; raises Unsupported for others."""
         before, now = self.before, _contents(self.variable)
         self.put_back()
         if self.is_cache:  # that begins empty at each step
             return []
+        if is_growing(self.variable, before, now):
+            return [GrowingList(self.variable, self.line)]
         if isinstance(self.variable, SetVariable):
             if set(before) != set(now):
                 raise refused_change("a set that it did not make", self.line)
@@ -118,7 +120,7 @@ class _Contents:
 
     def put_back(self) -> None:
         # what is the same may have another name: one of the body's, which the program has not got
-        self.variable.items = self.before  # type: ignore[attr-defined]
+        put_back(self.variable, self.before)
         kind: Any = self.variable.mutation_type
         if hasattr(kind, "is_modified"):
             kind.is_modified = self.was_modified
@@ -177,8 +179,8 @@ class _Watch:
         for contents in self.contents.values():
             contents.put_back()
 
-    def places(self) -> list[Place]:
-        """Return the places that the next step finds changed."""
+    def places(self) -> list[Place | GrowingList]:
+        """Return the places that the next step finds changed, and the lists that have grown."""
         found = [place for contents in self.contents.values() for place in contents.changes()]
         for place in self.attributes.values():
             if place.before is None or not is_same(place.before, place.after):
@@ -204,9 +206,9 @@ def lasting_changes_are_refused(tx: Any) -> Iterator[None]:
     except BaseException:
         watch.put_back()
         raise
-    places = watch.places()
-    if places and not _undone:
-        raise StateAssigned(places)
+    found = watch.places()
+    if found and not _undone:
+        raise StateAssigned(found)
 
 
 _undone: list[bool] = []

@@ -1,0 +1,241 @@
+"""Lists of the program's that a body appends to: what steps append is stacked, and then appended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.oracle import assert_same
+from torch_scan_hop import NotTraceableError, fallback, scan
+
+
+def loop(cell: Any, h: Any, xs: Any, reverse: bool = False) -> Any:
+    ys = []
+    for x in xs.flip(0) if reverse else xs:
+        h, y = cell(h, x)
+        ys.append(y)
+    return h, torch.stack(ys[::-1] if reverse else ys)
+
+
+WAYS: dict[str, Any] = {
+    "eager": scan,
+    "aot_eager": torch.compile(scan, backend="aot_eager", fullgraph=True),
+}
+
+
+class State:
+    def __init__(self, **kept: Any) -> None:
+        vars(self).update(kept)
+
+
+def attribute(o: Any, h: Any, x: Any) -> Any:
+    h = torch.tanh(o.layer(h) + x)
+    o.kept.append(h)
+    return h, h * 2
+
+
+def of_a_dict(o: Any, h: Any, x: Any) -> Any:
+    h = torch.tanh(o.layer(h) + x)
+    o.table["a"].append(h.detach())
+    o.table["b"] += [h * 3, x]
+    return h, h
+
+
+def structures(o: Any, h: Any, x: Any) -> Any:
+    h = torch.tanh(o.layer(h) + x)
+    o.kept.extend([(h, {"x": x}), (h * 2, {"x": x + 1})])
+    return h, h
+
+
+def other_state(o: Any, h: Any, x: Any) -> Any:
+    if o.last is not None:
+        h = h + o.last
+    o.last = torch.tanh(o.layer(h))
+    o.kept.append(o.last)
+    o.n += 1
+    return o.last * 0.5, x * o.n
+
+
+def branches(o: Any, h: Any, x: Any) -> Any:
+    h = torch.tanh(o.layer(h) + x)
+    o.kept.append(h if o.n % 2 == 0 else x)
+    if o.n < 4:
+        o.table["a"].append(h * 2)
+    o.n += 1
+    return h, h
+
+
+def nested(o: Any, h: Any, x: Any) -> Any:
+    def inner(c: Any, y: Any) -> Any:
+        c = torch.tanh(c + y)
+        o.kept.append(c)
+        return c, c
+
+    run = scan if o.run is not loop else loop
+    h, ys = run(inner, o.layer(h), torch.stack([x, x * 2]))
+    return h, ys.sum(0)
+
+
+def written_in_the_step(o: Any, h: Any, x: Any) -> Any:
+    h = o.layer(h) + x
+    o.kept.append(h)
+    h.mul_(0.5)
+    return h + 0, h + 1
+
+
+BODIES = [
+    *(attribute, of_a_dict, structures, other_state, branches, nested, written_in_the_step),
+]
+
+
+def outputs(body: Any, run: Any, length: int = 7, **keywords: Any) -> Any:
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 3).double()
+    o = State(layer=layer, kept=[], table={"a": [], "b": []}, last=None, n=0, run=run)
+    h = torch.zeros(3, dtype=torch.float64)
+    xs = torch.randn(length, 3, dtype=torch.float64, requires_grad=True)
+    results = run(lambda h, x: body(o, h, x), h, xs, **keywords)
+    found = (*results, o.kept, o.table, o.last, o.n)
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(found) if torch.is_tensor(leaf)]
+    weighed = [(k + 1.0) * leaf.pow(2).sum() for k, leaf in enumerate(leaves) if leaf.requires_grad]
+    grads = torch.autograd.grad(sum(weighed), [xs, *layer.parameters()], allow_unused=True)
+    return found, [v for v in grads if v is not None]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_a_list_grows_as_in_the_loop(body: Any, way: str) -> None:
+    torch._dynamo.reset()
+    with fallback("error"):
+        assert_same(outputs(body, WAYS[way]), outputs(body, loop))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"reverse": True}, {"unroll": 2}, {"checkpoint": "full"}],
+    ids=lambda how: next(iter(how)),
+)
+@pytest.mark.parametrize("body", [structures, other_state], ids=lambda body: body.__name__)
+def test_a_schedule_keeps_the_order_of_steps(body: Any, how: dict[str, Any]) -> None:
+    expected = outputs(body, loop, **{k: v for k, v in how.items() if k == "reverse"})
+    with fallback("error"):
+        assert_same(outputs(body, scan, **how), expected)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_list_grows_in_few_steps(length: int) -> None:
+    with fallback("error"):
+        assert_same(outputs(attribute, scan, length), outputs(attribute, loop, length))
+
+
+def test_no_steps_append_nothing() -> None:
+    kept: list[torch.Tensor] = []
+
+    def cell(h: Any, x: Any) -> Any:
+        kept.append(h + x)
+        return h + x, x
+
+    with fallback("error"):
+        scan(cell, torch.zeros(3), torch.ones(0, 3))
+    assert kept == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hook_of_a_module_keeps_its_outputs(way: str) -> None:
+    def run(scanned: Any) -> Any:
+        torch.manual_seed(1)
+        layer, seen = nn.Linear(3, 3).double(), []
+        layer.register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
+        xs = torch.randn(5, 3, dtype=torch.float64)
+        _, ys = scanned(lambda h, x: (torch.tanh(layer(h) + x),) * 2, xs[0], xs)
+        return ys, torch.stack(seen)
+
+    torch._dynamo.reset()
+    with fallback("error"):
+        assert_same(run(WAYS[way]), run(loop))
+
+
+def test_what_was_in_the_list_stays() -> None:
+    first, kept = torch.ones(3), []
+    kept.append(first)
+
+    def cell(h: Any, x: Any) -> Any:
+        kept.append(h * x)
+        return h + x, x
+
+    xs = torch.ones(2, 3)
+    with fallback("error"):
+        for calls in range(1, 4):
+            scan(cell, torch.ones(3), xs)
+            assert kept[0] is first and len(kept) == 1 + 2 * calls
+    assert_same(kept[1:], [torch.ones(3), torch.ones(3) * 2] * 3)
+
+
+def reads(kept: list[Any], h: Any, x: Any) -> Any:
+    h = h + (kept[-1] if kept else x)
+    kept.append(h)
+    return h, x
+
+
+def asks_how_many(kept: list[Any], h: Any, x: Any) -> Any:
+    kept.append(h)
+    return h + len(kept), x
+
+
+def goes_through(kept: list[Any], h: Any, x: Any) -> Any:
+    kept.append(h)
+    return h + sum(kept), x
+
+
+def appends_numbers(kept: list[Any], h: Any, x: Any) -> Any:
+    kept.append(h.sum().item())
+    return h + x, x
+
+
+@pytest.mark.parametrize("body", [reads, asks_how_many, goes_through, appends_numbers])
+def test_what_is_no_scan_is_a_loop(body: Any) -> None:
+    def run(scanned: Any) -> Any:
+        kept: list[Any] = []
+        return *scanned(lambda h, x: body(kept, h, x), torch.zeros(3), torch.ones(4, 3)), kept
+
+    with fallback("error"), pytest.raises(NotTraceableError, match=r"test_growing_lists.py:\d+"):
+        run(scan)
+    with fallback("allow"):
+        assert_same(run(scan), run(loop))
+
+
+def test_what_a_step_writes_to_is_not_kept_as_it_was() -> None:
+    kept: list[Any] = []
+    table = torch.zeros(3)
+
+    def of_the_carry(h: Any, x: Any) -> Any:
+        kept.append(h)
+        h += x
+        return h, x
+
+    def of_a_closure(h: Any, x: Any) -> Any:
+        table.add_(x)
+        kept.append(table[:2])
+        return h + x, x
+
+    for body in (of_the_carry, of_a_closure):
+        with fallback("error"), pytest.raises(NotTraceableError, match="length of a list"):
+            scan(body, torch.zeros(3), torch.ones(4, 3))
+
+
+def test_steps_of_a_block_append_as_many() -> None:
+    o = State(n=0)
+    kept: list[Any] = []
+
+    def cell(h: Any, x: Any) -> Any:
+        if o.n % 2 == 0:
+            kept.append(h)
+        o.n += 1
+        return h + x, x
+
+    with fallback("error"), pytest.raises(NotTraceableError, match="in some steps"):
+        scan(cell, torch.zeros(3), torch.ones(8, 3))
+    assert not kept and o.n == 0

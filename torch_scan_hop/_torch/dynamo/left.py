@@ -1,0 +1,118 @@
+"""What a step leaves for the next one: in places, and in lists that it appends to and does not read
+(checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.lists import ListVariable
+
+from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
+from torch_scan_hop._torch.dynamo.places import Place, refused_change, tensor_of
+
+
+@dataclass(frozen=True)
+class GrowingList:
+    """A list that a step leaves longer than it found it, by what it appends."""
+
+    owner: Any
+    line: str
+
+    def __str__(self) -> str:
+        return f"a list that is appended to at {self.line}"
+
+    def is_in(self, lists: Sequence[GrowingList]) -> bool:
+        return any(self.owner is other.owner for other in lists)
+
+    def refusal(self) -> Unsupported:
+        return refused_change("the length of a list that it did not make", self.line)
+
+    def check(self, part: VariableTracker) -> None:
+        """Raise Unsupported if ``part`` of what is appended is no tensor."""
+        if is_made_number(part) or tensor_of(part) is None:
+            raise self.refusal()
+
+
+class StateAssigned(Unsupported):
+    """A step leaves something ``left`` for the next one, in places or in lists that grow."""
+
+    def __init__(self, left: Sequence[Place | GrowingList]) -> None:
+        super().__init__(str(left[0].refusal()))
+        self.first = str(left[0])
+        self.places = [place for place in left if isinstance(place, Place)]
+        self.lists = [place for place in left if isinstance(place, GrowingList)]
+
+
+def is_growing(variable: VariableTracker, before: Any, now: Any) -> bool:
+    """Return True if a list has only been appended to."""
+    return (
+        type(variable) is ListVariable
+        and len(before) < len(now)
+        and all(old is new for old, new in zip(before, now, strict=False))
+    )
+
+
+class Appended(list[VariableTracker]):
+    """What a body appends to a list, in place of its items as Dynamo knows them: how many there are
+    changes from step to step, so that a body which asks is refused."""
+
+    def __init__(self, growing: GrowingList) -> None:
+        super().__init__()
+        self._growing = growing
+
+    def so_far(self) -> list[VariableTracker]:
+        return [*list.__iter__(self)]
+
+    def __copy__(self) -> list[VariableTracker]:
+        return self.so_far()
+
+    def __iter__(self) -> NoReturn:
+        if sys._getframe(1).f_code.co_name == "as_python_constant":
+            raise NotImplementedError  # it is none, as Dynamo finds out so
+        self._refuse()
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise Unsupported(
+            f"the body reads a list that it appends to, at {self._growing.line}: a scan traces a "
+            "step once, and the list is longer at each. Carry what the next step reads"
+        )
+
+    def __len__(self) -> int:
+        # torch > 2.9 compares the lengths before and after it extends a list
+        caller = sys._getframe(1)
+        if caller.f_code.co_name != "list_extend" and caller.f_locals.get("name") != "extend":
+            self._refuse()
+        return len(self.so_far())
+
+    __getitem__ = __contains__ = __add__ = __mul__ = _refuse  # type: ignore
+    __setitem__ = __delitem__ = __reversed__ = __eq__ = __iadd__ = __imul__ = _refuse  # type: ignore
+    insert = pop = remove = clear = index = count = sort = reverse = copy = _refuse  # type: ignore
+
+
+def put_back(variable: Any, before: Any) -> None:
+    """Let a container hold what it held; of a scan around this one, what steps have appended."""
+    if isinstance(variable.items, Appended):
+        list.__setitem__(variable.items, slice(None), before)
+    else:
+        variable.items = before
+
+
+@contextlib.contextmanager
+def appended_to(tx: Any, lists: Sequence[GrowingList]) -> Iterator[list[Appended]]:
+    """Give for each of ``lists`` what is appended to it within, which it does not have then."""
+    appended = [Appended(growing) for growing in lists]
+    befores = [growing.owner.items for growing in lists]
+    for growing, new in zip(lists, appended, strict=True):
+        tx.output.side_effects.mutation(growing.owner)  # as it was: that is remembered
+        growing.owner.items = new
+    try:
+        yield appended
+    finally:
+        for growing, before in zip(lists, befores, strict=True):
+            growing.owner.items = before
