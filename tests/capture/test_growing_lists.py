@@ -167,11 +167,26 @@ def test_what_was_in_the_list_stays() -> None:
         return h + x, x
 
     xs = torch.ones(2, 3)
-    with fallback("error"):
-        for calls in range(1, 4):
-            scan(cell, torch.ones(3), xs)
-            assert kept[0] is first and len(kept) == 1 + 2 * calls
+    run = torch.compile(scan, backend="eager", fullgraph=True)
+    for calls in range(1, 4):
+        run(cell, torch.ones(3), xs)
+        assert kept[0] is first and len(kept) == 1 + 2 * calls
     assert_same(kept[1:], [torch.ones(3), torch.ones(3) * 2] * 3)
+
+
+@pytest.mark.parametrize("why", ["items before the scan", "another number", "more than 1024"])
+def test_what_would_be_captured_at_each_call_is_a_loop(why: str) -> None:
+    kept: list[Any] = [torch.ones(3)] if why.startswith("items") else []
+
+    def cell(h: Any, x: Any) -> Any:
+        kept.append(h)
+        return h + x, x
+
+    lengths = {"items before the scan": (4,), "another number": (4, 5, 6)}.get(why, (1025,))
+    with fallback("error"), pytest.raises(NotTraceableError, match=why):
+        for length in lengths:
+            scan(cell, torch.zeros(3), torch.ones(length, 3))
+            kept.clear()
 
 
 def reads(kept: list[Any], h: Any, x: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.left import GrowingList
 from torch_scan_hop._torch.dynamo.places import Place
 from torch_scan_hop._torch.dynamo.variables import (
@@ -18,7 +19,11 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop.capture.parts import count_after
 from torch_scan_hop.capture.stateful import Stateful, exact_numbers, leave, parts_of
+from torch_scan_hop.capture.told import loop_may_run
 from torch_scan_hop.schedule.strategies import Schedule
+
+#: of so many steps, each row that is appended is traced: some 2 ms
+_MOST_ROWS = 1024
 
 
 def scan_with_state(
@@ -26,7 +31,8 @@ def scan_with_state(
 ) -> VariableTracker:
     """Run the scan with what steps leave at ``places`` as further carries, and what they append to
     ``lists`` as further ys."""
-    tx, schedule = capture.tx, capture.over[2]
+    tx, (_, trip_count, schedule) = capture.tx, capture.over
+    _refuse_costly_captures(lists, trip_count)
     # before: carry          after: (carry, what is at the places)
     state: VariableTracker = TupleVariable([_start_at(capture, place) for place in places])
     template = capture.template
@@ -49,6 +55,27 @@ def scan_with_state(
     for growing, stacks in zip(lists, sequence_items(tx, appended), strict=True):
         call_inlined(tx, _append_rows, growing.owner, stacks, schedule)
     return TupleVariable([carry, ys])
+
+
+def _refuse_costly_captures(lists: Sequence[GrowingList], trip_count: VariableTracker) -> None:
+    """Raise Unsupported if a loop may run, and captures would cost more than it: each call is one
+    if a list has other items then, or is appended to another number of times; each row is traced.
+    """
+    if not loop_may_run():
+        return
+    varies = not trip_count.is_python_constant()
+    for growing in lists:
+        what = f"the body appends to a list, at {growing.line}"
+        if growing.has_items():
+            raise Unsupported(
+                f"{what}, that has items before the scan: each call would be captured anew. Begin "
+                "with an empty list, or return the value in ys"
+            )
+        if varies or trip_count.as_python_constant() > _MOST_ROWS:
+            raise Unsupported(
+                f"{what}, in more than {_MOST_ROWS} steps or in another number of steps than before"
+                ". Return the value in ys"
+            )
 
 
 def _start_at(capture: Any, place: Place) -> VariableTracker:

@@ -25,13 +25,19 @@ class GrowingList:
     line: str
 
     def __str__(self) -> str:
-        return f"a list that is appended to at {self.line}"
+        return f"a list that grows at {self.line}"
 
     def is_in(self, lists: Sequence[GrowingList]) -> bool:
         return any(self.owner is other.owner for other in lists)
 
     def refusal(self) -> Unsupported:
         return refused_change("the length of a list that it did not make", self.line)
+
+    def has_items(self) -> bool:
+        """Return True if the program has put items there, which a capture is guarded by."""
+        items = self.owner.items
+        items = items.so_far() if isinstance(items, Appended) else items
+        return any(item.source is not None for item in items)
 
     def check(self, part: VariableTracker) -> None:
         """Raise Unsupported if ``part`` of what is appended is no tensor."""
