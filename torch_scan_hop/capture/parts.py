@@ -12,7 +12,7 @@ from typing import Any
 from torch import SymFloat
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.dynamo.places import as_number, is_number, number_of
+from torch_scan_hop._torch.dynamo.places import is_number, number_of
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     TupleVariable,
@@ -22,7 +22,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop.capture.counters import StepsBranchDifferently
 from torch_scan_hop.capture.counting import later
-from torch_scan_hop.capture.stateful import parts_of
+from torch_scan_hop.capture.stateful import number_after, parts_of
 from torch_scan_hop.capture.steady import stack_of_one, steps_after, steps_before
 from torch_scan_hop.capture.told import SomeSteps, in_part
 from torch_scan_hop.schedule.strategies import Schedule, as_one_scan
@@ -114,7 +114,7 @@ def with_numbers_after(capture: Any, carry: VariableTracker) -> VariableTracker:
     tx = capture.tx
     pairs = zip(parts_of(tx, capture.init), parts_of(tx, carry), strict=True)
     leaves = [
-        (count_after(capture, k, start) or as_number(tx, leaf)) if is_number(start) else leaf
+        (count_after(capture, k, start) or number_after(tx, leaf)) if is_number(start) else leaf
         for k, (start, leaf) in enumerate(pairs)
     ]
     return call_inlined(tx, tree.unflatten, carry, TupleVariable(leaves))

@@ -27,7 +27,7 @@ from torch_scan_hop._torch.dynamo.errors import (
     stack_of,
     uncaptured,
 )
-from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, number_of
+from torch_scan_hop._torch.dynamo.places import Place, StateAssigned, is_number, number_of
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -250,8 +250,8 @@ class _Capture:
 
 
 def _numbers(parts: Sequence[VariableTracker], first: int = 0) -> dict[int, Any]:
-    values = {first + k: number_of(part) for k, part in enumerate(parts)}
-    return {k: number for k, number in values.items() if number is not None}
+    """Return the numbers by leaf of the carry; None for those of the body of a scan."""
+    return {first + k: number_of(part) for k, part in enumerate(parts) if is_number(part)}
 
 
 class _Written(Exception): ...
