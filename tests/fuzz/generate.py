@@ -57,7 +57,7 @@ TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
 WEIGHTS = {
     "pointwise": 3, "indexing": 3, "buffers": 2, "floats": 8, "cells": 6, "regions": 6,
     "inner_cells": 8, "norms": 6, "masks": 8,
-    "shared": 12, "branches": 9,
+    "shared": 12, "branches": 5,
 }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ class _Generator:
         self.long = rng.random() < 0.06 or "long" in features
         trip_count = rng.choice([33, 64, 256] if self.long else TRIP_COUNTS)
         if "branches" in features and not self.long:
-            trip_count = rng.choice([1, 2, 3, 5, 6, 7, 9, 12, 13, 17])
+            trip_count = rng.choice([1, 2, 3, 3, 4, 5, 6, 7, 9, 13])
         if {"attributes", "first_steps", "counters", "shared"} & set(features):
             trip_count = max(1, trip_count)  # what comes of no step is known to a step that runs
         pool = [1, 2, 3, 4, 8] if self.long else SIZES

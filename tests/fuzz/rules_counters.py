@@ -68,7 +68,7 @@ def delayed(g: Builder) -> None:
 
 #: how a number is counted on, as an expression
 NEXT = [
-    "{n} + 1", "{n} + 1", "{n} + 1", "{n} + 2", "{n} - 1", "({n} + 1) % {m}", "({n} + 2) % {m}",
+    *["{n} + 1"] * 12, *["{n} + 2", "{n} - 1", "({n} + 1) % {m}"] * 2, "{n} - 1", "({n} + 1) % {m}", "({n} + 2) % {m}",
     "{n} + 1 if {n} < {k} else 0", "1 - {n}", "max({n} - 1, 0)", "min({n} + 1, {k})", "{n} * 2 + 1",
 ]  # fmt: skip
 CONDITIONS = [
@@ -86,7 +86,7 @@ def next_number(g: Builder, name: str) -> str:
 
 def number(g: Builder) -> str:
     """An int that steps count: one in scope, or a new one, counted on at once or last of all."""
-    if g.counters and g.chance(0.7):
+    if g.counters and g.chance(0.8):
         return g.choose(g.counters)
     holder(g)
     name = f"holder.i{len(g.before)}"
@@ -205,7 +205,7 @@ def turned_flag(g: Builder) -> None:
     g.before.append(Statement(f"{name} = {g.choose(['True', 'False'])}"))
     turn = Statement(
         f"{name} = "
-        + g.choose(["not {f}", "False", "True", "{c} > 0"]).format(f=name, c=condition(g))
+        + g.choose(["not {f}", "{c} > 0", *["False", "True"] * 6]).format(f=name, c=condition(g))
     )
     (g.last if g.chance(0.5) else g.statements).append(turn)
     texts = [
@@ -248,6 +248,8 @@ def written_at_a_count(g: Builder) -> None:
     starts = [f"[{zeros} for _ in range(12)]", f"torch.stack([{zeros}] * 12)",
               f"{{k: {zeros} for k in range(-3, 12)}}"]  # fmt: skip
     start = g.choose(starts)
+    if start == starts[2]:
+        at = g.choose(["0", "1"])
     g.before.append(Statement(f"{name} = {start}"))
     value = f"{a.name}.detach()" if start == starts[1] else a.name
     g.do(f"{name}[{at}] = torch.sin({value}) - 0.5 * {name}[{at}]")
