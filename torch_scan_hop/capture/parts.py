@@ -72,7 +72,7 @@ class _Parting:
         size = ConstantVariable.create(block)
         steps = call_inlined(tx, _in_whole_blocks, trip_count, size)
         schedule = call_inlined(tx, _of_blocks, schedule, size)
-        has_rest = call_inlined(tx, _is_less, steps, trip_count).as_python_constant()
+        has_rest = is_less(tx, steps, trip_count)
         part = SomeSteps(has_rest or self.capture.part.keeps_counts, block)
         first = self._steps_before(steps, schedule, part)
         return self._followed(steps, first) if has_rest else first
@@ -139,9 +139,11 @@ def _in_whole_blocks(trip_count: int, block: int) -> int:
 
 def _has_two(capture: Any, block: int) -> bool:
     """Return True if there are two blocks of so many steps."""
-    size = ConstantVariable.create(2 * block)
-    is_less = call_inlined(capture.tx, _is_less, capture.over[1], size)
-    return not is_less.as_python_constant()
+    return not is_less(capture.tx, capture.over[1], ConstantVariable.create(2 * block))
+
+
+def is_less(tx: Any, steps: VariableTracker, others: VariableTracker) -> bool:
+    return bool(call_inlined(tx, _is_less, steps, others).as_python_constant())
 
 
 def _is_less(steps: int, others: int) -> bool:

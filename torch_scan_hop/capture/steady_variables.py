@@ -43,7 +43,7 @@ from torch_scan_hop.capture.counters import Counters, StepsBranchDifferently
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.lstms import lstms_are_written_out
 from torch_scan_hop.capture.modes_at_first import refuse_modes
-from torch_scan_hop.capture.parts import count_after, trace_in_parts, with_numbers_after
+from torch_scan_hop.capture.parts import count_after, is_less, trace_in_parts, with_numbers_after
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
 from torch_scan_hop.capture.stateful import Stateful, exact_numbers, leave, parts_of
@@ -284,13 +284,7 @@ def _is_none(variable: VariableTracker) -> bool:
 
 
 def _is_zero(tx: Any, trip_count: VariableTracker) -> bool:
-    return bool(call_inlined(tx, _no_steps, trip_count).as_python_constant())
-
-
-def _no_steps(trip_count: Any) -> bool:
-    if trip_count == 0:  # a symbol is decided here, and guarded
-        return True
-    return False
+    return is_less(tx, trip_count, ConstantVariable.create(1))
 
 
 def _tensors(tx: Any, value: VariableTracker) -> list[VariableTracker]:

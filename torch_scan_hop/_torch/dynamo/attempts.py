@@ -67,7 +67,7 @@ def changes_are_taken_back(tx: Any) -> Iterator[None]:
     """Trace a body: raise what it leaves for the next step, and take back all that it changed."""
     before = tx.output.side_effects.clone()
     try:
-        with lasting_changes_are_refused(tx):
+        with lasting_changes_are_refused():
             yield
     finally:
         _take_back(tx, before)

@@ -43,7 +43,7 @@ def speculate(
     config: Any = dynamo_config
     before = tx.output.side_effects.clone()
     with (
-        lasting_changes_are_refused(tx),
+        lasting_changes_are_refused(),
         draws_are_refused(tx),
         methods_are_guarded(),
         sequences_are_matched(),
