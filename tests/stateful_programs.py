@@ -650,6 +650,80 @@ def counts_in_an_inner_scan() -> Program:
     return Program(cell, zeros(), steps(), [w], lambda: [module.h, torch.tensor(module.n)])
 
 
+def _counts_in_both(first: float, by: float, begins_anew: bool = False) -> Program:
+    """A number that the steps of an inner scan change, and those around it read as one."""
+    w, module, rows = weight(), nn.Module(), torch.linspace(-1, 1, 12, dtype=F64).view(3, 4)
+    module.n = first
+
+    def inner(c: Tensor, x: Tensor) -> Any:
+        c = torch.tanh(c @ w + x) * 0.9**module.n
+        module.n += by
+        return c, c
+
+    def cell(c: Tensor, x: Tensor) -> Any:
+        if begins_anew:
+            module.n = first
+        c, ys = scan(inner, c * 0.9**module.n, rows + x)
+        is_int = isinstance(module.n, int)
+        module.n += by
+        return c * (0.7 if is_int else 0.9**module.n), ys.sum(0)
+
+    return Program(cell, zeros(), steps(), [w], lambda: [torch.tensor(module.n, dtype=F64)])
+
+
+@program
+def counts_around_an_inner_scan() -> Program:
+    return _counts_in_both(0, 2)
+
+
+@program
+def decays_around_an_inner_scan() -> Program:
+    return _counts_in_both(0.3, 0.7)
+
+
+@program
+def counts_anew_in_an_inner_scan() -> Program:
+    return _counts_in_both(0, 1, begins_anew=True)
+
+
+@program
+def counts_after_an_inner_scan_has_read() -> Program:
+    w, module = weight(), nn.Module()
+    module.n, module.scale = 0, 0.5
+
+    def inner(c: Tensor, x: Tensor) -> Any:
+        return torch.tanh(c @ w + x) * module.scale, None
+
+    def cell(c: Tensor, x: Tensor) -> Any:
+        c, _ = scan(inner, c, torch.stack([x, -x]))
+        module.n += 1
+        return c, c
+
+    return Program(cell, zeros(), steps(), [w], lambda: [torch.tensor(module.n)])
+
+
+@program
+def counts_after_a_custom_function_has_read() -> Program:
+    w, module = weight(), nn.Module()
+    module.n, module.scale = 0, 0.5
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * module.scale
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 0.5
+
+    def cell(c: Tensor, x: Tensor) -> Any:
+        c = Scaled.apply(torch.tanh(c @ w + x))
+        module.n += 1
+        return c, c
+
+    return Program(cell, zeros(), steps(), [w], lambda: [torch.tensor(module.n)])
+
+
 @program
 def delay_line() -> Program:
     w, line = weight(), collections.deque([zeros()] * 3, maxlen=3)

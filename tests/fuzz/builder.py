@@ -45,6 +45,11 @@ class Builder:
         self.numbers: list[str] = []
         #: Python floats that the program is given
         self.floats: list[str] = []
+        #: Python ints that steps count, and what each step ends with
+        self.counters: list[str] = []
+        self.last: list[Statement] = []
+        #: features of blocks within the body, beside the plain ones
+        self.within: list[str] = []
         #: what the scan is called again in
         self.context = ""
         self.depth = 0

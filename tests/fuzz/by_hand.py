@@ -34,7 +34,7 @@ def _steps(combine_fn: Any, init: Any, xs: Any, trip_count: int, reverse: bool) 
     dtypes = [leaf.dtype for leaf in rows[0 if reverse else -1]]
     columns = zip(zip(*rows, strict=True), dtypes, strict=True)
     stacks = [torch.stack([v.to(dtype) for v in column]) for column, dtype in columns]
-    return carry, tree.unflatten(y, stacks)
+    return tree.map_leaves(torch.as_tensor, carry), tree.unflatten(y, stacks)
 
 
 loop = with_signature_of_scan(_steps)
@@ -55,6 +55,9 @@ def _as_tensors(init: Any, carry: Any) -> list[Any]:
     found = []
     for first, value in zip(tree.tensors(init), tree.tensors(carry), strict=True):
         dtype = first.dtype if isinstance(first, Tensor) else None
+        if type(first) is int and type(value) is int:  # which steps may branch on
+            found.append(value)
+            continue
         if not isinstance(value, Tensor):
             value = torch.tensor(value, dtype=dtype)
         shape = first.shape if isinstance(first, Tensor) else ()

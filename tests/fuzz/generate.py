@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from . import (
     rules_affine,
     rules_context,
+    rules_counters,
     rules_floats,
     rules_math,
     rules_shape,
@@ -23,8 +24,8 @@ from .rules_special import DRAWS, attempt
 from .rules_state import growing_leaf
 
 _REGISTERED = (
-    rules_context, rules_floats, rules_math, rules_shape, rules_special, rules_state, rules_write,
-    rules_write_rows,
+    rules_context, rules_counters, rules_floats, rules_math, rules_shape, rules_special, rules_state,
+    rules_write, rules_write_rows,
 )  # fmt: skip
 
 #: what a program may hold unless ``--features`` says otherwise; the rest are switches
@@ -40,6 +41,7 @@ DEFAULT = (
 #: ``attributes``: state in objects; ``facts``: what is asked of a value changes after a step;
 #: ``first_steps``: a leaf of the carry is None, or a number, at first; ``counters``: Python numbers
 #: in attributes, alone and beside tensors, and what Python makes of them; delay lines;
+#: ``branches``: on what steps count, in blocks and nested scans, too, and lists at such positions;
 #: ``masks``: rows that a mask selects; ``shared``: state that is one tensor by two names;
 #: of autocast, and of checkpoints; ``affine``: so are all carries; ``inner_cells``: scans of
 #: recurrent cells within a step; ``sums``: a carry that steps only add sums to
@@ -47,7 +49,7 @@ SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
     "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "norms", "regions",
     "affine", "inner_cells", "sums", "attributes", "facts", "hooks", "first_steps",
-    "counters", "masks", "shared",
+    "counters", "masks", "shared", "branches",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
@@ -55,7 +57,7 @@ TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
 WEIGHTS = {
     "pointwise": 3, "indexing": 3, "buffers": 2, "floats": 8, "cells": 6, "regions": 6,
     "inner_cells": 8, "norms": 6, "masks": 8,
-    "shared": 12,
+    "shared": 12, "branches": 5,
 }  # fmt: skip
 
 
@@ -71,12 +73,17 @@ class _Generator:
         self.rng = rng = random.Random(f"torch_scan_hop {seed}")
         self.long = rng.random() < 0.06 or "long" in features
         trip_count = rng.choice([33, 64, 256] if self.long else TRIP_COUNTS)
+        if "branches" in features and not self.long:
+            trip_count = rng.choice([1, 2, 3, 3, 4, 5, 6, 7, 9, 13])
         if {"attributes", "first_steps", "counters", "shared"} & set(features):
             trip_count = max(1, trip_count)  # what comes of no step is known to a step that runs
         pool = [1, 2, 3, 4, 8] if self.long else SIZES
         self.sizes = {name: rng.choice(pool) for name in "NMK"} | {"T": trip_count}
         self.base = "float32" if "rows" in features else "float64"
         self.g = Builder(rng, self.sizes, trip_count)
+        if "branches" in features:
+            stateful = ("branches", "attributes", "counters", "stops", "inplace", "hooks")
+            self.g.within = [f for f in stateful if f in features]
         self.inputs: list[Input] = []
         self.dim = 0
         if "layouts" in features and rng.random() < 0.1:
@@ -91,6 +98,8 @@ class _Generator:
         g = self.g
         if self.has("contexts"):
             g.context = rules_context.choose_context(self.rng)
+        elif self.has("branches") and self.rng.random() < 0.4:
+            g.context = "torch.enable_grad()"  # which changes nothing: counts go on
         carry = self._carry()
         xs = self._xs()
         self._closed()
@@ -104,7 +113,7 @@ class _Generator:
             helpers=(
                 *g.helpers.values(),
                 *self._state_classes(len(carry), len(xs), len(ys)),
-                *([rules_context.HELPERS] if g.context else []),
+                *([rules_context.HELPERS] if self.has("contexts") else []),
             ),
             inputs=tuple(self.inputs),
             before=tuple(g.before),
@@ -112,7 +121,7 @@ class _Generator:
             carry_kind=self._kind(len(carry)),
             xs=tuple(xs),
             xs_kind=self._kind(len(xs)),
-            body=tuple(g.statements),
+            body=(*g.statements, *g.last),
             ys=tuple(ys),
             ys_kind=self._kind(len(ys)),
             options=self._options(bool(xs)),
@@ -187,6 +196,10 @@ class _Generator:
             leaves.append(self._total())
         if self.has("first_steps") and self.rng.random() < 0.7:
             leaves.append(growing_leaf(self.g, self._shape(), len(leaves)))
+        if self.has("branches") and self.rng.random() < 0.4:
+            self.g.counters.append("count")
+            start = self.rng.choice(["0", "0", "1", "3", "-2"])
+            leaves.append(Carried("count", Type((), "i", fresh=False), start, "count"))
         return leaves
 
     def _total(self) -> Carried:
@@ -398,6 +411,8 @@ class _Generator:
             return _with_result(c, self._next_total(c))
         if c.name in g.numbers:
             return _with_result(c, self._next_number(c))
+        if c.name in g.counters:
+            return _with_result(c, rules_counters.next_number(g, c.name))
         if c.type.dtype == "i":
             result = f"{c.name} + 1"
             return _with_result(c, result if g.chance(0.5) else f"({result}) % {c.type.high}")

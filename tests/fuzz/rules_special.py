@@ -122,7 +122,7 @@ def nested_scan(g: Builder) -> None:
     carry, x = Var(g.name(), h.type), Var(g.name(), Type(xs.type.shape[1:], "f", False))
     g.vars += [carry, x]
     g.depth += 1
-    body = inner_statements(g, g.choose([1, 2, 2, 3]), PLAIN)
+    body = inner_statements(g, g.choose([1, 2, 2, 3]), [*PLAIN, *g.within])
     last = [v for v in g.vars if v.type.dtype == "f" and v.type.shape == carry.type.shape][-1]
     y = [v for v in g.vars if v.type.dtype == "f"][-1]
     g.depth -= 1

@@ -10,12 +10,11 @@ class Holder(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.items = {}
-        self.steps = 0
 
 """
 
 
-def _holder(g: Builder) -> None:
+def holder(g: Builder) -> None:
     if "Holder" not in g.helpers:
         g.helpers["Holder"] = HOLDER
         g.before.append(Statement("holder = Holder()"))
@@ -25,7 +24,7 @@ def _holder(g: Builder) -> None:
 def kept_in_an_attribute(g: Builder) -> None:
     """Read in the next step; None, a tensor, a buffer or an item of a dict before the scan."""
     a = g.float(fresh=True)
-    _holder(g)
+    holder(g)
     name = f"s{len(g.vars)}"
     place = g.choose([f"holder.{name}"] * 3 + [f'holder.items["{name}"]'])
     zeros = a.type.zeros()
@@ -49,7 +48,7 @@ def kept_in_an_attribute(g: Builder) -> None:
 def stashed(g: Builder) -> None:
     """Of the last step, afterwards."""
     a, b = g.float(), g.float()
-    _holder(g)
+    holder(g)
     name = f"holder.s{len(g.vars)}"
     g.before.append(Statement(f"{name} = None"))
     pair = g.chance(0.4)
@@ -57,82 +56,11 @@ def stashed(g: Builder) -> None:
     g.extras += [f"{name}[0]", f"{name}[1]"] if pair else [name]
 
 
-@rule("attributes")
-def counted_in_an_attribute(g: Builder) -> None:
-    a = g.float()
-    _holder(g)
-    g.do("holder.steps += 1")
-    if "float(holder.steps)" not in g.extras:
-        g.extras.append("float(holder.steps)")
-    if g.chance(0.6):
-        g.let(f"torch.tanh({a.name} * (0.5 + 0.1 * holder.steps))", a.type.shape)
-
-
-@rule("counters")
-def computed_of_a_counter(g: Builder) -> None:
-    """In Python numbers, and so in double precision; under two names, too."""
-    a = g.float()
-    _holder(g)
-    name = f"holder.n{len(g.vars)}"
-    g.before.append(Statement(f"{name} = {g.choose(['0', '1.0'])}"))
-    g.do(f"{name} += 1")
-    if g.chance(0.3):
-        other = f"k{len(g.vars)}"
-        g.do(f"{other} = {name}")
-        g.do(f"{other} *= 3")
-    texts = ["1 - 0.9 ** {n}", "1 / {n}", "0.5 * ({n} % 3) + {n} ** -0.5", "-{n} // 2"]
-    factor = g.choose(texts).format(n=name)
-    g.let(f"torch.tanh({a.name} * ({factor}))", a.type.shape)
-    g.extras.append(f"float({name})")
-
-
-@rule("counters")
-def decides_the_dtype_of_a_tensor(g: Builder) -> None:
-    """A tensor of Python numbers alone has the default dtype, which rounds it, among doubles."""
-    a = g.float()
-    _holder(g)
-    name = f"holder.n{len(g.vars)}"
-    g.before.append(Statement(f"{name} = 0.7137"))
-    g.do(f"{name} *= 0.9")
-    texts = [
-        "torch.tensor({n})", "torch.tensor([{n}, 1.0]).mean()", "torch.full((2,), {n}).sum()",
-        "torch.where({a} > 0.0137, {n}, 0.1)", "F.leaky_relu(torch.tensor(-1.0), {n})",
-    ]  # fmt: skip
-    text = g.choose(texts).format(n=name, a=a.name)
-    # a phase shows in which digit it was rounded
-    g.let(f"torch.sin({a.name} + 1e7 * {text}.to(dtype))", a.type.shape)
-    g.extras.append(name)
-
-
-@rule("counters")
-def kept_beside_a_number(g: Builder) -> None:
-    a = g.float(fresh=True)
-    _holder(g)
-    name = f"holder.p{len(g.vars)}"
-    g.before.append(Statement(f"{name} = ({a.type.zeros()}, 0)"))
-    before = g.let(f"{name}[0]", a.type.shape, fresh=False)
-    g.do(f"{name} = (torch.tanh({before.name} * 0.9 ** {name}[1] + {a.name}), {name}[1] + 1)")
-    g.let(f"{name}[0] * 0.7", a.type.shape)
-    g.extras += [f"{name}[0]", f"float({name}[1])"]
-
-
-@rule("counters")
-def delayed(g: Builder) -> None:
-    a = g.float(fresh=True)
-    _holder(g)
-    g.helpers["deque"] = "from collections import deque\n"
-    name, n = f"holder.d{len(g.vars)}", g.choose([1, 2, 3])
-    g.before.append(Statement(f"{name} = deque([{a.type.zeros()}] * {n}, maxlen={n})"))
-    before = g.let(f"{name}[0]", a.type.shape, fresh=False)
-    g.do(f"{name}.append(torch.tanh({a.name} - 0.5 * {before.name}))")
-    g.extras.append(f"{name}[-1]")
-
-
 @rule("shared")
 def known_by_two_names(g: Builder) -> None:
     """State that is one tensor by two names, in all steps or some, and that steps write to."""
     a = g.float(fresh=True)
-    _holder(g)
+    holder(g)
     one, other = f"holder.one{len(g.vars)}", f"holder.other{len(g.vars)}"
     names = {"one": one, "other": other, "a": a.name, "zeros": a.type.zeros()}
     starts = ["{other} = {one}", "{other} = {zeros}", "{other} = {zeros}"]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from torch_scan_hop._torch.custom_functions import is_custom_function, with_connected_functions
 from torch_scan_hop.body.cache import remember
@@ -57,6 +57,18 @@ _HOOK_TWICE = (
 )
 
 
+def gradients_of(
+    outputs: Sequence[Tensor], cotangents: Sequence[Any], wanted: Sequence[Tensor], **options: bool
+) -> tuple[Any, ...]:
+    """Return the gradients of ``wanted``; None where no output depends on it."""
+    given = zip(outputs, cotangents, strict=True)
+    pairs = [(o, c) for o, c in given if c is not None and o.requires_grad]
+    if not pairs:
+        return (None,) * len(wanted)
+    differentiated, weights = zip(*pairs, strict=True)
+    return torch.autograd.grad(differentiated, wanted, weights, allow_unused=True, **options)
+
+
 def gradients_of_loop(
     body: Body, inputs: Inputs[Any], reverse: bool, cotangents: Sequence[Any]
 ) -> list[Any]:
@@ -78,20 +90,9 @@ def gradients_of_loop(
         return list(out[:n_carry]), list(out[n_carry:])
 
     carry, ys = scan_loop(step, inputs.carry, inputs.xs, inputs.trip_count, reverse)
-    pairs = [
-        (output, cotangent)
-        for output, cotangent in zip([*carry, *ys], cotangents, strict=True)
-        if cotangent is not None and output.requires_grad
-    ]
     flat = inputs.flat()
     wanted = [v for v in flat if isinstance(v, torch.Tensor) and v.requires_grad]
-    found = torch.autograd.grad(
-        [output for output, _ in pairs],
-        wanted,
-        [cotangent for _, cotangent in pairs],
-        create_graph=True,
-        allow_unused=True,
-    )
+    found = gradients_of([*carry, *ys], cotangents, wanted, create_graph=True)
     by_input = dict(zip(map(id, wanted), found, strict=True))
     return [by_input.get(id(v)) for v in flat]
 

@@ -19,7 +19,7 @@ from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.operators import preserving_node_meta
 from torch_scan_hop._torch.tracing import trace
 from torch_scan_hop.autodiff.attention import forget_random_states
-from torch_scan_hop.autodiff.custom import has_custom_function
+from torch_scan_hop.autodiff.custom import gradients_of, has_custom_function
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
 from torch_scan_hop.body.added_parts import add_at_indices
@@ -87,19 +87,8 @@ def _vjp_of_step(
             )
             outputs = tuple(step(*primals))
             differentiated = [o for o, flag in zip(outputs, flow.outputs(), strict=True) if flag]
-            pairs = [
-                (o, c) for o, c in zip(differentiated, cotangents, strict=True) if o.requires_grad
-            ]
             wanted = [p for p, flag in zip(primals, flow.inputs(), strict=True) if flag]
-            gradients: tuple[Any, ...] = (None,) * len(wanted)
-            if pairs:
-                gradients = torch.autograd.grad(
-                    [o for o, _ in pairs],
-                    wanted,
-                    [c for _, c in pairs],
-                    allow_unused=True,
-                    create_graph=create_graph,
-                )
+            gradients = gradients_of(differentiated, cotangents, wanted, create_graph=create_graph)
         with torch.no_grad():
             return tuple(map(aten.alias, outputs)), gradients
 

@@ -150,15 +150,17 @@ def branches_are_decided() -> Iterator[None]:
         yield
         return
 
-    def decide(variable: VariableTracker) -> bool | None:
-        counters = counters_told()  # of this scan: one in its body has its own, or none
-        return None if counters is None else counters.decide(variable.as_proxy().node)
+    def known_by(ask: Callable[[Counters, Any], Any]) -> Callable[[VariableTracker], Any]:
+        def answer(variable: VariableTracker) -> Any:
+            counters = counters_told()  # of this scan: one in its body has its own, or none
+            return None if counters is None else ask(counters, variable.as_proxy().node)
 
-    def position(variable: VariableTracker) -> int | None:
-        counters = counters_told()
-        return None if counters is None else counters.position(variable.as_proxy().node)
+        return answer
 
-    with comparisons_are_known(decide), positions_are_known(position):
+    with (
+        comparisons_are_known(known_by(Counters.decide)),
+        positions_are_known(known_by(Counters.position)),
+    ):
         yield
 
 

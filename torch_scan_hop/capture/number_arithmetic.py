@@ -19,6 +19,7 @@ from torch import fx
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import Unsupported
+from torch_scan_hop._torch.dynamo.made_numbers import NUMBER
 from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.capture.number_domains import add_conditions
 from torch_scan_hop.capture.user_code import users_line
@@ -152,6 +153,8 @@ class _Exact:
             node.args = (node.args[0], _dtype_of(node))
         elif node.target is of_number:
             raise Unsupported(f"{NUMBER_OF_TENSOR}{users_line(node.stack_trace or '')}")
+        elif node.op != "placeholder" and NUMBER in node.meta:  # what a scan in the body counts
+            self.know(node, is_wide=False)
         elif node.target is not scan_op:  # whose body is exact already
             self._visit_graphs(node)
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import SymFloat
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.dynamo.places import as_number, is_number, number_of
+from torch_scan_hop._torch.dynamo.places import is_number, number_of
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     TupleVariable,
@@ -22,7 +22,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop.capture.counters import StepsBranchDifferently
 from torch_scan_hop.capture.counting import later
-from torch_scan_hop.capture.stateful import parts_of
+from torch_scan_hop.capture.stateful import number_after, parts_of
 from torch_scan_hop.capture.steady import stack_of_one, steps_after, steps_before
 from torch_scan_hop.capture.told import SomeSteps, in_part
 from torch_scan_hop.schedule.strategies import Schedule, as_one_scan
@@ -72,7 +72,7 @@ class _Parting:
         size = ConstantVariable.create(block)
         steps = call_inlined(tx, _in_whole_blocks, trip_count, size)
         schedule = call_inlined(tx, _of_blocks, schedule, size)
-        has_rest = call_inlined(tx, _is_less, steps, trip_count).as_python_constant()
+        has_rest = is_less(tx, steps, trip_count)
         part = SomeSteps(has_rest or self.capture.part.keeps_counts, block)
         first = self._steps_before(steps, schedule, part)
         return self._followed(steps, first) if has_rest else first
@@ -114,7 +114,7 @@ def with_numbers_after(capture: Any, carry: VariableTracker) -> VariableTracker:
     tx = capture.tx
     pairs = zip(parts_of(tx, capture.init), parts_of(tx, carry), strict=True)
     leaves = [
-        (count_after(capture, k, start) or as_number(tx, leaf)) if is_number(start) else leaf
+        (count_after(capture, k, start) or number_after(tx, leaf)) if is_number(start) else leaf
         for k, (start, leaf) in enumerate(pairs)
     ]
     return call_inlined(tx, tree.unflatten, carry, TupleVariable(leaves))
@@ -139,9 +139,11 @@ def _in_whole_blocks(trip_count: int, block: int) -> int:
 
 def _has_two(capture: Any, block: int) -> bool:
     """Return True if there are two blocks of so many steps."""
-    size = ConstantVariable.create(2 * block)
-    is_less = call_inlined(capture.tx, _is_less, capture.over[1], size)
-    return not is_less.as_python_constant()
+    return not is_less(capture.tx, capture.over[1], ConstantVariable.create(2 * block))
+
+
+def is_less(tx: Any, steps: VariableTracker, others: VariableTracker) -> bool:
+    return bool(call_inlined(tx, _is_less, steps, others).as_python_constant())
 
 
 def _is_less(steps: int, others: int) -> bool:

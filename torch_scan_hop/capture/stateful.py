@@ -10,6 +10,7 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.left import GrowingList, appended_to
+from torch_scan_hop._torch.dynamo.made_numbers import mark
 from torch_scan_hop._torch.dynamo.places import Place, as_number, is_number
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -22,6 +23,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop.capture.shared_state import SharedState, twins_among
+from torch_scan_hop.capture.told import is_within_a_body
 from torch_scan_hop.step import device_of, split_result
 
 
@@ -136,8 +138,17 @@ def leave(
         assert place.before is not None
         write_back(tx, place.before.as_proxy(), value.as_proxy())
     else:
-        numbers = with_numbers(tx, place, value, lambda k, p: counts[k] or as_number(tx, p))
+        numbers = with_numbers(tx, place, value, lambda k, p: counts[k] or number_after(tx, p))
         place.write(tx, numbers)
+
+
+def number_after(tx: Any, value: VariableTracker) -> VariableTracker:
+    """Return the number that the scalar ``value`` is after a scan; a body goes on with the scalar,
+    as with its own numbers."""
+    if not is_within_a_body():
+        return as_number(tx, value)
+    mark(value)
+    return value
 
 
 def exact_numbers(value: Any, init: Any, xs: Any) -> Any:

@@ -28,7 +28,7 @@ from torch_scan_hop._torch.dynamo.errors import (
     uncaptured,
 )
 from torch_scan_hop._torch.dynamo.left import GrowingList, StateAssigned
-from torch_scan_hop._torch.dynamo.places import Place, number_of
+from torch_scan_hop._torch.dynamo.places import Place, is_number, number_of
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -44,7 +44,7 @@ from torch_scan_hop.capture.counters import Counters, StepsBranchDifferently
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.lstms import lstms_are_written_out
 from torch_scan_hop.capture.modes_at_first import refuse_modes
-from torch_scan_hop.capture.parts import trace_in_parts, with_numbers_after
+from torch_scan_hop.capture.parts import is_less, trace_in_parts, with_numbers_after
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
 from torch_scan_hop.capture.scans_with_state import scan_with_state
@@ -193,7 +193,7 @@ class _Capture:
         return self.run.call_function(self.tx, [combine_fn, template, carry, *self.over], {})
 
     def has_no_steps(self) -> bool:
-        return bool(call_inlined(self.tx, _no_steps, self.over[1]).as_python_constant())
+        return is_less(self.tx, self.over[1], ConstantVariable.create(1))
 
     def _from_second_step(self, settled: tuple[str, ...], why: Exception) -> VariableTracker:
         tx, (xs, trip_count, schedule) = self.tx, self.over
@@ -228,8 +228,8 @@ class _Capture:
 
 
 def _numbers(parts: Sequence[VariableTracker], first: int = 0) -> dict[int, Any]:
-    values = {first + k: number_of(part) for k, part in enumerate(parts)}
-    return {k: number for k, number in values.items() if number is not None}
+    """Return the numbers by leaf of the carry; None for those of the body of a scan."""
+    return {first + k: number_of(part) for k, part in enumerate(parts) if is_number(part)}
 
 
 class _Written(Exception): ...
@@ -255,12 +255,6 @@ def _is_layers(combine_fn: VariableTracker) -> bool:
     """
     code = getattr(getattr(combine_fn, "get_code", lambda: None)(), "co_filename", "")
     return str(code) == f"{PACKAGE}/layers.py"
-
-
-def _no_steps(trip_count: Any) -> bool:
-    if trip_count == 0:  # a symbol is decided here, and guarded
-        return True
-    return False
 
 
 def _tensors(tx: Any, value: VariableTracker) -> list[VariableTracker]:

@@ -31,6 +31,7 @@ _state = ambient(
     counters=None,
     reads=None,
     is_in_body=False,
+    is_within=False,
     most_products=math.inf,
     part=SomeSteps(),
 )
@@ -50,7 +51,8 @@ def told(
     steady = (tuple(settled), tuple(places))
     numbers = frozenset(numbers)
     known = {"steady": steady, "numbers": numbers, "counters": counters, "reads": reads}
-    return replaced(_state, **known, is_in_body=False, part=SomeSteps())
+    is_within = is_within_a_body() or is_in_a_body()
+    return replaced(_state, **known, is_in_body=False, is_within=is_within, part=SomeSteps())
 
 
 def steady_state() -> Steady:
@@ -72,6 +74,11 @@ def in_a_body() -> contextlib.AbstractContextManager[None]:
 
 def is_in_a_body() -> bool:
     return bool(_state.is_in_body)
+
+
+def is_within_a_body() -> bool:
+    """Return True if the scan that is being captured is called in the body of another."""
+    return bool(_state.is_within)
 
 
 def counters_told() -> Any:

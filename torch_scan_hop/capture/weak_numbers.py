@@ -16,7 +16,7 @@ from torch import fx
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import Unsupported
-from torch_scan_hop._torch.dynamo.made_numbers import NUMBER, is_marked
+from torch_scan_hop._torch.dynamo.made_numbers import NUMBER, is_marked, mark
 from torch_scan_hop._torch.dynamo.number_functions import result_dtype
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import (
@@ -62,7 +62,7 @@ def mark_numbers(variables: Sequence[VariableTracker], positions: Sequence[int])
     """Note that those of a step's arguments are numbers that steps carry."""
     for k in positions:
         if not variables[k].is_python_constant():
-            variables[k].as_proxy().node.meta[NUMBER] = k
+            mark(variables[k], k)
 
 
 def numbers_among(carry: Sequence[VariableTracker]) -> list[int]:
@@ -156,7 +156,7 @@ def read_number(tx: Any, variable: VariableTracker) -> VariableTracker | None:
     kind = tree.kind_of(value.dtype)
     given = (variable.as_proxy(), _of_numbers_alone(kind))
     made = create_node(tx, "call_function", value_of, given, {})
-    made.as_proxy().node.meta[NUMBER] = None
+    mark(made)
     return made
 
 

@@ -48,7 +48,9 @@ def side_effects_stay_one_object(tx: Any) -> Iterator[None]:
     graph, name = type(tx.output), "side_effects"
 
     def restore(output: Any, clone: Any) -> None:
-        restore_changes(vars(output).setdefault(name, clone), clone)
+        effects = vars(output).setdefault(name, clone)
+        keep_known_objects(clone, effects)
+        restore_changes(effects, clone)
 
     if name in vars(graph):  # of a scan around this one
         yield
@@ -65,14 +67,14 @@ def changes_are_taken_back(tx: Any) -> Iterator[None]:
     """Trace a body: raise what it leaves for the next step, and take back all that it changed."""
     before = tx.output.side_effects.clone()
     try:
-        with lasting_changes_are_refused(tx):
+        with lasting_changes_are_refused():
             yield
     finally:
         _take_back(tx, before)
 
 
 def _take_back(tx: Any, before: Any) -> None:
-    _keep_known_objects(before, tx.output.side_effects)
+    keep_known_objects(before, tx.output.side_effects)
     restore_changes(tx.output.side_effects, before)
     # torch > 2.9: signatures that were made within, of which nothing is known any more
     getattr(tx.output, "signature_cache", {}).clear()
@@ -99,12 +101,14 @@ def restore_changes(effects: Any, before: Any) -> None:
             setattr(effects, name, getattr(before, name))
 
 
-def _keep_known_objects(before: Any, after: Any) -> None:
-    existing = (AttributeMutationExisting, ValueMutationExisting)
+def keep_known_objects(before: Any, after: Any, *more: type) -> None:
+    """Let what has become known of the program's objects since ``before`` be known there: trackers
+    at hand refer to it, and what is assigned to others would be lost. So do ``more`` kinds."""
+    kinds = (AttributeMutationExisting, ValueMutationExisting, *more)
     for value in after.keepalive:
         variable = after.id_to_variable.get(id(value))
         known = id(value) in before.id_to_variable
-        if not known and isinstance(getattr(variable, "mutation_type", None), existing):
+        if not known and isinstance(getattr(variable, "mutation_type", None), kinds):
             before.id_to_variable[id(value)] = variable
             before.keepalive.append(value)
 

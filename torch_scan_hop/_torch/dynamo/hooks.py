@@ -86,7 +86,7 @@ def _register(
 def _traced(tx: Any, hook: VariableTracker, gradient: VariableTracker, operator: Any) -> Any:
     before = tx.output.side_effects.clone()
     try:
-        with lasting_changes_are_refused(tx):
+        with lasting_changes_are_refused():
             (result, _), graph, lifted = speculate_subgraph(
                 tx,
                 hook,

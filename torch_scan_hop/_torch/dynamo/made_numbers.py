@@ -23,6 +23,10 @@ def is_marked(proxy: fx.Proxy) -> bool:
     return NUMBER in proxy.node.meta
 
 
+def mark(variable: VariableTracker, k: int | None = None) -> None:
+    variable.as_proxy().node.meta[NUMBER] = k
+
+
 def is_made_number(variable: VariableTracker) -> bool:
     """Return True for such a number. What is not realized is the program's own, and no look at it
     is guarded here."""

@@ -235,7 +235,8 @@ def number_of(variable: VariableTracker | None) -> int | float | None:
 
 
 def is_number(variable: VariableTracker | None) -> bool:
-    return number_of(variable) is not None
+    """Return True for a number, also for one of the body of a scan."""
+    return number_of(variable) is not None or (variable is not None and is_made_number(variable))
 
 
 def as_number(tx: Any, value: VariableTracker) -> VariableTracker:

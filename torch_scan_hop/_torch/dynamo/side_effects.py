@@ -197,7 +197,7 @@ def _is_watched(effects: SideEffects, item: VariableTracker) -> bool:
 
 
 @contextlib.contextmanager
-def lasting_changes_are_refused(tx: Any) -> Iterator[None]:
+def lasting_changes_are_refused() -> Iterator[None]:
     """Trace a body; raise StateAssigned if it leaves something changed, or Unsupported."""
     watch = _Watch()
     try:

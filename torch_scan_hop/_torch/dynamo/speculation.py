@@ -22,7 +22,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.symbolic_shapes import PendingUnbackedSymbolNotFound
 
-from torch_scan_hop._torch.dynamo.attempts import restore_changes
+from torch_scan_hop._torch.dynamo.attempts import keep_known_objects, restore_changes
 from torch_scan_hop._torch.dynamo.draws import draws_are_refused
 from torch_scan_hop._torch.dynamo.match_statements import sequences_are_matched
 from torch_scan_hop._torch.dynamo.methods import methods_are_guarded
@@ -43,7 +43,7 @@ def speculate(
     config: Any = dynamo_config
     before = tx.output.side_effects.clone()
     with (
-        lasting_changes_are_refused(tx),
+        lasting_changes_are_refused(),
         draws_are_refused(tx),
         methods_are_guarded(),
         sequences_are_matched(),
@@ -131,7 +131,8 @@ def forget_changes(effects: Any, before: Any) -> None:
     """Forget what a function, which has been traced since ``before``, assigned to attributes.
 
     Dynamo does so for its own operators (``module.steps += 1`` assigns what was there). But the
-    objects that the function made stay known, or it could return no dataclass. And ``effects``
+    objects that the function made stay known, or it could return no dataclass, and so do those
+    that it was the first to read, or a body around it could not assign to them. And ``effects``
     stays the same object (``restore_changes``): so Dynamo's own way does not do.
     """
     before.track_runahead_tensor_and_symvar_side_effects(effects)
@@ -140,13 +141,7 @@ def forget_changes(effects: Any, before: Any) -> None:
         for variable, attributes in getattr(effects, name, {}).items():
             if not isinstance(variable.mutation_type, AttributeMutationExisting):
                 known.setdefault(variable, attributes)
-    for value in effects.keepalive:
-        variable = effects.id_to_variable[id(value)]
-        if id(value) not in before.id_to_variable and isinstance(
-            variable.mutation_type, AttributeMutationNew
-        ):
-            before.id_to_variable[id(value)] = variable
-            before.keepalive.append(value)
+    keep_known_objects(before, effects, AttributeMutationNew)
     restore_changes(effects, before)
 
 
