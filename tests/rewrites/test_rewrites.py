@@ -717,3 +717,15 @@ def _autocast_cell(half):
         return h, h
 
     return cell, torch.zeros(2, 4), torch.zeros(9, 2, 4)
+
+
+def test_a_view_of_a_copy_whose_source_has_another_layout():
+    """As of what is written in place to an output of attention, which is a transposed view."""
+
+    def step(c, x):
+        return torch.ops.aten.copy.default(torch.zeros(2, 3), x.t()).view(6) + c, x
+
+    x = torch.randn(3, 2)
+    body = body_of(step, torch.zeros(6), x)
+    assert "copy" not in operators(body)
+    assert_same(body(torch.zeros(6), x)[0], x.t().reshape(6))

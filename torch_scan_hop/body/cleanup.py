@@ -114,12 +114,13 @@ _CLEAN_UP = (
     # first: the others keep values, and not their strides
     index_strided_scatters,
     own_strided_memory,
+    # before a copy is dropped: a view of the copy may be no view of what was copied
+    allow_any_stride,
     drop_detaches,
     thread_linalg_checks,
     drop_copies,
     drop_lazy_values,
     drop_identities,
-    allow_any_stride,
 )
 
 
