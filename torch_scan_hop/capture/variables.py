@@ -26,7 +26,6 @@ from torch_scan_hop._torch.dynamo.function_modes import (
     function_modes_set_aside,
 )
 from torch_scan_hop._torch.dynamo.indexing import indices_are_captured
-from torch_scan_hop._torch.dynamo.made_numbers import mark
 from torch_scan_hop._torch.dynamo.number_functions import (
     functions_take_scalars,
     kinds_of_numbers_are_known,
@@ -68,18 +67,12 @@ from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.selected_rows import compute_all_rows
 from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
 from torch_scan_hop.capture.steady import STEADY
-from torch_scan_hop.capture.told import (
-    also_carried,
-    is_in_a_body,
-    numbers_carried,
-    reads_told,
-    steady_state,
-)
+from torch_scan_hop.capture.told import also_carried, numbers_carried, reads_told, steady_state
 from torch_scan_hop.capture.torchs_settings import refuse_settings
 from torch_scan_hop.capture.weak_numbers import (
     WEAK,
     Marking,
-    as_dtype,
+    as_left_to_the_program,
     make_whole,
     numbers_among,
     read_number,
@@ -212,12 +205,8 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         last = n_carry + len(mutated)
         for k, after in zip(mutated, outputs[n_carry:last], strict=True):
             write_back(tx, inputs[k], after.as_proxy())
-        for k in widened.keys() & {*range(n_carry)}:
-            outputs[k] = as_dtype(tx, outputs[k].as_proxy(), widened[k])
-        if is_in_a_body():  # whose next scan may go on with them
-            for k in numbers:
-                mark(outputs[k])
-        return reconstruct_outputs(tx, [*outputs[:n_carry], *outputs[last:]], spec)
+        carry = as_left_to_the_program(tx, outputs[:n_carry], widened, numbers)
+        return reconstruct_outputs(tx, [*carry, *outputs[last:]], spec)
 
 
 def _wanting_grad(init: list[VariableTracker]) -> list[bool]:

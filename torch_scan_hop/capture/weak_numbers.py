@@ -119,11 +119,29 @@ def make_whole(
     whole = {**exact, **outer}
     widened, checked = make_exact(body, n_carry, [*numbers, *outer], whole)
     for k in widened:
-        inputs[k] = as_dtype(tx, whole[k], torch.float64).as_proxy()
+        inputs[k] = _as_dtype(tx, whole[k], torch.float64).as_proxy()
     return widened, checked
 
 
-def as_dtype(tx: Any, proxy: fx.Proxy, dtype: torch.dtype) -> VariableTracker:
+def as_left_to_the_program(
+    tx: Any,
+    carry: Sequence[VariableTracker],
+    widened: Mapping[int, torch.dtype],
+    numbers: Sequence[int],
+) -> list[VariableTracker]:
+    """Return the ``carry`` after a scan: what was ``widened`` for its digits has its dtype again,
+    and numbers stay such in the body of another scan, whose next one may go on with them."""
+    left = [
+        _as_dtype(tx, leaf.as_proxy(), widened[k]) if k in widened else leaf
+        for k, leaf in enumerate(carry)
+    ]
+    if is_in_a_body():
+        for k in numbers:
+            mark(left[k])
+    return left
+
+
+def _as_dtype(tx: Any, proxy: fx.Proxy, dtype: torch.dtype) -> VariableTracker:
     return create_node(tx, "call_method", "to", (proxy, dtype), {})
 
 
