@@ -291,6 +291,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.run": "fn",
     "torch._dynamo.side_effects.SideEffects._get_modified_vars": "self",
     "torch._dynamo.side_effects.SideEffects.clone": "self",
+    "torch._dynamo.side_effects.SideEffects.mutation": "self var",
     "torch._dynamo.side_effects.SideEffects.store_attr": "self item name value ...",
     "torch._dynamo.source.AttrSource": "base member",
     "torch._dynamo.source.ConstantSource": "source_name",
@@ -562,6 +563,7 @@ REPLACED: dict[str, str] = {
     "torch._dynamo.variables.tensor.TensorVariable.as_python_constant": "self",
     "torch._dynamo.variables.tensor.TensorVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
+    "torch._dynamo.variables.tensor.TensorVariable.nb_index_impl": "self tx",
     "torch._dynamo.variables.torch.TorchInGraphFunctionVariable.call_function": (
         "self tx args kwargs"
     ),
