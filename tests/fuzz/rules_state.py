@@ -56,6 +56,75 @@ def stashed(g: Builder) -> None:
     g.extras += [f"{name}[0]", f"{name}[1]"] if pair else [name]
 
 
+MEMORY = """\
+import dataclasses
+import typing
+
+class Pair(typing.NamedTuple):
+    h: torch.Tensor
+    n: float
+
+@dataclasses.dataclass
+class Memory:
+    h: torch.Tensor
+    n: float
+
+torch.export.register_dataclass(Memory)
+
+"""
+#: what a step keeps in ``m``, beside a number: how it begins, where it is, what a step does
+_KEPT = {
+    "tuple": ("Pair({zeros}, {n})", "h n", "{m} = Pair({new}, {next})"),
+    "new": ("Memory({zeros}, {n})", "h n", "{m} = Memory(n={next}, h={new})"),
+    "attributes": ("Memory({zeros}, {n})", "h n", "{m}.h = {new}\n{m}.n = {next}"),
+    "items": ('{{"h": {zeros}, "n": {n}}}', '["h"] ["n"]', '{m}["h"] = {new}\n{m}["n"] = {next}'),
+    "list": ("[{zeros}, {n}]", "[0] [1]", "{m}[:] = [{new}, {next}]"),
+    "dict": ("dict(h={zeros}, n={n})", '["h"] ["n"]', "{m}.update(n={next}, h={new})"),
+}
+
+
+@rule("attributes")
+def remembered(g: Builder) -> None:
+    """A tensor and a number in a tuple, a dataclass or a container; in a closure at times."""
+    a = g.float(fresh=True)
+    holder(g)
+    g.helpers["Memory"] = MEMORY
+    m = f"holder.m{len(g.before)}"
+    start, names, step = _KEPT[g.choose(list(_KEPT))]
+    n, following = g.choose([("0", "{n} + 1"), ("1.0", "{n} * 0.9"), ("3", "{n}")])
+    g.before.append(Statement(f"{m} = {start.format(zeros=a.type.zeros(), n=n)}"))
+    if g.chance(0.3):
+        g.before.append(Statement(f"m{len(g.before)} = {m}"))
+        m = f"m{len(g.before) - 1}"
+        g.do(f"nonlocal {m}")
+    h, n = (m + (f".{name}" if name.isalpha() else name) for name in names.split())
+    before = g.let(f"{h} * 0.5", a.type.shape, fresh=False)
+    new = f"torch.tanh({before.name} * 0.9 ** {n} + {a.name})"
+    g.do(step.format(m=m, new=new, next=following.format(n=n)))
+    g.let(f"{h} * (0.5 + 0.1 * {n})", a.type.shape)
+    g.extras += [h, f"float({n})"]
+
+
+@rule("attributes")
+def averaged(g: Builder) -> None:
+    """A buffer, or a tensor of a closure, that steps write to without gradients."""
+    a = g.float(fresh=True)
+    holder(g)
+    name = f"b{len(g.before)}"
+    start = f'holder.register_buffer("{name}", {a.type.zeros()})'
+    place = f"holder.{name}"
+    if g.chance(0.3):
+        place, start = name, f"{name} = {a.type.zeros()}"
+    g.before.append(Statement(start))
+    texts = ["{b}.mul_(0.9).add_(0.1 * {a})", "{b}.copy_(torch.sin({b} + {a}))", "{b} += 0.3 * {a}",
+             "{b}.lerp_({a}, 0.3)", "{b}.add_({a}.detach(), alpha=0.1)"]  # fmt: skip
+    g.statements.append(Statement("with torch.no_grad():", (), (
+        Statement(g.choose(texts if "." in place else texts[:2]).format(b=place, a=a.name)),
+    )))  # fmt: skip
+    g.let(f"torch.tanh({a.name} - {place})", a.type.shape)
+    g.extras.append(place)
+
+
 @rule("shared")
 def known_by_two_names(g: Builder) -> None:
     """State that is one tensor by two names, in all steps or some, and that steps write to."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.operators import is_plain_tensor, storage_of
+from torch_scan_hop._torch.operators import is_plain_tensor, storages_of
 
 
 class SharedMemory(RuntimeError):
@@ -33,13 +33,8 @@ def share_memory(changed: Sequence[Any], others: Sequence[Any]) -> bool:
     >>> share_memory([buffer], [buffer[0]]), share_memory([buffer], [torch.zeros(3)])
     (True, False)
     """
-    seen = {storage_of(t) for t in others if isinstance(t, torch.Tensor)}
-    for tensor in changed:
-        storage = storage_of(tensor)
-        if storage in seen:
-            return True
-        seen.add(storage)
-    return False
+    own, others = storages_of(changed), storages_of(others)
+    return len({*own}) < len(own) or not {*own}.isdisjoint(others)
 
 
 def check_memory(changed: Sequence[Any], others: Sequence[Any]) -> None:
