@@ -12,6 +12,7 @@ ONLY_IN: dict[str, str] = {
     "torch._dynamo.variables.hashable.HashableTracker": "2.13.0 2.15.0",
     "torch._dynamo.variables.hashable.HashableTracker.__init__": "2.13.0 2.15.0",
     "torch._dynamo.variables.sets.SetVariable": "2.13.0 2.15.0",
+    "torch._dynamo.variables.tensor.TensorVariable.nb_index_impl": "2.13.0 2.15.0",
     "torch._inductor.codegen.triton.TritonKernelOverrides.value_expr": "2.13.0 2.15.0",
     "torch._inductor.codegen.wrapper.WrapperLine.codegen": "2.15.0",
     "torch._inductor.fx_utils._extract_subgraphs_and_args": "2.13.0 2.15.0",
