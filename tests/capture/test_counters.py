@@ -165,22 +165,6 @@ def test_a_program_is_compiled_once_for_all_counts(branch):
     assert module.n == 5 * T
 
 
-@pytest.mark.parametrize("way", [{}, {"checkpoint": "full"}])
-def test_a_program_counts_on_from_one_scan_to_the_next(way):
-    """What a scan counts is known after it, also if it does not branch on that."""
-    xs, h = make_xs(), torch.ones(B, D, dtype=torch.float64)
-
-    def run(scan_like, counting, branching, **way):
-        h_1, ys = scan_like(counting, h, xs, **way)
-        branching.n = counting.n
-        h_2, zs = scan_like(branching, h_1, xs)
-        return h_1, ys, h_2, zs, counting.n, branching.n
-
-    modules = [(Counting(lambda n: False), Counting(lambda n: n < T)) for _ in range(2)]
-    compiled = torch.compile(run, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(scan, *modules[0], **way), run(loop, *modules[1]))
-
-
 def by_one(n):
     return n + 1
 

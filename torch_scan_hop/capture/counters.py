@@ -60,11 +60,9 @@ class StepsBranchDifferently(Unsupported):
 
 
 class Counters:
-    """The numbers that a scan begins with, by leaf of the carry, and the branches on them, which
-    are decided if ``decides``."""
+    """The numbers that a scan begins with, by leaf of the carry, and the branches on them."""
 
-    def __init__(self, starts: Mapping[int, Int], decides: bool = True) -> None:
-        self._decides = decides
+    def __init__(self, starts: Mapping[int, Int]) -> None:
         self._starts = {k: n for k, n in starts.items() if isinstance(n, (int, torch.SymInt))}
         #: each once, though Dynamo asks if a value is a constant before it asks for it
         self._asked: dict[Branch, None] = {}
@@ -96,7 +94,7 @@ class Counters:
 
     def _ask(self, compare: Comparison, number: Any, bound: Any) -> Any:
         counted = _counted(number)
-        if counted is None or type(bound) is not int or not self._decides:
+        if counted is None or type(bound) is not int:
             return None
         branch = Branch(compare, counted, bound, users_line())
         if counted.k is None:
@@ -116,8 +114,7 @@ class Counters:
         """Raise StepsBranchDifferently if not all ``steps``, each of which is ``graph``, branch
         alike."""
         results: Any = output_node(graph).args[0]
-        starts = self._starts.items()
-        found = {k: _counting(k, results[k], start, self._decides) for k, start in starts}
+        found = {k: _counting(k, results[k], start) for k, start in self._starts.items()}
         self.counting = {k: counting for k, counting in found.items() if counting is not None}
         changing, periods = {}, [1]
         for branch in self._asked:
@@ -133,16 +130,14 @@ class Counters:
             raise StepsBranchDifferently(changing[first], first, math.lcm(*periods))
 
 
-def _counting(k: int, after: Any, start: Int, decides: bool) -> Counting | None:
-    """Return how leaf ``k``, which a step leaves as ``after``, goes on; None if it is not known, or
-    if that takes a guard on ``start`` and not ``decides``."""
+def _counting(k: int, after: Any, start: Int) -> Counting | None:
+    """Return how leaf ``k``, which a step leaves as ``after``, goes on; None if it is not known."""
     counted = _counted(after)
     if counted is None or counted.shift or (counted.k is not None and counted.times != 1):
         return None
     if counted.k is None:
         return Counting(0, counted.more, 0)
-    is_guarded = counted.modulus and not decides
-    if counted.k != k or is_guarded or (counted.modulus and not 0 <= start < counted.modulus):
+    if counted.k != k or (counted.modulus and not 0 <= start < counted.modulus):
         return None
     return Counting(1, counted.more, counted.modulus)
 

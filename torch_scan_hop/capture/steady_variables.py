@@ -53,7 +53,7 @@ from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owne
 from torch_scan_hop.capture.told import SomeSteps, in_part, part_told, told
 from torch_scan_hop.capture.traced_steps import steps_are_traced
 from torch_scan_hop.capture.user_code import PACKAGE
-from torch_scan_hop.schedule.strategies import as_one_scan, is_one_scan
+from torch_scan_hop.schedule.strategies import as_one_scan
 
 
 class SteadyScanVariable(TorchHigherOrderOperatorVariable):
@@ -118,7 +118,7 @@ class _Capture:
         while True:
             try:
                 numbers = self._numbers_at(places)
-                self.counters = self._counters(numbers) if self._counts_steps() else None
+                self.counters = self._counters(numbers) if self.decides_branches else None
                 left = map(str, (*places, *self.lists))
                 about = told(settled, left, numbers, self.counters, self.reads)
                 with taken_back_on_error(self.tx), about:
@@ -187,14 +187,7 @@ class _Capture:
         return _numbers(parts, len(parts_of(tx, self.carry)))
 
     def _counters(self, at_places: dict[int, Any]) -> Counters:
-        starts = {**_numbers(parts_of(self.tx, self.init)), **at_places}
-        return Counters(starts, self.decides_branches)
-
-    def _counts_steps(self) -> bool:
-        """Return True if a step of the scan is one of the loop, or several of a known number."""
-        if self.decides_branches or self.is_whole:
-            return True
-        return bool(call_inlined(self.tx, is_one_scan, self.over[2]).as_python_constant())
+        return Counters({**_numbers(parts_of(self.tx, self.init)), **at_places})
 
     def run_scan(self, combine_fn: Any, template: Any, carry: Any) -> VariableTracker:
         return self.run.call_function(self.tx, [combine_fn, template, carry, *self.over], {})
