@@ -32,7 +32,6 @@ def scan_with_state(
     """Run the scan with what steps leave at ``places`` as further carries, and what they append to
     ``lists`` as further ys."""
     tx, (_, trip_count, schedule) = capture.tx, capture.over
-    _refuse_costly_captures(lists, trip_count)
     # before: carry          after: (carry, what is at the places)
     state: VariableTracker = TupleVariable([_start_at(capture, place) for place in places])
     template = capture.template
@@ -41,6 +40,7 @@ def scan_with_state(
     carry: VariableTracker = TupleVariable([capture.carry, state])
     step = Stateful(capture.combine_fn, places, lists)
     carry, ys = sequence_items(tx, capture.run_scan(step, template, carry))
+    _refuse_costly_captures(lists, trip_count)
     carry, state = sequence_items(tx, carry)
     values = sequence_items(tx, state)
     twins = {} if capture.has_no_steps() else step.twins
