@@ -108,6 +108,12 @@ class Derivative:
         residuals = () if self.second_flow is None else self.second_flow.ys[len(self.flow.ys) :]
         return self.flow.outputs() + residuals, self.flow.outputs(has_steps=True) + residuals
 
+    def cut_off(self, has_steps: bool) -> frozenset[int]:
+        """Return the flat inputs that no gradient reaches: of a scan of no steps, none of the
+        carries, which it returns."""
+        n_carry = 0 if has_steps else self.signature.n_carry
+        return frozenset(k for k in self.first.cut_off if k >= n_carry)
+
     @functools.cached_property
     def _first_backward(self) -> BackwardScan:
         return BackwardScan(self.signature, self.first, self.flow)

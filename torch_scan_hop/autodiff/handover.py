@@ -49,6 +49,7 @@ class Partition:
             whether that is of the carries *out* of the steps: they are shifted by a step.
         accumulated: the additional inputs whose gradients are summed in carries.
         x_gradients: the xs whose gradients are ys.
+        cut_off: the flat inputs that want a gradient, and on which no result of a step depends.
     """
 
     forward: fx.GraphModule
@@ -59,6 +60,7 @@ class Partition:
     carry_stack: dict[int, tuple[int, bool]]
     accumulated: tuple[int, ...]
     x_gradients: tuple[int, ...]
+    cut_off: frozenset[int] = frozenset()
 
     def slots(self, handover: Handover) -> list[Handover]:
         """Return what is saved for it: of a carry its stack, and init if the stack is shifted."""

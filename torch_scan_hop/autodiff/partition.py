@@ -52,6 +52,7 @@ def partition_of(
         carry_stack=cut.carry_stack,
         accumulated=builder.accumulated,
         x_gradients=builder.x_gradients,
+        cut_off=builder.cut_off,
     )
     legality.check("partition", "partition", joint, partition)
     return partition
@@ -65,6 +66,8 @@ class _BackwardBuilder:
         self.carry = tuple(k for k, flag in enumerate(joint.flow.carry) if flag)
         self.accumulated = _positions_of_nodes(self.gradients.additional)
         self.x_gradients = _positions_of_nodes(self.gradients.xs)
+        pairs = enumerate(zip(joint.flow.inputs(), joint.gradients(), strict=True))
+        self.cut_off = frozenset(k for k, (flag, g) in pairs if flag and not isinstance(g, fx.Node))
         self.graph = fx.Graph()
         self.env: dict[fx.Node, fx.Node] = {}
         self.handed: dict[Handover, fx.Node] = {}

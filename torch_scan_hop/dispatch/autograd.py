@@ -67,9 +67,9 @@ def _on_fakes(
     return _MetadataOnly.apply(results, flags, *tensors)
 
 
-def _cut_off(dual: Any) -> Any:
-    """Cut ``dual`` off reverse mode's graph, but keep its tangent, which ``detach`` takes away."""
-    primal, tangent = unpack_dual(dual)
+def _cut_off(value: Any, is_dual: bool) -> Any:
+    """Cut ``value`` off reverse mode's graph, but keep its tangent, which ``detach`` takes away."""
+    primal, tangent = unpack_dual(value) if is_dual else (value, None)
     return primal.detach() if tangent is None else make_dual(primal.detach(), tangent)
 
 
@@ -96,10 +96,14 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
     tangents_of = tangent_scan if duals else None
     call = differentiated_call(body, inputs, wanted, options, run_forward, tangents_of, traced)
     derivative = call.derivative
+    if cut_off := derivative.cut_off(is_known_positive(inputs.xs[0].shape[0])):
+        # as in a loop: what is in the graph of such an input is none of this scan's
+        kept = [_cut_off(v, duals) if k in cut_off else v for k, v in enumerate(flat)]
+        tensors = [v for v in kept if isinstance(v, torch.Tensor)]
     outputs = ScanFunction.apply(call, *tensors)[: derivative.n_outputs]
     if duals:
         flow = derivative.flow.outputs(is_known_positive(inputs.xs[0].shape[0]))
-        outputs = tuple(o if d else _cut_off(o) for o, d in zip(outputs, flow, strict=True))
+        outputs = tuple(o if d else _cut_off(o, True) for o, d in zip(outputs, flow, strict=True))
     if not is_plain and (traced or not all(map(is_plain_tensor, tensors))):
         return outputs
     # A caller may change ys in place, as those of a loop. Where the backward reads a y, the caller
