@@ -19,10 +19,12 @@ from torch import fx
 
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.number_functions import comparisons_are_known
+from torch_scan_hop._torch.dynamo.number_identity import numbers_are_told
 from torch_scan_hop._torch.dynamo.number_positions import positions_are_known
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
 from torch_scan_hop.capture.counting import (
+    MOST_PARTS,
     Branch,
     Comparison,
     Counted,
@@ -42,12 +44,20 @@ _MIRRORED: dict[Comparison, Comparison] = {
     operator.gt: operator.lt,
     operator.ge: operator.le,
 }
+#: as ``n in (2, 5)`` is traced
+_OF_FLAGS = (operator.or_, operator.and_)
 #: by operator of a number and an int: what the int makes of the number, as a factor and a sum
 _AFFINE: dict[Any, Callable[[int], tuple[int, int]]] = {
     operator.add: lambda n: (1, n),
     operator.sub: lambda n: (1, -n),
     operator.mul: lambda n: (n, 0),
 }
+
+
+_ANOTHER_ITEM = (
+    ": each takes another item of a list or a dict. Index a tensor, as torch.stack(items)[n], or "
+    "compare: (n == 2) | (n == 3)"
+)
 
 
 class StepsBranchDifferently(Unsupported):
@@ -72,11 +82,14 @@ class Counters:
     def __bool__(self) -> bool:
         return bool(self._starts)
 
-    def decide(self, flag: Any) -> bool | None:
+    def decide(self, flag: Any) -> Any:
         """Return what the node ``flag`` is at the first step; None if it compares no counter."""
         if flag.target is of_number and flag.args[0] in ("not", "bool"):
             decided = self.decide(flag.args[1])
             return not decided if decided is not None and flag.args[0] == "not" else decided
+        if flag.target in _OF_FLAGS and all(map(_is_flag, flag.args)):
+            parts = [self.decide(operand) for operand in flag.args]
+            return None if None in parts else flag.target(*parts)
         compare, operands = COMPARISONS.get(flag.target), flag.args
         if compare is None:  # a number is asked if it is 0
             compare, operands = operator.ne, (flag, 0)
@@ -122,6 +135,8 @@ class Counters:
             if k is None or k not in self.counting:
                 raise StepsBranchDifferently(branch.line)
             alike = branch.alike(self._starts[k], self.counting[k], steps)
+            if alike == 1 and branch.never_again(self.counting[k]) and _are_many(steps):
+                raise StepsBranchDifferently(branch.line + _ANOTHER_ITEM)
             if alike is not steps:
                 changing[alike] = branch.line
                 periods.append(branch.period(self.counting[k]) or 1)
@@ -142,13 +157,18 @@ def _counting(k: int, after: Any, start: Int) -> Counting | None:
     return Counting(1, counted.more, counted.modulus)
 
 
+def _are_many(steps: Int) -> bool:
+    return type(steps) is int and steps > MOST_PARTS
+
+
+def _is_flag(operand: Any) -> bool:
+    return isinstance(operand, fx.Node) and operand.meta["example_value"].dtype == torch.bool
+
+
 @contextlib.contextmanager
 def branches_are_decided() -> Iterator[None]:
     """Python branches on a comparison of a counter as the first step does, if counters are told,
-    and takes the item that it takes."""
-    if counters_told() is None:
-        yield
-        return
+    and takes the item, the key and the text that it takes."""
 
     def known_by(ask: Callable[[Counters, Any], Any]) -> Callable[[VariableTracker], Any]:
         def answer(variable: VariableTracker) -> Any:
@@ -160,6 +180,7 @@ def branches_are_decided() -> Iterator[None]:
     with (
         comparisons_are_known(known_by(Counters.decide)),
         positions_are_known(known_by(Counters.position)),
+        numbers_are_told(known_by(Counters.position)),
     ):
         yield
 

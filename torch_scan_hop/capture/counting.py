@@ -14,6 +14,8 @@ Int = Any
 Comparison = Callable[[Int, Int], Any]
 #: what all remainders answer is looked at
 _LARGEST_MODULUS = 2**16
+#: of a scan whose steps branch differently: each costs a trace, and the code of a scan
+MOST_PARTS = 12
 
 
 class Counting(NamedTuple):
@@ -82,6 +84,11 @@ class Branch:
         modulus = self._modulus(counting)
         by = counting.by if counting.modulus else counting.by * self.counted.times
         return modulus // math.gcd(modulus, by) if modulus else 0
+
+    def never_again(self, counting: Counting) -> bool:
+        """Return True if no two steps take the same item."""
+        moves = counting.times != 0 and counting.by * self.counted.times != 0
+        return self.compare is asked_position and moves and not self._modulus(counting)
 
     def _modulus(self, counting: Counting) -> int:
         return counting.modulus or self.counted.modulus

@@ -21,14 +21,13 @@ from torch_scan_hop._torch.dynamo.variables import (
     example_value_or_none,
 )
 from torch_scan_hop.capture.counters import StepsBranchDifferently
-from torch_scan_hop.capture.counting import later
+from torch_scan_hop.capture.counting import MOST_PARTS, later
 from torch_scan_hop.capture.stateful import number_after, parts_of
 from torch_scan_hop.capture.steady import stack_of_one, steps_after, steps_before
 from torch_scan_hop.capture.told import SomeSteps, in_part
 from torch_scan_hop.schedule.strategies import Schedule, as_one_scan
 
-#: a part costs a trace, and the code of a scan; a block that of its steps
-_MOST_PARTS = 12
+#: a block costs the traces and the code of its steps
 _LONGEST_BLOCK = 16
 
 
@@ -36,7 +35,7 @@ def trace_in_parts(
     capture: Any, change: StepsBranchDifferently, settled: tuple[str, ...]
 ) -> VariableTracker:
     """Return the results of ``capture``, whose steps branch as ``change`` says."""
-    if len(capture.part.before) >= _MOST_PARTS or change.alike == 0:
+    if len(capture.part.before) >= MOST_PARTS or change.alike == 0:
         raise change
     return _Parting(capture, change, settled).trace()
 

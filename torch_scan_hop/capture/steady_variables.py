@@ -28,6 +28,7 @@ from torch_scan_hop._torch.dynamo.errors import (
     uncaptured,
 )
 from torch_scan_hop._torch.dynamo.left import GrowingList, StateAssigned
+from torch_scan_hop._torch.dynamo.number_identity import numbers_are_told
 from torch_scan_hop._torch.dynamo.places import Place, is_number, number_of
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
@@ -67,7 +68,11 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
     ) -> VariableTracker:
         *call, settled = args
         try:
-            with own_failures_are_unsupported(), steps_are_traced(tx, self.value):
+            with (
+                own_failures_are_unsupported(),
+                steps_are_traced(tx, self.value),
+                numbers_are_told(lambda _: None),
+            ):
                 return _Capture(tx, *call).trace(settled.as_python_constant())
         except (UserError, Unsupported, UncapturedHigherOrderOpError) as error:
             if isinstance(error, UserError) and not is_data_dependent(error):

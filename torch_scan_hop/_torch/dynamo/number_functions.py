@@ -30,7 +30,6 @@ from torch_scan_hop._torch.dynamo.made_numbers import (
     is_marked,
     with_ints_for_flags,
 )
-from torch_scan_hop._torch.dynamo.number_identity import equal_numbers_are_no_other
 from torch_scan_hop._torch.dynamo.number_items import item_at, numbers_in
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -142,7 +141,6 @@ def kinds_of_numbers_are_known() -> Iterator[None]:
     with (
         replaced(BuiltinVariable, call_function=call_function),
         replaced(TensorVariable, call_obj_hasattr=has_attribute),
-        equal_numbers_are_no_other(),
     ):
         yield
 
