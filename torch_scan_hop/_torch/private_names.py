@@ -117,7 +117,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.builder.is_int_specialization_case "
         "torch._dynamo.variables.builder.wrap_fx_proxy "
         "torch._dynamo.variables.builtin.BuiltinVariable "
-        "torch._dynamo.variables.constant.ConstantVariable "
+        "torch._dynamo.variables.constant.ConstantVariable torch._dynamo.variables.dicts "
         "torch._dynamo.variables.dicts.ConstDictVariable "
         "torch._dynamo.variables.dicts.SetVariable "
         "torch._dynamo.variables.functions.UserMethodVariable "
@@ -140,6 +140,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.misc.NewGlobalVariable "
         "torch._dynamo.variables.misc.NumpyVariable "
         "torch._dynamo.variables.misc.PythonModuleVariable "
+        "torch._dynamo.variables.misc.StringFormatVariable "
         "torch._dynamo.variables.misc.get_np_to_tnp_map "
         "torch._dynamo.variables.nn_module.UnspecializedNNModuleVariable "
         "torch._dynamo.variables.sets.SetVariable "
@@ -323,7 +324,6 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.builtin.BuiltinVariable.call_function": "self tx args kwargs",
     "torch._dynamo.variables.constant.ConstantVariable.create": "value",
     "torch._dynamo.variables.functions.UserMethodVariable.call_obj_hasattr": "self tx name",
-    "torch._dynamo.variables.hashable.HashableTracker.__init__": "self vt",
     "torch._dynamo.variables.higher_order_ops._call_function_and_unflatten_output": (
         "tx fn args ..."
     ),
@@ -556,6 +556,7 @@ REPLACED: dict[str, str] = {
     "torch._dynamo.variables.misc.GetAttrVariable.call_function": "self tx args kwargs",
     "torch._dynamo.variables.misc.GetAttrVariable.create_getattr_proxy": "base_proxy attr",
     "torch._dynamo.variables.misc.NumpyVariable.call_function": "self tx args kwargs",
+    "torch._dynamo.variables.misc.StringFormatVariable.as_python_constant": "self",
     "torch._dynamo.variables.tensor.NumpyNdarrayVariable.call_method": "self tx name args kwargs",
     "torch._dynamo.variables.tensor.NumpyNdarrayVariable.unpack_var_sequence": "self tx idxes",
     "torch._dynamo.variables.tensor.TensorVariable._method_register_hook": (

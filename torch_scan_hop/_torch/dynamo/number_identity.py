@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import Unsupported
-from torch._dynamo.variables import dicts
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
@@ -27,14 +26,15 @@ from torch_scan_hop._torch.dynamo.variables import example_value
 from torch_scan_hop._torch.replaced import replaced
 
 _Key: Any
+_asks_first: Any = None
 try:
     from torch._dynamo.variables.hashable import HashableTracker
 
     _Key = HashableTracker
-except ImportError:  # torch 2.9
-    from torch._dynamo.variables.dicts import ConstDictVariable
+except ImportError:  # torch 2.9, which asks if a key is hashable before it is looked for
+    from torch._dynamo.variables import dicts
 
-    _Key = vars(ConstDictVariable)["_HashableTracker"]
+    _asks_first, _Key = dicts, vars(dicts.ConstDictVariable)["_HashableTracker"]
 
 _KEY = (
     "the body looks for a number that steps make among the keys of a dict or a set, at {}. Index a "
@@ -130,15 +130,14 @@ def _read(known: Known, variable: VariableTracker) -> VariableTracker:
 
 
 def _texts_are_hashable() -> contextlib.AbstractContextManager[None]:
-    """torch 2.9 asks if a key is hashable before it is looked for."""
-    if hasattr(_Key, "underlying_value"):
-        is_hashable = dicts.is_hashable
+    if _asks_first is None:
+        return contextlib.nullcontext()
+    is_hashable = _asks_first.is_hashable
 
-        def is_text_or_hashable(variable: Any) -> bool:
-            return isinstance(variable, StringFormatVariable) or bool(is_hashable(variable))
+    def is_text_or_hashable(variable: Any) -> bool:
+        return isinstance(variable, StringFormatVariable) or bool(is_hashable(variable))
 
-        return replaced(dicts, is_hashable=is_text_or_hashable)
-    return contextlib.nullcontext()
+    return replaced(_asks_first, is_hashable=is_text_or_hashable)
 
 
 def _identity_is_refused() -> contextlib.AbstractContextManager[None]:
