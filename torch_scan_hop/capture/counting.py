@@ -73,11 +73,15 @@ class Branch:
     bound: int
     line: str
 
+    def is_known(self, start: Int) -> bool:
+        """Return True if it is known what the first step finds."""
+        return True
+
     def answer(self, start: Int) -> Int:
         answer = self.compare(self.counted.at(start), self.bound)
         return int(answer) if self.compare is asked_position else bool(answer)
 
-    def period(self, counting: Counting) -> int:
+    def period(self, start: Int, counting: Counting, steps: Int) -> int:
         """Return after how many steps it answers the same again; 0 if it may never do."""
         modulus = self._modulus(counting)
         by = counting.by if counting.modulus else counting.by * self.counted.times
@@ -93,7 +97,7 @@ class Branch:
             later_steps = range(1, 2)  # what the next step finds, all others find, or none
         elif modulus := self._modulus(counting):
             start = int(_remainder(start, modulus))  # of a symbol, this is a guard
-            later_steps = range(1, self.period(counting))
+            later_steps = range(1, self.period(start, counting, steps))
         elif self._is_alike(start, counting, steps):
             return steps
         else:
