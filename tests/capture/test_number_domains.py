@@ -31,6 +31,7 @@ RAISING = {
     "0 ** c": (lambda c: 0**c, lambda c: c - 1, 2),
     "2.0 ** c": (lambda c: 2.0**c, lambda c: c * 10, 10),
     "1 / (c - 1)": (lambda c: 1 / (c - 1), lambda c: c - 1, 4),
+    "c >> -1": (lambda c: c >> -1, lambda c: c + 1, 2),
     "c / 0": (lambda c: c / 0, lambda c: c, 1.0),
 }
 #: of these it makes what no scalar tensor is
@@ -40,6 +41,7 @@ OTHERS = {
     "a float of an int": (lambda c: c**-2, lambda c: c + 1, 1),
     "a large int": (lambda c: (c * c) % 7, lambda c: c * 1000, 1000),
     "a large power": (lambda c: (3**c) % 7, lambda c: c + 20, 1),
+    "a shift of all bits": (lambda c: (c >> 70) + 1, lambda c: c + 1, 1),
     "a large shift": (lambda c: (3 << c) % 7, lambda c: c + 20, 1),
 }
 FINE = {
@@ -47,6 +49,7 @@ FINE = {
     "quotients": (lambda c: 1 / c + 5 % c + c // 2 + c % 3, lambda c: c + 1, 1),
     "of less": (lambda c: math.log(c - 1) / 3 + 1 / (c - 1), lambda c: c + 1, 5),
     "powers": (lambda c: 0.9**c + 2**c + (-2.0) ** c + (1 << c), lambda c: c + 1, 0),
+    "bits": (lambda c: (c >> 1 & 1) + (c >> 63) + (c << 2), lambda c: c + 1, -3),
     "infinite": (lambda c: math.exp(-c) + 1 / c, lambda c: c * 1e200, 1.0),
     "not a number": (lambda c: math.sqrt(c), lambda c: c * math.inf, 0.0),
 }

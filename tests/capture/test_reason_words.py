@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
@@ -165,6 +166,35 @@ SAID |= {
     ),
     "histc": (reads_a_bound, 0, "value of a tensor.*as a Python number.*histc"),
 }
+
+
+def reads_on(o: Any, x: Any) -> Any:
+    return x * next(o.k)
+
+
+def makes_longer(o: Any, x: Any) -> Any:
+    o.k = [*o.k, x]
+    return x
+
+
+def joins(o: Any, x: Any) -> Any:
+    o.k = torch.cat([o.k, x[None]])
+    return x
+
+
+ITERATORS = (
+    itertools.count(),
+    itertools.cycle([1.0]),
+    iter([2.0] * 9),
+    zip([1] * 9),
+    (k for k in "a"),
+)
+SAID |= {
+    f"reads from a {type(k).__name__}": (reads_on, k, "reads from an iterator.*in xs")
+    for k in ITERATORS
+}
+LONGER = "attribute 'k'.*another size at each step.*appended to a list.*table"
+SAID |= {"longer": (makes_longer, [], LONGER), "joins": (joins, torch.zeros(0, 3), LONGER)}
 
 DYNAMOS = "Dynamo|VariableTracker|zuf0|u0|FakeTensor|fake tensor|unhinted|python_type"
 

@@ -23,6 +23,8 @@ from torch_scan_hop._torch.dynamo.number_identity import numbers_are_told
 from torch_scan_hop._torch.dynamo.number_positions import positions_are_known
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
+from torch_scan_hop._torch.sizes import likely_value
+from torch_scan_hop.capture.computed import WRONG, Computed, ComputedBranch, computed, turning
 from torch_scan_hop.capture.counting import (
     MOST_PARTS,
     Branch,
@@ -96,7 +98,9 @@ class Counters:
         if len(operands) != 2:
             return None
         number, bound = operands
-        if type(number) is int:
+        if all(isinstance(operand, fx.Node) for operand in operands):
+            number, bound, compare = flag, 0, operator.ne
+        if isinstance(number, (int, float)):
             number, bound, compare = bound, number, _MIRRORED.get(compare, compare)
         return self._ask(compare, number, bound)
 
@@ -107,15 +111,43 @@ class Counters:
 
     def _ask(self, compare: Comparison, number: Any, bound: Any) -> Any:
         counted = _counted(number)
-        if counted is None or type(bound) is not int:
+        if counted is not None and type(bound) is int:
+            return self._note(Branch(compare, counted, bound, users_line()))
+        made = computed(number)
+        if made is None or not isinstance(bound, (int, float)) or made.k not in self._starts:
             return None
-        branch = Branch(compare, counted, bound, users_line())
-        if counted.k is None:
+        if compare is asked_position:
+            return self._computed_position(made)
+        return self._compare(compare, made, bound)
+
+    def _compare(self, compare: Comparison, made: Computed, bound: Any) -> bool | None:
+        if compare in (operator.eq, operator.ne):  # neither below nor above
+            sides = [self._compare(side, made, bound) for side in (operator.lt, operator.gt)]
+            return None if None in sides else any(sides) == (compare is operator.ne)
+        turn = turning(made, compare, bound, likely_value(self._starts[made.k]))
+        if turn is None:
+            return self._note(ComputedBranch(compare, made, bound, users_line()))
+        count, before = turn
+        ordered = operator.lt if before else operator.ge
+        return self._note(Branch(ordered, Counted(made.k), count, users_line()))
+
+    def _computed_position(self, made: Computed) -> int | None:
+        """Return the item that is asked for, between the counts where another one is."""
+        try:
+            position = made.at(likely_value(self._starts[made.k]))
+        except WRONG:
+            return None
+        is_it = type(position) is int and self._compare(operator.eq, made, position)
+        return position if is_it else None
+
+    def _note(self, branch: Branch) -> Any:
+        k = branch.counted.k
+        if k is None:
             return branch.answer(0)
-        if counted.k not in self._starts:
+        if k not in self._starts or not branch.is_known(self._starts[k]):
             return None
         self._asked[branch] = None
-        return branch.answer(self._starts[counted.k])
+        return branch.answer(self._starts[k])
 
     def asked(self) -> tuple[tuple[int, int], ...]:
         """Return the leaves that branches ask for, with what they begin with if that is known."""
@@ -139,7 +171,7 @@ class Counters:
                 raise StepsBranchDifferently(branch.line + _ANOTHER_ITEM)
             if alike is not steps:
                 changing[alike] = branch.line
-                periods.append(branch.period(self.counting[k]) or 1)
+                periods.append(branch.period(self._starts[k], self.counting[k], steps) or 1)
         if changing:
             first = min(changing)
             raise StepsBranchDifferently(changing[first], first, math.lcm(*periods))

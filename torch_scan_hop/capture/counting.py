@@ -75,11 +75,15 @@ class Branch:
     bound: int
     line: str
 
+    def is_known(self, start: Int) -> bool:
+        """Return True if it is known what the first step finds."""
+        return True
+
     def answer(self, start: Int) -> Int:
         answer = self.compare(self.counted.at(start), self.bound)
         return int(answer) if self.compare is asked_position else bool(answer)
 
-    def period(self, counting: Counting) -> int:
+    def period(self, start: Int, counting: Counting, steps: Int) -> int:
         """Return after how many steps it answers the same again; 0 if it may never do."""
         modulus = self._modulus(counting)
         by = counting.by if counting.modulus else counting.by * self.counted.times
@@ -87,8 +91,9 @@ class Branch:
 
     def never_again(self, counting: Counting) -> bool:
         """Return True if no two steps take the same item."""
-        moves = counting.times != 0 and counting.by * self.counted.times != 0
-        return self.compare is asked_position and moves and not self._modulus(counting)
+        if self.compare is not asked_position or self._modulus(counting):
+            return False
+        return counting.times != 0 and counting.by * self.counted.times != 0
 
     def _modulus(self, counting: Counting) -> int:
         return counting.modulus or self.counted.modulus
@@ -100,7 +105,7 @@ class Branch:
             later_steps = range(1, 2)  # what the next step finds, all others find, or none
         elif modulus := self._modulus(counting):
             start = int(_remainder(start, modulus))  # of a symbol, this is a guard
-            later_steps = range(1, self.period(counting))
+            later_steps = range(1, self.period(start, counting, steps))
         elif self._is_alike(start, counting, steps):
             return steps
         else:

@@ -92,7 +92,8 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("int", "floor", "ceil", "round"), lambda _, number: abs(number) < _MOST),
     **{"log1p": _above(-1), "sqrt": lambda made, number: ~(number < 0)},
     **{"pow": _power, "lshift": _left_shift, "add": _sum, "sub": _sum, "mul": _product},
-    "rshift": lambda made, number, by: (by >= 0) & (by < 64),
+    # made is a tensor, and so is the answer, where both others are Python's
+    "rshift": lambda made, number, by: (made == made) & (by >= 0) & (by < 64),
 }
 
 
@@ -153,6 +154,8 @@ def _name_of_rule(node: fx.Node, is_carried: bool) -> str:
         if (args[-1] == 0 and name != "pow") or (name == "pow" and args[-1] < 0 and not is_float):
             raise Unsupported(_ALWAYS.format(users_line(node.stack_trace or "")))
         return name if name == "pow" else ""
+    if name == "rshift" and isinstance(args[-1], int) and 0 <= args[-1] < 64:
+        return ""
     return name
 
 

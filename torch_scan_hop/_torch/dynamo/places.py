@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -214,7 +215,25 @@ class Place:
                 f"the body turns {self}, a flag, at {self.line}, and a scan traces a step once. "
                 "Turn a tensor, as in flag = ~flag, and choose with torch.where(flag, new, old)"
             )
+        if _resizes(self.before, self.after):
+            return Unsupported(
+                f"the body leaves {self} of another size at each step, at {self.line}, and what a "
+                "scan carries keeps its size. What no step reads may be appended to a list: "
+                "kept.append(h). Else write to a tensor of all steps, as table[n] = h"
+            )
         return refused_change(str(self), self.line)
+
+
+def _resizes(before: VariableTracker | None, after: VariableTracker) -> bool:
+    """Return True if a tensor has another shape, or a list another length, or what is in it."""
+    if before is None:
+        return False
+    before, after = before.realize(), after.realize()
+    if isinstance(before, BaseListVariable) and isinstance(after, BaseListVariable):
+        pairs = zip(before.items, after.items, strict=False)
+        return len(before.items) != len(after.items) or any(itertools.starmap(_resizes, pairs))
+    one, other = tensor_of(before), tensor_of(after)
+    return one is not None and other is not None and one.shape != other.shape
 
 
 def _is_flag(variable: VariableTracker | None) -> bool:

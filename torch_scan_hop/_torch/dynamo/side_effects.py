@@ -143,10 +143,9 @@ class _Watch:
     def changes(self, item: VariableTracker, is_cache: bool) -> None:
         """Note that ``item``, which the body did not make, is about to change."""
         _, contents = self.unchanged.get(id(item)) or (item, _contents(item))
-        if self.assigning:
-            return  # noted by ``assigns``
         line = users_line()
-        if contents is not None and _MEMO in line.replace("\\", "/"):
+        is_memo = contents is not None and _MEMO in line.replace("\\", "/")
+        if is_memo or self.assigning:  # which is noted by ``assigns``
             return
         if contents is None:
             raise refused_change(AN_OBJECT, line)
@@ -288,13 +287,14 @@ def _contents_noted(watch: _Watch) -> Iterator[None]:
 
 
 def _generators_refused() -> contextlib.AbstractContextManager[None]:
-    """A body that reads from a generator changes it, and no attribute tells."""
+    """A body that reads from an iterator changes it, and no attribute tells."""
     wrap_value = VariableBuilder._wrap
 
     @functools.wraps(wrap_value)
     def wrap(self: VariableBuilder, value: Any) -> Any:
-        if isinstance(value, types.GeneratorType):
-            raise refused_change("a generator, by reading from it", users_line())
+        is_in_c = isinstance(getattr(type(value), "__next__", None), types.WrapperDescriptorType)
+        if is_in_c and not hasattr(value, "readline"):  # a file
+            raise Unsupported(f"the body reads from an iterator, at {users_line()}")
         return wrap_value(self, value)
 
     return replaced(VariableBuilder, _wrap=wrap)
