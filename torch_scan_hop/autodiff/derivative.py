@@ -64,6 +64,7 @@ class Derivative:
         second: a derivative of the forward, with the same forward. It also takes cotangents of the
             residuals, which is where a double backward enters; ``second_flow`` says of which.
         looped: a body with a custom function or a hook: its second derivative goes through a loop.
+        has_own_backward: the body has such a thing, whoever differentiates it again.
         error: of a backward that has an operator without a derivative, as attention's has.
             ``torch.func.grad`` and ``create_graph=True`` ask for the graph of every backward, and
             seldom for its gradients. As in a loop, only who asks for those gets the error.
@@ -75,6 +76,7 @@ class Derivative:
     second: Partition | None = None
     second_flow: GradientFlow | None = None
     looped: Body | None = None
+    has_own_backward: bool = False
     error: str = ""
 
     @functools.cached_property
@@ -88,6 +90,29 @@ class Derivative:
     def saved_ys(self) -> frozenset[int]:
         """Positions of the ys that a backward reads."""
         return frozenset(h.index for h in self.saved if h.source is Source.Y)
+
+    @functools.cached_property
+    def unreached(self) -> frozenset[int]:
+        """The flat inputs that no gradient is given, if there are others that are."""
+        if self.error:
+            return frozenset()
+        n = self.signature.n_carry
+        reached = {k for k, flag in enumerate(self.flow.carry) if flag}
+        for p in self._partitions():
+            reached.update(n + k for k in p.x_gradients)
+            reached.update(n + self.signature.n_xs + k for k in p.accumulated)
+        if self.has_own_backward:  # which may depend on what no result does
+            reached.update(self._read())
+        return frozenset(range(self.signature.n_inputs)) - reached if reached else frozenset()
+
+    def _read(self) -> set[int]:
+        """Return the flat inputs that a forward or a backward reads."""
+        starts = {Source.X: self.signature.n_carry}
+        starts[Source.ADDITIONAL] = self.signature.n_carry + self.signature.n_xs
+        handed = [h for p in self._partitions() for h in (*p.per_step, *p.invariant)]
+        placeholders = self.first.forward.graph.find_nodes(op="placeholder")
+        used = {k for k, node in enumerate(placeholders) if node.users}
+        return used | {starts[h.source] + h.index for h in handed if h.source in starts}
 
     def sizes(self) -> tuple[Handover, ...]:
         """Return the sizes that its backward bodies read."""

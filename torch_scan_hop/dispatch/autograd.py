@@ -21,6 +21,7 @@ from torch_scan_hop.autodiff.derive import differentiated_call
 from torch_scan_hop.autodiff.differentiability import (
     asks_for_flags_only,
     gradient_flow,
+    needs_grad,
     wants_gradients,
 )
 from torch_scan_hop.autodiff.function import ScanFunction
@@ -69,6 +70,8 @@ def _on_fakes(
 
 def _cut_off(dual: Any) -> Any:
     """Cut ``dual`` off reverse mode's graph, but keep its tangent, which ``detach`` takes away."""
+    if not needs_grad(dual):
+        return dual
     primal, tangent = unpack_dual(dual)
     return primal.detach() if tangent is None else make_dual(primal.detach(), tangent)
 
@@ -96,6 +99,9 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
     tangents_of = tangent_scan if duals else None
     call = differentiated_call(body, inputs, wanted, options, run_forward, tangents_of, traced)
     derivative = call.derivative
+    if derivative.unreached:  # autograd would call hooks of theirs, with None
+        given = [_cut_off(v) if k in derivative.unreached else v for k, v in enumerate(flat)]
+        tensors = [v for v in given if isinstance(v, torch.Tensor)]
     outputs = ScanFunction.apply(call, *tensors)[: derivative.n_outputs]
     if duals:
         flow = derivative.flow.outputs(is_known_positive(inputs.xs[0].shape[0]))
