@@ -16,7 +16,7 @@ _ITEMS = [
 _WAYS = [
     *["{t}.append({i})"] * 4, "{t} += [{i}]", "{t} += [{i}, {j}]", "{t}.extend([{i}, {j}])", "{t}.extend(({i},))",
     "{t}.append({i}); {t}.append({j})", "grown = {t}\ngrown.append({i})", "{t}.extend(v for v in ({i}, {j}))",
-    "getattr({t}, 'append')({i})", "{t}.__iadd__([{i}])", "{t}.extend([])\n{t}.append({i})",
+    "getattr({t}, 'append')({i})", "{t}.extend([])\n{t}.append({i})",
 ]  # fmt: skip
 
 
