@@ -41,7 +41,7 @@ def _results_of_no_step(
         try:
             dtypes = [leaf.dtype for leaf in tree.match_carry(init, after, device)]
         except (ScanTypeError, ScanValueError) as error:
-            Settling().accept(error, after, device)  # the first step would have changed it
+            Settling().accept(error, after)  # the first step would have changed it
             dtypes = [leaf.dtype for leaf in tree.tensors(as_tensors(init, device))]
     leaves = zip(tree.tensors(carry), dtypes, strict=True)
     carry = tree.unflatten(carry, [leaf.to(dtype) for leaf, dtype in leaves])
@@ -52,24 +52,25 @@ def _call(
     combine_fn: CombineFn, carry: Any, x: Any, device: torch.device, settling: Settling
 ) -> tuple[Any, Any]:
     """Run a step on a carry that may hold Python numbers, as in a plain loop."""
-    if _has_numbers(carry):
+    if has_numbers_in(carry):
         try:
-            return split_result(combine_fn(carry, x))
+            return split_result(settling.call(combine_fn, carry, x))
         except (TypeError, AttributeError):  # an operator or method that takes no number
             carry = as_tensors(carry, device)
     return split_result(settling.call(combine_fn, carry, x))
 
 
-def _has_numbers(carry: Any) -> bool:
+def has_numbers_in(carry: Any) -> bool:
     return any(isinstance(leaf, tree.NUMBERS) for leaf in tree.leaves(carry))
 
 
 def _after_step(before: Any, after: Any, device: torch.device, settling: Settling) -> Any:
-    """Check the carry after a step; what is made of numbers alone stays a number."""
+    """Check the carry after a step; a number, or None, that a step makes a number stays one."""
     try:
         leaves = tree.match_carry(before, after, device, keep_numbers=True)
     except (ScanTypeError, ScanValueError) as error:
-        return settling.accept(error, after, device)
+        settling.accept(error, after)
+        return after
     return tree.unflatten(before, leaves)
 
 
@@ -90,6 +91,25 @@ def scan_loop(
     if trip_count == 0:
         return _results_of_no_step(combine_fn, init, xs, device)
 
+    order = order_of_steps(trip_count, reverse)
+    return run_steps(combine_fn, init, xs, order, [[] for _ in order], Settling(), device)
+
+
+def run_steps(
+    combine_fn: CombineFn,
+    start: Any,
+    xs: Any,
+    order: range,
+    steps: list[list[torch.Tensor]],
+    settling: Settling,
+    device: torch.device,
+    y: Any = None,
+) -> tuple[Any, Any]:
+    """Run the steps in ``order`` from ``start`` on, all or what is left; ``steps`` gets their ys.
+
+    Of a step that came before, ``y`` is that.
+    """
+
     def own(leaf: Any) -> Any:
         return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
@@ -97,11 +117,8 @@ def scan_loop(
         return tree.exact_tensor(leaf, device) if isinstance(leaf, tree.NUMBERS) else leaf
 
     # a body may work in place on its carry; the caller's init is not its to change
-    originals, carry = tensors_in(init), tree.map_leaves(own, init)
-    order = order_of_steps(trip_count, reverse)
-    steps: list[list[torch.Tensor]] = [[] for _ in range(trip_count)]
-    settling = Settling()
-    has_numbers = _has_numbers(init)
+    originals, carry = tensors_in(start), tree.map_leaves(own, start)
+    has_numbers = has_numbers_in(start)
     for t in progressing(order):
         after, y = _call(combine_fn, carry, tree.slice_at(xs, t), device, settling)
         pass_hooks_on(tree.tensors(carry), originals)
@@ -115,11 +132,17 @@ def scan_loop(
         # neither is the next step's, or the caller's, to change
         after = _after_step(carry, after, device, settling)
         originals, carry = tensors_in(after), tree.map_leaves(own, after)
-    if has_numbers:
-        dtypes = [leaf.dtype for leaf in steps[order[-1]]]
-        for leaves in steps:
-            pairs = zip(leaves, dtypes, strict=True)
-            dtypes = [stacked_dtype(leaf.dtype, dtype) for leaf, dtype in pairs]
-        for t in order:
-            steps[t] = [v.to(dtype) for v, dtype in zip(steps[t], dtypes, strict=True)]
+        has_numbers = has_numbers or has_numbers_in(carry)
+    if has_numbers and order:
+        _give_dtypes(steps, order)
     return as_tensors(carry, device), stacked(y, steps)
+
+
+def _give_dtypes(steps: list[list[torch.Tensor]], order: range) -> None:
+    """Give ys that are numbers at first the dtypes of the last step's, if those hold them."""
+    dtypes = [leaf.dtype for leaf in steps[order[-1]]]
+    for leaves in steps:
+        pairs = zip(leaves, dtypes, strict=True)
+        dtypes = [stacked_dtype(leaf.dtype, dtype) for leaf, dtype in pairs]
+    for t in range(len(steps)):
+        steps[t] = [v.to(dtype) for v, dtype in zip(steps[t], dtypes, strict=True)]

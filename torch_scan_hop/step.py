@@ -174,8 +174,8 @@ class Settling:
         self.error: Exception | None = None
         self._has_just_changed = False
 
-    def accept(self, error: Exception, value: Any, device: torch.device) -> Any:
-        """Return ``value`` as the carry of further steps; ``error`` says what has changed."""
+    def accept(self, error: Exception, value: Any) -> None:
+        """Let ``value`` be the carry of further steps; ``error`` says what has changed."""
         leaf = changed_leaf(error)
         self.error = self.error or error
         kinds = (torch.Tensor, *tree.NUMBERS)
@@ -184,7 +184,6 @@ class Settling:
             raise self.error
         self.leaves.add(leaf)
         self._has_just_changed = True
-        return as_tensors(value, device)
 
     def call(self, combine_fn: CombineFn, carry: Any, x: Any) -> Any:
         if not self._has_just_changed:

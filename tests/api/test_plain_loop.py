@@ -426,3 +426,29 @@ def test_a_constant_parameter_and_an_attribute_are_seen_at_first():
     assert_same(scan(cell, init, xs), written_loop(cell, init, xs))
     scan(writing, init, xs)
     assert init.is_leaf and not init.requires_grad and bool((init == 1).all())
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    "start", [(None, 0), (0.0, 0), (None, None), (torch.zeros(3).double(), None)]
+)
+def test_numbers_stay_numbers_when_the_first_step_changes_a_carry(start, traced):
+    """Of an int in a tensor, 0.1 * n has the digits of float32."""
+    xs = torch.randn(5, 3, dtype=torch.float64)
+
+    def body(carry, x):
+        h, n = carry
+        if not traced and x.sum() > 1e9:
+            raise AssertionError
+        n = 0 if n is None else n + 1
+        h = torch.zeros_like(x) if h is None else h + torch.zeros_like(x)
+        return (torch.tanh(h * 0.5 + x * (0.5 + 0.1 * n)), n), x * n
+
+    for count in (1, 2, 5):
+        carry, ys = start, []
+        for x in xs[:count]:
+            carry, y = body(carry, x)
+            ys.append(y)
+        with fallback("error" if traced else "allow"):
+            (h, n), found = scan(body, start, xs[:count])
+        assert_same((h, int(n), found), (carry[0], carry[1], torch.stack(ys)))

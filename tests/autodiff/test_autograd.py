@@ -218,6 +218,35 @@ def test_hooks_fire():
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize("use", ["unused", "detached", "in a nested scan"])
+def test_hooks_of_what_has_no_gradient_are_not_called(use):
+    w, xs, h0 = torch.ones(3).double().requires_grad_(), randn(40, 3), randn(3)
+    v = w * 2
+    v.register_hook(lambda gradient: gradient.tanh())  # no method of None
+
+    def body(h, x):
+        unused = v * 3
+        h = torch.tanh(h + w * x)
+        if use == "unused":
+            return h, h
+        if use == "detached":
+            return h, h + unused.detach()
+        made = h * 2
+        made.register_hook(lambda gradient: gradient.tanh())
+        return scan(lambda c, y: (torch.sin(c + y), (made * y).detach()), h, xs[:20])[0], h
+
+    _, ys = scan(body, h0, xs)
+    (found,) = torch.autograd.grad(ys.sum(), w)
+    h, total = h0, 0
+    for x in xs:
+        h = torch.tanh(h + w * x)
+        total = total + h.sum()
+        for y in xs[:20] if use == "in a nested scan" else ():
+            h = torch.sin(h + y)
+    (expected,) = torch.autograd.grad(total, w)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("changed", ["w", "xs"])
 def test_a_saved_tensor_changed_in_place_is_an_error(changed):
     w, xs = randn(3).requires_grad_(), randn(4, 3)

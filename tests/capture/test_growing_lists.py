@@ -144,6 +144,27 @@ def test_no_steps_append_nothing() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_first_steps_append_what_is_closed_over(way: str) -> None:
+    """The scan of the other steps finds it in the list, which began empty."""
+
+    def run(scanned: Any) -> Any:
+        torch.manual_seed(1)
+        kept: list[Any] = []
+        w, xs = (torch.randn(n, 3, dtype=torch.float64) for n in (1, 5))
+
+        def cell(h: Any, x: Any) -> Any:
+            kept.extend([w, x])
+            h = x if h is None else torch.tanh(h + w[0])
+            return h, h * 2
+
+        return *scanned(cell, None, xs), kept
+
+    torch._dynamo.reset()
+    with fallback("error"):
+        assert_same(run(WAYS[way]), run(loop))
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_hook_of_a_module_keeps_its_outputs(way: str) -> None:
     def run(scanned: Any) -> Any:
         torch.manual_seed(1)

@@ -53,6 +53,40 @@ def scan_nodes(program):
     return program.graph.find_nodes(op="call_function", target=SCAN)
 
 
+class Hooked(nn.Module):
+    def __init__(self, scan_):
+        super().__init__()
+        self.w, self.scan_ = nn.Parameter(torch.ones(3).double()), scan_
+
+    def forward(self, h, xs):
+        def cell(h, x):
+            h = torch.tanh(x * self.w + (0 if h is None else h))
+            h.register_hook(lambda gradient: gradient * 0.5)
+            return h, h * 2
+
+        return *self.scan_(cell, None, xs), *self.scan_(cell, h, xs)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_program_has_no_hooks_as_that_of_a_loop(strict):
+    given = randn(3).requires_grad_(), randn(5, 3)
+
+    def run(scan_, strict):
+        program = torch.export.export(Hooked(scan_), given, strict=strict).module()
+        total = sum(value.pow(2).sum() for value in program(*given))
+        return torch.autograd.grad(total, [given[0], *program.parameters()])
+
+    assert_same(run(scan, strict), run(_written_out, False))
+
+
+def _written_out(cell, h, xs):
+    ys = []
+    for x in xs:
+        h, y = cell(h, x)
+        ys.append(y)
+    return h, torch.stack(ys)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
 def test_one_node_and_any_trip_count(strict, reverse):

@@ -47,6 +47,8 @@ class Builder:
         self.floats: list[str] = []
         #: Python ints that steps count, and what each step ends with
         self.counters: list[str] = []
+        #: lists that steps append to
+        self.lists: list[str] = []
         self.last: list[Statement] = []
         #: features of blocks within the body, beside the plain ones
         self.within: list[str] = []

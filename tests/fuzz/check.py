@@ -399,7 +399,7 @@ def weighted_sum(result: Any) -> Tensor:
             continue  # torch's backward of view_as_real raises on an empty, expanded gradient
         real = torch.view_as_real(leaf) if leaf.dtype.is_complex else leaf
         if k % 3 == 2:
-            real = real.permute(*reversed(range(real.ndim)))
+            real = real.permute([*reversed(range(real.ndim))])
         weight = torch.randn(
             () if k % 3 == 1 else real.shape, dtype=torch.float64, generator=generator
         )

@@ -11,6 +11,7 @@ from . import (
     rules_context,
     rules_counters,
     rules_floats,
+    rules_lists,
     rules_math,
     rules_shape,
     rules_special,
@@ -24,8 +25,8 @@ from .rules_special import DRAWS, attempt
 from .rules_state import growing_leaf
 
 _REGISTERED = (
-    rules_context, rules_counters, rules_floats, rules_math, rules_shape, rules_special, rules_state,
-    rules_write, rules_write_rows,
+    rules_context, rules_counters, rules_floats, rules_lists, rules_math, rules_shape, rules_special,
+    rules_state, rules_write, rules_write_rows,
 )  # fmt: skip
 
 #: what a program may hold unless ``--features`` says otherwise; the rest are switches
@@ -43,13 +44,14 @@ DEFAULT = (
 #: in attributes, alone and beside tensors, and what Python makes of them; delay lines;
 #: ``branches``: on what steps count, in blocks and nested scans, too, and lists at such positions;
 #: ``masks``: rows that a mask selects; ``shared``: state that is one tensor by two names;
+#: ``lists``: lists that grow;
 #: of autocast, and of checkpoints; ``affine``: so are all carries; ``inner_cells``: scans of
 #: recurrent cells within a step; ``sums``: a carry that steps only add sums to
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
     "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "norms", "regions",
     "affine", "inner_cells", "sums", "attributes", "facts", "hooks", "first_steps",
-    "counters", "masks", "shared", "branches",
+    "counters", "masks", "shared", "branches", "lists",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
@@ -57,7 +59,7 @@ TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
 WEIGHTS = {
     "pointwise": 3, "indexing": 3, "buffers": 2, "floats": 8, "cells": 6, "regions": 6,
     "inner_cells": 8, "norms": 6, "masks": 8,
-    "shared": 12, "branches": 5,
+    "shared": 12, "branches": 5, "lists": 8,
 }  # fmt: skip
 
 
@@ -75,7 +77,7 @@ class _Generator:
         trip_count = rng.choice([33, 64, 256] if self.long else TRIP_COUNTS)
         if "branches" in features and not self.long:
             trip_count = rng.choice([1, 2, 3, 3, 4, 5, 6, 7, 9, 13])
-        if {"attributes", "first_steps", "counters", "shared"} & set(features):
+        if {"attributes", "first_steps", "counters", "shared", "lists"} & set(features):
             trip_count = max(1, trip_count)  # what comes of no step is known to a step that runs
         pool = [1, 2, 3, 4, 8] if self.long else SIZES
         self.sizes = {name: rng.choice(pool) for name in "NMK"} | {"T": trip_count}

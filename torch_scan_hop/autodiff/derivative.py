@@ -64,6 +64,7 @@ class Derivative:
         second: a derivative of the forward, with the same forward. It also takes cotangents of the
             residuals, which is where a double backward enters; ``second_flow`` says of which.
         looped: a body with a custom function or a hook: its second derivative goes through a loop.
+        has_own_backward: the body has such a thing, whoever differentiates it again.
         error: of a backward that has an operator without a derivative, as attention's has.
             ``torch.func.grad`` and ``create_graph=True`` ask for the graph of every backward, and
             seldom for its gradients. As in a loop, only who asks for those gets the error.
@@ -75,6 +76,7 @@ class Derivative:
     second: Partition | None = None
     second_flow: GradientFlow | None = None
     looped: Body | None = None
+    has_own_backward: bool = False
     error: str = ""
 
     @functools.cached_property
@@ -88,6 +90,24 @@ class Derivative:
     def saved_ys(self) -> frozenset[int]:
         """Positions of the ys that a backward reads."""
         return frozenset(h.index for h in self.saved if h.source is Source.Y)
+
+    @functools.cached_property
+    def cut_off(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The flat inputs that no gradient reaches: in a scan of no steps, which returns its
+        carries, and in one of some."""
+        cut = self.first.cut_off
+        if self.has_own_backward:  # which may depend on what no result does
+            cut -= self._read()
+        return frozenset(k for k in cut if k >= self.signature.n_carry), cut
+
+    def _read(self) -> set[int]:
+        """Return the flat inputs that a forward or a backward reads."""
+        n = self.signature.n_carry
+        starts = {Source.CARRY_IN: 0, Source.X: n, Source.ADDITIONAL: n + self.signature.n_xs}
+        handed = [h for p in self._partitions() for h in (*p.per_step, *p.invariant)]
+        placeholders = self.first.forward.graph.find_nodes(op="placeholder")
+        used = {k for k, node in enumerate(placeholders) if node.users}
+        return used | {starts[h.source] + h.index for h in handed if h.source in starts}
 
     def sizes(self) -> tuple[Handover, ...]:
         """Return the sizes that its backward bodies read."""
@@ -107,12 +127,6 @@ class Derivative:
         """
         residuals = () if self.second_flow is None else self.second_flow.ys[len(self.flow.ys) :]
         return self.flow.outputs() + residuals, self.flow.outputs(has_steps=True) + residuals
-
-    def cut_off(self, has_steps: bool) -> frozenset[int]:
-        """Return the flat inputs that no gradient reaches: of a scan of no steps, none of the
-        carries, which it returns."""
-        n_carry = 0 if has_steps else self.signature.n_carry
-        return frozenset(k for k in self.first.cut_off if k >= n_carry)
 
     @functools.cached_property
     def _first_backward(self) -> BackwardScan:

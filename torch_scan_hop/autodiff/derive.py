@@ -107,9 +107,9 @@ def _derive(
         return Derivative(signature, flow, only_forward, error=str(error))
     if traced:
         # a second derivative of a traced backward is that trace's: it does not come back here
-        return Derivative(signature, flow, first)
+        return Derivative(signature, flow, first, has_own_backward=has_own_backward(body))
     if has_own_backward(body):
-        return Derivative(signature, flow, first, looped=body)
+        return Derivative(signature, flow, first, looped=body, has_own_backward=True)
     return _closed_under_differentiation(first, examples, wanted, flow, mode)
 
 

@@ -40,7 +40,7 @@ def scan_with_state(
     carry: VariableTracker = TupleVariable([capture.carry, state])
     step = Stateful(capture.combine_fn, places, lists)
     carry, ys = sequence_items(tx, capture.run_scan(step, template, carry))
-    _refuse_costly_captures(lists, trip_count)
+    _refuse_costly_captures(tx, lists, trip_count)
     carry, state = sequence_items(tx, carry)
     values = sequence_items(tx, state)
     twins = {} if capture.has_no_steps() else step.twins
@@ -57,7 +57,9 @@ def scan_with_state(
     return TupleVariable([carry, ys])
 
 
-def _refuse_costly_captures(lists: Sequence[GrowingList], trip_count: VariableTracker) -> None:
+def _refuse_costly_captures(
+    tx: Any, lists: Sequence[GrowingList], trip_count: VariableTracker
+) -> None:
     """Raise Unsupported if a loop may run, and captures would cost more than it: each call is one
     if a list has other items then, or is appended to another number of times; each row is traced.
     """
@@ -66,7 +68,7 @@ def _refuse_costly_captures(lists: Sequence[GrowingList], trip_count: VariableTr
     varies = not trip_count.is_python_constant()
     for growing in lists:
         what = f"the body appends to a list, at {growing.line}"
-        if growing.has_items():
+        if growing.has_items(tx):
             raise Unsupported(
                 f"{what}, that has items before the scan: each call would be captured anew. Begin "
                 "with an empty list, or return the value in ys"

@@ -21,6 +21,7 @@ from torch_scan_hop.autodiff.derive import differentiated_call
 from torch_scan_hop.autodiff.differentiability import (
     asks_for_flags_only,
     gradient_flow,
+    needs_grad,
     wants_gradients,
 )
 from torch_scan_hop.autodiff.function import ScanFunction
@@ -67,9 +68,11 @@ def _on_fakes(
     return _MetadataOnly.apply(results, flags, *tensors)
 
 
-def _cut_off(value: Any, is_dual: bool) -> Any:
+def _cut_off(value: Any) -> Any:
     """Cut ``value`` off reverse mode's graph, but keep its tangent, which ``detach`` takes away."""
-    primal, tangent = unpack_dual(value) if is_dual else (value, None)
+    if not needs_grad(value):
+        return value
+    primal, tangent = unpack_dual(value)
     return primal.detach() if tangent is None else make_dual(primal.detach(), tangent)
 
 
@@ -96,14 +99,15 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
     tangents_of = tangent_scan if duals else None
     call = differentiated_call(body, inputs, wanted, options, run_forward, tangents_of, traced)
     derivative = call.derivative
-    if cut_off := derivative.cut_off(is_known_positive(inputs.xs[0].shape[0])):
-        # as in a loop: what is in the graph of such an input is none of this scan's
-        kept = [_cut_off(v, duals) if k in cut_off else v for k, v in enumerate(flat)]
+    has_steps = is_known_positive(inputs.xs[0].shape[0])
+    if cut_off := derivative.cut_off[has_steps]:
+        # or autograd would go through their graph, and call hooks of theirs, with None
+        kept = [_cut_off(v) if k in cut_off else v for k, v in enumerate(flat)]
         tensors = [v for v in kept if isinstance(v, torch.Tensor)]
     outputs = ScanFunction.apply(call, *tensors)[: derivative.n_outputs]
     if duals:
-        flow = derivative.flow.outputs(is_known_positive(inputs.xs[0].shape[0]))
-        outputs = tuple(o if d else _cut_off(o, True) for o, d in zip(outputs, flow, strict=True))
+        flow = derivative.flow.outputs(has_steps)
+        outputs = tuple(o if d else _cut_off(o) for o, d in zip(outputs, flow, strict=True))
     if not is_plain and (traced or not all(map(is_plain_tensor, tensors))):
         return outputs
     # A caller may change ys in place, as those of a loop. Where the backward reads a y, the caller

@@ -29,7 +29,7 @@ from torch_scan_hop._torch.transforms import under_transform
 from torch_scan_hop.capture.user_code import asks_for_identity
 from torch_scan_hop.errors import ScanTypeError, ScanValueError
 from torch_scan_hop.progress_bar import steps as progressing
-from torch_scan_hop.reference import scan_loop
+from torch_scan_hop.reference import has_numbers_in, run_steps, scan_loop
 from torch_scan_hop.step import (
     CombineFn,
     Settling,
@@ -123,7 +123,11 @@ def _steps(
         try:
             carry = _carry_leaves(template, following, device)
         except (ScanTypeError, ScanValueError) as error:
-            template = settling.accept(error, following, device)
+            settling.accept(error, following)
+            if has_numbers_in(following):
+                steps[t], rest = _y_leaves(y, device), order[order.index(t) + 1 :]
+                return run_steps(combine_fn, following, xs, rest, steps, settling, device, y)
+            template = following
             carry, carry_of = tree.tensors(template), _builder(template)
         steps[t] = [y] if type(y) is torch.Tensor else _y_leaves(y, device)
         if t != order[-1]:
@@ -185,9 +189,9 @@ def _go_on(
     steps: list[Leaves],
 ) -> tuple[Any, Any]:
     """Run the loop after step ``t``, whose ``result`` has another carry, as ``error`` says."""
-    following, y = result
+    template, y = result
     device, settling = device_of(None, xs), Settling()
-    template = settling.accept(error, following, device)
+    settling.accept(error, template)
     steps[t] = _cloned(_y_leaves(y, device))
     start, rest = tree.tensors(template), order[order.index(t) + 1 :]
     copies = dict(enumerate(start))

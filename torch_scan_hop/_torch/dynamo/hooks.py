@@ -27,6 +27,7 @@ from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refuse
 from torch_scan_hop._torch.dynamo.speculation import forget_changes
 from torch_scan_hop._torch.dynamo.variables import install_body, known_modules, make_attr
 from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.sizes import is_exporting
 
 #: ``hooked(tensor, hook, *captured)``: its result, for whoever reads the tensor after it
 Hooked = Callable[..., torch.Tensor]
@@ -73,7 +74,8 @@ def _register(
     with discard_graph_changes(tx):
         gradient = tensor.call_method(tx, "detach", [], {}).call_method(tx, "clone", [], {})
     result, graph, lifted = _traced(tx, hook, gradient, operator)
-    if result.is_python_constant():  # None: the gradient stays what it is
+    # None: the gradient stays what it is; and no exported program has the hooks of its source
+    if result.is_python_constant() or is_exporting():
         return
     module = fx.GraphModule(known_modules(tx), graph, "Hook")
     name = make_attr(tx, install_body(tx, "hook", module))

@@ -33,11 +33,11 @@ class GrowingList:
     def refusal(self) -> Unsupported:
         return refused_change("the length of a list that it did not make", self.line)
 
-    def has_items(self) -> bool:
+    def has_items(self, tx: Any) -> bool:
         """Return True if the program has put items there, which a capture is guarded by."""
-        items = self.owner.items
-        items = items.so_far() if isinstance(items, Appended) else items
-        return any(item.source is not None for item in items)
+        effects = tx.output.side_effects
+        known = (v for v in effects.keepalive if effects.id_to_variable.get(id(v)) is self.owner)
+        return any(len(items) > 0 for items in known)
 
     def check(self, part: VariableTracker) -> None:
         """Raise Unsupported if ``part`` of what is appended is no tensor."""
