@@ -108,6 +108,13 @@ def test_the_first_step_alone_branches_in_another_way(way, branch, start, by):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("branch", [lambda n: n < 3, lambda n: n % 3 == 0, lambda n: 0.1 * n < 0.3])
+def test_under_a_default_device(way, branch):
+    with torch.device("cpu"):
+        check(WAYS[way](), Counting(branch), Counting(branch))
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_number_is_asked_if_it_is_0(way):
     run = WAYS[way]()
     module, other = (CountingInOtherWords(None) for _ in range(2))

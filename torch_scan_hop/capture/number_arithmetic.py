@@ -32,10 +32,12 @@ IN_PLACE: dict[Any, Any] = {
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
 }
 IN_PLACE |= {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
-#: by what a graph calls; two of them are methods to torch 2.9, and so is abs
+#: by what a graph calls: a TorchFunctionMode, as a default device is, makes methods of them, and
+#: torch 2.9 of two
 COMPARISONS: dict[Any, Callable[[Any, Any], Any]] = {
-    **{getattr(operator, name): getattr(operator, name) for name in "eq ne lt le gt ge".split()},
-    **{"__eq__": operator.eq, "__ne__": operator.ne},
+    key: getattr(operator, name)
+    for name in "eq ne lt le gt ge".split()
+    for key in (getattr(operator, name), name, f"__{name}__")
 }
 _UNARY = {operator.neg, operator.pos, operator.abs, operator.invert}
 #: what Dynamo makes of min and max
