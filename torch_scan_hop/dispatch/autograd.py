@@ -99,14 +99,14 @@ def autograd(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[Any
     tangents_of = tangent_scan if duals else None
     call = differentiated_call(body, inputs, wanted, options, run_forward, tangents_of, traced)
     derivative = call.derivative
-    has_steps = is_known_positive(inputs.xs[0].shape[0])
-    if cut_off := derivative.cut_off[has_steps]:
+    if any(derivative.cut_off):
+        cut_off = derivative.cut_off[is_known_positive(inputs.xs[0].shape[0])]
         # or autograd would go through their graph, and call hooks of theirs, with None
         kept = [_cut_off(v) if k in cut_off else v for k, v in enumerate(flat)]
         tensors = [v for v in kept if isinstance(v, torch.Tensor)]
     outputs = ScanFunction.apply(call, *tensors)[: derivative.n_outputs]
     if duals:
-        flow = derivative.flow.outputs(has_steps)
+        flow = derivative.flow.outputs(is_known_positive(inputs.xs[0].shape[0]))
         outputs = tuple(o if d else _cut_off(o) for o, d in zip(outputs, flow, strict=True))
     if not is_plain and (traced or not all(map(is_plain_tensor, tensors))):
         return outputs

@@ -30,6 +30,7 @@ from torch_scan_hop._torch.dynamo.made_numbers import (
     is_marked,
     with_ints_for_flags,
 )
+from torch_scan_hop._torch.dynamo.number_identity import identity_is_refused
 from torch_scan_hop._torch.dynamo.number_items import item_at, numbers_in
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -141,6 +142,7 @@ def kinds_of_numbers_are_known() -> Iterator[None]:
     with (
         replaced(BuiltinVariable, call_function=call_function),
         replaced(TensorVariable, call_obj_hasattr=has_attribute),
+        identity_is_refused(),
     ):
         yield
 

@@ -50,8 +50,8 @@ Known = Callable[[VariableTracker], int | None]
 @contextlib.contextmanager
 def numbers_are_told(known: Known) -> Iterator[None]:
     """Numbers are what is ``known`` of them where they are looked for by their hash, or a text of
-    them is read; others are refused there, and where they are asked for by ``is``: each would find
-    the tensor alone. A message that nobody reads (of an assertion, of a profiler) asks for none."""
+    them is read; others are refused there, since the tensor alone would be found. A message that
+    nobody reads (of an assertion, of a profiler) asks for none."""
     init, call = _Key.__init__, BuiltinVariable.call_function
 
     @functools.wraps(init)
@@ -78,7 +78,6 @@ def numbers_are_told(known: Known) -> Iterator[None]:
         replaced(BuiltinVariable, call_function=call_function),
         replaced(StringFormatVariable, as_python_constant=as_python_constant),
         _texts_are_hashable(),
-        _identity_is_refused(),
     ):
         yield
 
@@ -140,7 +139,8 @@ def _texts_are_hashable() -> contextlib.AbstractContextManager[None]:
     return replaced(_asks_first, is_hashable=is_text_or_hashable)
 
 
-def _identity_is_refused() -> contextlib.AbstractContextManager[None]:
+def identity_is_refused() -> contextlib.AbstractContextManager[None]:
+    """Refuse that a number is asked for by ``is``, which would find the tensor alone."""
     handlers = symbolic_convert.compare_op_handlers
 
     def refusing(handler: Any) -> Any:
