@@ -122,6 +122,12 @@ def test_a_message_that_nobody_reads_is_no_branch():
         check(scan, profiled, steps=40)
 
 
+@pytest.mark.parametrize("divided", [7, 7.5])
+def test_a_remainder_is_no_text(divided):
+    with fallback("error"):
+        check(scan, lambda self, h: h * (divided % (self.n + 1)), steps=40)
+
+
 @pytest.mark.parametrize("use", [lambda self, h: h * self.rates.get(self.n, 1.0)])
 def test_another_key_at_each_of_many_steps_is_a_loop(use):
     with pytest.raises(Exception, match=r"each takes another item.*compare: \(n == 2\)"):

@@ -87,7 +87,9 @@ _MAKE_TEXTS = (str, repr, format)
 
 def _is_text(function: BuiltinVariable, args: Sequence[VariableTracker]) -> bool:
     """Return True for ``"cell%d" % n``."""
-    return function.fn is operator.mod and args[0].is_python_constant()
+    if function.fn is not operator.mod or not args[0].is_python_constant():
+        return False
+    return isinstance(args[0].as_python_constant(), str)
 
 
 def _holds_number(variable: VariableTracker) -> bool:
