@@ -20,6 +20,7 @@ from legality.checker import Checker, checking
 
 from torch_scan_hop import api
 from torch_scan_hop.capture import replay
+from torch_scan_hop.capture.reasons import forget_refusals
 from torch_scan_hop.eager import few_steps
 from torch_scan_hop.fallback import forget_reasons
 
@@ -111,6 +112,13 @@ def _no_rewrite_is_dropped(request, caplog):
         return
     dropped = [r for r in caplog.get_records("call") if r.name.startswith("torch_scan_hop")]
     assert not dropped, dropped[0].getMessage()
+
+
+@pytest.fixture
+def nothing_captured():
+    """No body has been captured or refused before, as those of tests that share their code are."""
+    forget_refusals()
+    torch._dynamo.reset()
 
 
 @pytest.fixture(autouse=True)

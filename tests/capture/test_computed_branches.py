@@ -13,15 +13,8 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 from torch_scan_hop import NotTraceableError, fallback, scan
-from torch_scan_hop.capture.reasons import forget_refusals
 
-pytestmark = pytest.mark.torch_version
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    forget_refusals()
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.torch_version, pytest.mark.usefixtures("nothing_captured")]
 
 
 class Counting:

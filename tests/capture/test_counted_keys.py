@@ -9,15 +9,10 @@ from torch import nn
 from torch.profiler import record_function
 
 from torch_scan_hop import fallback, scan
-from torch_scan_hop.capture.reasons import forget_refusals
+
+pytestmark = pytest.mark.usefixtures("nothing_captured")
 
 T, B, D = 7, 2, 3
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    forget_refusals()
-    torch._dynamo.reset()
 
 
 class Keyed(nn.Module):

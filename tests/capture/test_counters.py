@@ -15,15 +15,10 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.testing import CompileCounter
 
 from torch_scan_hop import Binomial, explain, fallback, scan
-from torch_scan_hop.capture.reasons import forget_refusals
+
+pytestmark = pytest.mark.usefixtures("nothing_captured")
 
 T, B, D = 6, 3, 4
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    forget_refusals()
-    torch._dynamo.reset()
 
 
 class Counting(nn.Module):

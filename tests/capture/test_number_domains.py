@@ -10,7 +10,8 @@ from oracle import written_loop as loop
 
 from torch_scan_hop import fallback, scan
 from torch_scan_hop.capture import variables
-from torch_scan_hop.capture.reasons import forget_refusals
+
+pytestmark = pytest.mark.usefixtures("nothing_captured")
 
 XS = torch.arange(5.0)
 #: what steps make of a number, what they leave of it, and what it is at first
@@ -58,12 +59,6 @@ FINE = {
 def body(of):
     make, after, _ = of
     return lambda c, x: (after(c), x * make(c))
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    forget_refusals()
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("name", RAISING)

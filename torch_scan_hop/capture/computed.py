@@ -71,7 +71,7 @@ def computed(value: Any) -> Computed | None:
     k = carry_of(value)
     if k is not None:
         return Computed(k, lambda n: n)
-    function, operands = _call_of(value)
+    function, operands = call_of(value)
     parts = [computed(v) if isinstance(v, fx.Node) else v for v in operands]
     made = [part for part in parts if isinstance(part, Computed)]
     is_known = all(isinstance(part, (int, float, Computed)) for part in parts)
@@ -84,9 +84,9 @@ def computed(value: Any) -> Computed | None:
     return Computed(made[0].k, at, made[0].is_monotone and _is_monotone(function, parts))
 
 
-def _call_of(node: fx.Node) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
+def call_of(node: fx.Node) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
     """Return the function of Python's that ``node`` stands for, and its operands; no function if
-    none is known."""
+    none is known. A copy is ``+n``."""
     operands: tuple[Any, ...] = node.args
     target: Any = IN_PLACE.get(node.target, node.target)
     target = COMPARISONS.get(target, target)

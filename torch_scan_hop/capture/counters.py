@@ -24,7 +24,14 @@ from torch_scan_hop._torch.dynamo.number_positions import positions_are_known
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
 from torch_scan_hop._torch.sizes import likely_value
-from torch_scan_hop.capture.computed import WRONG, Computed, ComputedBranch, computed, turning
+from torch_scan_hop.capture.computed import (
+    WRONG,
+    Computed,
+    ComputedBranch,
+    call_of,
+    computed,
+    turning,
+)
 from torch_scan_hop.capture.counting import (
     MOST_PARTS,
     Branch,
@@ -34,7 +41,7 @@ from torch_scan_hop.capture.counting import (
     Int,
     asked_position,
 )
-from torch_scan_hop.capture.number_arithmetic import COMPARISONS, IN_PLACE, of_number
+from torch_scan_hop.capture.number_arithmetic import COMPARISONS, of_number
 from torch_scan_hop.capture.steady import BRANCH
 from torch_scan_hop.capture.told import counters_told
 from torch_scan_hop.capture.weak_numbers import carry_of
@@ -231,32 +238,29 @@ def _counted(value: Any) -> Counted | None:
     k = carry_of(value)
     if k is not None:
         return Counted(k)
-    target, operands = IN_PLACE.get(value.target, value.target), value.args
-    if target is torch.full and operands[0] == () and type(operands[1]) is int:
-        return Counted(None, 0, operands[1])
-    if target is of_number and operands[0] == "int":
-        return _counted(operands[1])
-    if target == "clone" or (target == "to" and operands[1] == torch.int64):
+    if value.target is torch.full and value.args[0] == () and type(value.args[1]) is int:
+        return Counted(None, 0, value.args[1])
+    function, operands = call_of(value)
+    if function in (int, operator.pos):
         return _counted(operands[0])
-    if target is operator.neg:
-        target, operands = operator.mul, (operands[0], -1)
+    if function is operator.neg:
+        function, operands = operator.mul, (operands[0], -1)
     if (
-        target is operator.and_
+        function is operator.and_
         and type(operands[1]) is int
         and operands[1] & (operands[1] + 1) == 0
     ):
-        target, operands = operator.mod, (operands[0], operands[1] + 1)
-    if target is operator.mod or (target is of_number and operands[0] == "mod"):
-        divided, modulus = operands[-2:]
-        before = _counted(divided)
+        function, operands = operator.mod, (operands[0], operands[1] + 1)
+    if function is operator.mod:
+        before, modulus = _counted(operands[0]), operands[1]
         return before.remainder(modulus) if before and type(modulus) is int else None
-    if target not in _AFFINE or len(operands) != 2:
+    if function not in _AFFINE:
         return None
     scale = 1
     if type(operands[0]) is int:
-        scale, operands = -1 if target is operator.sub else 1, operands[::-1]
+        scale, operands = -1 if function is operator.sub else 1, operands[::-1]
     before = _counted(operands[0])
     if before is None or type(operands[1]) is not int:
         return None
-    times, more = _AFFINE[target](operands[1])
+    times, more = _AFFINE[function](operands[1])
     return before.scaled(scale * times, scale * more)
