@@ -111,14 +111,12 @@ def test_what_counts_in_another_way(of: Any, start: int, count: Any) -> None:
     check(scan, lambda: Counting(of, start, count), calls=2)
 
 
+@torch._dynamo.config.patch(automatic_dynamic_shapes=True)  # torch_xla turns it off
 def test_a_program_serves_all_counts_between_turns() -> None:
     counter, cell = CompileCounter(), Counting(lambda n: n / 100 < 0.85)
     other = Counting(cell.of)
 
-    def program(*args: Any) -> Any:  # of which Dynamo remembers nothing from other tests
-        return scan(*args)
-
-    run = torch.compile(program, backend=counter, fullgraph=True)
+    run = torch.compile(scan, backend=counter, fullgraph=True)
     for _ in range(10):
         torch.testing.assert_close(outcome(run, cell), outcome(loop, other))
     assert counter.frame_count <= 3  # an int, any int, and the turn
