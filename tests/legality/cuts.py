@@ -9,9 +9,9 @@ from torch import fx
 
 from legality import IllegalRewrite
 from legality.structure import check_arity, check_same_kind, outputs_of, value_of
+from torch_scan_hop._torch.draws import is_random
 from torch_scan_hop.autodiff.handover import Partition, Source
 from torch_scan_hop.autodiff.joint import JointGraph
-from torch_scan_hop.body.node_kinds import is_random
 
 
 def check_partition(where: str, joint: JointGraph, partition: Partition) -> None:

@@ -67,6 +67,10 @@ def is_cudagraphed() -> bool:
     return bool(config.triton.cudagraphs)
 
 
+def draws_as_eager_mode() -> bool:
+    return bool(config.fallback_random)
+
+
 def register_node(node: Any) -> str:
     """Add a new IR node to the graph at hand, and return the name that it has there."""
     name: str = V.graph.register_buffer(node)

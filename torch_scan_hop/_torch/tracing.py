@@ -29,6 +29,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.draws import erase_unread
 from torch_scan_hop._torch.dtensors import shards_of
 from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop._torch.operators import past_module_hooks
@@ -195,7 +196,7 @@ def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode)
         replaced(_state, tracing_a_body=True, lstm_in_parts=True),
     ):
         graph_module = make_fx(_functionalized(fn), tracing_mode="real")(*examples)
-    graph_module.graph.eliminate_dead_code()
+    erase_unread(graph_module.graph)
     return as_traced(legality.checked("trace", graph_module))
 
 

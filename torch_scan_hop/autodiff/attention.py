@@ -12,9 +12,9 @@ import operator
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.draws import is_random
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.body.meta_values import replace, value_of
-from torch_scan_hop.body.node_kinds import is_random
 
 _STATES = {"philox_seed", "philox_offset", "rng_state", "unused"}
 

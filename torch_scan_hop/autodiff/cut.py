@@ -22,13 +22,13 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from torch_scan_hop._torch.draws import is_random
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import (
     is_number_node,
-    is_random,
     is_tensor_node,
     is_view,
     same_value,
@@ -44,12 +44,14 @@ class Cut:
         needed: nodes that the backward computes or receives.
         received: those of them that it receives, in the order of the joint graph.
         residuals: what the forward returns besides its results.
+        draws: the random operators of the forward, also those that nothing reads.
         carry_stack: as of a :class:`~torch_scan_hop.autodiff.handover.Partition`.
     """
 
     needed: AbstractSet[fx.Node]
     received: dict[fx.Node, Handover]
     residuals: list[fx.Node]
+    draws: list[fx.Node]
     carry_stack: dict[int, tuple[int, bool]]
 
     @property
@@ -78,7 +80,8 @@ def decide(joint: JointGraph, policy: Policy, saved: frozenset[int] | None = Non
                 received[node] = handover
     carries = dict.fromkeys(h.index for h in received.values() if h.source is Source.CARRY_IN)
     carry_stack = {k: _stack_of_carry(joint, k, stacks) for k in carries}
-    return Cut(needed, received, stacks.residuals, carry_stack)
+    draws = [n for n in joint.module.graph.nodes if is_random(n) and n not in rules.of_cotangents]
+    return Cut(needed, received, stacks.residuals, draws, carry_stack)
 
 
 def _needed(joint: JointGraph, rules: _Rules) -> tuple[set[fx.Node], set[fx.Node]]:

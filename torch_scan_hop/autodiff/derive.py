@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.draws import is_random
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.selective_checkpoints import is_in_region, users_policy_in_force
 from torch_scan_hop._torch.symbols import Number, Symbols
@@ -24,7 +25,6 @@ from torch_scan_hop.autodiff.joint import trace_joint
 from torch_scan_hop.autodiff.partition import partition_of
 from torch_scan_hop.autodiff.policy import RECOMPUTED_WHOLE, policy_of
 from torch_scan_hop.body.any_size import derived
-from torch_scan_hop.body.node_kinds import is_random
 from torch_scan_hop.body.step_examples import contiguous_like
 from torch_scan_hop.eager.nested import keep_scans
 from torch_scan_hop.op import FORWARD, REVERSE, Body, RunScan, ScanOptions

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.draws import erase_unread
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.meta_values import call_recorded, replace, value_of
 from torch_scan_hop.body.node_kinds import is_alike, is_view
@@ -51,7 +52,7 @@ def _rewrite_additions(graph: fx.Graph, total_of: Callable[[Any, Any], fx.Node |
             if total is not None:
                 replace(node, total)
                 break
-    graph.eliminate_dead_code()
+    erase_unread(graph)
 
 
 def is_large(value: torch.Tensor) -> bool:

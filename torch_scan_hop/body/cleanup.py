@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.draws import erase_unread
 from torch_scan_hop._torch.fakes import FakeTensor, is_lazy, plain_fake
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
@@ -126,7 +127,7 @@ _CLEAN_UP = (
 
 def clean_up(module: fx.GraphModule) -> None:
     legality.run_passes(module, _CLEAN_UP)
-    module.graph.eliminate_dead_code()
+    erase_unread(module.graph)
     module.recompile()
     legality.checked("clean_up", module, any_layout=True)
 

@@ -1,4 +1,4 @@
-"""Ask what kind of node it is: a copy, a view, a draw of random numbers."""
+"""Ask what kind of node it is: a copy, a view."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.operators import HigherOrderOperator, OpOverload
+from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.body.meta_values import value_of
@@ -75,33 +75,6 @@ def same_value(node: fx.Node) -> fx.Node:
             break
         node = argument
     return node
-
-
-def is_random(node: fx.Node) -> bool:
-    """Return True if the node draws random numbers, itself or in a body that it is given."""
-    if node.op == "get_attr":
-        value = _attribute(node)
-        return isinstance(value, fx.GraphModule) and any(map(is_random, value.graph.nodes))
-    if isinstance(node.target, HigherOrderOperator):
-        return any(is_random(n) for n in node.all_input_nodes if n.op == "get_attr")
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags and not _drops_nothing(node)
-
-
-def _drops_nothing(node: fx.Node) -> bool:
-    """Return True for attention without dropout, which is tagged as random for what it may drop."""
-    if not operator_name(node).startswith("_scaled_dot_product"):
-        return False
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    return given.get("dropout_p", 0.0) == 0.0
-
-
-def _attribute(node: fx.Node) -> object:
-    value: object = node.graph.owning_module
-    for name in str(node.target).split("."):
-        value = getattr(value, name, None)
-    return value
 
 
 def is_view(node: fx.Node) -> bool:

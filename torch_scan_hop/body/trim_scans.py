@@ -7,6 +7,7 @@ import operator
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.draws import erase_unread
 from torch_scan_hop.body.copies import copied
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.op import scans_in
@@ -17,7 +18,7 @@ def trim_scans(module: fx.GraphModule) -> None:
     """Make scans in ``module`` return only the ys that something reads."""
     for node, body in scans_in(module):
         _trim_scan(module, node, body)
-    module.graph.eliminate_dead_code()
+    erase_unread(module.graph)
     module.recompile()
     legality.checked("trim_scans", module)
 
@@ -34,7 +35,7 @@ def _trim_scan(module: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> N
     while hasattr(module, name):
         name += "_"
     trimmed = copied(body, [results[k] for k in kept], "ScanBody")
-    trimmed.graph.eliminate_dead_code()
+    erase_unread(trimmed.graph)
     trimmed.recompile()
     module.add_submodule(name, trimmed)
     with module.graph.inserting_before(node):

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.draws import is_random
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.body.carries_in import carries_in_op
 from torch_scan_hop.body.meta_values import value_of
-from torch_scan_hop.body.node_kinds import is_random, operator_name
+from torch_scan_hop.body.node_kinds import operator_name
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.cuda_graphs.devices import is_served
 from torch_scan_hop.op import scan_op

@@ -12,6 +12,7 @@ from torch import fx
 
 from torch_scan_hop import inductor, legality
 from torch_scan_hop._torch.captured_regions import running_regions
+from torch_scan_hop._torch.draws import is_random
 from torch_scan_hop._torch.exporting import before_a_program_runs, is_making_a_program
 from torch_scan_hop._torch.fakes import under_compiler
 from torch_scan_hop._torch.functorch_levels import opens_levels
@@ -37,7 +38,6 @@ from torch_scan_hop.body.float_operands import floats_as_tensors
 from torch_scan_hop.body.for_export import as_it_was, fit_for_readers, remember_policy
 from torch_scan_hop.body.for_onnx import fit_for_onnx
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
-from torch_scan_hop.body.node_kinds import is_random
 from torch_scan_hop.body.scaled_additions import write_out_alpha
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops

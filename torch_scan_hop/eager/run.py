@@ -33,7 +33,7 @@ from torch_scan_hop.errors import ScanTypeError, describe
 from torch_scan_hop.huge_pages import empty_stack
 from torch_scan_hop.op import FORWARD, Body, ScanOptions
 from torch_scan_hop.progress_bar import steps as progressing
-from torch_scan_hop.rewrites import current_options, make_plan
+from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
 from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.rewrites.sizes import lift_integers
 from torch_scan_hop.signature import Inputs, Signature
@@ -140,17 +140,27 @@ def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
         drop_stops(graph)
         legality.run_passes(graph, [add_at_indices, add_to_slices])
         if symbols is None:
-            plan = make_plan(graph, inputs.signature, current_options(), pointwise_pays=True)
+            plan = _plan(graph, inputs.signature)
             return SizedPlan(plan, EagerLoop(plan.body, plan.loop_signature, plan.own_xs))
         return _for_any_size(graph, inputs.signature, symbols)
 
     return derived(body, ("plan", current_options()), inputs, make)
 
 
+def _plan(graph: fx.GraphModule, signature: Signature, guard_sizes: bool = True) -> ScanPlan:
+    return make_plan(
+        graph,
+        signature,
+        current_options(),
+        pointwise_pays=True,
+        guard_sizes=guard_sizes,
+        keeps_draws=True,
+    )
+
+
 def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols) -> PlanForAnySize:
     graph, signature, sizes = lift_integers(graph, signature)
-    options = current_options()
-    plan = make_plan(graph, signature, options, pointwise_pays=True, guard_sizes=False)
+    plan = _plan(graph, signature, guard_sizes=False)
     # The loop is made now, though it runs later: what looks at a size must do so while the look is
     # recorded as a guard, by which the plan is later found to fit a call or not.
     loop = EagerLoop(plan.body, plan.loop_signature, plan.own_xs)

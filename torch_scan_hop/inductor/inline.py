@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.draws import erase_unread
 from torch_scan_hop._torch.inductor_passes import trace_decomposed
 from torch_scan_hop.body.meta_values import replace, value_of
 from torch_scan_hop.signature import results_of
@@ -69,7 +70,7 @@ def write_in_parts(
         made = results_of(traced.graph)
         if isinstance(made, fx.Node) or all(made[u.args[1]] for u in node.users if u.users):
             inline(body, node, traced, given)
-    body.graph.eliminate_dead_code()
+    erase_unread(body.graph)
     body.recompile()
     return legality.checked(name, body)
 

@@ -13,6 +13,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.capabilities import attempt, is_there, own_failures_said
+from torch_scan_hop._torch.draws import erase_unread
 from torch_scan_hop._torch.inductor_checks import mark_as_holding_a_scan, report_outside_of_threads
 from torch_scan_hop._torch.own_scan import is_torchs
 from torch_scan_hop.inductor.fused_cells import write_fused_cells
@@ -62,7 +63,7 @@ def _write_plans(gm: fx.GraphModule) -> None:
         ScanRewriter(gm, node, body).rewrite_pairs()
     for node, body in _scans_of(gm):
         _rewrite_or_leave(gm, node, body)
-    gm.graph.eliminate_dead_code()
+    erase_unread(gm.graph)
     gm.recompile()
 
 
@@ -74,7 +75,7 @@ def _write_out(gm: fx.GraphModule) -> None:
             ScanRewriter(gm, node, body).write_out()
         except Exception:
             log.warning("%s is not written out as scalars", node, exc_info=True)
-    gm.graph.eliminate_dead_code()
+    erase_unread(gm.graph)
     gm.recompile()
 
 

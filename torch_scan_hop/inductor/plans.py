@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.inductor import draws_as_eager_mode
 from torch_scan_hop.body.copies import copy_of
 from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.inductor.kernels import (
@@ -80,6 +81,7 @@ class PlanChoice:
                 pointwise_pays=pointwise_pays,
                 used_outputs=used_outputs,
                 any_trip_count=not isinstance(self.trip_count, int),
+                keeps_draws=draws_as_eager_mode(),
             )
 
         kept = plan(False)

@@ -14,9 +14,10 @@ from typing import Any
 
 from torch import fx
 
+from torch_scan_hop._torch.draws import is_random
 from torch_scan_hop._torch.operators import HigherOrderOperator
 from torch_scan_hop.body.meta_values import value_of
-from torch_scan_hop.body.node_kinds import is_random, operator_name
+from torch_scan_hop.body.node_kinds import operator_name
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.signature import Inputs

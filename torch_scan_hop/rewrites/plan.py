@@ -32,6 +32,8 @@ class Decisions:
     stacked: list[fx.Node]  # returned by the loop, stacked
     sunk: list[fx.Node]  # computed for all steps after the loop
     used_outputs: list[bool]
+    #: random operators that run though nothing may read them, since each changes those after it
+    draws: list[fx.Node]
     #: the dependence of every node of the body
     dependence: dict[fx.Node, Dependence] = field(default_factory=dict, repr=False)
     #: for nodes that might have left the loop: why they stay
@@ -78,7 +80,7 @@ class ScanPlan:
         carry = [self.roles.carry[k] for k in d.loop_carry]
         results = [*(self.outputs.carry[k] for k in d.loop_carry), *d.stacked]
         self.step = Part(
-            original, [*carry, *self.roles.xs, *d.batched, *known], results, "ScanStep"
+            original, [*carry, *self.roles.xs, *d.batched, *known], results, "ScanStep", d.draws
         )
         read = set(self.step.inputs)
         self.loop_xs = [n for n in [*self.roles.xs, *d.batched] if n in read]
@@ -88,7 +90,11 @@ class ScanPlan:
         self.loop_signature = Signature(len(carry), len(loop_xs), len(self.loop_additional))
         #: the loop's body, ``(carry, loop xs, loop additional) -> (carry', stacked)``
         self.body = extract(
-            original, [*carry, *loop_xs, *self.loop_additional], results, "ScanLoopBody"
+            original,
+            [*carry, *loop_xs, *self.loop_additional],
+            results,
+            "ScanLoopBody",
+            draws=d.draws,
         )
 
     def is_trivial(self) -> bool:

@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.draws import erase_unread
 from torch_scan_hop._torch.symbols import SYMBOLS, is_symbolic
 from torch_scan_hop.body.copies import copied
 from torch_scan_hop.body.meta_values import added_input, replace, value_of
@@ -81,7 +82,7 @@ def lift_integers(
         if is_symbolic(value) and expression not in known:
             known[expression] = added_input(node, node.name)
         node.replace_all_uses_with(known[expression] if is_symbolic(value) else int(expression))
-    lifted.graph.eliminate_dead_code()
+    erase_unread(lifted.graph)
     _check_that_nodes_hold_no_symbols(lifted.graph)
     grown = _grown("lift_integers", lifted, signature, len(known))
     return lifted, grown, [value_of(n) for n in known.values()]
