@@ -44,14 +44,14 @@ DEFAULT = (
 #: in attributes, alone and beside tensors, and what Python makes of them; delay lines;
 #: ``branches``: on what steps count, in blocks and nested scans, too, and lists at such positions;
 #: ``masks``: rows that a mask selects; ``shared``: state that is one tensor by two names;
-#: ``lists``: lists that grow;
+#: ``lists``: lists that grow; ``unread``: draws, most of which nothing reads;
 #: of autocast, and of checkpoints; ``affine``: so are all carries; ``inner_cells``: scans of
 #: recurrent cells within a step; ``sums``: a carry that steps only add sums to
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
     "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "norms", "regions",
     "affine", "inner_cells", "sums", "attributes", "facts", "hooks", "first_steps",
-    "counters", "masks", "shared", "branches", "lists",
+    "counters", "masks", "shared", "branches", "lists", "unread",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
@@ -59,7 +59,7 @@ TRIP_COUNTS = [0, 1, 2, 3, 3, 3, 4, 4, 5, 5]
 WEIGHTS = {
     "pointwise": 3, "indexing": 3, "buffers": 2, "floats": 8, "cells": 6, "regions": 6,
     "inner_cells": 8, "norms": 6, "masks": 8,
-    "shared": 12, "branches": 5, "lists": 8,
+    "shared": 12, "branches": 5, "lists": 8, "unread": 8,
 }  # fmt: skip
 
 

@@ -183,7 +183,6 @@ def inner_cell(g: Builder) -> None:
 
 
 #: One draw per step, of a value that depends on the carry: the order of draws is the loop's then.
-#: A draw that nothing reads, or that leaves the loop in a batch, may legally differ.
 DRAWS = [
     "F.dropout({a}, 0.4)",
     "{a} + 0.1 * torch.randn_like({a})",
@@ -255,6 +254,17 @@ def assigned_global(g: Builder) -> None:
     g.do(g.choose(["HITS += 1.0", "HITS = HITS + 0.5", "HITS = HITS * 0.5 + 1.0"]))
     if g.chance(0.5):
         g.let(f"torch.tanh({a.name} + 0.1 * HITS)", a.type.shape)
+
+
+@rule("unread")
+def unread_draw(g: Builder) -> None:
+    """A draw that changes those after it, whether or not anything reads it."""
+    a = g.float()
+    text = g.choose(["torch.rand(2)", "torch.randperm(3)", "torch.normal({a}, 0.5)", *DRAWS])
+    if g.chance(0.4) and "{a}" in text:
+        g.let("torch.tanh(" + text.format(a=a.name) + ")", a.type.shape)
+    else:
+        g.do(text.format(a=a.name))
 
 
 @rule("draws")
