@@ -20,7 +20,10 @@ from torch import fx
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.number_functions import comparisons_are_known
 from torch_scan_hop._torch.dynamo.number_identity import numbers_are_told
-from torch_scan_hop._torch.dynamo.number_positions import positions_are_known
+from torch_scan_hop._torch.dynamo.number_positions import (
+    positions_are_known,
+    ranges_are_compared,
+)
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
 from torch_scan_hop._torch.sizes import likely_value
@@ -187,11 +190,15 @@ class Counters:
 def _counting(k: int, after: Any, start: Int) -> Counting | None:
     """Return how leaf ``k``, which a step leaves as ``after``, goes on; None if it is not known."""
     counted = _counted(after)
-    if counted is None or counted.shift or (counted.k is not None and counted.times != 1):
+    if counted is None or counted.shift:
         return None
     if counted.k is None:
         return Counting(0, counted.more, 0)
     if counted.k != k or (counted.modulus and not 0 <= start < counted.modulus):
+        return None
+    if counted.times == -1 and not counted.modulus:
+        return Counting(-1, counted.more, 0)
+    if counted.times != 1:
         return None
     return Counting(1, counted.more, counted.modulus)
 
@@ -220,6 +227,7 @@ def branches_are_decided() -> Iterator[None]:
         comparisons_are_known(known_by(Counters.decide)),
         positions_are_known(known_by(Counters.position)),
         numbers_are_told(known_by(Counters.position)),
+        ranges_are_compared(),
     ):
         yield
 

@@ -19,8 +19,8 @@ MOST_PARTS = 12
 
 
 class Counting(NamedTuple):
-    """How a number goes on: a step adds ``by`` to ``times`` what it was, which is 1 or 0, and takes
-    the remainder of ``modulus`` if that is not 0."""
+    """How a number goes on: a step adds ``by`` to ``times`` what it was, which is 1, 0 or -1 (it
+    turns at each step), and takes the remainder of ``modulus`` if that is not 0."""
 
     times: int
     by: int
@@ -31,6 +31,8 @@ def later(start: Int, steps: Int, times: int, by: int, modulus: int) -> Int:
     """Return what a number that goes on like that is after so many steps."""
     if times == 0:
         return by if steps > 0 else start
+    if times == -1:
+        return start + steps % 2 * (by - 2 * start)
     end = start + by * steps
     return end % modulus if modulus else end
 
@@ -85,6 +87,8 @@ class Branch:
 
     def period(self, start: Int, counting: Counting, steps: Int) -> int:
         """Return after how many steps it answers the same again; 0 if it may never do."""
+        if counting.times == -1:
+            return 2
         modulus = self._modulus(counting)
         by = counting.by if counting.modulus else counting.by * self.counted.times
         return modulus // math.gcd(modulus, by) if modulus else 0
@@ -93,7 +97,7 @@ class Branch:
         """Return True if no two steps take the same item."""
         if self.compare is not asked_position or self._modulus(counting):
             return False
-        return counting.times != 0 and counting.by * self.counted.times != 0
+        return counting.times == 1 and counting.by * self.counted.times != 0
 
     def _modulus(self, counting: Counting) -> int:
         return counting.modulus or self.counted.modulus
@@ -101,7 +105,8 @@ class Branch:
     def alike(self, start: Int, counting: Counting, steps: Int) -> Int:
         """Return how many of ``steps`` branch as the first one does, before one that does not."""
         later_steps: Any
-        if counting.times == 0 or (self.compare is asked_position and not self._modulus(counting)):
+        is_position = self.compare is asked_position
+        if counting.times != 1 or (is_position and not self._modulus(counting)):
             later_steps = range(1, 2)  # what the next step finds, all others find, or none
         elif modulus := self._modulus(counting):
             start = int(_remainder(start, modulus))  # of a symbol, this is a guard

@@ -27,6 +27,7 @@ from torch_scan_hop._torch.dynamo.errors import (
     stack_of,
     uncaptured,
 )
+from torch_scan_hop._torch.dynamo.indexing import indices_are_captured_outside_bodies
 from torch_scan_hop._torch.dynamo.left import GrowingList, StateAssigned
 from torch_scan_hop._torch.dynamo.number_identity import numbers_are_told
 from torch_scan_hop._torch.dynamo.places import Place, is_number, number_of
@@ -222,7 +223,8 @@ class _Capture:
         refuse_modes(tx, why)
         given = [example_value(v) for v in _tensors(tx, self.init)]
         versions = [value._version for value in given]
-        with lstms_are_written_out(tx), in_part(SomeSteps()):
+        indexed = indices_are_captured_outside_bodies(tx)
+        with lstms_are_written_out(tx), indexed, in_part(SomeSteps()):
             with contextlib.suppress(_Written), taken_back_on_error(tx):
                 first = call_inlined(tx, first_step, self.combine_fn, self.init, xs, schedule)
                 if [value._version for value in given] != versions:

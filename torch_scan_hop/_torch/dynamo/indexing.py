@@ -44,6 +44,10 @@ _VERSIONS = "torch_scan_hop.versions"
 """In the meta of a node: of each 0-d tensor that it was made from, how often that was changed."""
 
 
+_READ_AT = "torch_scan_hop.read_at"
+"""In the meta of a read at 0-d tensors: how often what it is made from was changed by then."""
+
+
 @contextlib.contextmanager
 def indices_are_captured(tx: Any) -> Iterator[None]:
     """Capture what is indexed by 0-d tensors.
@@ -64,11 +68,61 @@ def indices_are_captured(tx: Any) -> Iterator[None]:
         versions = [_version(a) for a in args] if isinstance(args, (tuple, list)) else []
         if isinstance(proxy, fx.Proxy) and any(v is not None for v in versions):
             proxy.node.meta[_VERSIONS] = versions
+        if target is getitem:
+            proxy.node.meta[_READ_AT] = _versions_read(proxy.node)
         return proxy
 
     _keep_bounds_of_slices()
     with replaced(output, create_proxy=create_proxy), replaced(_state, capturing=True):
         yield
+
+
+@contextlib.contextmanager
+def indices_are_captured_outside_bodies(tx: Any) -> Iterator[None]:
+    """Capture what is indexed by 0-d tensors in the program around scans.
+
+    There is no graph of its own in which copies follow what they were read from, as in a body, so
+    that few writes to either can be followed; others are refused.
+    """
+    if _state.capturing:
+        yield
+        return
+    graph = tx.output.current_tracer.graph
+    others = set(graph.nodes)
+    with indices_are_captured(tx):
+        yield
+    for node in list(graph.nodes):
+        if node not in others and _READ_AT in node.meta:
+            _follow_writes(node)
+
+
+def _follow_writes(read: fx.Node) -> None:
+    """Read again, after all writes, if nothing but a copy has been made of the ``read`` yet."""
+    (source, *positions), (before, *at) = _versions_read(read), read.meta[_READ_AT]
+    if source == before and not example_value(read)._version:
+        return
+    copies = list(read.users)
+    is_copied = copies in ([], [read.next]) and all(c.target == "clone" for c in copies)
+    if example_value(read)._version or not is_copied:
+        raise Unsupported(
+            "the first step, which runs on its own, writes to what it reads at a tensor, or to the "
+            "row that it reads: read a copy, as row = K[t].clone(), and write K[t] = row + 1"
+        )
+    graph = read.graph
+    if positions != at:
+        with graph.inserting_before(read):
+            for position in read.all_input_nodes[1:]:
+                copied = graph.call_method("clone", (position,))
+                copied.meta = dict(position.meta)
+                read.replace_input_with(position, copied)
+    for copy in copies:
+        with graph.inserting_before(copy):
+            copy.replace_input_with(read, graph.node_copy(read))
+    next(iter(reversed(graph.nodes))).append(read)
+
+
+def _versions_read(read: fx.Node) -> list[int]:
+    return [example_value(node)._version for node in read.all_input_nodes]
 
 
 _state = ambient(capturing=False)

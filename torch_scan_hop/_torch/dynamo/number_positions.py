@@ -1,5 +1,5 @@
-"""Positions that steps count, in a list of what is no number (checked on torch 2.9.1, 2.13.0,
-2.15.0)."""
+"""Positions that steps count, in a list of what is no number, and in a range (checked on torch
+2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.lists import ListVariable, TupleVariable
-from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.lists import ListVariable, RangeVariable, TupleVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.number_items import is_table
+from torch_scan_hop._torch.dynamo.variables import call_inlined
 from torch_scan_hop._torch.replaced import replaced
 
 
@@ -45,6 +47,36 @@ def positions_are_known(position: Callable[[TensorVariable], int | None]) -> Ite
 
             stack.enter_context(replaced(TensorVariable, nb_index_impl=nb_index_impl))
         yield
+
+
+@contextlib.contextmanager
+def ranges_are_compared() -> Iterator[None]:
+    """``n in range(2, 5)`` compares, of a number that is not known to the trace."""
+    original = RangeVariable.range_count
+
+    @functools.wraps(original)
+    def range_count(self: RangeVariable, number: VariableTracker) -> Any:
+        if not (isinstance(number.realize(), SymNodeVariable) or is_made_number(number)):
+            return original(self, number)
+        tx = InstructionTranslator.current_tx()
+        return int(call_inlined(tx, _is_in, number, *self.items).as_python_constant())
+
+    with replaced(RangeVariable, range_count=range_count):
+        yield
+
+
+def _is_in(number: int, start: int, stop: int, step: int) -> bool:
+    if step < 0:
+        start, stop, step = stop + 1 + (start - stop - 1) % -step, start + 1, -step
+    if number < start:
+        return False
+    if number >= stop:
+        return False
+    if step == 1:
+        return True
+    if (number - start) % step == 0:
+        return True
+    return False
 
 
 def _asks_for_item(tx: Any, args: Sequence[VariableTracker]) -> bool:
