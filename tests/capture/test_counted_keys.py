@@ -57,6 +57,8 @@ USES = {
     "in a dict": lambda self, h: h * 0.5 if self.n % 4 in self.rates else h,
     "in a tuple": lambda self, h: h * 0.5 if self.n in (2, 5) else h,
     "not in a list": lambda self, h: h if self.n not in [0, 3] else h * 0.5,
+    "in a range": lambda self, h: h * 0.5 if self.n in range(2, 9, 3) else h,
+    "in no range": lambda self, h: h if self.n % 5 not in range(4, 0, -2) else h * 0.5,
     "either": lambda self, h: h * 0.5 if (self.n == 2) | (self.n > 5) else h,
     "both": lambda self, h: h * 0.5 if (self.n % 2 == 0) & (self.n > 3) else h,
     "pair": lambda self, h: h * self.by_pair[self.n % 2, 1],
@@ -95,7 +97,9 @@ def test_what_is_found_by_a_count(use):
         check(scan, USES[use])
 
 
-@pytest.mark.parametrize("use", ["get", "in a tuple", "exchanged", "str", "getattr", "setattr"])
+@pytest.mark.parametrize(
+    "use", ["get", "in a tuple", "in a range", "exchanged", "str", "getattr", "setattr"]
+)
 def test_in_a_compiled_program(use):
     check(torch.compile(compiled, backend="aot_eager", fullgraph=True), USES[use])
 
@@ -104,6 +108,12 @@ def test_in_a_compiled_program(use):
 def test_a_count_that_wraps(use, modulus):
     with fallback("error"):
         check(scan, USES[use], lambda n: (n + 1) % modulus)
+
+
+@pytest.mark.parametrize("use", ["item", "exchanged", "in a tuple"])
+def test_a_count_that_turns(use):
+    with fallback("error"):
+        check(scan, USES[use], lambda n: 2 - n)
 
 
 def profiled(self, h):

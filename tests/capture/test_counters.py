@@ -186,6 +186,9 @@ def by_one(n):
         (lambda n: n & 1 or n * 0 == 1, 0, by_one),
         (lambda n: n == 0, 0, lambda n: (n + 1) % 5),
         (lambda n: n == 0, 3, lambda n: n + 1 if n < 3 else 0),
+        (lambda n: n == 1, 0, lambda n: 1 - n),
+        (lambda n: n > 0 or n % 3 == 1, 3, lambda n: -n),
+        (lambda n: n / 4 > 1, 6, lambda n: 7 - n),
     ],
 )
 def test_steps_branch_in_several_ways(way, branch, start, count):

@@ -132,7 +132,8 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.lazy.LazyVariableTracker "
         "torch._dynamo.variables.lists.BaseListVariable "
         "torch._dynamo.variables.lists.DequeVariable torch._dynamo.variables.lists.ListVariable "
-        "torch._dynamo.variables.lists.SliceVariable torch._dynamo.variables.lists.TupleVariable "
+        "torch._dynamo.variables.lists.RangeVariable torch._dynamo.variables.lists.SliceVariable "
+        "torch._dynamo.variables.lists.TupleVariable "
         "torch._dynamo.variables.misc.AutogradFunctionContextVariable "
         "torch._dynamo.variables.misc.AutogradFunctionVariable "
         "torch._dynamo.variables.misc.CellVariable torch._dynamo.variables.misc.DeletedVariable "
@@ -342,6 +343,7 @@ CALLED: dict[str, str] = {
     ),
     "torch._dynamo.variables.lazy.LazyVariableTracker.realize_all": "value",
     "torch._dynamo.variables.lists.ListVariable": "items; items mutation_type=",
+    "torch._dynamo.variables.lists.RangeVariable.range_count": "self x",
     "torch._dynamo.variables.lists.SliceVariable.__init__": (
         "? self items _|tx _ ...; self items ..."
     ),
@@ -550,6 +552,7 @@ REPLACED: dict[str, str] = {
         "tx fn args kwargs flat_example_value ret_spec; tx fn args kwargs flat_example_value "
         "ret_spec body_r"
     ),
+    "torch._dynamo.variables.lists.RangeVariable.range_count": "self x",
     "torch._dynamo.variables.lists.SliceVariable.__init__": (
         "self items kwargs; self items tx kwargs"
     ),

@@ -20,10 +20,7 @@ from torch import fx
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.number_functions import comparisons_are_known
 from torch_scan_hop._torch.dynamo.number_identity import numbers_are_told
-from torch_scan_hop._torch.dynamo.number_positions import (
-    positions_are_known,
-    ranges_are_compared,
-)
+from torch_scan_hop._torch.dynamo.number_positions import positions_are_known
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
 from torch_scan_hop._torch.sizes import likely_value
@@ -227,7 +224,6 @@ def branches_are_decided() -> Iterator[None]:
         comparisons_are_known(known_by(Counters.decide)),
         positions_are_known(known_by(Counters.position)),
         numbers_are_told(known_by(Counters.position)),
-        ranges_are_compared(),
     ):
         yield
 

@@ -52,12 +52,12 @@ def positions_are_known(position: Callable[[TensorVariable], int | None]) -> Ite
 @contextlib.contextmanager
 def ranges_are_compared() -> Iterator[None]:
     """``n in range(2, 5)`` compares, of a number that is not known to the trace."""
-    original = RangeVariable.range_count
+    count_in_range = RangeVariable.range_count
 
-    @functools.wraps(original)
+    @functools.wraps(count_in_range)
     def range_count(self: RangeVariable, number: VariableTracker) -> Any:
         if not (isinstance(number.realize(), SymNodeVariable) or is_made_number(number)):
-            return original(self, number)
+            return count_in_range(self, number)
         tx = InstructionTranslator.current_tx()
         return int(call_inlined(tx, _is_in, number, *self.items).as_python_constant())
 
