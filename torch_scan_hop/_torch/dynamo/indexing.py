@@ -49,8 +49,8 @@ _READ_AT = "torch_scan_hop.read_at"
 
 
 @contextlib.contextmanager
-def indices_are_captured(tx: Any) -> Iterator[None]:
-    """Capture what is indexed by 0-d tensors.
+def indices_are_captured(tx: Any, notes_reads: bool = False) -> Iterator[None]:
+    """Capture what is indexed by 0-d tensors; ``notes_reads``: for :func:`_follow_writes`.
 
     Only the graph that ``tx`` writes is changed: that of one capture, and of one thread.
     """
@@ -68,7 +68,7 @@ def indices_are_captured(tx: Any) -> Iterator[None]:
         versions = [_version(a) for a in args] if isinstance(args, (tuple, list)) else []
         if isinstance(proxy, fx.Proxy) and any(v is not None for v in versions):
             proxy.node.meta[_VERSIONS] = versions
-        if target is getitem:
+        if notes_reads and target is getitem:
             proxy.node.meta[_READ_AT] = _versions_read(proxy.node)
         return proxy
 
@@ -89,7 +89,7 @@ def indices_are_captured_outside_bodies(tx: Any) -> Iterator[None]:
         return
     graph = tx.output.current_tracer.graph
     others = set(graph.nodes)
-    with indices_are_captured(tx):
+    with indices_are_captured(tx, notes_reads=True):
         yield
     for node in list(graph.nodes):
         if node not in others and _READ_AT in node.meta:
@@ -122,7 +122,8 @@ def _follow_writes(read: fx.Node) -> None:
 
 
 def _versions_read(read: fx.Node) -> list[int]:
-    return [example_value(node)._version for node in read.all_input_nodes]
+    values = map(example_value, read.all_input_nodes)
+    return [getattr(value, "_version", 0) for value in values]  # a size has no versions
 
 
 _state = ambient(capturing=False)
