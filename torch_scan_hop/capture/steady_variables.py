@@ -146,6 +146,8 @@ class _Capture:
             if leaf and leaf not in settled:
                 return self._from_second_step((*settled, leaf), why)
             stuck = [p for p in more if p.must_settle() or p.is_in(places)]
+            if stuck and all(place.is_turned() for place in stuck) and self.part.block == 1:
+                return self._turned_back(settled, stuck[0])
             for left_again in (*stuck, *(g for g in longer if g.is_in(self.lists))):
                 raise left_again.refusal()
             if not (more or longer):
@@ -217,6 +219,18 @@ class _Capture:
             if not (any(map(is_about_carry, causes_of(error))) or is_programs_own(error)):
                 raise
         raise why  # and no other steps can follow that one
+
+    def _turned_back(self, settled: tuple[str, ...], flag: Place) -> VariableTracker:
+        """Trace two steps as one, since two bring the ``flag`` back that a step turns."""
+        change = StepsBranchDifferently(flag.line, alike=1, period=2)
+        if is_less(self.tx, self.over[1], ConstantVariable.create(4)):
+            return self._from_second_step(settled, change)
+        self.counters = self.counters or self._counters({})
+        self._make_whole()
+        try:
+            return trace_in_parts(self, change, settled)
+        except StepsBranchDifferently:
+            raise flag.refusal() from None
 
     def first_step(self, why: Exception) -> VariableTracker:
         """Trace the first step on ``init`` itself, or on a copy if the step writes to it; return

@@ -209,8 +209,11 @@ class Place:
         if is_new:
             guard_absence(self.owner, self.name)
 
+    def is_turned(self) -> bool:
+        return _is_flag(self.before) and _is_flag(self.after)
+
     def refusal(self) -> Unsupported:
-        if _is_flag(self.before) and _is_flag(self.after):
+        if self.is_turned():
             return Unsupported(
                 f"the body turns {self}, a flag, at {self.line}, and a scan traces a step once. "
                 "Turn a tensor, as in flag = ~flag, and choose with torch.where(flag, new, old)"
