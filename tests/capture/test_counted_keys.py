@@ -58,6 +58,7 @@ USES = {
     "in a tuple": lambda self, h: h * 0.5 if self.n in (2, 5) else h,
     "not in a list": lambda self, h: h if self.n not in [0, 3] else h * 0.5,
     "in a range": lambda self, h: h * 0.5 if self.n in range(2, 9, 3) else h,
+    "in a range, wrapped": lambda self, h: h * 0.5 if self.n % 5 in range(1, 4) else h,
     "in no range": lambda self, h: h if self.n % 5 not in range(4, 0, -2) else h * 0.5,
     "either": lambda self, h: h * 0.5 if (self.n == 2) | (self.n > 5) else h,
     "both": lambda self, h: h * 0.5 if (self.n % 2 == 0) & (self.n > 3) else h,

@@ -98,10 +98,7 @@ def test_beside_other_state(kind: type[Turning]) -> None:
 
 @pytest.mark.parametrize("kind", [Turning, Counting])
 def test_compiled(kind: type[Turning]) -> None:
-    def program(*args: Any) -> Any:
-        return scan(*args)
-
-    run = torch.compile(program, backend="aot_eager", fullgraph=True)
+    run = torch.compile(scan, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(outcome(run, kind(), 9), outcome(loop, kind(), 9))
 
 

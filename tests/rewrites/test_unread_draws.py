@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from torch_scan_hop import fallback, scan
 
 pytestmark = pytest.mark.torch_version
-Step = Callable[[Any, torch.Tensor], tuple[Any, torch.Tensor]]
 W = torch.linspace(-1, 1, 9, dtype=torch.float64).reshape(3, 3)
 
 

@@ -68,6 +68,7 @@ def is_cudagraphed() -> bool:
 
 
 def draws_as_eager_mode() -> bool:
+    """Return True if random operators are left to torch's generators, in their order."""
     return bool(config.fallback_random)
 
 

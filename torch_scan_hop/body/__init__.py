@@ -1,7 +1,7 @@
 """The body graph: examples to trace it with, questions about its nodes, things derived from it.
 
 ``step_examples``   fakes of a step's arguments, with sizes or with symbols for them
-``node_kinds``      is a node a copy, a view, a draw of random numbers?
+``node_kinds``      is a node a copy, a view?
 ``meta_values``     the records of a graph's values, kept right when a rewrite changes them
 ``copies``          makes a changed graph of a body
 ``cleanup``         rewrites that every later stage profits from; those with a file of their own are

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -97,9 +98,12 @@ def indices_are_captured_outside_bodies(tx: Any) -> Iterator[None]:
 
 
 def _follow_writes(read: fx.Node) -> None:
-    """Read again, after all writes, if nothing but a copy has been made of the ``read`` yet."""
-    (source, *positions), (before, *at) = _versions_read(read), read.meta[_READ_AT]
-    if source == before and not example_value(read)._version:
+    """Read again, after all writes, if nothing but a copy has been made of the ``read`` yet, at
+    the positions that it was read at."""
+    changed = [
+        now != then for now, then in zip(_versions_read(read), read.meta[_READ_AT], strict=True)
+    ]
+    if not changed[0] and not example_value(read)._version:
         return
     copies = list(read.users)
     is_copied = copies in ([], [read.next]) and all(c.target == "clone" for c in copies)
@@ -109,12 +113,11 @@ def _follow_writes(read: fx.Node) -> None:
             "row that it reads: read a copy, as row = K[t].clone(), and write K[t] = row + 1"
         )
     graph = read.graph
-    if positions != at:
-        with graph.inserting_before(read):
-            for position in read.all_input_nodes[1:]:
-                copied = graph.call_method("clone", (position,))
-                copied.meta = dict(position.meta)
-                read.replace_input_with(position, copied)
+    with graph.inserting_before(read):
+        for position in itertools.compress(read.all_input_nodes[1:], changed[1:]):
+            copied = graph.call_method("clone", (position,))
+            copied.meta = dict(position.meta)
+            read.replace_input_with(position, copied)
     for copy in copies:
         with graph.inserting_before(copy):
             copy.replace_input_with(read, graph.node_copy(read))

@@ -66,17 +66,14 @@ def ranges_are_compared() -> Iterator[None]:
 
 
 def _is_in(number: int, start: int, stop: int, step: int) -> bool:
+    """Return it by branches, which are decided; what a comparison gives is not known."""
     if step < 0:
         start, stop, step = stop + 1 + (start - stop - 1) % -step, start + 1, -step
-    if number < start:
+    if not start <= number < stop:
         return False
-    if number >= stop:
-        return False
-    if step == 1:
+    if step == 1:  # of a remainder, another one is not known
         return True
-    if (number - start) % step == 0:
-        return True
-    return False
+    return True if (number - start) % step == 0 else False
 
 
 def _asks_for_item(tx: Any, args: Sequence[VariableTracker]) -> bool:
