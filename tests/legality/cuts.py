@@ -9,7 +9,7 @@ from torch import fx
 
 from legality import IllegalRewrite
 from legality.structure import check_arity, check_same_kind, outputs_of, value_of
-from torch_scan_hop._torch.draws import is_random
+from torch_scan_hop._torch.impure import is_random
 from torch_scan_hop.autodiff.handover import Partition, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 

@@ -25,7 +25,7 @@ from legality.structure import (
     strides_agree,
     value_of,
 )
-from torch_scan_hop._torch.draws import is_random
+from torch_scan_hop._torch.impure import is_random
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.rewrites.batchable import is_batchable
 from torch_scan_hop.rewrites.classify import ancestors, is_pinned

@@ -409,6 +409,17 @@ def test_rows_that_a_mask_selects_stay_on_the_device():
     assert carry.tolist() == [6, 6] and ys.tolist() == [1, 1, 1]
 
 
+def test_checks_are_left_out():
+    def body(h, x):
+        n = torch.tanh(h + x)
+        torch._assert_async((n < 2).all())
+        return n, n
+
+    xs = torch.linspace(-1, 1, 60).reshape(20, 3)
+    ours = scan(body, torch.zeros(3, device="xla"), xs.to("xla"))
+    torch.testing.assert_close(ours[1].cpu(), scan(body, torch.zeros(3), xs)[1])
+
+
 def test_reading_a_value_is_refused_by_the_operator():
     from torch_scan_hop.op import scan_op
 

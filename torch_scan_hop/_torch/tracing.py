@@ -29,8 +29,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.draws import erase_unread
 from torch_scan_hop._torch.dtensors import shards_of
+from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop._torch.operators import past_module_hooks
 from torch_scan_hop._torch.replaced import ambient, replaced
@@ -197,6 +197,8 @@ def trace(fn: Callable[..., Any], examples: Sequence[Any], mode: FakeTensorMode)
     ):
         graph_module = make_fx(_functionalized(fn), tracing_mode="real")(*examples)
     erase_unread(graph_module.graph)
+    for node in graph_module.graph.nodes:
+        node.meta.setdefault("val", None)  # as of a check, which returns nothing
     return as_traced(legality.checked("trace", graph_module))
 
 

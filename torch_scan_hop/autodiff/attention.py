@@ -12,7 +12,7 @@ import operator
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.draws import is_random
+from torch_scan_hop._torch.impure import is_random
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.body.meta_values import replace, value_of
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from torch_scan_hop._torch.draws import is_random
+from torch_scan_hop._torch.impure import is_impure, is_random
 from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
@@ -44,14 +44,14 @@ class Cut:
         needed: nodes that the backward computes or receives.
         received: those of them that it receives, in the order of the joint graph.
         residuals: what the forward returns besides its results.
-        draws: the random operators of the forward, also those that nothing reads.
+        impure: what the forward runs also if nothing reads it, such as draws.
         carry_stack: as of a :class:`~torch_scan_hop.autodiff.handover.Partition`.
     """
 
     needed: AbstractSet[fx.Node]
     received: dict[fx.Node, Handover]
     residuals: list[fx.Node]
-    draws: list[fx.Node]
+    impure: list[fx.Node]
     carry_stack: dict[int, tuple[int, bool]]
 
     @property
@@ -80,8 +80,9 @@ def decide(joint: JointGraph, policy: Policy, saved: frozenset[int] | None = Non
                 received[node] = handover
     carries = dict.fromkeys(h.index for h in received.values() if h.source is Source.CARRY_IN)
     carry_stack = {k: _stack_of_carry(joint, k, stacks) for k in carries}
-    draws = [n for n in joint.module.graph.nodes if is_random(n) and n not in rules.of_cotangents]
-    return Cut(needed, received, stacks.residuals, draws, carry_stack)
+    nodes = joint.module.graph.nodes
+    impure = [n for n in nodes if is_impure(n) and n not in rules.of_cotangents]
+    return Cut(needed, received, stacks.residuals, impure, carry_stack)
 
 
 def _needed(joint: JointGraph, rules: _Rules) -> tuple[set[fx.Node], set[fx.Node]]:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.draws import is_random
 from torch_scan_hop._torch.fakes import FakeTensorMode
+from torch_scan_hop._torch.impure import is_random
 from torch_scan_hop._torch.selective_checkpoints import is_in_region, users_policy_in_force
 from torch_scan_hop._torch.symbols import Number, Symbols
 from torch_scan_hop._torch.tracing import run_fake

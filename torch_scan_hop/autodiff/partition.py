@@ -39,7 +39,7 @@ def partition_of(
     """Cut ``joint``; with ``saved``, the backward reads only those of the forward's ys."""
     cut = decide(joint, policy, saved)
     results = [*joint.outputs(), *cut.residuals]
-    forward = extract(joint.module, joint.primals(), results, "ScanForward", draws=cut.draws)
+    forward = extract(joint.module, joint.primals(), results, "ScanForward", impure=cut.impure)
     trim_scans(forward)
     builder = _BackwardBuilder(joint, cut)
     backward = builder.build()

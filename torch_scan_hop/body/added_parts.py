@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.draws import erase_unread
+from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.meta_values import call_recorded, replace, value_of
 from torch_scan_hop.body.node_kinds import is_alike, is_view

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.draws import erase_unread
 from torch_scan_hop._torch.fakes import FakeTensor, is_lazy, plain_fake
+from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
 from torch_scan_hop.body.meta_values import added_input, call_recorded, replace, replace_by_source

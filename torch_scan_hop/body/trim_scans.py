@@ -7,7 +7,7 @@ import operator
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.draws import erase_unread
+from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop.body.copies import copied
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.op import scans_in

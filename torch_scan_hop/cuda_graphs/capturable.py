@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.draws import is_random
+from torch_scan_hop._torch.impure import is_random
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.body.carries_in import carries_in_op
 from torch_scan_hop.body.meta_values import value_of

@@ -12,10 +12,10 @@ from torch import fx
 
 from torch_scan_hop import inductor, legality
 from torch_scan_hop._torch.captured_regions import running_regions
-from torch_scan_hop._torch.draws import is_random
 from torch_scan_hop._torch.exporting import before_a_program_runs, is_making_a_program
 from torch_scan_hop._torch.fakes import under_compiler
 from torch_scan_hop._torch.functorch_levels import opens_levels
+from torch_scan_hop._torch.impure import is_random
 from torch_scan_hop._torch.inference_regions import is_in_no_grad
 from torch_scan_hop._torch.operators import (
     ProxyTorchDispatchMode,

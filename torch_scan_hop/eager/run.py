@@ -154,7 +154,7 @@ def _plan(graph: fx.GraphModule, signature: Signature, guard_sizes: bool = True)
         current_options(),
         pointwise_pays=True,
         guard_sizes=guard_sizes,
-        keeps_draws=True,
+        keeps_impure=True,
     )
 
 

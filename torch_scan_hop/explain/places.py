@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from torch_scan_hop._torch.draws import is_random
+from torch_scan_hop._torch.impure import is_random
 from torch_scan_hop.explain.facts import (
     AFTER,
     ALL_STEPS,

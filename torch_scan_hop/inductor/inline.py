@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.draws import erase_unread
+from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.inductor_passes import trace_decomposed
 from torch_scan_hop.body.meta_values import replace, value_of
 from torch_scan_hop.signature import results_of

@@ -13,7 +13,7 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.capabilities import attempt, is_there, own_failures_said
-from torch_scan_hop._torch.draws import erase_unread
+from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.inductor_checks import mark_as_holding_a_scan, report_outside_of_threads
 from torch_scan_hop._torch.own_scan import is_torchs
 from torch_scan_hop.inductor.fused_cells import write_fused_cells

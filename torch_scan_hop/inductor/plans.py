@@ -81,7 +81,7 @@ class PlanChoice:
                 pointwise_pays=pointwise_pays,
                 used_outputs=used_outputs,
                 any_trip_count=not isinstance(self.trip_count, int),
-                keeps_draws=draws_as_eager_mode(),
+                keeps_impure=draws_as_eager_mode(),
             )
 
         kept = plan(False)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import fx
 
-from torch_scan_hop._torch.draws import is_random
+from torch_scan_hop._torch.impure import is_impure
 from torch_scan_hop._torch.operators import HigherOrderOperator
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import operator_name
@@ -53,7 +53,7 @@ def is_pinned(node: fx.Node) -> bool:
     """Return True for work that stays in the loop, in order: draws, effects, inner bodies."""
     if node.op != "call_function":
         return False
-    if is_random(node) or isinstance(node.target, HigherOrderOperator):
+    if is_impure(node) or isinstance(node.target, HigherOrderOperator):
         return True
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable

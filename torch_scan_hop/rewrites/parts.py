@@ -27,7 +27,7 @@ def unique(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 class Part:
     """The part of a body that computes ``outputs`` from ``inputs``; unused inputs are dropped.
 
-    ``draws``: what it runs though nothing may read it, since each draw changes those after it.
+    ``impure``: what it runs though nothing may read it, such as draws.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Part:
         inputs: Sequence[fx.Node],
         outputs: Sequence[fx.Node],
         name: str,
-        draws: Sequence[fx.Node] = (),
+        impure: Sequence[fx.Node] = (),
     ) -> None:
         candidates = unique(inputs)
-        wanted = ancestors([*outputs, *draws], stop=set(candidates))
+        wanted = ancestors([*outputs, *impure], stop=set(candidates))
         self.inputs = [n for n in candidates if n in wanted]
         self.outputs = list(outputs)
-        self.module = extract(owner, self.inputs, outputs, name, draws=draws)
+        self.module = extract(owner, self.inputs, outputs, name, impure=impure)
 
     def __call__(self, values: dict[fx.Node, Any]) -> dict[fx.Node, Any]:
         """Return the outputs, by node."""
@@ -119,16 +119,16 @@ def extract(
     outputs: Sequence[Any],
     name: str,
     names: Sequence[str] = (),
-    draws: Sequence[fx.Node] = (),
+    impure: Sequence[fx.Node] = (),
 ) -> fx.GraphModule:
-    """Return a module of nodes of ``owner``'s graph; ``names``: of its inputs; ``draws``: as of a
+    """Return a module of nodes of ``owner``'s graph; ``names``: of its inputs; ``impure``: as of a
     :class:`Part`."""
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node, own in zip(inputs, names or [node.name for node in inputs], strict=True):
         env[node] = graph.placeholder(own)
         env[node].meta = dict(node.meta)
-    wanted = ancestors([*outputs, *draws], stop=set(inputs))
+    wanted = ancestors([*outputs, *impure], stop=set(inputs))
     for node in owner.graph.nodes:
         if node in wanted and node not in env:
             env[node] = graph.node_copy(node, lambda n: env[n])

@@ -33,7 +33,7 @@ class Decisions:
     sunk: list[fx.Node]  # computed for all steps after the loop
     used_outputs: list[bool]
     #: random operators that run though nothing may read them, since each changes those after it
-    draws: list[fx.Node]
+    impure: list[fx.Node]
     #: the dependence of every node of the body
     dependence: dict[fx.Node, Dependence] = field(default_factory=dict, repr=False)
     #: for nodes that might have left the loop: why they stay
@@ -80,7 +80,7 @@ class ScanPlan:
         carry = [self.roles.carry[k] for k in d.loop_carry]
         results = [*(self.outputs.carry[k] for k in d.loop_carry), *d.stacked]
         self.step = Part(
-            original, [*carry, *self.roles.xs, *d.batched, *known], results, "ScanStep", d.draws
+            original, [*carry, *self.roles.xs, *d.batched, *known], results, "ScanStep", d.impure
         )
         read = set(self.step.inputs)
         self.loop_xs = [n for n in [*self.roles.xs, *d.batched] if n in read]
@@ -94,7 +94,7 @@ class ScanPlan:
             [*carry, *loop_xs, *self.loop_additional],
             results,
             "ScanLoopBody",
-            draws=d.draws,
+            impure=d.impure,
         )
 
     def is_trivial(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.draws import is_random
+from torch_scan_hop._torch.impure import is_impure
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.rewrites.accumulate import (
     SMALL_TERM,
@@ -46,14 +46,14 @@ class Planner:
         costs: Costs,
         used_outputs: Sequence[bool],
         any_trip_count: bool,
-        keeps_draws: bool,
+        keeps_impure: bool,
     ) -> None:
         self.body = body
         self.signature = signature
         self.options = options
         self.costs = costs
         self.any_trip_count = any_trip_count
-        self.draws = [n for n in body.graph.nodes if keeps_draws and is_random(n)]
+        self.impure = [n for n in body.graph.nodes if keeps_impure and is_impure(n)]
         self.used = [used or not options.drop_dead for used in used_outputs]
         self.roles = signature.inputs_of(body)
         self.outputs = signature.outputs_of(body)
@@ -120,7 +120,7 @@ class Planner:
         """Return the carries that the loop keeps: those on which something that is read depends."""
         gone = {*self.constant_carry, *(a.index for a in self.accumulators)}
         kept = [k for k in range(self.signature.n_carry) if k not in gone]
-        wanted = [*self.ys, *self.draws, *(leaf for a in self.accumulators for leaf in a.leaves)]
+        wanted = [*self.ys, *self.impure, *(leaf for a in self.accumulators for leaf in a.leaves)]
         live = {k for k in kept if self.used[k]}
         while True:
             needed = ancestors([*wanted, *(self.outputs.carry[k] for k in live)])
@@ -159,7 +159,7 @@ class Planner:
             stacked=stacked,
             sunk=sunk,
             used_outputs=self.used,
-            draws=self.draws,
+            impure=self.impure,
             dependence=self.dependence,
             stays=self.stays,
         )
@@ -281,7 +281,7 @@ def make_plan(
     guard_sizes: bool = True,
     any_trip_count: bool = False,
     least_weight: int = 0,
-    keeps_draws: bool = False,
+    keeps_impure: bool = False,
 ) -> ScanPlan:
     """Split a functional ATen ``body`` whose nodes hold ``meta["val"]``.
 
@@ -292,9 +292,9 @@ def make_plan(
     ``least_weight``: bytes of loop-invariant operands, as of weights, from which on a product is
     better made for all steps at once: where a step's product is no call of a library, it costs the
     same inside the loop, whose operands are in the caches.
-    ``keeps_draws``: whether draws that nothing reads are made, as each changes those after it.
+    ``keeps_impure``: whether steps draw, check and act also where nothing reads it.
     ``used_outputs``: which of the scan's results anything reads; others come back as None.
     """
     used = [True] * len(results_of(body.graph)) if used_outputs is None else used_outputs
     costs = Costs(pointwise_pays, guard_sizes, least_weight)
-    return Planner(body, signature, options, costs, used, any_trip_count, keeps_draws).plan()
+    return Planner(body, signature, options, costs, used, any_trip_count, keeps_impure).plan()

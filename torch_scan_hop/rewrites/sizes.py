@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop._torch.draws import erase_unread
+from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.symbols import SYMBOLS, is_symbolic
 from torch_scan_hop.body.copies import copied
 from torch_scan_hop.body.meta_values import added_input, replace, value_of

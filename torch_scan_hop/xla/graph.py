@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.impure import is_check
 from torch_scan_hop._torch.tracing import DATA_DEPENDENT_ERRORS, trace
 from torch_scan_hop.body.cleanup import attributes_as_inputs, clean_up
 from torch_scan_hop.body.meta_values import call_recorded, value_of
@@ -53,6 +54,8 @@ def trace_step(body: Body, inputs: Inputs[Any]) -> StepGraph:
     for node in module.graph.nodes:
         if node.target in _READS_DATA or _leaves_device(node):
             raise reads_data(str(node.target))
+    for check in filter(is_check, module.graph.nodes):  # compiled programs have none
+        module.graph.erase_node(check)
     clean_up(module)
     drop_stops(module)
     passes = [_spell_out_dropout, choose_by_masks, round_to_torchs_dtypes]

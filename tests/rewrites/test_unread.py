@@ -1,4 +1,4 @@
-"""A draw that nothing reads changes those after it, as in the loop."""
+"""What steps do besides their results: draws, which change those after them, checks, and calls."""
 
 from __future__ import annotations
 
@@ -95,3 +95,73 @@ def test_checkpointed(body: Any) -> None:
 def test_compiled(body: Any) -> None:
     run = torch.compile(scan, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(outcome(run, body, 20), outcome(loop, body, 20))
+
+
+logged: list[float] = []
+
+
+@torch.library.custom_op("torch_scan_hop_tests::log", mutates_args=())
+def log(x: torch.Tensor) -> None:
+    logged.append(x.sum().item())
+
+
+@log.register_fake
+def _log_of_fakes(x: torch.Tensor) -> None:
+    return None
+
+
+def logs(h: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+    log(x), log(h.detach())
+    n = step(h, x, w)
+    log(n.detach())
+    return n, n * 2
+
+
+def logs_what_is_the_same(h: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+    log(w.detach() * 2), log(torch.ones(2))
+    return torch.tanh(h @ w + x), h * 2
+
+
+def logs_in_a_scan(h: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+    scan(lambda c, x: (log(c.detach()), (c + x, None))[1], h, x.expand(20, 3))
+    n = step(h, x, w)
+    return n, n * 2
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoint": 8}], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize("steps", [4, 40])
+@pytest.mark.parametrize("body", [logs, logs_what_is_the_same, logs_in_a_scan])
+def test_calls_that_return_nothing(body: Any, steps: int, options: Any) -> None:
+    logged.clear()
+    expected = outcome(loop, body, steps)
+    of_the_loop = list(logged)
+    logged.clear()
+    with fallback("error"):
+        torch.testing.assert_close(outcome(scan, body, steps, **options), expected)
+    torch.testing.assert_close(logged[: len(of_the_loop)], of_the_loop)
+    if not options:  # else segments run again in the backward, and log again
+        assert len(logged) == len(of_the_loop)
+
+
+@pytest.mark.parametrize("steps", [4, 40])
+@pytest.mark.parametrize("check", [torch._assert_async, lambda c: torch._assert_async(c, "h > 1")])
+def test_checks(check: Any, steps: int) -> None:
+    def body(h: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        n = torch.tanh(h @ w + x)
+        check((n <= limit).all())
+        return n, n * 2
+
+    limit = 1.0
+    with fallback("error"):
+        torch.testing.assert_close(outcome(scan, body, steps), outcome(loop, body, steps))
+        limit = 0.5
+        with pytest.raises(RuntimeError, match=r"h > 1|Expected Tensor with single nonzero value"):
+            outcome(scan, body, steps)
+
+
+@pytest.mark.parametrize("body", [logs, logs_what_is_the_same, logs_in_a_scan])
+def test_compiled_programs_make_no_such_calls(body: Any) -> None:
+    run = torch.compile(scan, backend="aot_eager", fullgraph=True)
+    logged.clear()
+    outcome(run, body, 20)
+    assert not logged  # as torch.compile drops them from a loop
