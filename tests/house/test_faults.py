@@ -156,7 +156,7 @@ def branching(h, x):
 
 
 def appending(h, x, log=[]):  # noqa: B006
-    log.append(1)
+    log.append("a step")
     return h + x, None
 
 
@@ -166,7 +166,7 @@ def appending(h, x, log=[]):  # noqa: B006
     [
         (printing, "print|builtin|reorderable", "print(end"),
         (branching, "decides by the value", "if h.sum() > 100"),
-        (appending, "changes the length of a list", "log.append(1)"),
+        (appending, "changes the length of a list", "log.append("),
     ],
 )
 def test_the_warning_has_the_reason_and_the_users_line(body, reason, line):

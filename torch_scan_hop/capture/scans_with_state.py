@@ -9,7 +9,7 @@ import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import Unsupported
-from torch_scan_hop._torch.dynamo.left import GrowingList
+from torch_scan_hop._torch.dynamo.left import ARRAY, NUMBER, TENSOR, GrowingList
 from torch_scan_hop._torch.dynamo.places import Place
 from torch_scan_hop._torch.dynamo.variables import (
     TupleVariable,
@@ -18,12 +18,16 @@ from torch_scan_hop._torch.dynamo.variables import (
     sequence_items,
 )
 from torch_scan_hop.capture.parts import count_after
-from torch_scan_hop.capture.stateful import Stateful, exact_numbers, leave, parts_of
+from torch_scan_hop.capture.stateful import Stateful, exact_numbers, leave, number_after, parts_of
 from torch_scan_hop.capture.told import loop_may_run
 from torch_scan_hop.schedule.strategies import Schedule
 
-#: of so many steps, each row that is appended is traced: some 2 ms
-_MOST_ROWS = 1024
+#: of so many steps, each row that is appended is traced: some 2 ms, and 10 or more of a number
+_MOST_ROWS, _MOST_ROWS_OF_NUMBERS = 1024, 256
+
+
+class CostlyCapture(Unsupported):
+    """A loop is faster than what would be captured."""
 
 
 def scan_with_state(
@@ -40,7 +44,7 @@ def scan_with_state(
     carry: VariableTracker = TupleVariable([capture.carry, state])
     step = Stateful(capture.combine_fn, places, lists)
     carry, ys = sequence_items(tx, capture.run_scan(step, template, carry))
-    _refuse_costly_captures(tx, lists, trip_count)
+    _refuse_costly_captures(tx, step, trip_count)
     carry, state = sequence_items(tx, carry)
     values = sequence_items(tx, state)
     twins = {} if capture.has_no_steps() else step.twins
@@ -52,30 +56,29 @@ def scan_with_state(
         leave(tx, place, values[twins.get(n, n)], counts)
         k += len(counts)
     ys, appended = sequence_items(tx, ys)
-    for growing, stacks in zip(lists, sequence_items(tx, appended), strict=True):
-        call_inlined(tx, _append_rows, growing.owner, stacks, schedule)
+    for n, stacks in enumerate(sequence_items(tx, appended)):
+        _append_rows(tx, lists[n], stacks, step.appended[n], schedule)
     return TupleVariable([carry, ys])
 
 
-def _refuse_costly_captures(
-    tx: Any, lists: Sequence[GrowingList], trip_count: VariableTracker
-) -> None:
-    """Raise Unsupported if a loop may run, and captures would cost more than it: each call is one
+def _refuse_costly_captures(tx: Any, step: Stateful, trip_count: VariableTracker) -> None:
+    """Raise CostlyCapture if a loop may run, and captures would cost more than it: each call is one
     if a list has other items then, or is appended to another number of times; each row is traced.
     """
     if not loop_may_run():
         return
     varies = not trip_count.is_python_constant()
-    for growing in lists:
+    for n, growing in enumerate(step.lists):
+        most = _MOST_ROWS if {*step.appended[n]} <= {TENSOR} else _MOST_ROWS_OF_NUMBERS
         what = f"the body appends to a list, at {growing.line}"
         if growing.has_items(tx):
-            raise Unsupported(
+            raise CostlyCapture(
                 f"{what}, that has items before the scan: each call would be captured anew. Begin "
                 "with an empty list, or return the value in ys"
             )
-        if varies or trip_count.as_python_constant() > _MOST_ROWS:
-            raise Unsupported(
-                f"{what}, in more than {_MOST_ROWS} steps or in another number of steps than before"
+        if varies or trip_count.as_python_constant() > most:
+            raise CostlyCapture(
+                f"{what}, in more than {most} steps or in another number of steps than before"
                 ". Return the value in ys"
             )
 
@@ -87,12 +90,38 @@ def _start_at(capture: Any, place: Place) -> VariableTracker:
     return call_inlined(capture.tx, exact_numbers, value, capture.init, capture.over[0])
 
 
-def _append_rows(items: list[Any], stacks: Any, schedule: Schedule) -> None:
-    """Append to ``items`` what the steps do, in their order; ``stacks`` has that of all steps."""
-    order = -1 if schedule.reverse else 1
-    if len(stacks) == 1 and isinstance(stacks[0], torch.Tensor):
-        items.extend(stacks[0].unbind(0)[::order])
+def _append_rows(
+    tx: Any, growing: GrowingList, stacks: VariableTracker, kinds: Sequence[str], schedule: Any
+) -> None:
+    """Append what the steps do, in their order; ``stacks`` has that of all steps, parts of these
+    ``kinds``."""
+    if {*kinds} <= {TENSOR}:
+        call_inlined(tx, _append_tensors, growing.owner, stacks, schedule)
         return
+    for row in sequence_items(tx, call_inlined(tx, _rows, stacks, schedule)):
+        pairs = zip(sequence_items(tx, row), kinds, strict=True)
+        leaves = TupleVariable([_as_it_was(tx, value, kind) for value, kind in pairs])
+        call_inlined(tx, _append_row, growing.owner, stacks, leaves)
+
+
+def _as_it_was(tx: Any, value: VariableTracker, kind: str) -> VariableTracker:
+    if kind == NUMBER:
+        return number_after(tx, value)
+    return value.call_method(tx, "numpy", [], {}) if kind == ARRAY else value
+
+
+def _append_tensors(items: list[Any], stacks: Any, schedule: Schedule) -> None:
+    if len(stacks) == 1 and isinstance(stacks[0], torch.Tensor):
+        items.extend(stacks[0].unbind(0)[:: -1 if schedule.reverse else 1])
+        return
+    for leaves in _rows(stacks, schedule):
+        _append_row(items, stacks, leaves)
+
+
+def _rows(stacks: Any, schedule: Schedule) -> list[tuple[torch.Tensor, ...]]:
     rows = zip(*(leaf.unbind(0) for leaf in tree.tensors(stacks)), strict=True)
-    for leaves in list(rows)[::order]:
-        items.extend(tree.unflatten(stacks, list(leaves)))
+    return list(rows)[:: -1 if schedule.reverse else 1]
+
+
+def _append_row(items: list[Any], like: Any, leaves: Sequence[Any]) -> None:
+    items.extend(tree.unflatten(like, list(leaves)))

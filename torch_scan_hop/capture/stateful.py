@@ -9,7 +9,7 @@ import torch
 
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import Unsupported
-from torch_scan_hop._torch.dynamo.left import GrowingList, appended_to
+from torch_scan_hop._torch.dynamo.left import ARRAY, NUMBER, GrowingList, appended_to
 from torch_scan_hop._torch.dynamo.made_numbers import mark
 from torch_scan_hop._torch.dynamo.places import Place, as_number, is_number
 from torch_scan_hop._torch.dynamo.variables import (
@@ -44,8 +44,8 @@ class Stateful(VariableTracker):
         self.lists = tuple(lists)
         #: of places that a step leaves with the tensor of an earlier one: that one
         self.twins: dict[int, int] = {}
-        #: by list, how many tensors a step appends
-        self.appended: dict[int, int] = {}
+        #: by list, what the parts of what a step appends are
+        self.appended: dict[int, list[str]] = {}
 
     def call_function(
         self, tx: Any, args: Sequence[VariableTracker], kwargs: dict[str, VariableTracker]
@@ -68,21 +68,25 @@ class Stateful(VariableTracker):
         with appended_to(tx, self.lists) as appended:
             result = self.combine_fn.call_function(tx, [carry, x], {})
         carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
-        kept = TupleVariable([TupleVariable(new.so_far()) for new in appended])
+        kept: VariableTracker = TupleVariable([TupleVariable(new.so_far()) for new in appended])
         left = [place.read(tx) for place in self.places]
         self.twins.update(twins_among(left))
         ends = [*parts_of(tx, carry), *(p for value in left for p in parts_of(tx, value))]
         shared.check(ends)
+        parts = []
         for n, new in enumerate(sequence_items(tx, kept)):
+            kinds = []
             for part in parts_of(tx, new):
-                self.lists[n].check(part)
+                kinds.append(self.lists[n].kind_of(part))
                 shared.check_kept(self.lists[n], part, ends)
-            self._check_number(n, len(parts_of(tx, new)))
+                parts.append(_as_tensor(tx, part, kinds[-1], carry, x))
+            self._check_number(n, kinds)
+        kept = call_inlined(tx, tree.unflatten, kept, TupleVariable(parts))
         state = TupleVariable([_left_at(tx, place) for place in self.places])
         self._write(tx, before)
         return TupleVariable([TupleVariable([carry, state]), TupleVariable([y, kept])])
 
-    def _check_number(self, n: int, parts: int) -> None:
+    def _check_number(self, n: int, parts: list[str]) -> None:
         """Raise Unsupported if the steps of one block append more to a list than others."""
         if self.appended.setdefault(n, parts) != parts:
             raise Unsupported(
@@ -99,12 +103,16 @@ def _left_at(tx: Any, place: Place) -> VariableTracker:
     """Return what a step leaves at ``place``: numbers as they are carried, in double."""
 
     def in_double(_: int, part: VariableTracker) -> VariableTracker:
-        example = example_value_or_none(part)
-        if not isinstance(example, torch.Tensor) or not example.is_floating_point():
+        if not _is_floating(part):
             return part
         return part.call_method(tx, "to", [ConstantVariable.create(torch.float64)], {})
 
     return with_numbers(tx, place, place.read(tx), in_double)
+
+
+def _is_floating(variable: VariableTracker) -> bool:
+    example = example_value_or_none(variable)
+    return isinstance(example, torch.Tensor) and example.is_floating_point()
 
 
 def parts_of(tx: Any, value: VariableTracker) -> list[VariableTracker]:
@@ -149,6 +157,21 @@ def number_after(tx: Any, value: VariableTracker) -> VariableTracker:
         return as_number(tx, value)
     mark(value)
     return value
+
+
+def _as_tensor(tx: Any, part: VariableTracker, kind: str, carry: Any, x: Any) -> VariableTracker:
+    """Return ``part`` of what is appended to a list as a tensor, which is stacked."""
+    if kind == ARRAY:
+        return call_inlined(tx, _from_numpy, part)
+    if kind != NUMBER:
+        return part
+    number = call_inlined(tx, exact_numbers, part, carry, x)
+    # a tensor from here on, which keeps its digits in ys
+    return number.call_method(tx, "double", [], {}) if _is_floating(number) else number
+
+
+def _from_numpy(array: Any) -> torch.Tensor:
+    return torch.from_numpy(array)
 
 
 def exact_numbers(value: Any, init: Any, xs: Any) -> Any:

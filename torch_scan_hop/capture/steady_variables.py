@@ -50,7 +50,7 @@ from torch_scan_hop.capture.modes_at_first import refuse_modes
 from torch_scan_hop.capture.parts import is_less, trace_in_parts, with_numbers_after
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
-from torch_scan_hop.capture.scans_with_state import scan_with_state
+from torch_scan_hop.capture.scans_with_state import CostlyCapture, scan_with_state
 from torch_scan_hop.capture.stateful import parts_of
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
 from torch_scan_hop.capture.told import SomeSteps, in_part, part_told, told
@@ -115,8 +115,8 @@ class _Capture:
         used as none of ours can be, the refusal is that of what reads it."""
         try:
             return self._in_attempts(settled)
-        except Exception:
-            if not self.reads:
+        except Exception as error:
+            if not self.reads or _cause(error, CostlyCapture):
                 raise
         self.reads = None
         return self._in_attempts(settled)

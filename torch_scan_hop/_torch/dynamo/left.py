@@ -12,9 +12,11 @@ from typing import Any, NoReturn
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lists import ListVariable
+from torch._dynamo.variables.tensor import NumpyNdarrayVariable
 
-from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
-from torch_scan_hop._torch.dynamo.places import Place, refused_change, tensor_of
+from torch_scan_hop._torch.dynamo.places import Place, is_number, refused_change, tensor_of
+
+TENSOR, NUMBER, ARRAY = "tensor", "number", "array of NumPy's"
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,13 @@ class GrowingList:
         known = (v for v in effects.keepalive if effects.id_to_variable.get(id(v)) is self.owner)
         return any(len(items) > 0 for items in known)
 
-    def check(self, part: VariableTracker) -> None:
-        """Raise Unsupported if ``part`` of what is appended is no tensor."""
-        if is_made_number(part) or tensor_of(part) is None:
+    def kind_of(self, part: VariableTracker) -> str:
+        """Return what ``part`` of what is appended is; raise Unsupported if it cannot be stacked."""
+        if is_number(part):
+            return NUMBER
+        if tensor_of(part) is None:
             raise self.refusal()
+        return ARRAY if isinstance(part.realize(), NumpyNdarrayVariable) else TENSOR
 
 
 class StateAssigned(Unsupported):
