@@ -42,7 +42,7 @@ class GrowingList:
         return any(len(items) > 0 for items in known)
 
     def kind_of(self, part: VariableTracker) -> str:
-        """Return what ``part`` of what is appended is; raise Unsupported if it cannot be stacked."""
+        """Return what ``part`` of what is appended is; raise Unsupported for what is not stacked."""
         if is_number(part):
             return NUMBER
         if tensor_of(part) is None:
