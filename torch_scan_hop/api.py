@@ -12,6 +12,7 @@ from torch_scan_hop._torch import capabilities
 from torch_scan_hop._torch.operators import current_dispatch_mode
 from torch_scan_hop._torch.transforms import collect_failed_trace, in_plain_eager
 from torch_scan_hop.arguments import checked_call, stacked_along
+from torch_scan_hop.capture.appending import with_rows_appended
 from torch_scan_hop.capture.reasons import remember_reason, remembered_reason, setting_of
 from torch_scan_hop.capture.replay import NotCaptured, call_captured, check_captured
 from torch_scan_hop.capture.steady import steady_scan
@@ -134,13 +135,13 @@ def _run(
         announce(combine_fn, _JIT_TRACE)
         return scan_loop(combine_fn, init, xs, trip_count, schedule.reverse)
     given = (init, xs, compiled) if compiled else (init, xs)  # a compiler takes more
-    reason = remembered_reason(combine_fn, given)
-    is_lasting = is_told = False
+    reason, is_lasting, is_told = remembered_reason(combine_fn, given), False, False
     if reason is None:
         try:
             how = schedule if compiled else _as_eager_mode_runs(schedule, init, xs)
-            args = (template, carry, init, xs, trip_count, how)
-            return call_captured(scan_tree, combine_fn, *args, compiled=compiled)
+            args = (template, carry, init, xs, trip_count, how, True)
+            ran = call_captured(scan_tree, combine_fn, *args, compiled=compiled)
+            return with_rows_appended(ran, schedule.reverse)
         except NotCaptured as error:
             reason, is_lasting, is_told = error.reason, error.is_lasting, error.is_told
         if is_lasting:  # or nothing was traced
@@ -205,16 +206,19 @@ def scan_tree(
     xs: Any,
     trip_count: Any,
     schedule: Schedule,
+    is_eager: bool = False,
 ) -> tuple[Any, Any]:
-    """Scan pytrees. Dynamo traces this, in eager mode too.
+    """Scan pytrees. Dynamo traces this; in eager mode the results are ``with_rows_appended``.
 
     ``template`` and ``carry`` are what ``start_of`` makes of ``init``, which is looked at only if
     the first step runs on its own: a capture that reads its numbers serves no others.
     """
     check_captured()
-    return steady_scan(
-        run_scheduled, combine_fn, template, carry, init, xs, trip_count, schedule, ()
+    appended: Any = [] if is_eager else None
+    results: tuple[Any, Any] = steady_scan(
+        run_scheduled, combine_fn, template, carry, init, xs, trip_count, schedule, (), appended
     )
+    return (results, appended) if is_eager else results
 
 
 def run_scheduled(
@@ -225,8 +229,7 @@ def run_scheduled(
     ``template`` is what a step's carry is matched with: None for ``init``, or ``init`` with 0
     for each leaf whose dtype the step decides.
     """
-    numbers_in_init = template is not None
-    settled = None
+    numbers_in_init, settled = template is not None, None
     if template is None:
         template = init
     elif not is_one_scan(schedule):
@@ -275,8 +278,7 @@ def scan_flat(
 
     Dynamo gives the operator's results back in the structure that ``body`` returns.
     """
-    carry_leaves = tree.tensors(init)
-    x_leaves = tree.tensors(xs)
+    carry_leaves, x_leaves = tree.tensors(init), tree.tensors(xs)
     device = device_of(init, xs)
     n_carry, counted_only = len(carry_leaves), len(x_leaves) == 0
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.oracle import assert_same
 from torch_scan_hop import NotTraceableError, fallback, scan
+from torch_scan_hop.capture.replay import _entries, history_of
 
 
 def loop(cell: Any, h: Any, xs: Any, reverse: bool = False) -> Any:
@@ -251,22 +252,86 @@ def test_what_was_in_the_list_stays() -> None:
     assert_same(kept[1:], [torch.ones(3), torch.ones(3) * 2] * 3)
 
 
-@pytest.mark.parametrize(
-    "why", ["items before the scan", "another number", "more than 1024", "more than 256"]
-)
-def test_what_would_be_captured_at_each_call_is_a_loop(why: str) -> None:
-    kept: list[Any] = [torch.ones(3)] if why.startswith("items") else []
+@pytest.mark.parametrize("begins", ["with a tensor", "with None"])
+def test_one_capture_serves_a_list_of_any_length(begins: str) -> None:
+    """Also one that has items, of any kind, and any number of steps."""
+
+    class Cell:
+        def __init__(self) -> None:
+            self.kept: list[Any] = [] if begins == "with None" else ["the first", torch.ones(1)]
+            self.last = None if begins == "with None" else torch.zeros(3)
+
+        def step(self, h: Any, x: Any) -> Any:
+            self.last = h + x if self.last is None else torch.tanh(self.last + x)
+            self.kept.append((self.last.sum().item(), {"of": [self.last, x]}, x.numpy(), 0.1))
+            return self.last, self.last * 2
+
+    def run(scanned: Any) -> Any:
+        torch.manual_seed(0)
+        cell = Cell()
+        found = []
+        for steps in (4, 5, 30, 1030, 3):
+            if begins == "with None":  # the first step appends to it, before the scan does
+                cell.kept, cell.last = [], None
+            found.append(scanned(cell.step, torch.zeros(3), torch.randn(steps, 3)))
+            assert len(cell.kept) >= steps
+            found.append(cell.kept[0 if begins == "with None" else 2 :])
+        return found
+
+    _entries.clear()
+    with fallback("error"):
+        ours, expected = run(scan), run(loop)
+    assert_same(ours, expected, 1e-6)
+    kinds = torch.utils._pytree.tree_map(type, (ours, expected))
+    assert kinds[0] == kinds[1]
+    assert len(history_of(Cell.step)) == 2  # of four steps, and of any number
+
+
+@pytest.mark.parametrize("items", [[torch.ones(1)], [0.5] * 40], ids=["a tensor", "numbers"])
+def test_what_is_in_a_list_calls_for_no_other_capture(items: Any) -> None:
+    kept: list[Any] = []
 
     def cell(h: Any, x: Any) -> Any:
-        kept.append(h.sum().item() if why.endswith("256") else h)
+        kept.append(h)
         return h + x, x
 
-    lengths = {"items before the scan": (4,), "another number": (4, 5, 6)}.get(why)
-    lengths = lengths or (int(why[-4:]) + 1,)
+    for before in ([], items, [None], ["a"] * 3):
+        kept[:] = before
+        with fallback("error"):
+            scan(cell, torch.zeros(3), torch.ones(4, 3))
+        assert kept[: len(before)] == before
+        assert_same(kept[len(before) :], [torch.full((3,), float(k)) for k in range(4)])
+    assert len(history_of(cell)) == 1
+
+
+@pytest.mark.parametrize("why", ["items before the scan", "another number", "more than 1024"])
+def test_what_would_be_captured_at_each_call_is_a_loop(why: str) -> None:
+    """Steps that branch differently are several scans, and the trace appends what they leave."""
+    o = State(kept=[torch.ones(3)] if why.startswith("items") else [], n=0)
+
+    def cell(h: Any, x: Any) -> Any:
+        o.kept.append(h if o.n < 2 else x)
+        o.n += 1
+        return h + x, x
+
+    lengths = {"items before the scan": (4,), "another number": (4, 5, 6)}.get(why, (1028,))
     with fallback("error"), pytest.raises(NotTraceableError, match=why):
         for length in lengths:
+            o.n = 0
             scan(cell, torch.zeros(3), torch.ones(length, 3))
-            kept.clear()
+            o.kept.clear()
+
+
+def test_a_first_step_appends_to_an_empty_list() -> None:
+    kept: list[Any] = [torch.ones(3)]
+
+    def cell(h: Any, x: Any) -> Any:
+        h = x if h is None else h + x
+        kept.append(h.sum().item())
+        return h, x
+
+    with fallback("error"), pytest.raises(NotTraceableError, match="items before the scan"):
+        scan(cell, None, torch.ones(4, 3))
 
 
 def reads(kept: list[Any], h: Any, x: Any) -> Any:

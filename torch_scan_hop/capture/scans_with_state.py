@@ -12,6 +12,7 @@ from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.left import ARRAY, NUMBER, TENSOR, GrowingList
 from torch_scan_hop._torch.dynamo.places import Place
 from torch_scan_hop._torch.dynamo.variables import (
+    ConstantVariable,
     TupleVariable,
     VariableTracker,
     call_inlined,
@@ -44,7 +45,8 @@ def scan_with_state(
     carry: VariableTracker = TupleVariable([capture.carry, state])
     step = Stateful(capture.combine_fn, places, lists)
     carry, ys = sequence_items(tx, capture.run_scan(step, template, carry))
-    _refuse_costly_captures(tx, step, trip_count)
+    if loop_may_run():
+        _refuse_costly_captures(tx, step, trip_count if capture.appended is None else None)
     carry, state = sequence_items(tx, carry)
     values = sequence_items(tx, state)
     twins = {} if capture.has_no_steps() else step.twins
@@ -55,28 +57,32 @@ def scan_with_state(
         ]
         leave(tx, place, values[twins.get(n, n)], counts)
         k += len(counts)
-    ys, appended = sequence_items(tx, ys)
-    for n, stacks in enumerate(sequence_items(tx, appended)):
-        _append_rows(tx, lists[n], stacks, step.appended[n], schedule)
+    ys, stacked = sequence_items(tx, ys)
+    for n, stacks in enumerate(sequence_items(tx, stacked)):
+        if capture.appended is None:
+            _append_rows(tx, lists[n], stacks, step.appended[n], schedule)
+        else:
+            kinds = ConstantVariable.create(tuple(step.appended[n]))
+            call_inlined(tx, _note, capture.appended, lists[n].owner, stacks, kinds)
+            if not lists[n].has_grown():
+                lists[n].forget_items()
     return TupleVariable([carry, ys])
 
 
-def _refuse_costly_captures(tx: Any, step: Stateful, trip_count: VariableTracker) -> None:
+def _refuse_costly_captures(tx: Any, step: Stateful, steps: VariableTracker | None) -> None:
     """Raise CostlyCapture if a loop may run, and captures would cost more than it: each call is one
-    if a list has other items then, or is appended to another number of times; each row is traced.
+    if a list has other items then, which the trace appends to, or is appended to in another number
+    of ``steps``; each row is traced. None: the rows of the steps are not in the trace.
     """
-    if not loop_may_run():
-        return
-    varies = not trip_count.is_python_constant()
     for n, growing in enumerate(step.lists):
-        most = _MOST_ROWS if {*step.appended[n]} <= {TENSOR} else _MOST_ROWS_OF_NUMBERS
         what = f"the body appends to a list, at {growing.line}"
-        if growing.has_items(tx):
+        if growing.has_items(tx) and (steps is not None or growing.has_grown()):
             raise CostlyCapture(
                 f"{what}, that has items before the scan: each call would be captured anew. Begin "
                 "with an empty list, or return the value in ys"
             )
-        if varies or trip_count.as_python_constant() > most:
+        most = _MOST_ROWS if {*step.appended[n]} <= {TENSOR} else _MOST_ROWS_OF_NUMBERS
+        if steps and (not steps.is_python_constant() or steps.as_python_constant() > most):
             raise CostlyCapture(
                 f"{what}, in more than {most} steps or in another number of steps than before"
                 ". Return the value in ys"
@@ -88,6 +94,10 @@ def _start_at(capture: Any, place: Place) -> VariableTracker:
     for part in parts_of(capture.tx, value):
         place.check(part)
     return call_inlined(capture.tx, exact_numbers, value, capture.init, capture.over[0])
+
+
+def _note(appended: list[Any], items: list[Any], stacks: Any, kinds: tuple[str, ...]) -> None:
+    appended.append((items, stacks, kinds))
 
 
 def _append_rows(

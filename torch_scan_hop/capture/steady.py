@@ -32,10 +32,10 @@ BRANCH = "the branch at "
 class SteadyScanOperator(FlatOperator):
     """The operator that traced code calls for a scan; its tracker finds how the scan is captured.
 
-    It is called with ``(run, combine_fn, template, carry, init, xs, trip_count, schedule)``, and is
-    in no graph. The tracker (``steady_variables``) traces ``run(combine_fn, template, carry, xs,
-    trip_count, schedule)``. If that is no scan of steps that are all alike, it takes the trace
-    back, and traces :func:`first_step` from ``init`` before the scan.
+    It is called with ``(run, combine_fn, template, carry, init, xs, trip_count, schedule, settled,
+    appended)``, and is in no graph. The tracker (``steady_variables``) traces ``run(combine_fn,
+    template, carry, xs, trip_count, schedule)``. If that is no scan of steps that are all alike, it
+    takes the trace back, and traces :func:`first_step` from ``init`` before the scan.
     """
 
     def __call__(  # type: ignore[override]
@@ -49,6 +49,7 @@ class SteadyScanOperator(FlatOperator):
         trip_count: Any,
         schedule: Any,
         _settled: Any,
+        _appended: Any = None,
     ) -> Any:
         """Refuse or warn: Python comes here only if Dynamo breaks its graph, or capture is off."""
         reason = "torch.compile broke its graph here; TORCH_LOGS=graph_breaks says why"
@@ -72,13 +73,21 @@ def _first(xs: Any, reverse: bool) -> Any:
 
 
 def other_steps(
-    run: Any, combine_fn: Any, first: Any, xs: Any, trip_count: Any, schedule: Any, settled: Any
+    run: Any,
+    combine_fn: Any,
+    first: Any,
+    xs: Any,
+    trip_count: Any,
+    schedule: Any,
+    settled: Any,
+    appended: Any,
 ) -> tuple[Any, Any]:
     """Run the scan from the second step on, after ``first``, which :func:`first_step` returned."""
     carry, y = first
     if trip_count == 1:
         return owned(carry, xs), tree.map_leaves(lambda leaf: leaf.unsqueeze(0).clone(), y)
-    return steps_after(run, combine_fn, 1, stack_of_one(first), xs, trip_count, schedule, settled)
+    first = stack_of_one(first)
+    return steps_after(run, combine_fn, 1, first, xs, trip_count, schedule, settled, appended)
 
 
 def stack_of_one(first: Any) -> tuple[Any, Any]:
@@ -92,7 +101,9 @@ def steps_before(
     """Run the first ``steps`` of a scan."""
     first = tree.map_leaves(lambda leaf: leaf[-steps:] if schedule.reverse else leaf[:steps], xs)
     template, start = start_of(init, first)
-    return steady_scan(run, combine_fn, template, start, init, first, steps, schedule, settled)
+    return steady_scan(
+        run, combine_fn, template, start, init, first, steps, schedule, settled, None
+    )
 
 
 def steps_after(
@@ -104,6 +115,7 @@ def steps_after(
     trip_count: Any,
     schedule: Any,
     settled: Any,
+    appended: Any = None,
 ) -> tuple[Any, Any]:
     """Run a scan after its ``first`` so many ``steps``, whose carry and ys are given.
 
@@ -113,7 +125,16 @@ def steps_after(
     rest = tree.map_leaves(lambda leaf: leaf[:-steps] if schedule.reverse else leaf[steps:], xs)
     template, start = start_of(carry, rest)
     carry, more = steady_scan(
-        run, combine_fn, template, start, carry, rest, trip_count - steps, schedule, settled
+        run,
+        combine_fn,
+        template,
+        start,
+        carry,
+        rest,
+        trip_count - steps,
+        schedule,
+        settled,
+        appended,
     )
     return carry, joined(ys, more, schedule.reverse)
 

@@ -53,7 +53,7 @@ from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
 from torch_scan_hop.capture.scans_with_state import CostlyCapture, scan_with_state
 from torch_scan_hop.capture.stateful import parts_of
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
-from torch_scan_hop.capture.told import SomeSteps, in_part, part_told, told
+from torch_scan_hop.capture.told import SomeSteps, in_part, loop_may_run, part_told, told
 from torch_scan_hop.capture.traced_steps import steps_are_traced
 from torch_scan_hop.capture.user_code import PACKAGE
 from torch_scan_hop.schedule.strategies import as_one_scan
@@ -68,7 +68,10 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
     def call_function(
         self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
-        *call, settled = args
+        *call, settled, appended = args
+        capture = _Capture(tx, *call)
+        if appended.python_type() is list and loop_may_run():
+            capture.appended = appended
         try:
             with (
                 own_failures_are_unsupported(),
@@ -76,7 +79,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
                 numbers_are_told(lambda _: None),
                 ranges_are_compared(),
             ):
-                return _Capture(tx, *call).trace(settled.as_python_constant())
+                return capture.trace(settled.as_python_constant())
         except (UserError, Unsupported, UncapturedHigherOrderOpError) as error:
             if isinstance(error, UserError) and not is_data_dependent(error):
                 raise  # what the caller did wrong: said in our words already
@@ -102,6 +105,8 @@ class _Capture:
         self.tx, self.run, self.combine_fn = tx, run, combine_fn
         self.template, self.carry, self.init = template, carry, init
         self.over = (xs, trip_count, schedule)
+        #: where an eager scan notes what is appended to lists; None where the trace does that
+        self.appended: VariableTracker | None = None
         self.part = part_told()
         self.is_whole = self.part.block > 1
         self.decides_branches = False
@@ -211,7 +216,8 @@ class _Capture:
             with changes_are_undone(), told(reads=self.reads):
                 return call_inlined(tx, no_step, self.run, self.combine_fn, self.init, *self.over)
         first = self.first_step(why)
-        more = (xs, trip_count, schedule, ConstantVariable.create(settled))
+        appended = self.appended or ConstantVariable.create(None)
+        more = (xs, trip_count, schedule, ConstantVariable.create(settled), appended)
         try:
             with in_part(SomeSteps(self.part.keeps_counts)):
                 return call_inlined(tx, other_steps, self.run, self.combine_fn, first, *more)

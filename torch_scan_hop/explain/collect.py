@@ -157,7 +157,7 @@ def _sites_of_call(combine_fn: Any, init: Any, call: CheckedCall) -> list[Site]:
         raise NotCaptured(reason)
     template, carry = start_of(init, call.xs)
     graph, _, names, results, spec = look_at_call(
-        scan_tree, combine_fn, template, carry, init, call.xs, call.trip_count, call.schedule
+        scan_tree, combine_fn, template, carry, init, call.xs, call.trip_count, call.schedule, True
     )
     _, ys = pytree.tree_unflatten(results, spec)
     paths = (_paths(call.xs, "x"), _paths(ys, "y"))

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torch._dynamo.exc import Unsupported
+from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lists import ListVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable
+from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.places import Place, is_number, refused_change, tensor_of
 
-TENSOR, NUMBER, ARRAY = "tensor", "number", "array of NumPy's"
+TENSOR, NUMBER, ARRAY = "tensor", "number", "array"
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,29 @@ class GrowingList:
     def refusal(self) -> Unsupported:
         return refused_change("the length of a list that it did not make", self.line)
 
+    def has_grown(self) -> bool:
+        """Return True if steps before the scan have appended to it."""
+        return bool(self.owner.mutation_type.is_modified)
+
     def has_items(self, tx: Any) -> bool:
         """Return True if the program has put items there, which a capture is guarded by."""
         effects = tx.output.side_effects
         known = (v for v in effects.keepalive if effects.id_to_variable.get(id(v)) is self.owner)
         return any(len(items) > 0 for items in known)
 
+    def forget_items(self) -> None:
+        """Let the capture serve the list with any items: nothing has read it, or is traced after.
+
+        Dynamo returns the list from the capture, and would guard each item that it knows."""
+        self.owner.items = []
+        guards: Any = TracingContext.get().guards_context.dynamo_guards
+        length, source = GuardBuilder.SEQUENCE_LENGTH, self.owner.source
+        kept = [g for g in guards if (g.create_fn, g.originating_source) != (length, source)]
+        guards.inner.clear()
+        guards.inner.update(kept)
+
     def kind_of(self, part: VariableTracker) -> str:
-        """Return what ``part`` of what is appended is; raise Unsupported for what is not stacked."""
+        """Return what ``part`` of what is appended is; raise Unsupported if it is not stacked."""
         if is_number(part):
             return NUMBER
         if tensor_of(part) is None:
@@ -119,11 +136,13 @@ def appended_to(tx: Any, lists: Sequence[GrowingList]) -> Iterator[list[Appended
     """Give for each of ``lists`` what is appended to it within, which it does not have then."""
     appended = [Appended(growing) for growing in lists]
     befores = [growing.owner.items for growing in lists]
+    were = [growing.owner.mutation_type.is_modified for growing in lists]
     for growing, new in zip(lists, appended, strict=True):
         tx.output.side_effects.mutation(growing.owner)  # as it was: that is remembered
         growing.owner.items = new
     try:
         yield appended
     finally:
-        for growing, before in zip(lists, befores, strict=True):
+        for growing, before, was_modified in zip(lists, befores, were, strict=True):
             growing.owner.items = before
+            growing.owner.mutation_type.is_modified = was_modified
