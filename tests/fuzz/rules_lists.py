@@ -12,6 +12,7 @@ _ITEMS = [
     *["{a}"] * 4, "{b}", "{a} * 2", "{a}.detach()", "({a}, {b} * 3)", '{{"a": {a}, "b": ({b}, {a} - 1)}}',
     "[{a}, {b}]", "{a} > 0.0137", "{a}.sum()", "{a}[..., None]", "{zeros}", "{a}.clone()", "{a}.expand(2, *{a}.shape)",
     "(None, {a})", "{a}.to(torch.float32)", "{a}.reshape(-1)", "({a}, {a})", "({a},) * 2",
+    "{a}.sum().item()", "({a}.detach().mean().item() / 3, {b})", "0.1", "{a}.detach().numpy()",
 ]  # fmt: skip
 _WAYS = [
     *["{t}.append({i})"] * 4, "{t} += [{i}]", "{t} += [{i}, {j}]", "{t}.extend([{i}, {j}])", "{t}.extend(({i},))",
@@ -40,6 +41,8 @@ def _list(g: Builder) -> str:
               "dict": f'holder.{name} = {{"j": [], "k": []}}', "list": f"holder.{name} = [[], []]",
               "attributes": f"holder.{name} = [type('Box', (), {{}})()]\nholder.{name}[0].t = []"}  # fmt: skip
     g.before.append(Statement(starts[kind]))
+    if g.chance(0.3):  # it has items before the first scan
+        g.before.append(Statement(f"{places[kind]}.extend([torch.ones(2), 0.25])"))
     g.lists.append(places[kind])
     g.extras.append(places[kind])
     return places[kind]
