@@ -114,7 +114,9 @@ class Accumulator:
         """Add :meth:`total` to ``before`` in place; a product needs no memory for that."""
         if not self.is_product or not all(map(is_matrix_transpose, self.maps)):
             return before.add_(self.total(stacks, values))
-        self._add_products(before.t() if len(self.maps) % 2 else before, stacks, values)
+        turned = before.t() if len(self.maps) % 2 else before
+        add_product = turned.addmm_ if turned.dim() == 2 else turned.baddbmm_
+        add_product(*self._factors(stacks))
         return before
 
     def _sum(self, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]) -> torch.Tensor:
@@ -125,12 +127,6 @@ class Accumulator:
         if self.leaves[0] is not self.term:
             return self._reduced(stacks[0])
         return torch.sum(stacks[0], 0, dtype=self.dtype)
-
-    def _add_products(
-        self, before: torch.Tensor, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]
-    ) -> None:
-        add_product = before.addmm_ if before.dim() == 2 else before.baddbmm_
-        add_product(*self._factors(stacks))
 
     def _factors(self, stacks: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return two factors whose one product is ``sum_t left_t @ right_t``.
@@ -159,11 +155,15 @@ class SumOfProducts(Accumulator):
         totals = (part.total(own, values) for part, own in self._of_parts(stacks))
         return functools.reduce(torch.add, totals)
 
-    def _add_products(
+    def add_into(
         self, before: torch.Tensor, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]
-    ) -> None:
+    ) -> torch.Tensor:
+        if not all(map(is_matrix_transpose, self.maps)):
+            return before.add_(self.total(stacks, values))
+        turned = before.t() if len(self.maps) % 2 else before
         for part, own in self._of_parts(stacks):
-            part.add_into(before, own, values)
+            part.add_into(turned, own, values)
+        return before
 
     def _of_parts(
         self, stacks: Sequence[torch.Tensor]
