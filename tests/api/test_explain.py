@@ -994,3 +994,15 @@ def test_a_first_step_of_its_own_is_told_of():
     assert found.note.endswith("before these: after it carry differs")
     assert [leaf.path for leaf in found.signature] == ["carry", "x", "y"]
     assert "the first step is on its own" in str(told)
+
+
+@pytest.mark.parametrize("start", [None, torch.zeros(3)])
+def test_what_requires_a_gradient_and_is_read_detached(start):
+    """There is no backward to explain."""
+    w = torch.randn(3, 3, requires_grad=True)
+
+    def cell(h, x):
+        return (h if h is None else h * 0.9), x @ w.detach()
+
+    (facts,) = explain(cell, start, torch.randn(4, 3)).scans
+    assert [loop.name for loop in facts.loops] == ["forward"]

@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from oracle import assert_same, loop
+from oracle import assert_same, loop, written_loop
 from torch._dynamo.variables import ConstantVariable, ListVariable
 
 from torch_scan_hop import fallback, scan
@@ -369,3 +369,41 @@ def test_an_attribute_that_a_step_leaves_and_deletes_is_no_state(compiled):
             found = run(cell, torch.zeros(3), torch.ones(4, 3))
         assert_same(found, loop(other, torch.zeros(3), torch.ones(4, 3)))
         assert [*vars(cell)] == ["h"] and torch.equal(cell.h, other.h)
+
+
+class CountsOfWrites(torch.nn.Module):
+    """Running statistics, and an average by way of ``data``: autograd counts writes to neither."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3).double()
+        self.average = torch.rand(3, dtype=torch.float64)
+        self.h = 0.0
+
+    def forward(self, x):
+        self.average.data.lerp_(x.detach().mean(0), 0.1)
+        self.h = torch.tanh(self.norm(x) + self.h)
+        return self.h
+
+
+@pytest.mark.parametrize("before", ["a first step", "a call"])
+def test_writes_that_autograd_does_not_count(before):
+    """What reads running statistics before a scan writes them has its derivative after it."""
+
+    def outcome(run):
+        torch.manual_seed(0)
+        module, xs = CountsOfWrites(), torch.randn(9, 4, 3, dtype=torch.float64)
+        total = 0
+        if before == "a call":
+            module.h = torch.zeros(4, 3, dtype=torch.float64)
+            total = module(xs[0]).sum() + (module.average * module.norm.weight).sum()
+        _, ys = run(lambda _, x: (None, module(x)), None, xs)
+        versions = [b._version for b in (module.norm.running_var, module.average)]
+        (total + ys.square().sum()).backward()
+        return [ys, *module.buffers(), *(p.grad for p in module.parameters())], versions
+
+    with fallback("error"):
+        found, versions = outcome(scan)
+    expected, versions_after_the_loop = outcome(written_loop)
+    assert_same(found, expected)
+    assert versions == versions_after_the_loop

@@ -154,7 +154,7 @@ def strided(g: Builder) -> None:
         g.let(f"{a.name}.unfold(0, 2, 1)", (Size(n - 1, f"({n} - 1)"), 2), fresh=False)
     else:
         # elements that share their memory are read alone: torch does not say what a write to them is
-        overlapping = f"torch.as_strided({a.name}.contiguous(), (2, 2), (1, 1)).clone()"
+        overlapping = f"torch.as_strided({a.name}.clone(), (2, 2), (1, 1), 0).clone()"
         g.let(overlapping, (2, 2), fresh=False)
 
 

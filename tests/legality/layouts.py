@@ -28,6 +28,11 @@ def check_any_layout(where: str, module: fx.GraphModule) -> None:
             raise IllegalRewrite(
                 f"{where}: {node} ({node.target}): expected reshape, which takes any strides"
             )
+        if node.target is aten.as_strided.default and _is_dense(value_of(node.args[0])):
+            raise IllegalRewrite(
+                f"{where}: {node} ({node.target}): expected index; it counts from where the memory "
+                "begins, and what it reads may be a row of a stack when it runs"
+            )
         for position in ONE_LAYOUT.get(node.target, ()):
             if not _is_as_seen(node.args[position]):
                 raise IllegalRewrite(

@@ -1036,6 +1036,46 @@ def test_second_derivatives_of_operators_of_memory(body, is_expanded):
     assert_same(second(scan), second(loop))
 
 
+W3 = torch.randn(3, 4, dtype=F64, requires_grad=True)
+READ_FROM_MEMORY = {
+    "from a position": lambda x: torch.tanh(x @ W3).as_strided((2, 2), (1, 1), 1),
+    "before a view": lambda x: torch.tanh(x @ W3)[1:].as_strided((2, 2), (1, 1), 0),
+    "beyond a view": lambda x: torch.tanh(x @ W3)[2:].as_strided((2, 2), (1, 1), 1),
+    "of a part": lambda x: torch.tanh(x @ W3).split(2)[1].as_strided((2, 2), (1, 1), 1),
+    "of a view by strides": lambda x: (
+        torch.sin(x @ W3).as_strided((3, 2), (1, 1)).as_strided((2, 2), (1, 1), 1)
+    ),
+    "transposed": lambda x: torch.outer(x, x).t().as_strided((2, 2), (3, 1), 2),
+    "one element": lambda x: torch.tanh(x @ W3).as_strided((), (), 2).expand(2, 2),
+    # its derivative has a view by strides, since F.linear works in place on a view
+    "grad of a linear": lambda x: torch.func.grad(
+        lambda w: torch.nn.functional.linear(x, w, x).square().sum()
+    )(W3[:, :3])[:2, :2],
+}
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("of", READ_FROM_MEMORY)
+def test_memory_is_read_at_each_step(of, backend):
+    """What is computed before the loop is a row of a stack, and as_strided counts from its begin."""
+
+    def body(h, x):
+        h = 0.5 * h + READ_FROM_MEMORY[of](x)
+        return h, h * 2
+
+    init, xs = torch.zeros(2, 2, dtype=F64), torch.randn(17, 3, dtype=F64, requires_grad=True)
+
+    def outcome(run):
+        h, ys = run(body, init, xs)
+        leaves = [xs, W3]
+        gradients = torch.autograd.grad(scalar((h, ys)), leaves, allow_unused=True)
+        return h, ys, [g for g in gradients if g is not None]
+
+    compiled = backend and torch.compile(scan, backend=backend, fullgraph=True)
+    assert_same(outcome(compiled or scan), outcome(loop))
+
+
 W2 = torch.tensor([0.3, 0.5], dtype=F64, requires_grad=True)
 
 

@@ -729,3 +729,35 @@ def test_a_view_of_a_copy_whose_source_has_another_layout():
     body = body_of(step, torch.zeros(6), x)
     assert "copy" not in operators(body)
     assert_same(body(torch.zeros(6), x)[0], x.t().reshape(6))
+
+
+MASK = torch.rand(3, 3, dtype=torch.float64)
+MADE_OF_A_WEIGHT = {
+    "transposed": lambda w: w.t(),
+    "masked": lambda w: w * MASK,
+    "masked, then transposed": lambda w: (w * MASK).t(),
+    "transposed, then masked": lambda w: w.t() * MASK,
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "inductor"])
+@pytest.mark.parametrize("reads", [2, 3, 4])
+@pytest.mark.parametrize("of", MADE_OF_A_WEIGHT)
+def test_what_a_step_makes_of_a_weight_is_read_several_times(of, reads, compiled, caplog):
+    """The gradient of the weight is a sum of sums of products, and that is transposed, or scaled."""
+    init, xs = torch.zeros(2, 3, dtype=torch.float64), torch.randn(9, 2, 3, dtype=torch.float64)
+    w = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+
+    def cell(h, x):
+        own, h = MADE_OF_A_WEIGHT[of](w), h + x
+        for _ in range(reads):
+            h = torch.tanh(h @ own)
+        return h, h
+
+    def gradient(run):
+        final, ys = run(cell, init, xs)
+        return torch.autograd.grad((final * ys).sum(), w)
+
+    compiled_scan = torch.compile(scan, fullgraph=True) if compiled else scan
+    assert_same(gradient(compiled_scan), gradient(loop))
+    assert "failed" not in caplog.text

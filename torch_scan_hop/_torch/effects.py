@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,11 @@ from torch import fx
 from torch_scan_hop._torch.operators import storage_of
 
 Storage = int
+
+
+def versions_of(values: Sequence[Any]) -> list[int]:
+    """Return how often each tensor has been written to, as autograd counts; 0 for what is none."""
+    return [v._version if isinstance(v, torch.Tensor) else 0 for v in values]
 
 
 class Effects(fx.Interpreter):

@@ -87,8 +87,9 @@ NAMES: dict[str, str] = {
         "torch.utils.checkpoint._StopRecomputationError"
     ),
     "capture": (
-        "torch._C._dynamo.guards.GuardManager torch._C._functorch.peek_interpreter_stack "
-        "torch._C._len_torch_dispatch_stack torch._C._set_grad_enabled "
+        "torch._C._autograd._get_data_attr torch._C._dynamo.guards.GuardManager "
+        "torch._C._functorch.peek_interpreter_stack torch._C._len_torch_dispatch_stack "
+        "torch._C._set_grad_enabled "
         "torch._dynamo.backends.debugging.make_eager_backend_with_torch_function_modes "
         "torch._dynamo.bytecode_transformation torch._dynamo.config "
         "torch._dynamo.convert_frame.compile_lock torch._dynamo.exc.BackendCompilerFailed "

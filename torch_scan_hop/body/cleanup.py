@@ -16,7 +16,11 @@ from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
 from torch_scan_hop.body.meta_values import added_input, call_recorded, replace, replace_by_source
 from torch_scan_hop.body.node_kinds import is_identity
-from torch_scan_hop.body.strided import index_strided_scatters, own_strided_memory
+from torch_scan_hop.body.strided import (
+    index_strided_reads,
+    index_strided_scatters,
+    own_strided_memory,
+)
 from torch_scan_hop.signature import Inputs
 
 aten = torch.ops.aten
@@ -113,6 +117,7 @@ def _fold_number(graph: fx.Graph, node: fx.Node) -> None:
 
 _CLEAN_UP = (
     # first: the others keep values, and not their strides
+    index_strided_reads,
     index_strided_scatters,
     own_strided_memory,
     # before a copy is dropped: a view of the copy may be no view of what was copied

@@ -9,7 +9,8 @@ their memory, an offset and their strides, and a cotangent has whatever strides 
   callers call ``contiguous()`` first, but a trace of contiguous examples does not keep that.
 
 So what such an operator reads gets a copy with the strides that were seen, and a scatter becomes an
-``index_put`` of a flat copy.
+``index_put`` of a flat copy. An ``as_strided`` becomes an ``index`` of it: its offset counts from
+where the memory begins, and a copy that is made before the loop is a row of a stack there.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from torch import fx
 
 from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop._torch.sizes import are_known_equal, likely_value
-from torch_scan_hop.body.meta_values import call_recorded, replace, value_of
+from torch_scan_hop.body.meta_values import call_recorded, replace, replace_by_source, value_of
+from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.body.operator_table import operators
+from torch_scan_hop.body.stop_gradient import is_stop
 
 aten = torch.ops.aten
 
@@ -109,19 +112,82 @@ def index_strided_scatters(graph: fx.Graph) -> None:
         order = dense_order(value) if isinstance(value, torch.Tensor) else None
         if order is None or not all(map(_are_ints, (size, stride, value.shape))):
             continue
+        offset = _offset(node, 4, value, value)
+        if offset is None:
+            continue
         with graph.inserting_before(node):
-            replacement = _as_index_put(node, order)
+            replacement = _as_index_put(node, order, offset)
         replace(node, replacement)
 
 
-def _as_index_put(node: fx.Node, order: list[int]) -> fx.Node:
+def index_strided_reads(graph: fx.Graph) -> None:
+    """Replace ``as_strided`` by ``index``, where what has the memory leaves no gaps in it."""
+    strided = graph.find_nodes(op="call_function", target=aten.as_strided.default)
+    for node in reversed(strided):  # one may be read by another, whose offset is that in memory
+        read: Any = node.args[0]
+        owner = _owner(read)
+        value: Any = owner.meta.get("val")
+        order = dense_order(value) if isinstance(value, torch.Tensor) else None
+        offset = None if order is None else _offset(node, 3, value_of(read), value)
+        if order is None or offset is None:
+            continue
+        with graph.inserting_before(node):
+            replacement = _as_index(node, owner, order, offset)
+        replace_by_source(node, replacement)
+
+
+def _owner(read: fx.Node) -> fx.Node:
+    """Return the value that ``read`` is a view of: beyond the ends of a view is more to be read."""
+    node: Any = read
+    while is_view(node) and not is_stop(node) and node.target is not aten.reshape.default:
+        node = node.args[0]
+    dtypes = [n.meta["val"].dtype if is_tensor_node(n) else None for n in (node, read)]
+    is_other = dtypes[0] is not dtypes[1] or (dtypes[0] is not None and dtypes[0].is_complex)
+    return read if is_other else node
+
+
+def _offset(node: fx.Node, position: int, read: torch.Tensor, owner: torch.Tensor) -> Any:
+    """Return where a view by strides begins in ``owner``; None if the graph has no such number."""
+    by_name = node.kwargs.get("storage_offset")
+    given: Any = node.args[position] if len(node.args) > position else by_name
+    begin: Any = read.storage_offset() if given is None else given
+    before: Any = owner.storage_offset()
+    if isinstance(begin, fx.Node):
+        return begin if are_known_equal(before, 0) else None
+    offset = begin - before
+    return offset if isinstance(offset, int) else None
+
+
+def _as_index(node: fx.Node, owner: fx.Node, order: list[int], offset: Any) -> fx.Node:
+    value: torch.Tensor = value_of(owner)
+    size: Any = node.args[1]
+    stride: Any = node.args[2]
+    flat = call_recorded(aten.reshape.default, _permuted(owner, order), [-1])
+    seen: torch.Tensor = value_of(node)
+    if offset == 0 and seen.is_contiguous() and are_known_equal(seen.numel(), value.numel()):
+        return call_recorded(aten.reshape.default, flat, size)
+    positions = _positions(node, value, size, stride, offset)
+    return call_recorded(aten.index.Tensor, flat, [positions])
+
+
+def _as_index_put(node: fx.Node, order: list[int], offset: Any) -> fx.Node:
     source: Any = node.args[0]
     values: Any = node.args[1]
     size: Any = node.args[2]
     stride: Any = node.args[3]
     value: torch.Tensor = value_of(source)
-    given = node.args[4] if len(node.args) > 4 else node.kwargs.get("storage_offset")
-    offset: Any = 0 if given is None else given
+    positions = _positions(node, value, size, stride, offset)
+    index = call_recorded(aten.reshape.default, positions, [-1])
+    ordered = _permuted(source, order)
+    flat = call_recorded(aten.reshape.default, ordered, [-1])
+    written = call_recorded(aten.reshape.default, values, [-1])
+    put = call_recorded(aten.index_put.default, flat, [index], written)
+    shaped = call_recorded(aten.reshape.default, put, list(value_of(ordered).shape))
+    return _permuted(shaped, _inverse(order))
+
+
+def _positions(node: fx.Node, value: torch.Tensor, size: Any, stride: Any, offset: Any) -> fx.Node:
+    """Insert the positions in a flat copy of ``value`` that a view by strides reads."""
     device = value.device
     positions: Any = None
     for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
@@ -131,17 +197,9 @@ def _as_index_put(node: fx.Node, order: list[int]) -> fx.Node:
         positions = along if positions is None else call_recorded(aten.add.Tensor, positions, along)
     if positions is None:
         positions = _like(
-            value, node.graph, aten.zeros.default, [1], dtype=torch.long, device=device
+            value, node.graph, aten.zeros.default, [], dtype=torch.long, device=device
         )
-    index = call_recorded(
-        aten.reshape.default, call_recorded(aten.add.Tensor, positions, offset), [-1]
-    )
-    ordered = _permuted(source, order)
-    flat = call_recorded(aten.reshape.default, ordered, [-1])
-    written = call_recorded(aten.reshape.default, values, [-1])
-    put = call_recorded(aten.index_put.default, flat, [index], written)
-    shaped = call_recorded(aten.reshape.default, put, list(value_of(ordered).shape))
-    return _permuted(shaped, _inverse(order))
+    return call_recorded(aten.add.Tensor, positions, offset)
 
 
 def _are_ints(sizes: Any) -> bool:
@@ -160,5 +218,5 @@ def _like(value: Any, graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -
     """Insert a node that makes a tensor from nothing, recorded as a fake like ``value``."""
     node = graph.call_function(target, args, kwargs)
     with value.fake_mode if isinstance(value, FakeTensor) else contextlib.nullcontext():
-        node.meta["val"] = target(*args, **kwargs)
+        node.meta["val"] = target(*map(value_of, args), **kwargs)
     return node

@@ -10,7 +10,7 @@ from torch import fx
 
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.variables import example_value, known_modules
-from torch_scan_hop._torch.effects import Effects
+from torch_scan_hop._torch.effects import Effects, versions_of
 from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of
 from torch_scan_hop._torch.functorch_levels import is_wrapped
 from torch_scan_hop._torch.tracing import mutated_inputs, run_fake
@@ -49,6 +49,7 @@ class CapturedBody:
     def make_pure(self) -> list[int]:
         """Make the body pure; return positions of inputs that became carries, in their order."""
         changed = self.written_placeholders()
+        self.uncounted = self._uncounted(changed)
         first_additional = self.n_carry + self.n_xs
         placeholders = self.placeholders()
         copies = {k: self._copy_at_entry(placeholders[k]) for k in sorted(changed)}
@@ -65,6 +66,20 @@ class CapturedBody:
         """Return the positions of the inputs that the body changes in place."""
         values, mode = self._examples()
         return set(mutated_inputs(self.module(), [like(mode, v) for v in values], mode))
+
+    def _uncounted(self, written: set[int]) -> set[int]:
+        """Return which of the inputs that the body writes to have the versions of before.
+
+        Running statistics of norms are, and what is written by way of ``tensor.data``.
+        """
+        if not written:
+            return set()
+        values, mode = self._examples()
+        examples = [like(mode, v) for v in values]
+        before = versions_of(examples)
+        run_fake(self.module(), examples, mode)
+        after = versions_of(examples)
+        return {k for k in written if after[k] == before[k]}
 
     def line_of_change(self, n_carried: int) -> str:
         """Return where the body, made pure, changes one of the inputs that became carries, as

@@ -204,7 +204,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         outputs = _call_in_graph(tx, call, body, inputs, mutated)
         last = n_carry + len(mutated)
         for k, after in zip(mutated, outputs[n_carry:last], strict=True):
-            write_back(tx, inputs[k], after.as_proxy())
+            write_back(tx, inputs[k], after.as_proxy(), is_counted=k not in body.uncounted)
         carry = as_left_to_the_program(tx, outputs[:n_carry], widened, numbers)
         return reconstruct_outputs(tx, [*carry, *outputs[last:]], spec)
 

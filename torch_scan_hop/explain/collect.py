@@ -54,8 +54,9 @@ from torch_scan_hop.step import start_of
 
 def scan_facts(site: Site, limits: Limits | None, kernels: bool) -> Scan:
     loops, memory = [], None
-    if is_trained(site):
-        derivative = derivative_at(site)
+    derivative = derivative_at(site) if is_trained(site) else None
+    # what requires a gradient may be read by way of detach() alone: then there is no backward
+    if derivative is not None and any(derivative.flow.outputs(has_steps=True)):
         memory = memory_of(site, derivative)
         loops.append(loop_of(forward_site(site, derivative), "forward", limits))
         backward = backward_site(site, derivative)

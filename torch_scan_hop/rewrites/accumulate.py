@@ -97,18 +97,11 @@ class Accumulator:
         return total.squeeze(0) if keepdim else total
 
     def total(self, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]) -> torch.Tensor:
-        """Return ``sum_t g_t`` from the stacks of its leaves, each ``[T, ...]``.
+        """Return ``maps(sum_t term_t)`` from the stacks of its leaves, each ``[T, ...]``.
 
         ``values`` has what ``maps`` read besides.
         """
-        if self.is_product:
-            left, right = self._factors(stacks)
-            total = torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
-        elif self.leaves[0] is not self.term:
-            total = self._reduced(stacks[0])
-        else:
-            total = torch.sum(stacks[0], 0, dtype=self.dtype)
-        known, last = dict(values), self.term
+        total, known, last = self._sum(stacks, values), dict(values), self.term
         for node in reversed(self.maps):
             known[last], last = total, node
             args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
@@ -125,6 +118,15 @@ class Accumulator:
         add_product = turned.addmm_ if turned.dim() == 2 else turned.baddbmm_
         add_product(*self._factors(stacks))
         return before
+
+    def _sum(self, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]) -> torch.Tensor:
+        """Return ``sum_t term_t``."""
+        if self.is_product:
+            left, right = self._factors(stacks)
+            return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
+        if self.leaves[0] is not self.term:
+            return self._reduced(stacks[0])
+        return torch.sum(stacks[0], 0, dtype=self.dtype)
 
     def _factors(self, stacks: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return two factors whose one product is ``sum_t left_t @ right_t``.
@@ -149,15 +151,18 @@ class SumOfProducts(Accumulator):
 
     is_product = True  # type: ignore[assignment]
 
-    def total(self, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]) -> torch.Tensor:
+    def _sum(self, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]) -> torch.Tensor:
         totals = (part.total(own, values) for part, own in self._of_parts(stacks))
         return functools.reduce(torch.add, totals)
 
     def add_into(
         self, before: torch.Tensor, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]
     ) -> torch.Tensor:
+        if not all(map(is_matrix_transpose, self.maps)):
+            return before.add_(self.total(stacks, values))
+        turned = before.t() if len(self.maps) % 2 else before
         for part, own in self._of_parts(stacks):
-            before = part.add_into(before, own, values)
+            part.add_into(turned, own, values)
         return before
 
     def _of_parts(
@@ -238,7 +243,6 @@ def accumulator_of(index: int, term: fx.Node, is_known: Callable[[fx.Node], bool
         term = base
     parts = [accumulator_of(index, part, is_known) for part in _addends(term)]
     if parts and all(part.is_product for part in parts):
-        parts = [dataclasses.replace(p, maps=(*maps, *p.maps)) for p in parts]
         leaves = tuple(leaf for part in parts for leaf in part.leaves)
         return SumOfProducts(index, term, tuple(maps), leaves, tuple(parts))
     if any(n.target in _CASTS for n in maps) and term.target not in SUMS | _PRODUCTS:

@@ -107,6 +107,16 @@ def scattered_memory_has_torchs_derivative() -> Iterator[object]:
         yield None
 
 
+@mutant("-", "eager", "pointwise,products,views")
+def memory_is_read_from_its_begin() -> Iterator[object]:
+    """``as_strided`` of what is computed before the loop reads the row of the first step."""
+    from torch_scan_hop.body import cleanup
+
+    left = [p for p in cleanup._CLEAN_UP if p.__name__ != "index_strided_reads"]
+    with mock.patch.object(cleanup, "_CLEAN_UP", tuple(left)):
+        yield None
+
+
 @mutant("-", "eager", "pointwise,reductions")
 def operators_of_one_layout_get_any() -> Iterator[object]:
     """What group_norm's backward and view_as_complex read has the layout of whatever comes back."""

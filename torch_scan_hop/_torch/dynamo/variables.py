@@ -85,12 +85,22 @@ def create_node(
     return wrap_fx_proxy(tx=tx, proxy=tx.output.create_proxy(kind, target, args, kwargs))
 
 
-def write_back(tx: Any, destination: fx.Proxy, source: fx.Proxy) -> None:
+def write_back(tx: Any, destination: fx.Proxy, source: fx.Proxy, is_counted: bool = True) -> None:
     """Emit ``destination.copy_(source)``, under ``no_grad`` if a leaf that requires grad is written
     to.
 
     Autograd refuses all else: a program that changed it has done so under ``no_grad``, too.
+    ``is_counted``: whether autograd counts that write, as it has counted those of the program.
     """
+    if not is_counted:
+        data = create_node(
+            tx,
+            "call_function",
+            torch._C._autograd._get_data_attr,  # type: ignore[attr-defined]
+            (destination,),
+            {},
+        )
+        destination = data.as_proxy()
     value = example_value(destination)
     is_leaf = value.is_leaf and value.requires_grad and torch.is_grad_enabled()
     if is_leaf:
