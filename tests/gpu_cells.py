@@ -177,6 +177,18 @@ def gru(h, x, p):
     return h, h
 
 
+def rnn_with_head(h, x, p):
+    """What is made of a row for its y alone is as wide as it likes."""
+    h = torch.tanh(h @ p["u"] + x)
+    return h, (torch.log_softmax(h @ p["o"], -1), torch.cat([h, x[..., :1]], -1) @ p["r"])
+
+
+def one_row(h, x, p):
+    """Of which Inductor writes the gradient of a weight as ``column * row``, of any size on a GPU."""
+    h = torch.tanh(h @ p["u"]) * x
+    return h, h
+
+
 def two_products(h, x, p):
     h = h + torch.relu((h + x) @ p["up"]) @ p["down"]
     return h, h.sigmoid()
@@ -220,6 +232,14 @@ def running(carry, x, _):
     return (next_most, total, mean * scale[..., None] + e * x / total), (x > 0).any(-1)
 
 
+def counted(carry, x, _):
+    """One number of all rows, and one of each."""
+    h, n, seen = carry
+    n, seen = n + 1, seen + (x[..., 0] > 0)
+    h = 0.9 * h + 0.1 * x
+    return (h, n, seen), (h / (1 - 0.9**n), n * 2, x.tanh() / (1 + seen[..., None]))
+
+
 def extremes_of_rows(h, x, p):
     h = torch.tanh(h @ p["u"] + x)
     known = h.amin(-1), h.argmin(-1), h.detach().prod(-1), (h > 0.9).any(-1), (h > 0).sum(-1)
@@ -228,7 +248,14 @@ def extremes_of_rows(h, x, p):
 
 def row_case(step, weights, B=5, H=24, gates=1, carries=1):
     def inputs(T):
-        sizes = {"b": (gates * H,), "down": (H, H), "g": (H,), "d": (H,)}
+        sizes = {
+            "b": (gates * H,),
+            "down": (H, H),
+            "g": (H,),
+            "d": (H,),
+            "o": (H, 7),
+            "r": (H + 1, 2),
+        }
         p = {name: randn(*sizes.get(name, (H, gates * H))) for name in weights}
         p |= {"down": p["down"].t()} if "down" in p else {}
         init = randn(B, H) if carries == 1 else tuple(randn(B, H) + k for k in range(carries))
@@ -243,6 +270,8 @@ ROW_CASES: dict[str, Case] = {
     "gru": row_case(gru, "wub", gates=3),
     "two products": row_case(two_products, ("up", "down")),
     "lstm of 35 rows": row_case(lstm, "wub", 35, 16, gates=4, carries=2),
+    "rnn with a head": row_case(rnn_with_head, "uor"),
+    "one row": row_case(one_row, "u", 1, 16),
 }
 
 # of each row something is known: its mean, its greatest element
@@ -255,6 +284,9 @@ NORM_CASES: dict[str, Case] = {
         running, lambda T: ((randn(2, 3), randn(2, 3, 1) ** 2 + 1, randn(2, 3, 40)), randn(T, 2, 3, 40), None)
     ),
     "extremes of rows": row_case(extremes_of_rows, "u"),
+    "counted": Case(
+        counted, lambda T: ((randn(3, 24), torch.tensor(0), torch.arange(3)), randn(T, 3, 24), None)
+    ),
     "norm of one row": row_case(layer_norm, "gd", 1),
     "norm of a vector": Case(
         layer_norm, lambda T: (randn(40), randn(T, 40), {"g": randn(40), "d": randn(40)})

@@ -102,6 +102,25 @@ def lstm_in_half() -> Any:
     return step
 
 
+def gru_with_head() -> Any:
+    cell, head = nn.GRUCell(H, H), nn.Linear(H, 7)
+
+    def step(h: torch.Tensor, x: torch.Tensor) -> Any:
+        h = cell(x, h)
+        return h, torch.log_softmax(head(h), -1)
+
+    return step
+
+
+def average() -> Any:
+    def step(state: Any, x: torch.Tensor) -> Any:
+        mean, n = state
+        mean, n = torch.lerp(mean, x, 0.1), n + 1
+        return (mean, n), mean / (1 - 0.9**n)
+
+    return step
+
+
 def attention() -> Any:
     mixed = nn.MultiheadAttention(H, 2, batch_first=True)
     return carried(lambda x: mixed(x[:, None], x[:, None], x[:, None], need_weights=False)[0][:, 0])
@@ -125,6 +144,8 @@ def added_by_rows() -> Any:
 MODULES: dict[str, Callable[[], Any]] = {
     "RNNCell": lambda: cell_of(nn.RNNCell(H, H)),
     "GRUCell": lambda: cell_of(nn.GRUCell(H, H)),
+    "GRUCell, one row": lambda: cell_of(nn.GRUCell(H, H)),
+    "GRUCell, log_softmax of 7 classes": gru_with_head,
     "GRUCell without bias": lambda: cell_of(nn.GRUCell(H, H, bias=False)),
     "LSTMCell": lambda: cell_of(nn.LSTMCell(H, H)),
     "LSTMCell without bias": lambda: cell_of(nn.LSTMCell(H, H, bias=False)),
@@ -132,6 +153,7 @@ MODULES: dict[str, Callable[[], Any]] = {
     "LSTMCell, bf16": lstm_in_half,
     "LSTM, LayerNorm of its gates": lstm_with_norms_of_gates,
     "sLSTM": slstm,
+    "an average with its bias corrected": average,
     "Linear, tanh": lambda: carried(nn.Sequential(nn.Linear(H, H), nn.Tanh())),
     "LayerNorm": lambda: carried(nn.LayerNorm(H)),
     "RMSNorm": lambda: carried(nn.RMSNorm(H)),
@@ -152,10 +174,13 @@ MODULES: dict[str, Callable[[], Any]] = {
 
 
 def of_module(name: str) -> Any:
-    h = torch.zeros(B, H)
+    rows = 1 if name.endswith("one row") else B
+    h = torch.zeros(rows, H)
     count = 4 if name == "sLSTM" else 2 if name.startswith("LSTM") else 1
     init = tuple(h.clone() for _ in range(count)) if count > 1 else h
-    return MODULES[name](), init, torch.randn(T, B, H, requires_grad=True)
+    if name == "an average with its bias corrected":
+        init = h, torch.zeros((), dtype=torch.int64)
+    return MODULES[name](), init, torch.randn(T, rows, H, requires_grad=True)
 
 
 # --- the cells of the tests, and the recipes ---

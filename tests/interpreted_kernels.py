@@ -171,7 +171,12 @@ def test_a_kernel_that_cannot_be_emitted_is_a_counted_loop(monkeypatch, caplog):
     caplog.clear()  # what was left out is what this is about
 
 
-ROWS_ONCE = {"gru": False, "lstm of 35 rows": True}
+ROWS_ONCE = {
+    "gru": False,
+    "lstm of 35 rows": True,
+    "rnn with a head": True,
+    "one row": False,
+}
 OTHER_ROWS = [(n, r) for n in ROW_CASES for r in (False, True) if ROWS_ONCE.get(n) is not r]
 OTHER_ROWS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHER_ROWS]
 
@@ -190,8 +195,8 @@ def test_programs_of_several_rows(rows, monkeypatch):
 
 
 #: and what their backwards are
-BACKWARDS = dict.fromkeys(NORM_CASES, ROWS)
-NORMS_ONCE = {"norm in a cell": True, "two blocks": False}
+BACKWARDS = dict.fromkeys(NORM_CASES, ROWS) | {"counted": POINTWISE}
+NORMS_ONCE = {"norm in a cell": True, "two blocks": False, "counted": True}
 OTHER_NORMS = [(n, r) for n in NORM_CASES for r in (False, True) if NORMS_ONCE.get(n) is not r]
 OTHER_NORMS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHER_NORMS]
 

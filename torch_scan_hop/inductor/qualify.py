@@ -66,8 +66,12 @@ def reduces_narrow_rows(node: fx.Node) -> bool:
 
 
 def check_rows(body: fx.GraphModule) -> None:
-    """Refuse a body that is not pointwise but for products, and reductions of rows."""
-    if not any(n.target in PRODUCTS or reduces_rows(n) for n in body.graph.nodes):
+    """Refuse a body that is not pointwise but for products, and reductions of rows.
+
+    One that is pointwise may have a carry of one number of each row, or of all.
+    """
+    has_rows = any(n.target in PRODUCTS or reduces_rows(n) for n in body.graph.nodes)
+    if not has_rows and not is_pointwise(body):
         raise Refusal("neither a product nor a reduction of rows")
     _refuse(operators_in_the_way(body), "neither pointwise, a product with a weight nor of a row")
 

@@ -30,7 +30,7 @@ from torch_scan_hop.op import ScanOptions, call_scan
 from torch_scan_hop.rewrites import ScanPlan, current_options
 from torch_scan_hop.rewrites.blocks import scan_of_blocks
 from torch_scan_hop.rewrites.classify import nbytes
-from torch_scan_hop.rewrites.products import split_fused_products
+from torch_scan_hop.rewrites.products import split_fused_products, write_outer_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
 from torch_scan_hop.signature import Inputs
 
@@ -84,6 +84,8 @@ class ScanRewriter:
             return
         body, signature, sizes = lift_sizes(self.body, self.signature)
         legality.run_passes(body, [split_fused_products])
+        if self.on_gpu:
+            write_outer_products(body, signature)
         used = used_outputs(self.node)
         carry = [value_of(a) for a in self.operands[: signature.n_carry]]
         plan, sums, length = PlanChoice(
