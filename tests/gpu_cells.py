@@ -102,6 +102,14 @@ def selective_ssm(h, x, p):
     return h, (h * x["c"][:, None, :]).sum(-1)
 
 
+def averages_in_one(state, x, _):
+    """A carry that is taken apart and put together again."""
+    mean, square = state.unbind(1)
+    mean, square = 0.9 * mean + 0.1 * x["x"], 0.9 * square + 0.1 * x["x"] ** 2
+    state = torch.where(x["keep"][:, None, None], state * 0.5, torch.stack([mean, square], 1))
+    return state, mean / (square.abs().sqrt() + 1)
+
+
 W = (3, 37)  # a batch and a width, odd
 CASES: dict[str, Case] = {
     "recurrence": Case(recurrence, lambda T: (randn(37), randn(T, 37), randn(37))),
@@ -134,6 +142,12 @@ CASES: dict[str, Case] = {
     "shifted x": Case(shifted_x, lambda T: (randn(*W), randn(T, *W), None)),
     "scalar": Case(transcendental, lambda T: (randn(), randn(T), None)),
     "transcendental": Case(transcendental, lambda T: (randn(*W), randn(T, *W), None)),
+    "averages in one": Case(
+        averages_in_one,
+        lambda T: (
+            randn(3, 2, 37), {"x": randn(T, *W), "keep": torch.arange(3 * T).view(T, 3) % 4 == 0}, None
+        ),
+    ),
     "constant result": Case(constant_result, lambda T: (randn(37), randn(T, 37), None)),
     "lru": Case(
         lru,
@@ -181,6 +195,20 @@ def rnn_with_head(h, x, p):
     """What is made of a row for its y alone is as wide as it likes."""
     h = torch.tanh(h @ p["u"] + x)
     return h, (torch.log_softmax(h @ p["o"], -1), torch.cat([h, x[..., :1]], -1) @ p["r"])
+
+
+def packed(state, x, p):
+    h, c = lstm(state.chunk(2, -1), x, p)[0]
+    return torch.cat([h, c], -1), h
+
+
+def layers(states, x, p):
+    """As torch has them: of each layer a row of one tensor, and its weights likewise."""
+    after = states.clone()
+    for k in range(2):
+        x, _ = gru(states[k], x, {name: value[k] for name, value in p.items()})
+        after[k] = x
+    return after, (x, states)
 
 
 def one_row(h, x, p):
@@ -272,6 +300,22 @@ ROW_CASES: dict[str, Case] = {
     "lstm of 35 rows": row_case(lstm, "wub", 35, 16, gates=4, carries=2),
     "rnn with a head": row_case(rnn_with_head, "uor"),
     "one row": row_case(one_row, "u", 1, 16),
+    "packed": Case(
+        packed,
+        lambda T: (
+            randn(5, 48),
+            randn(T, 5, 24),
+            {"w": randn(24, 96), "u": randn(24, 96), "b": randn(96)},
+        ),
+    ),
+    "layers": Case(
+        layers,
+        lambda T: (
+            randn(2, 5, 16),
+            randn(T, 5, 16),
+            {"w": randn(2, 16, 48), "u": randn(2, 16, 48) + 0.1, "b": randn(2, 48)},
+        ),
+    ),
 }
 
 # of each row something is known: its mean, its greatest element

@@ -112,6 +112,29 @@ def gru_with_head() -> Any:
     return step
 
 
+def gru_of_two_layers() -> Any:
+    cells = nn.GRUCell(H, H), nn.GRUCell(H, H)
+
+    def step(states: torch.Tensor, x: torch.Tensor) -> Any:
+        after = []
+        for k, cell in enumerate(cells):
+            x = cell(x, states[k])
+            after.append(x)
+        return torch.stack(after), x
+
+    return step
+
+
+def lstm_of_one_tensor() -> Any:
+    cell = nn.LSTMCell(H, H)
+
+    def step(state: torch.Tensor, x: torch.Tensor) -> Any:
+        h, c = cell(x, state.chunk(2, -1))
+        return torch.cat([h, c], -1), h
+
+    return step
+
+
 def average() -> Any:
     def step(state: Any, x: torch.Tensor) -> Any:
         mean, n = state
@@ -146,8 +169,10 @@ MODULES: dict[str, Callable[[], Any]] = {
     "GRUCell": lambda: cell_of(nn.GRUCell(H, H)),
     "GRUCell, one row": lambda: cell_of(nn.GRUCell(H, H)),
     "GRUCell, log_softmax of 7 classes": gru_with_head,
+    "GRUCells, states of one tensor": gru_of_two_layers,
     "GRUCell without bias": lambda: cell_of(nn.GRUCell(H, H, bias=False)),
     "LSTMCell": lambda: cell_of(nn.LSTMCell(H, H)),
+    "LSTMCell, states of one tensor": lstm_of_one_tensor,
     "LSTMCell without bias": lambda: cell_of(nn.LSTMCell(H, H, bias=False)),
     "LSTMCell, then LayerNorm": lstm_with_norm,
     "LSTMCell, bf16": lstm_in_half,
@@ -178,8 +203,11 @@ def of_module(name: str) -> Any:
     h = torch.zeros(rows, H)
     count = 4 if name == "sLSTM" else 2 if name.startswith("LSTM") else 1
     init = tuple(h.clone() for _ in range(count)) if count > 1 else h
-    if name == "an average with its bias corrected":
-        init = h, torch.zeros((), dtype=torch.int64)
+    init = {
+        "an average with its bias corrected": lambda: (h, torch.zeros((), dtype=torch.int64)),
+        "GRUCells, states of one tensor": lambda: torch.zeros(2, B, H),
+        "LSTMCell, states of one tensor": lambda: torch.zeros(B, 2 * H),
+    }.get(name, lambda: init)()
     return MODULES[name](), init, torch.randn(T, rows, H, requires_grad=True)
 
 

@@ -94,7 +94,7 @@ def compare(case, inputs, exact, T, reverse, dtype=torch.float64, oracle=None, *
 
 # "gated" once is test_any_trip_count
 EACH_ONCE = {"counter": True, "bytes and shorts": False, "selective ssm": True}
-EACH_ONCE |= {"shifted x": False}
+EACH_ONCE |= {"shifted x": False, "averages in one": True}
 OTHERS = [(n, r) for n in CASES for r in (False, True) if EACH_ONCE.get(n) is not r]
 OTHERS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS]
 

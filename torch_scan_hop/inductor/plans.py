@@ -25,7 +25,7 @@ from torch_scan_hop.inductor.kernels import (
     may_run_lane_by_lane,
     pack_weights,
 )
-from torch_scan_hop.inductor.qualify import CAT, PRODUCTS, operators_in_the_way
+from torch_scan_hop.inductor.qualify import CAT, PRODUCTS, is_along_rows, operators_in_the_way
 from torch_scan_hop.inductor.scalars.rewrite import lanes_of
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
 from torch_scan_hop.rewrites.blocks import whole_block_length
@@ -144,7 +144,8 @@ def _in_the_way(plan: ScanPlan) -> set[str]:
     made = [n for n in plan.body.graph.nodes if n.target in {*PRODUCTS, CAT}]
     columns = {likely_value(value_of(n).shape[-1]) for n in made}
     narrow = {f"{n} columns" for n in columns if n % max(1, width)}
-    return {*operators_in_the_way(plan.body), *narrow}
+    rows = {"several rows" for n in made if n.target is CAT and not is_along_rows(n)}
+    return {*operators_in_the_way(plan.body), *narrow, *rows}
 
 
 def _is_lane_by_lane(plan: ScanPlan) -> bool:

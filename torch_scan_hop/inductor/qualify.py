@@ -37,6 +37,13 @@ PRODUCTS = operators("weighted")
 CAT = torch.ops.aten.cat.default
 
 
+def is_along_rows(node: fx.Node) -> bool:
+    """Return True if ``node`` joins its parts in the last dimension."""
+    rank = value_of(node).dim()
+    dim: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    return bool(dim % rank == rank - 1)
+
+
 def is_plain(node: fx.Node) -> bool:
     """Return True for an ``addmm`` that does not scale what it adds."""
     return node.target not in PRODUCTS or not node.kwargs
