@@ -102,6 +102,14 @@ def selective_ssm(h, x, p):
     return h, (h * x["c"][:, None, :]).sum(-1)
 
 
+def averages_in_one(state, x, _):
+    """A carry that is taken apart and put together again."""
+    mean, square = state.unbind(1)
+    mean, square = 0.9 * mean + 0.1 * x["x"], 0.9 * square + 0.1 * x["x"] ** 2
+    state = torch.where(x["keep"][:, None, None], state * 0.5, torch.stack([mean, square], 1))
+    return state, mean / (square.abs().sqrt() + 1)
+
+
 W = (3, 37)  # a batch and a width, odd
 CASES: dict[str, Case] = {
     "recurrence": Case(recurrence, lambda T: (randn(37), randn(T, 37), randn(37))),
@@ -134,6 +142,12 @@ CASES: dict[str, Case] = {
     "shifted x": Case(shifted_x, lambda T: (randn(*W), randn(T, *W), None)),
     "scalar": Case(transcendental, lambda T: (randn(), randn(T), None)),
     "transcendental": Case(transcendental, lambda T: (randn(*W), randn(T, *W), None)),
+    "averages in one": Case(
+        averages_in_one,
+        lambda T: (
+            randn(3, 2, 37), {"x": randn(T, *W), "keep": torch.arange(3 * T).view(T, 3) % 4 == 0}, None
+        ),
+    ),
     "constant result": Case(constant_result, lambda T: (randn(37), randn(T, 37), None)),
     "lru": Case(
         lru,
@@ -174,6 +188,32 @@ def gru(h, x, p):
     r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
     n = torch.tanh(x_n + r * h_n)
     h = (1 - z) * n + z * h
+    return h, h
+
+
+def rnn_with_head(h, x, p):
+    """What is made of a row for its y alone is as wide as it likes."""
+    h = torch.tanh(h @ p["u"] + x)
+    return h, (torch.log_softmax(h @ p["o"], -1), torch.cat([h, x[..., :1]], -1) @ p["r"])
+
+
+def packed(state, x, p):
+    h, c = lstm(state.chunk(2, -1), x, p)[0]
+    return torch.cat([h, c], -1), h
+
+
+def layers(states, x, p):
+    """As torch has them: of each layer a row of one tensor, and its weights likewise."""
+    after = states.clone()
+    for k in range(2):
+        x, _ = gru(states[k], x, {name: value[k] for name, value in p.items()})
+        after[k] = x
+    return after, (x, states)
+
+
+def one_row(h, x, p):
+    """Of which Inductor writes the gradient of a weight as ``column * row``, of any size on a GPU."""
+    h = torch.tanh(h @ p["u"]) * x
     return h, h
 
 
@@ -220,6 +260,14 @@ def running(carry, x, _):
     return (next_most, total, mean * scale[..., None] + e * x / total), (x > 0).any(-1)
 
 
+def counted(carry, x, _):
+    """One number of all rows, and one of each."""
+    h, n, seen = carry
+    n, seen = n + 1, seen + (x[..., 0] > 0)
+    h = 0.9 * h + 0.1 * x
+    return (h, n, seen), (h / (1 - 0.9**n), n * 2, x.tanh() / (1 + seen[..., None]))
+
+
 def extremes_of_rows(h, x, p):
     h = torch.tanh(h @ p["u"] + x)
     known = h.amin(-1), h.argmin(-1), h.detach().prod(-1), (h > 0.9).any(-1), (h > 0).sum(-1)
@@ -228,7 +276,14 @@ def extremes_of_rows(h, x, p):
 
 def row_case(step, weights, B=5, H=24, gates=1, carries=1):
     def inputs(T):
-        sizes = {"b": (gates * H,), "down": (H, H), "g": (H,), "d": (H,)}
+        sizes = {
+            "b": (gates * H,),
+            "down": (H, H),
+            "g": (H,),
+            "d": (H,),
+            "o": (H, 7),
+            "r": (H + 1, 2),
+        }
         p = {name: randn(*sizes.get(name, (H, gates * H))) for name in weights}
         p |= {"down": p["down"].t()} if "down" in p else {}
         init = randn(B, H) if carries == 1 else tuple(randn(B, H) + k for k in range(carries))
@@ -243,6 +298,24 @@ ROW_CASES: dict[str, Case] = {
     "gru": row_case(gru, "wub", gates=3),
     "two products": row_case(two_products, ("up", "down")),
     "lstm of 35 rows": row_case(lstm, "wub", 35, 16, gates=4, carries=2),
+    "rnn with a head": row_case(rnn_with_head, "uor"),
+    "one row": row_case(one_row, "u", 1, 16),
+    "packed": Case(
+        packed,
+        lambda T: (
+            randn(5, 48),
+            randn(T, 5, 24),
+            {"w": randn(24, 96), "u": randn(24, 96), "b": randn(96)},
+        ),
+    ),
+    "layers": Case(
+        layers,
+        lambda T: (
+            randn(2, 5, 16),
+            randn(T, 5, 16),
+            {"w": randn(2, 16, 48), "u": randn(2, 16, 48) + 0.1, "b": randn(2, 48)},
+        ),
+    ),
 }
 
 # of each row something is known: its mean, its greatest element
@@ -255,6 +328,9 @@ NORM_CASES: dict[str, Case] = {
         running, lambda T: ((randn(2, 3), randn(2, 3, 1) ** 2 + 1, randn(2, 3, 40)), randn(T, 2, 3, 40), None)
     ),
     "extremes of rows": row_case(extremes_of_rows, "u"),
+    "counted": Case(
+        counted, lambda T: ((randn(3, 24), torch.tensor(0), torch.arange(3)), randn(T, 3, 24), None)
+    ),
     "norm of one row": row_case(layer_norm, "gd", 1),
     "norm of a vector": Case(
         layer_norm, lambda T: (randn(40), randn(T, 40), {"g": randn(40), "d": randn(40)})

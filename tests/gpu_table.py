@@ -102,6 +102,48 @@ def lstm_in_half() -> Any:
     return step
 
 
+def gru_with_head() -> Any:
+    cell, head = nn.GRUCell(H, H), nn.Linear(H, 7)
+
+    def step(h: torch.Tensor, x: torch.Tensor) -> Any:
+        h = cell(x, h)
+        return h, torch.log_softmax(head(h), -1)
+
+    return step
+
+
+def gru_of_two_layers() -> Any:
+    cells = nn.GRUCell(H, H), nn.GRUCell(H, H)
+
+    def step(states: torch.Tensor, x: torch.Tensor) -> Any:
+        after = []
+        for k, cell in enumerate(cells):
+            x = cell(x, states[k])
+            after.append(x)
+        return torch.stack(after), x
+
+    return step
+
+
+def lstm_of_one_tensor() -> Any:
+    cell = nn.LSTMCell(H, H)
+
+    def step(state: torch.Tensor, x: torch.Tensor) -> Any:
+        h, c = cell(x, state.chunk(2, -1))
+        return torch.cat([h, c], -1), h
+
+    return step
+
+
+def average() -> Any:
+    def step(state: Any, x: torch.Tensor) -> Any:
+        mean, n = state
+        mean, n = torch.lerp(mean, x, 0.1), n + 1
+        return (mean, n), mean / (1 - 0.9**n)
+
+    return step
+
+
 def attention() -> Any:
     mixed = nn.MultiheadAttention(H, 2, batch_first=True)
     return carried(lambda x: mixed(x[:, None], x[:, None], x[:, None], need_weights=False)[0][:, 0])
@@ -125,13 +167,18 @@ def added_by_rows() -> Any:
 MODULES: dict[str, Callable[[], Any]] = {
     "RNNCell": lambda: cell_of(nn.RNNCell(H, H)),
     "GRUCell": lambda: cell_of(nn.GRUCell(H, H)),
+    "GRUCell, one row": lambda: cell_of(nn.GRUCell(H, H)),
+    "GRUCell, log_softmax of 7 classes": gru_with_head,
+    "GRUCells, states of one tensor": gru_of_two_layers,
     "GRUCell without bias": lambda: cell_of(nn.GRUCell(H, H, bias=False)),
     "LSTMCell": lambda: cell_of(nn.LSTMCell(H, H)),
+    "LSTMCell, states of one tensor": lstm_of_one_tensor,
     "LSTMCell without bias": lambda: cell_of(nn.LSTMCell(H, H, bias=False)),
     "LSTMCell, then LayerNorm": lstm_with_norm,
     "LSTMCell, bf16": lstm_in_half,
     "LSTM, LayerNorm of its gates": lstm_with_norms_of_gates,
     "sLSTM": slstm,
+    "an average with its bias corrected": average,
     "Linear, tanh": lambda: carried(nn.Sequential(nn.Linear(H, H), nn.Tanh())),
     "LayerNorm": lambda: carried(nn.LayerNorm(H)),
     "RMSNorm": lambda: carried(nn.RMSNorm(H)),
@@ -152,10 +199,16 @@ MODULES: dict[str, Callable[[], Any]] = {
 
 
 def of_module(name: str) -> Any:
-    h = torch.zeros(B, H)
+    rows = 1 if name.endswith("one row") else B
+    h = torch.zeros(rows, H)
     count = 4 if name == "sLSTM" else 2 if name.startswith("LSTM") else 1
     init = tuple(h.clone() for _ in range(count)) if count > 1 else h
-    return MODULES[name](), init, torch.randn(T, B, H, requires_grad=True)
+    init = {
+        "an average with its bias corrected": lambda: (h, torch.zeros((), dtype=torch.int64)),
+        "GRUCells, states of one tensor": lambda: torch.zeros(2, B, H),
+        "LSTMCell, states of one tensor": lambda: torch.zeros(B, 2 * H),
+    }.get(name, lambda: init)()
+    return MODULES[name](), init, torch.randn(T, rows, H, requires_grad=True)
 
 
 # --- the cells of the tests, and the recipes ---

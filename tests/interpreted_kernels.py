@@ -94,7 +94,7 @@ def compare(case, inputs, exact, T, reverse, dtype=torch.float64, oracle=None, *
 
 # "gated" once is test_any_trip_count
 EACH_ONCE = {"counter": True, "bytes and shorts": False, "selective ssm": True}
-EACH_ONCE |= {"shifted x": False}
+EACH_ONCE |= {"shifted x": False, "averages in one": True}
 OTHERS = [(n, r) for n in CASES for r in (False, True) if EACH_ONCE.get(n) is not r]
 OTHERS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS]
 
@@ -171,7 +171,12 @@ def test_a_kernel_that_cannot_be_emitted_is_a_counted_loop(monkeypatch, caplog):
     caplog.clear()  # what was left out is what this is about
 
 
-ROWS_ONCE = {"gru": False, "lstm of 35 rows": True}
+ROWS_ONCE = {
+    "gru": False,
+    "lstm of 35 rows": True,
+    "rnn with a head": True,
+    "one row": False,
+}
 OTHER_ROWS = [(n, r) for n in ROW_CASES for r in (False, True) if ROWS_ONCE.get(n) is not r]
 OTHER_ROWS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHER_ROWS]
 
@@ -190,8 +195,8 @@ def test_programs_of_several_rows(rows, monkeypatch):
 
 
 #: and what their backwards are
-BACKWARDS = dict.fromkeys(NORM_CASES, ROWS)
-NORMS_ONCE = {"norm in a cell": True, "two blocks": False}
+BACKWARDS = dict.fromkeys(NORM_CASES, ROWS) | {"counted": POINTWISE}
+NORMS_ONCE = {"norm in a cell": True, "two blocks": False, "counted": True}
 OTHER_NORMS = [(n, r) for n in NORM_CASES for r in (False, True) if NORMS_ONCE.get(n) is not r]
 OTHER_NORMS = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHER_NORMS]
 

@@ -171,6 +171,18 @@ def test_what_a_program_takes():
 
 
 @cuda
+def test_what_stands_in_the_way_is_said_in_one_line():
+    def step(h, x):
+        return torch.tanh(h @ down @ up + x), h
+
+    with as_if_there("cuda"), FakeTensorMode(), torch.device("cuda"):
+        h, xs, down, up = (torch.zeros(s) for s in ((2, 16), (9, 2, 16), (16, 3), (3, 16)))
+    found = explain(step, h, xs)
+    why_not = found.scans[0].kernels[0].why_not["one Triton kernel, row by row"]
+    assert why_not == "a product of 3 columns, in no blocks of [2, 16], as the carry is"
+
+
+@cuda
 def test_what_is_on_the_cpu_is_explained_for_a_gpu():
     step, h, xs = gru_of_fakes()  # of tensors that are there
     for_gpu = str(explain(step, h, xs, device="cuda"))

@@ -14,6 +14,10 @@ cuda = pytest.mark.skipif(bool(why_not_here()), reason="nothing stands in for a 
 ONE_KERNEL = (
     *("torch.nn: RNNCell", "torch.nn: GRUCell", "torch.nn: LSTMCell", "torch.nn: LSTMCell, bf16"),
     *("torch.nn: LSTMCell, then LayerNorm", "torch.nn: LSTM, LayerNorm of its gates"),
+    *("torch.nn: GRUCell, one row", "torch.nn: GRUCell, log_softmax of 7 classes"),
+    *("torch.nn: GRUCells, states of one tensor", "torch.nn: LSTMCell, states of one tensor"),
+    *("kernels: layers", "kernels: packed", "kernels: averages in one"),
+    *("torch.nn: an average with its bias corrected", "kernels: rnn with a head"),
     *("torch.nn: sLSTM", "torch.nn: LayerNorm", "torch.nn: RMSNorm", "torch.nn: softmax"),
     *("cookbook: own_cell", "cookbook: own_rnn", "cookbook: recurrent_policy"),
     *("cells: selective_ssm", "cookbook: lru", "cookbook: gae", "cookbook: kalman"),
@@ -32,7 +36,10 @@ def test_what_is_written_first_is_one_kernel_each_way():
         assert len(loops) >= 2 and all(loop.startswith("one Triton kernel") for loop in loops)
 
 
-FIRST = ("torch.nn: GRUCell", "torch.nn: LSTMCell, bf16")
+FIRST = (
+    *("torch.nn: GRUCell", "torch.nn: LSTMCell, bf16", "torch.nn: GRUCell, one row"),
+    *("torch.nn: GRUCell, log_softmax of 7 classes", "torch.nn: GRUCells, states of one tensor"),
+)
 
 
 @cuda

@@ -25,6 +25,7 @@ from torch_scan_hop.rewrites.batchable import (
     NAMED,
     STAND_INS,
     is_batchable_operator,
+    stand_in_for,
 )
 
 pytestmark = pytest.mark.torch_version
@@ -94,6 +95,7 @@ SAMPLES = {
     "sum.default": [(m34,), (m34 > 0.3,)],
     "sum.dim_IntList": [(m34, [1]), (b234, [0, -1], True), (m34, None)],
     "var.correction": [(m34, [1]), (b234, [0, -1])],
+    "var_mean.correction": [(m34, [1]), (b234, [0, -1])],
     "_softmax.default": [(m34, 1, False), (m34, 0, False)],
     "_log_softmax.default": [(m34, 1, False), (m34, -2, False)],
     "_softmax_backward_data.default": [(m34, m34.softmax(1), 1, torch.float64)],
@@ -323,6 +325,21 @@ BY_INDEX = {
 def test_an_operator_that_takes_indices(name, args):
     compare_with_loop(dict(overloads())[name], args)
     assert not fixes_the_trip_count(dict(overloads())[name], args)
+
+
+@pytest.mark.parametrize(
+    "name,args", [("prepare_softmax_online", (b234, -1)), ("fma", (m34, real(4), m34 + 1))]
+)
+def test_an_operator_of_inductor(name, args):
+    """What stands in for it is the loop of it."""
+    from torch._inductor import inductor_prims  # noqa: F401  which defines it
+
+    packet = getattr(torch.ops.prims, name, None)
+    if packet is None:
+        pytest.skip("this torch has no such operator")
+    assert is_batchable_operator(packet.default)
+    compare_with_loop(stand_in_for(packet.default), args)
+    torch.testing.assert_close(stand_in_for(packet.default)(*args), packet.default(*args))
 
 
 KEYWORDS = {

@@ -46,9 +46,10 @@ batchable apart identity copy: alias.default
 apart identity: lift_fresh_copy.default
 # reductions, and sorts
 batchable: all.default all.dim any.default any.dim argmax.default argmin.default cumprod.default
-    logsumexp.default max.dim min.dim prod.default prod.dim_int var.correction _softmax.default
-    _log_softmax.default _softmax_backward_data.default _log_softmax_backward_data.default
-    linalg_vector_norm.default cummax.default logcumsumexp.default sort.default topk.default
+    logsumexp.default max.dim min.dim prod.default prod.dim_int var.correction
+    var_mean.correction _softmax.default _log_softmax.default _softmax_backward_data.default
+    _log_softmax_backward_data.default linalg_vector_norm.default cummax.default
+    logcumsumexp.default sort.default topk.default
 batchable apart: cumsum.default
 batchable reduction: amax.default amin.default
 batchable reduction apart: mean.default mean.dim

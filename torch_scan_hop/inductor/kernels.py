@@ -128,11 +128,14 @@ def kernel_of(call: ScanCall) -> tuple[KernelNode | None, Refusals]:
             kernel.check(call.body)
             return kernel.lower(call), refusals
         except Refusal as refusal:
-            refusals[kernel] = str(refusal)
+            refusals[kernel] = _first_line(refusal)  # fx adds where in a graph it was
         except NotPointwise as error:
-            reason = (str(error).splitlines() or [""])[0]
-            refusals[kernel] = f"it needs a buffer within a step ({reason})"
+            refusals[kernel] = f"it needs a buffer within a step ({_first_line(error)})"
         except Exception as error:  # the counted loop runs every body
             log.warning("no %s for a scan, which is a counted loop", kernel.__name__, exc_info=True)
             refusals[kernel] = f"it failed: {type(error).__name__}"
     return None, refusals
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

@@ -26,11 +26,15 @@ READS_ELSEWHERE = "a step reads the carry elsewhere than where it writes it"
 
 def check_one_shape(examples: StepExamples) -> None:
     """Refuse carries and ys that have not all the shape of the lanes."""
+    if not have_one_shape(examples):
+        raise Refusal("its carries and ys have not one shape")
+
+
+def have_one_shape(examples: StepExamples) -> bool:
     shapes = [*(c.shape for c in examples.inputs.carry), *(y.shape[1:] for y in examples.ys)]
     # without a guard: two symbolic sizes may have met by chance
     same = all(are_all_known_equal(shape, shapes[0]) for shape in shapes)
-    if not (examples.inputs.carry and same):
-        raise Refusal("its carries and ys have not one shape")
+    return bool(examples.inputs.carry) and same
 
 
 class PointwiseBody:

@@ -61,6 +61,11 @@ def _write_plans(gm: fx.GraphModule) -> None:
         write_fused_cells(body)
         _write_plans(body)
         ScanRewriter(gm, node, body).rewrite_pairs()
+    try:
+        while any(ScanRewriter(gm, *scan).split_carry() for scan in _scans_of(gm)):
+            pass
+    except Exception:
+        log.warning("the carry of a scan is not split", exc_info=True)
     for node, body in _scans_of(gm):
         _rewrite_or_leave(gm, node, body)
     erase_unread(gm.graph)

@@ -14,8 +14,10 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor import draws_as_eager_mode
+from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.copies import copy_of
 from torch_scan_hop.body.linalg_checks import checks_after
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.inductor.kernels import (
     may_be_one_kernel,
     may_be_parallel_in_time,
@@ -23,7 +25,7 @@ from torch_scan_hop.inductor.kernels import (
     may_run_lane_by_lane,
     pack_weights,
 )
-from torch_scan_hop.inductor.qualify import operators_in_the_way
+from torch_scan_hop.inductor.qualify import CAT, PRODUCTS, is_along_rows, operators_in_the_way
 from torch_scan_hop.inductor.scalars.rewrite import lanes_of
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
 from torch_scan_hop.rewrites.blocks import whole_block_length
@@ -90,9 +92,8 @@ class PlanChoice:
         moved = plan(True)
         if _is_lane_by_lane(moved):
             return moved
-        has_fewer = operators_in_the_way(moved.body) < operators_in_the_way(kept.body)
-        are_scalars = bool(lanes_of(checks_after(kept.body).body, kept.loop_signature))
-        return moved if has_fewer and not are_scalars else kept
+        has_fewer = _in_the_way(moved) < _in_the_way(kept)
+        return moved if has_fewer and not _is_written_out(kept) else kept
 
     def _of_lanes(self) -> tuple[ScanPlan, LaneSums | None] | None:
         """Make a plan with sums for each lane, if that makes the loop a kernel of lanes."""
@@ -126,6 +127,25 @@ class PlanChoice:
         loop = checks_after(plan.body).body
         fits = may_be_small_matrices(loop) and not may_be_one_kernel(plan.body, on_gpu=False)
         return (plan, sums) if fits and are_small(loop, lanes) else None
+
+
+def _is_written_out(plan: ScanPlan) -> bool:
+    """Return True if the loop is written out as scalars, which one that may be a kernel is not."""
+    if may_be_one_kernel(plan.body, on_gpu=True):
+        return False
+    return bool(lanes_of(checks_after(plan.body).body, plan.loop_signature))
+
+
+def _in_the_way(plan: ScanPlan) -> set[str]:
+    """Return what keeps a loop from being a kernel of rows: operators, and what a head makes of a
+    row, in no blocks that are as wide as the carry."""
+    carry = [value_of(plan.roles.carry[k]).shape for k in plan.decisions.loop_carry]
+    width = max((likely_value(shape[-1]) for shape in carry if shape), default=1)
+    made = [n for n in plan.body.graph.nodes if n.target in {*PRODUCTS, CAT}]
+    columns = {likely_value(value_of(n).shape[-1]) for n in made}
+    narrow = {f"{n} columns" for n in columns if n % max(1, width)}
+    rows = {"several rows" for n in made if n.target is CAT and not is_along_rows(n)}
+    return {*operators_in_the_way(plan.body), *narrow, *rows}
 
 
 def _is_lane_by_lane(plan: ScanPlan) -> bool:

@@ -37,6 +37,13 @@ PRODUCTS = operators("weighted")
 CAT = torch.ops.aten.cat.default
 
 
+def is_along_rows(node: fx.Node) -> bool:
+    """Return True if ``node`` joins its parts in the last dimension."""
+    rank = value_of(node).dim()
+    dim: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    return bool(dim % rank == rank - 1)
+
+
 def is_plain(node: fx.Node) -> bool:
     """Return True for an ``addmm`` that does not scale what it adds."""
     return node.target not in PRODUCTS or not node.kwargs
@@ -66,8 +73,12 @@ def reduces_narrow_rows(node: fx.Node) -> bool:
 
 
 def check_rows(body: fx.GraphModule) -> None:
-    """Refuse a body that is not pointwise but for products, and reductions of rows."""
-    if not any(n.target in PRODUCTS or reduces_rows(n) for n in body.graph.nodes):
+    """Refuse a body that is not pointwise but for products, and reductions of rows.
+
+    One that is pointwise may have a carry of one number of each row, or of all.
+    """
+    has_rows = any(n.target in PRODUCTS or reduces_rows(n) for n in body.graph.nodes)
+    if not has_rows and not is_pointwise(body):
         raise Refusal("neither a product nor a reduction of rows")
     _refuse(operators_in_the_way(body), "neither pointwise, a product with a weight nor of a row")
 

@@ -16,6 +16,7 @@ from torch_scan_hop.body.carries_in import CarriesIn, arguments_of, in_graph, st
 from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.body.meta_values import check_results, value_of
 from torch_scan_hop.errors import Refusal
+from torch_scan_hop.inductor.carries_in_parts import find_split_carry
 from torch_scan_hop.inductor.inline import inline, used_outputs
 from torch_scan_hop.inductor.kernels import is_on_gpu, may_be_one_kernel, may_be_small_matrices
 from torch_scan_hop.inductor.matrix_parts import in_parts
@@ -30,7 +31,7 @@ from torch_scan_hop.op import ScanOptions, call_scan
 from torch_scan_hop.rewrites import ScanPlan, current_options
 from torch_scan_hop.rewrites.blocks import scan_of_blocks
 from torch_scan_hop.rewrites.classify import nbytes
-from torch_scan_hop.rewrites.products import split_fused_products
+from torch_scan_hop.rewrites.products import split_fused_products, write_outer_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
 from torch_scan_hop.signature import Inputs
 
@@ -77,6 +78,20 @@ class ScanRewriter:
 
         self._replace_by(run, "rewrite_pairs")
 
+    def split_carry(self) -> bool:
+        """Split a carry that is put together from parts, where a kernel may have them apart."""
+        has_steps = not isinstance(self.trip_count, int) or self.trip_count > 1
+        found = find_split_carry(self.body, self.signature) if self.on_gpu and has_steps else None
+        if found is None or not current_options().one_kernel:
+            return False
+
+        def run(*flat: Any) -> list[Any]:
+            inputs = found.inputs(self._joined(flat))
+            return found.joined(call_scan(found.step, inputs, self.options))
+
+        self._replace_by(run, "split_carry")
+        return True
+
     def rewrite(self) -> None:
         """Replace the scan by its plan, traced on the operands' fakes, or leave it."""
         if isinstance(self.trip_count, int) and self.trip_count < 2 and self.trip_count != 0:
@@ -84,6 +99,8 @@ class ScanRewriter:
             return
         body, signature, sizes = lift_sizes(self.body, self.signature)
         legality.run_passes(body, [split_fused_products])
+        if self.on_gpu:
+            write_outer_products(body, signature)
         used = used_outputs(self.node)
         carry = [value_of(a) for a in self.operands[: signature.n_carry]]
         plan, sums, length = PlanChoice(

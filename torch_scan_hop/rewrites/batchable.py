@@ -79,6 +79,15 @@ def _stand_in_for_slice_scatter(
     return torch.where(here, aten.constant_pad_nd.default(source, around), value)
 
 
+def _stand_in_for_prepare_softmax(value: Any, dim: int) -> Any:
+    greatest = value.amax(dim, keepdim=True)
+    return greatest, (value - greatest).exp().sum(dim, keepdim=True)
+
+
+def _stand_in_for_fma(a: Any, b: Any, c: Any) -> Any:
+    return a * b + c
+
+
 #: operators without a rule, or with one that is not for all arguments, as operators with one
 STAND_INS: dict[Any, Callable[..., Any]] = {
     torch.ops.prims.convert_element_type.default: _stand_in_for_conversion,
@@ -89,12 +98,25 @@ STAND_INS: dict[Any, Callable[..., Any]] = {
     linalg_check: linalg_check_in_steps,
 }
 
+#: those of Inductor, which defines them when it is imported
+_OF_INDUCTOR: dict[str, Callable[..., Any]] = {
+    "prims::prepare_softmax_online": _stand_in_for_prepare_softmax,
+    "prims::fma": _stand_in_for_fma,
+}
+
+
+def stand_in_for(target: Any) -> Callable[..., Any] | None:
+    """Return what replaces this operator when it is batched."""
+    if target in STAND_INS or not isinstance(target, OpOverload):
+        return STAND_INS.get(target)
+    return _OF_INDUCTOR.get(target._schema.name)
+
 
 def is_batchable_operator(target: Any) -> bool:
     """Return True if ``vmap`` of this operator is known to be right."""
     if not isinstance(target, OpOverload):
         return False
-    if target in STAND_INS or target in NAMED:
+    if stand_in_for(target) is not None or target in NAMED:
         return True
     if target.namespace != "aten" or target._schema.is_mutable:
         return False

@@ -14,7 +14,7 @@ from torch_scan_hop._torch.transforms import over_first_dimension
 from torch_scan_hop.body.copies import copied
 from torch_scan_hop.body.linalg_checks import linalg_check
 from torch_scan_hop.body.meta_values import value_of
-from torch_scan_hop.rewrites.batchable import STAND_INS
+from torch_scan_hop.rewrites.batchable import stand_in_for
 from torch_scan_hop.rewrites.classify import ancestors
 
 aten = torch.ops.aten
@@ -82,8 +82,9 @@ class Part:
         for node in module.graph.nodes:
             if node.target is linalg_check:
                 node.args = (*node.args, reverse)
-            if node.op == "call_function" and node.target in STAND_INS:
-                node.target = STAND_INS[node.target]
+            stand_in = stand_in_for(node.target) if node.op == "call_function" else None
+            if stand_in is not None:
+                node.target = stand_in
             elif node.target is aten.sym_size.int:
                 node.target = torch.Tensor.size  # of one step; the operator knows no vmap
             elif node.target in _DECIDED_BY_SCALARS:

@@ -24,7 +24,8 @@ class RowBody:
 
     Attributes:
         results: final carries and ys, each as the blocks that it is put together from.
-        numbers: the positions of those that have one number of each row, and the sizes of these.
+        numbers: the positions of those that have one number of each row, or one of all, and how
+            many dimensions these have.
     """
 
     def __init__(self, call: ScanCall) -> None:
@@ -37,7 +38,7 @@ class RowBody:
         if not all(map(is_tensor, results)):
             raise Refusal("a result that is no tensor")
         sizes = [value.get_size() for value in results]
-        self.numbers = {k: len(s) for k, s in enumerate(sizes) if frame.is_of_rows(s)}
+        self.numbers = {k: len(s) for k, s in enumerate(sizes) if frame.is_number(s)}
         self.results = [
             [(value, 0)] if k in self.numbers else self.lowering.blocks(value)
             for k, value in enumerate(results)
@@ -54,7 +55,7 @@ def _frame_of(carry: Sequence[Any]) -> Frame:
     widest = max((c.get_size() for c in carry if len(c.get_size()) == len(sizes)), key=_width)
     frame = Frame(tuple(widest[:-1]), int(widest[-1]))
     for c in carry:
-        if frame.blocks_of(c.get_size()) != 1 and not frame.is_of_rows(c.get_size()):
+        if frame.blocks_of(c.get_size()) != 1 and not frame.is_number(c.get_size()):
             raise Refusal(f"carries of {widest} and {c.get_size()}")
     return frame
 

@@ -25,8 +25,9 @@ from torch_scan_hop.inductor.gpu.reductions import of_row
 from torch_scan_hop.inductor.gpu.row_body import RowBody
 from torch_scan_hop.inductor.gpu.row_lowering import PRODUCT, REDUCED, Product
 from torch_scan_hop.inductor.gpu.serving import capability_of
+from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
 from torch_scan_hop.inductor.node import ScanCall
-from torch_scan_hop.inductor.step import CARRY, StepOps, variable
+from torch_scan_hop.inductor.step import StepOps, variable
 
 # Rows of a program with products. With few rows in all, a program has one, whose weights stay in
 # registers: nothing is staged, and there are more programs. A tensor core multiplies 16 rows at
@@ -137,8 +138,11 @@ class RowCode(StepCode):
         return self.lane if rank is None else [*self.lane[:-1], sympy.Integer(0)][:rank]
 
     def stored_of(self, position: int) -> str:
-        is_number = position in self.body.numbers
-        return f"{MASK} & ({self.lanes[-1]} == 0)" if is_number else MASK
+        rank = self.body.numbers.get(position)
+        if rank is None:
+            return MASK
+        first = "" if rank else f" & ({LANE}[:, None] == 0)"  # the one of all rows
+        return f"{MASK} & ({self.lanes[-1]} == 0){first}"
 
     def step(self, lines: TritonLines) -> list[str]:
         handler = _RowOps(self, lines, self.carries(lines))
@@ -221,15 +225,17 @@ class _RowOps(StepOps):
         self.code, self.lines, self.carry = code, lines, carry
 
     def _carry(self, position: int, index: Any) -> Any:
-        is_number = position in self.code.body.numbers
-        if self._columns_from(index, 1 if is_number else self.code.body.width, is_number) != 0:
-            raise Refusal(f"{CARRY}{position} is read elsewhere than where it is written")
+        body = self.code.body
+        rank = body.numbers.get(position)
+        width = body.width if rank is None else 1
+        if rank != 0 and self._columns_from(index, width, rank is not None) != 0:
+            raise Refusal(READS_ELSEWHERE)
         return self.carry[position]
 
     def load(self, name: str, index: Any) -> Any:
         if name.startswith(REDUCED):
             if self._columns_from(index, 1, True) != 0:
-                raise Refusal(f"what is known of a row is read at {index}")
+                raise Refusal("what is known of a row is read in another row")
             return self.code.reduced(self.lines, int(name.removeprefix(REDUCED)))
         if not name.startswith(PRODUCT):
             return super().load(name, index)
@@ -237,7 +243,7 @@ class _RowOps(StepOps):
         columns = self.code.body.products[position].columns
         first = self._columns_from(index, columns)
         if first is None or not 0 <= first <= columns - self.code.body.width:
-            raise Refusal(f"a product is read at {index}")
+            raise Refusal("a product is read elsewhere than in blocks as wide as the carry")
         return self.code.multiplied(self.lines, position, int(first))
 
     def _columns_from(self, index: Any, width: int, is_number: bool = False) -> Any:

@@ -77,6 +77,10 @@ class Frame:
         """Return True for the sizes of values of which each row has one."""
         return tuple(sizes) in (self.lead, (*self.lead, 1))
 
+    def is_number(self, sizes: Sequence[Any]) -> bool:
+        """Return True for one number of each row, or one of all, such as the count of a step."""
+        return not sizes or self.is_of_rows(sizes)
+
     def blocks_of(self, sizes: Sequence[Any]) -> int:
         """Return how many times a row is as wide as the frame; 0 for other sizes."""
         *lead, width = sizes if sizes else (0,)
@@ -118,9 +122,12 @@ class RowLowering(ProductLowering):
         made = f"{PRODUCT}{len(self.products)}"
         blocks = tuple(self.blocks(left))
         if len(left.get_size()) != len(self.frame.lead) + 1 or columns % self.frame.width:
-            raise Refusal(f"{columns} columns of a product in steps of {self.frame.width}")
+            raise Refusal(f"a product of {columns} columns, {self._no_blocks()}")
         self.products.append(Product(blocks, place, columns))
         return _buffer(made, left.get_device(), left.get_dtype(), [rows, columns])
+
+    def _no_blocks(self) -> str:
+        return f"in no blocks of {[*self.frame.lead, self.frame.width]}, as the carry is"
 
     def blocks(self, value: Any) -> list[tuple[Any, int]]:
         """Return the blocks of rows, as wide as the frame: the values they are in, and where."""
@@ -131,7 +138,7 @@ class RowLowering(ProductLowering):
             if dim == len(self.frame.lead) and whole:
                 return [block for part in parts for block in self.blocks(part)]
         if not count:
-            raise Refusal(f"a value of {value.get_size()}, in steps of {self.frame.width}")
+            raise Refusal(f"a value of {value.get_size()}, {self._no_blocks()}")
         return [(value, k * self.frame.width) for k in range(count)]
 
     def _reduced(self, how: Mapping[str, Any]) -> Any:

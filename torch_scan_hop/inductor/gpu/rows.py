@@ -17,8 +17,9 @@ from torch_scan_hop.inductor.gpu.launch import GpuKernel
 from torch_scan_hop.inductor.gpu.row_body import RowBody
 from torch_scan_hop.inductor.gpu.row_code import RowCode
 from torch_scan_hop.inductor.gpu.serving import check_devices, check_tensors
+from torch_scan_hop.inductor.lane_body import have_one_shape
 from torch_scan_hop.inductor.node import ScanCall
-from torch_scan_hop.inductor.qualify import check_rows, is_plain
+from torch_scan_hop.inductor.qualify import check_rows, is_plain, is_pointwise
 
 
 class RowsKernel(GpuKernel):
@@ -37,4 +38,6 @@ class RowsKernel(GpuKernel):
         check_tensors(call.examples.flat())
         if not call.operands.carry:
             raise Refusal("it has no carry")
+        if is_pointwise(call.body) and have_one_shape(call.examples):
+            raise Refusal("neither a product nor a reduction of rows")
         return cls(call, RowCode(RowBody(call), call).launch())
