@@ -244,7 +244,7 @@ REFUSED = {
         "the length of a deque.*Fill it before the scan",
         lambda m: m.line.append(m.layer.weight.sum()),
     ),
-    "a list of numbers that grows": ("the length of a list", lambda m: m.log.append(0.5)),
+    "a list of texts that grows": ("the length of a list", lambda m: m.log.append("a step")),
     "a hook of a closed-over leaf": (
         "a hook on a tensor that it did not make",
         lambda m: m.layer.weight.register_hook(lambda g: g * 0.5),

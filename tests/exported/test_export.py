@@ -411,7 +411,7 @@ def test_an_export_says_where_it_holds_every_step():
     class Growing(torch.nn.Module):
         def forward(self, h, xs):
             def cell(h, x):
-                grown.append(1)
+                grown.append("a step")
                 return torch.tanh(h + x), h
 
             return scan(cell, h, xs)

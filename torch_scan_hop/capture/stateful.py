@@ -68,23 +68,35 @@ class Stateful(VariableTracker):
         with appended_to(tx, self.lists) as appended:
             result = self.combine_fn.call_function(tx, [carry, x], {})
         carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
-        kept: VariableTracker = TupleVariable([TupleVariable(new.so_far()) for new in appended])
         left = [place.read(tx) for place in self.places]
         self.twins.update(twins_among(left))
         ends = [*parts_of(tx, carry), *(p for value in left for p in parts_of(tx, value))]
         shared.check(ends)
-        parts = []
-        for n, new in enumerate(sequence_items(tx, kept)):
-            kinds = []
-            for part in parts_of(tx, new):
-                kinds.append(self.lists[n].kind_of(part))
-                shared.check_kept(self.lists[n], part, ends)
-                parts.append(_as_tensor(tx, part, kinds[-1], carry, x))
-            self._check_number(n, kinds)
-        kept = call_inlined(tx, tree.unflatten, kept, TupleVariable(parts))
+        kept = TupleVariable(
+            [
+                self._as_tensors(tx, n, new.so_far(), (shared, ends), (carry, x))
+                for n, new in enumerate(appended)
+            ]
+        )
         state = TupleVariable([_left_at(tx, place) for place in self.places])
         self._write(tx, before)
         return TupleVariable([TupleVariable([carry, state]), TupleVariable([y, kept])])
+
+    def _as_tensors(
+        self, tx: Any, n: int, items: list[VariableTracker], state: tuple[Any, Any], given: Any
+    ) -> VariableTracker:
+        """Return the ``items`` that a step appends to the ``n``-th list, as tensors: they are
+        stacked. The ``state`` is that of all places, and where it ends."""
+        growing, (shared, ends) = self.lists[n], state
+        for item in items:
+            growing.check_item(item)
+        kinds, tensors = [], []
+        for part in parts_of(tx, TupleVariable(items)):
+            kinds.append(growing.kind_of(part))
+            shared.check_kept(growing, part, ends)
+            tensors.append(_as_tensor(tx, part, kinds[-1], *given))
+        self._check_number(n, kinds)
+        return call_inlined(tx, tree.unflatten, TupleVariable(items), TupleVariable(tensors))
 
     def _check_number(self, n: int, parts: list[str]) -> None:
         """Raise Unsupported if the steps of one block append more to a list than others."""

@@ -160,7 +160,7 @@ def _sites_of_call(combine_fn: Any, init: Any, call: CheckedCall) -> list[Site]:
     graph, _, names, results, spec = look_at_call(
         scan_tree, combine_fn, template, carry, init, call.xs, call.trip_count, call.schedule, True
     )
-    _, ys = pytree.tree_unflatten(results, spec)
+    (_, ys), _ = pytree.tree_unflatten(results, spec)
     paths = (_paths(call.xs, "x"), _paths(ys, "y"))
     # what counts the steps where there are no xs
     paths = paths if paths[0] else (["(step)"], paths[1])

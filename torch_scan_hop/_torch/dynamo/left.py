@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.lists import ListVariable
+from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._dynamo.variables.lists import BaseListVariable, ListVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable
 from torch._guards import TracingContext
 
@@ -57,6 +59,15 @@ class GrowingList:
         kept = [g for g in guards if (g.create_fn, g.originating_source) != (length, source)]
         guards.inner.clear()
         guards.inner.update(kept)
+
+    def check_item(self, item: VariableTracker) -> None:
+        """Raise Unsupported if there is a torch.Size in it, of which a trace makes a tuple."""
+        item = item.realize()
+        if isinstance(item, BaseListVariable) and item.python_type() is torch.Size:
+            raise self.refusal()
+        within = item.items if isinstance(item, (BaseListVariable, ConstDictVariable)) else ()
+        for part in within.values() if isinstance(within, dict) else within:
+            self.check_item(part)
 
     def kind_of(self, part: VariableTracker) -> str:
         """Return what ``part`` of what is appended is; raise Unsupported if it is not stacked."""
