@@ -322,6 +322,19 @@ def test_what_would_be_captured_at_each_call_is_a_loop(why: str) -> None:
             o.kept.clear()
 
 
+def test_what_is_scanned_is_no_list_that_grows() -> None:
+    """A capture that served any length of it would scan the tensors of its first call."""
+    kept = [torch.ones(4, 3), torch.ones(4, 3) * 2]
+
+    def cell(h: Any, x: Any) -> Any:
+        kept.append(torch.ones(4, 3))
+        return h + x[0], x[1]
+
+    with fallback("error"), pytest.raises(NotTraceableError, match="the length of a list"):
+        scan(cell, torch.zeros(3), kept)
+    assert len(kept) == 2
+
+
 def test_a_first_step_appends_to_an_empty_list() -> None:
     kept: list[Any] = [torch.ones(3)]
 

@@ -36,7 +36,9 @@ def scan_with_state(
 ) -> VariableTracker:
     """Run the scan with what steps leave at ``places`` as further carries, and what they append to
     ``lists`` as further ys."""
-    tx, (_, trip_count, schedule) = capture.tx, capture.over
+    tx, (xs, trip_count, schedule) = capture.tx, capture.over
+    for growing in lists:
+        growing.check_inputs(capture.init, xs)
     # before: carry          after: (carry, what is at the places)
     state: VariableTracker = TupleVariable([_start_at(capture, place) for place in places])
     template = capture.template

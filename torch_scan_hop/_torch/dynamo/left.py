@@ -62,12 +62,13 @@ class GrowingList:
 
     def check_item(self, item: VariableTracker) -> None:
         """Raise Unsupported if there is a torch.Size in it, of which a trace makes a tuple."""
-        item = item.realize()
-        if isinstance(item, BaseListVariable) and item.python_type() is torch.Size:
+        if any(container.python_type() is torch.Size for container in _containers_in(item)):
             raise self.refusal()
-        within = item.items if isinstance(item, (BaseListVariable, ConstDictVariable)) else ()
-        for part in within.values() if isinstance(within, dict) else within:
-            self.check_item(part)
+
+    def check_inputs(self, *given: VariableTracker) -> None:
+        """Raise Unsupported if the list is among what the scan is ``given``, which has read it."""
+        if any(container is self.owner for v in given for container in _containers_in(v)):
+            raise self.refusal()
 
     def kind_of(self, part: VariableTracker) -> str:
         """Return what ``part`` of what is appended is; raise Unsupported if it is not stacked."""
@@ -76,6 +77,15 @@ class GrowingList:
         if tensor_of(part) is None:
             raise self.refusal()
         return ARRAY if isinstance(part.realize(), NumpyNdarrayVariable) else TENSOR
+
+
+def _containers_in(value: VariableTracker) -> Iterator[VariableTracker]:
+    value = value.realize()
+    if isinstance(value, (BaseListVariable, ConstDictVariable)):
+        yield value
+        items: Any = value.items
+        for item in items.values() if isinstance(items, dict) else items:
+            yield from _containers_in(item)
 
 
 class StateAssigned(Unsupported):
