@@ -985,6 +985,20 @@ def test_state_is_named_and_stays_as_it_was():
 
 
 @pytest.mark.torch_version
+def test_what_is_appended_to_a_list_is_among_the_ys():
+    kept = [0.5]
+
+    def cell(h, x):
+        h = torch.tanh(h + x)
+        kept.append((h, h.sum().item()))
+        return h, h * 2
+
+    (found,) = explain(cell, torch.zeros(4), torch.ones(5, 4)).scans
+    names = [leaf.path for leaf in found.signature]
+    assert names == ["carry", "x", "y", *["appended to a list"] * 2] and kept == [0.5]
+
+
+@pytest.mark.torch_version
 def test_a_first_step_of_its_own_is_told_of():
     def differences(before, x):
         return x, x if before is None else x - before

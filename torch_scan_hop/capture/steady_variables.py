@@ -132,8 +132,7 @@ class _Capture:
             try:
                 numbers = self._numbers_at(places)
                 self.counters = self._counters(numbers) if self.decides_branches else None
-                left = map(str, (*places, *self.lists))
-                about = told(settled, left, numbers, self.counters, self.reads)
+                about = told(settled, map(str, places), numbers, self.counters, self.reads)
                 with taken_back_on_error(self.tx), about:
                     return self._scan(places)
             except Exception as error:
