@@ -24,6 +24,7 @@ from torch_scan_hop.rewrites.batchable import (
     FOR_ONE_TRIP_COUNT,
     NAMED,
     STAND_INS,
+    is_batchable,
     is_batchable_operator,
     stand_in_for,
 )
@@ -434,3 +435,12 @@ def test_a_scalar_decides_no_dtype_of_all_steps_at_once(dtype, compile):
     init, v, s = torch.zeros(4, dtype=dtype), torch.randn(5, 4).to(dtype), torch.rand(5) + 0.1
     found = scan(cell, init, (v, s.double()), compile=compile)
     torch.testing.assert_close(found, loop(cell, init, (v, s.double())))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_statistics_of_rows_stay_in_loops_of_cpus(device):
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(3, 4, device=device)
+    node = graph.call_function(torch.ops.aten.var_mean.correction, (x, [1]))
+    assert is_batchable(node) == (device != "cpu")
