@@ -28,6 +28,7 @@ from torch_scan_hop.rewrites.batchable import (
     is_batchable_operator,
     stand_in_for,
 )
+from torch_scan_hop.rewrites.costs import Costs
 
 pytestmark = pytest.mark.torch_version
 
@@ -443,4 +444,7 @@ def test_statistics_of_rows_stay_in_loops_of_cpus(device):
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(3, 4, device=device)
     node = graph.call_function(torch.ops.aten.var_mean.correction, (x, [1]))
-    assert is_batchable(node) == (device != "cpu")
+    assert is_batchable(node)
+    for pointwise_pays in (False, True):
+        costs = Costs(pointwise_pays, guard_sizes=True, least_weight=0)
+        assert costs.may_be_batched(node) == (device != "cpu")

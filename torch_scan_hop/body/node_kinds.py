@@ -37,6 +37,11 @@ def operator_name(node: fx.Node) -> str:
     return str(getattr(packet, "__name__", packet))
 
 
+def argument(node: Any, place: int, name: str, default: Any) -> Any:
+    """Return an argument of ``node``, which is given by position or by name."""
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
 def is_tensor_node(value: Any) -> bool:
     return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 

@@ -24,7 +24,7 @@ from torch import fx
 from torch_scan_hop._torch.fakes import FakeTensor
 from torch_scan_hop._torch.sizes import are_known_equal, likely_value
 from torch_scan_hop.body.meta_values import call_recorded, replace, replace_by_source, value_of
-from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
+from torch_scan_hop.body.node_kinds import argument, is_tensor_node, is_view
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.body.stop_gradient import is_stop
 
@@ -148,8 +148,7 @@ def _owner(read: fx.Node) -> fx.Node:
 
 def _offset(node: fx.Node, position: int, read: torch.Tensor, owner: torch.Tensor) -> Any:
     """Return where a view by strides begins in ``owner``; None if the graph has no such number."""
-    by_name = node.kwargs.get("storage_offset")
-    given: Any = node.args[position] if len(node.args) > position else by_name
+    given = argument(node, position, "storage_offset", None)
     begin: Any = read.storage_offset() if given is None else given
     before: Any = owner.storage_offset()
     if isinstance(begin, fx.Node):

@@ -20,6 +20,16 @@ _ROWS: dict[str, Callable[[torch.Tensor], Iterable[Any]]] = {
 }
 
 
+def rows_in_order(columns: Iterable[Iterable[Any]], reverse: bool) -> list[tuple[Any, ...]]:
+    """Return the rows of what each step appends, that of the first step at the front."""
+    return list(zip(*columns, strict=True))[:: -1 if reverse else 1]
+
+
+def append_row(items: list[Any], like: Any, leaves: Sequence[Any]) -> None:
+    """Append what one step does, in the structure of the stacks."""
+    items.extend(tree.unflatten(like, list(leaves)))
+
+
 def with_rows_appended(
     ran: tuple[Any, Sequence[tuple[list[Any], Any, Sequence[str]]]], reverse: bool = False
 ) -> Any:
@@ -34,7 +44,6 @@ def with_rows_appended(
     results, appended = ran
     for items, stacks, kinds in appended:
         pairs = zip(tree.tensors(stacks), kinds, strict=True)
-        rows = list(zip(*(_ROWS[kind](stack) for stack, kind in pairs), strict=True))
-        for row in rows[:: -1 if reverse else 1]:
-            items.extend(tree.unflatten(stacks, list(row)))
+        for row in rows_in_order((_ROWS[kind](stack) for stack, kind in pairs), reverse):
+            append_row(items, stacks, row)
     return results

@@ -18,6 +18,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     call_inlined,
     sequence_items,
 )
+from torch_scan_hop.capture.appending import append_row, rows_in_order
 from torch_scan_hop.capture.parts import count_after
 from torch_scan_hop.capture.stateful import Stateful, exact_numbers, leave, number_after, parts_of
 from torch_scan_hop.capture.told import loop_may_run
@@ -113,7 +114,7 @@ def _append_rows(
     for row in sequence_items(tx, call_inlined(tx, _rows, stacks, schedule)):
         pairs = zip(sequence_items(tx, row), kinds, strict=True)
         leaves = TupleVariable([_as_it_was(tx, value, kind) for value, kind in pairs])
-        call_inlined(tx, _append_row, growing.owner, stacks, leaves)
+        call_inlined(tx, append_row, growing.owner, stacks, leaves)
 
 
 def _as_it_was(tx: Any, value: VariableTracker, kind: str) -> VariableTracker:
@@ -127,13 +128,8 @@ def _append_tensors(items: list[Any], stacks: Any, schedule: Schedule) -> None:
         items.extend(stacks[0].unbind(0)[:: -1 if schedule.reverse else 1])
         return
     for leaves in _rows(stacks, schedule):
-        _append_row(items, stacks, leaves)
+        append_row(items, stacks, leaves)
 
 
 def _rows(stacks: Any, schedule: Schedule) -> list[tuple[torch.Tensor, ...]]:
-    rows = zip(*(leaf.unbind(0) for leaf in tree.tensors(stacks)), strict=True)
-    return list(rows)[:: -1 if schedule.reverse else 1]
-
-
-def _append_row(items: list[Any], like: Any, leaves: Sequence[Any]) -> None:
-    items.extend(tree.unflatten(like, list(leaves)))
+    return rows_in_order([leaf.unbind(0) for leaf in tree.tensors(stacks)], schedule.reverse)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop.body.meta_values import value_of
-from torch_scan_hop.body.node_kinds import is_tensor_node
+from torch_scan_hop.body.node_kinds import argument, is_tensor_node
 
 aten = torch.ops.aten
 
@@ -80,10 +80,6 @@ def base_of(node: Any) -> Any:
     if node.target is operator.getitem and isinstance(base, fx.Node) and base.target in SPLITS:
         return base.args[0]
     return base
-
-
-def argument(node: Any, place: int, name: str, default: Any) -> Any:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
 def ends_of_writes(value: Any, dim: int) -> set[int]:

@@ -11,7 +11,7 @@ from torch import fx
 
 from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
 from torch_scan_hop.body.meta_values import value_of
-from torch_scan_hop.body.node_kinds import is_view, operator_name
+from torch_scan_hop.body.node_kinds import argument, is_view, operator_name
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.errors import Refusal
 
@@ -40,8 +40,7 @@ CAT = torch.ops.aten.cat.default
 def is_along_rows(node: fx.Node) -> bool:
     """Return True if ``node`` joins its parts in the last dimension."""
     rank = value_of(node).dim()
-    dim: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    return bool(dim % rank == rank - 1)
+    return bool(argument(node, 1, "dim", 0) % rank == rank - 1)
 
 
 def is_plain(node: fx.Node) -> bool:

@@ -109,7 +109,7 @@ def stand_in_for(target: Any) -> Callable[..., Any] | None:
     """Return what replaces this operator when it is batched."""
     if target in STAND_INS or not isinstance(target, OpOverload):
         return STAND_INS.get(target)
-    return _OF_INDUCTOR.get(_schema_name(target))
+    return _OF_INDUCTOR.get(target._schema.name)
 
 
 def is_batchable_operator(target: Any) -> bool:
@@ -152,22 +152,7 @@ def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
         return all(map(_is_integer_index, node.args[1]))  # type: ignore[arg-type]
     if node.target is aten.index_select.default:
         return value_of(node.args[2]).dim() == 1
-    if _schema_name(node.target) in _STAYS_ON_CPUS and _is_on_cpu(node.args[0]):
-        return False
     return is_batchable_operator(node.target) and not _raises_by_itself(node)
-
-
-#: the statistics of rows, which a kernel has at hand: with the norms of 64 columns after the loop,
-#: training took 1.5 times as long (32 rows, 128 steps, AMD EPYC). On a GPU they are in its way
-_STAYS_ON_CPUS = {"aten::var_mean", "prims::prepare_softmax_online"}
-
-
-def _schema_name(target: Any) -> str:
-    return target._schema.name if isinstance(target, OpOverload) else ""
-
-
-def _is_on_cpu(value: Any) -> bool:
-    return value_of(value).device.type == "cpu"
 
 
 def _is_integer_index(index: Any) -> bool:

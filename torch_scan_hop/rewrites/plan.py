@@ -32,7 +32,7 @@ class Decisions:
     stacked: list[fx.Node]  # returned by the loop, stacked
     sunk: list[fx.Node]  # computed for all steps after the loop
     used_outputs: list[bool]
-    #: random operators that run though nothing may read them, since each changes those after it
+    #: draws, checks and calls that run though nothing may read them
     impure: list[fx.Node]
     #: the dependence of every node of the body
     dependence: dict[fx.Node, Dependence] = field(default_factory=dict, repr=False)

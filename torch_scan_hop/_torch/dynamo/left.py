@@ -50,9 +50,11 @@ class GrowingList:
         return any(len(items) > 0 for items in known)
 
     def forget_items(self) -> None:
-        """Let the capture serve the list with any items: nothing has read it, or is traced after.
+        """Let the capture serve the list with any items: no step reads them, and nothing that is
+        traced after the scan.
 
-        Dynamo returns the list from the capture, and would guard each item that it knows."""
+        Dynamo returns the list from the capture, and would guard each item that it knows.
+        """
         self.owner.items = []
         guards: Any = TracingContext.get().guards_context.dynamo_guards
         length, source = GuardBuilder.SEQUENCE_LENGTH, self.owner.source
