@@ -1,5 +1,6 @@
 """Scans of a few small steps, which run as they are written."""
 
+import operator
 from unittest import mock
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_scan_hop import explain, scan
 from torch_scan_hop.dispatch import autograd
-from torch_scan_hop.eager.few_steps import MAX_ELEMENTS, MAX_STEPS
+from torch_scan_hop.eager.few_steps import MAX_ELEMENTS, MAX_STEPS, MAX_STEPS_FORWARD
 
 pytestmark = pytest.mark.few_steps
 
@@ -96,7 +97,31 @@ def test_more_steps_and_large_ones_are_planned(as_written):
     scan(lambda h, x: (h + x, None), torch.zeros(MAX_ELEMENTS), torch.ones(3))
     with torch.autocast("cpu"):
         scan(rnn(w.float()), h.float(), torch.randn(3, 2, 4))
+    with torch.no_grad():
+        scan(rnn(w), h, torch.randn(MAX_STEPS_FORWARD + 1, 2, 4, dtype=f64))
     assert not as_written.called
+
+
+def test_a_body_for_any_size_reads_no_sizes_that_nothing_uses(as_written):
+    """Dynamo compares sizes as it traces, and each step would do so again."""
+    for lanes in (3, 4):
+        scan(lambda h, x: (h * x + 1, None), torch.randn(lanes), torch.randn(5, lanes))
+    body = as_written.call_args.args[0]
+    assert len(body.graph.find_nodes(op="placeholder")) > 2, "the lanes are no input"
+    assert [node.target for node in body.graph.nodes if node.op.startswith("call")] == [
+        operator.mul,
+        operator.add,
+    ]
+
+
+def test_a_carry_that_a_step_lays_out_anew(as_written):
+    def cell(carry, x):
+        h, g = carry
+        return (g.T * x, h.T + x), h.T
+
+    init = (torch.randn(3, 3, dtype=f64), torch.randn(3, 3, dtype=f64))
+    check(cell, init, torch.randn(5, dtype=f64))
+    assert as_written.called
 
 
 @pytest.mark.parametrize("kind", [torch.nn.GRUCell, torch.nn.LSTMCell, torch.nn.RNNCell])

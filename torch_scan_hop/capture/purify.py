@@ -13,6 +13,7 @@ from torch_scan_hop._torch.dynamo.variables import example_value, known_modules
 from torch_scan_hop._torch.effects import Effects, versions_of
 from torch_scan_hop._torch.fakes import FakeTensorMode, fake_mode_of
 from torch_scan_hop._torch.functorch_levels import is_wrapped
+from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop._torch.tracing import mutated_inputs, run_fake
 from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.capture.index_nodes import nested_modules, write_indices
@@ -58,6 +59,7 @@ class CapturedBody:
             self._move(placeholders[k], self.n_carry + position)
         self._return_as_carries([copies[k] for k in carried])
         self._copy_for_scans()
+        _erase_unread_sizes(self.graph)
         self._unwrap_examples()
         self.graph.lint()
         return carried
@@ -143,6 +145,17 @@ class CapturedBody:
         output: Any = output_node(self.graph)
         results = list(output.args[0])
         output.args = ((*results[: self.n_carry], *values, *results[self.n_carry :]),)
+
+
+def _erase_unread_sizes(graph: fx.Graph) -> None:
+    """Erase what Dynamo read of sizes while it traced: steps that run as written would read them
+    again."""
+    for node in reversed(graph.nodes):
+        reads_size = node.target in ("size", torch.ops.aten.sym_size.int)
+        is_pythons = getattr(node.target, "__module__", None) == operator.eq.__module__
+        is_number = isinstance(node.meta.get("example_value"), (int, torch.Size, *SYMBOLS))
+        if is_number and (reads_size or is_pythons) and not node.users:
+            graph.erase_node(node)
 
 
 def _write_powers_of_negatives(module: fx.GraphModule) -> None:

@@ -25,24 +25,32 @@ def _bindings(names: str) -> dict[Any, Callable[..., Any]]:
 
 _ELEMENTWISE = _bindings(
     "add.Tensor sub.Tensor mul.Tensor div.Tensor neg addcmul sigmoid tanh exp log sin cos sqrt "
-    "rsqrt maximum minimum"
+    "rsqrt maximum minimum abs sign floor erf log1p expm1 reciprocal clamp clamp_min clamp_max "
+    "pow.Tensor_Scalar pow.Tensor_Tensor"
 )
+#: these take ``grad_input=`` in place of ``out=``, in an overload of its own
+_WITH_GRAD_INPUT = {
+    packet.default: packet.grad_input._op
+    for packet in (aten.tanh_backward, aten.sigmoid_backward, aten.threshold_backward)
+}
 #: may write over any operand of the result's shape; addmm over what it adds to
-ELEMENTWISE = _ELEMENTWISE.keys()
+ELEMENTWISE = _ELEMENTWISE.keys() | _WITH_GRAD_INPUT.keys()
 
 
 def _sum(value: torch.Tensor, **named: Any) -> torch.Tensor:
     return torch.sum(value, (), **named)  # only a sum over dimensions, or none, takes out=
 
 
-#: take out=
-WITH_OUT = (
-    _ELEMENTWISE | _bindings("mm bmm cat stack addmm sum.dim_IntList") | {aten.sum.default: _sum}
+_WITH_OUT = (
+    _ELEMENTWISE
+    | _bindings("mm bmm cat stack addmm mv amax amin cumsum sum.dim_IntList")
+    | {aten.sum.default: _sum}
 )
+#: compute into memory that they are given
+WITH_OUT = _WITH_OUT.keys() | _WITH_GRAD_INPUT.keys()
 WITHOUT_OUT = _bindings(
     "t permute reshape unsqueeze squeeze.dim select.int unsafe_split.Tensor split_with_sizes clone "
-    "relu where.self rsub.Scalar abs sign floor erf log1p expm1 reciprocal clamp clamp_min "
-    "clamp_max pow.Tensor_Scalar pow.Tensor_Tensor logical_and logical_or logical_not "
+    "relu where.self rsub.Scalar logical_and logical_or logical_not "
     "gt.Scalar gt.Tensor ge.Scalar ge.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor "
     "eq.Scalar eq.Tensor ne.Scalar ne.Tensor bitwise_and.Tensor bitwise_or.Tensor "
     "mean mean.dim amax amin cumsum _softmax mv index_select gather scatter_add"
@@ -50,7 +58,7 @@ WITHOUT_OUT = _bindings(
 
 
 def binding(target: Any) -> Callable[..., Any]:
-    fast = WITH_OUT.get(target) or WITHOUT_OUT.get(target)
+    fast = _WITH_OUT.get(target) or WITHOUT_OUT.get(target)
     if fast is not None:
         return fast
     # past OpOverload.__call__, which is Python
@@ -61,6 +69,13 @@ def call_of(node: fx.Node) -> Callable[..., Any]:
     if node.target is aten.index.Tensor and is_at_one_place(node):
         return _part_at
     return _with_part_at if is_written_at_one_place(node) else binding(node.target)
+
+
+def call_into(node: fx.Node, place: str) -> tuple[Callable[..., Any], str]:
+    """Return what computes ``node`` into the memory at ``place``, and the argument that says so."""
+    if node.target in _WITH_GRAD_INPUT:
+        return _WITH_GRAD_INPUT[node.target], f"grad_input={place}"
+    return call_of(node), f"out={place}"
 
 
 def is_written_at_one_place(node: fx.Node) -> bool:

@@ -25,9 +25,11 @@ from torch_scan_hop.progress_bar import steps as progressing
 from torch_scan_hop.signature import Inputs
 from torch_scan_hop.step import order_of_steps
 
-# Measured with nine cells of 1 to 32 rows and widths of 8 to 128 (AMD EPYC, torch 2.15.0): up to 12
-# steps all but the largest were faster so, from 20 on training was faster with a derivative.
+# Measured with twelve cells of 1 to 64 rows and widths of 8 to 128, or 4096 lanes (AMD EPYC, torch
+# 2.15.0): up to 12 steps most were faster so in training, from 20 on with a derivative.
 MAX_STEPS = 15
+# Forward, eleven of the twelve were faster so for 6 steps, and two for 12.
+MAX_STEPS_FORWARD = 9
 # Those cells have up to so many operators. 12 steps of 80 operators, as ten of a cell have, took
 # 2.0 of their loop's time forward and 1.6 in training as written, 1.3 and 1.0 with a derivative.
 MOST_OPERATORS = 40
@@ -46,7 +48,8 @@ def runs_as_written(
     """Return True for a body of operators alone, over a few small steps on the CPU."""
     if not isinstance(body, fx.GraphModule) or options.checkpoint is not None:
         return False
-    x, most = inputs.xs[0], MAX_STEPS
+    x = inputs.xs[0]
+    most = MAX_STEPS if is_differentiated else min(MAX_STEPS, MAX_STEPS_FORWARD)
     if not is_differentiated and most and remember(body, ("fused",), lambda: _is_fused(body)):
         most = MAX_STEPS_OF_FUSED_CELLS
     if not 0 < x.shape[0] <= most or x.device.type != "cpu":
@@ -86,11 +89,16 @@ def run_as_written(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tup
     n_carry, run = len(inputs.carry), past_module_hooks(body)
     # bodies are traced for contiguous carries
     carry: Sequence[torch.Tensor] = [c.contiguous() for c in inputs.carry]
+    additional, is_contiguous = inputs.additional, False
     rows = list(zip(*[x.unbind(0) for x in inputs.xs], strict=True))
     ys: list[Sequence[torch.Tensor]] = [()] * len(rows)
     for t in progressing(order_of_steps(len(rows), options.reverse)):
-        results = run(*carry, *rows[t], *inputs.additional)
-        carry, ys[t] = [c.contiguous() for c in results[:n_carry]], results[n_carry:]
+        results = run(*carry, *rows[t], *additional)
+        carry, ys[t] = results[:n_carry], results[n_carry:]
+        if not is_contiguous:
+            # the strides of a step's results follow from those of what it reads, in each step
+            is_contiguous = all([c.is_contiguous() for c in carry])
+            carry = [c.contiguous() for c in carry]
     stacks = [torch.stack(y) for y in zip(*ys, strict=True)]
     # a caller may change results in place, and autograd may have saved the last carry
     return (*map(copy_on_write, unaliased(carry, inputs.flat())), *stacks)

@@ -31,7 +31,7 @@ from torch import fx
 from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
-from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, call_of, can_write_to
+from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, call_into, call_of, can_write_to
 from torch_scan_hop.eager.in_place import calls_in_place, parts_read_in_place
 from torch_scan_hop.signature import Signature
 
@@ -207,20 +207,26 @@ class LoopWriter:
         else:
             arguments = [src.literal(a) for a in node.args]
             arguments += [f"{k}={src.literal(v)}" for k, v in node.kwargs.items()]
-            if node in self.slot_of:
-                arguments.append(f"out=place__{self.slot_of[node]}[step__]")
-            elif (ends := self._ends_here(node)) is not None:
-                arguments.append(f"out={ends.name}")
             name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
+            call = call_of(node)
             if node in self.in_place:
-                call = src.bind(f"call_{name}_in_place", self.in_place[node])
-            else:
-                call = src.bind(f"call_{name}", call_of(node))
-            src.line(depth, f"{node.name} = {call}({', '.join(arguments)})")
+                name, call = f"{name}_in_place", self.in_place[node]
+            elif (place := self._place_of(node)) is not None:
+                call, argument = call_into(node, place)
+                arguments.append(argument)
+            bound = src.bind(f"call_{name}", call)
+            src.line(depth, f"{node.name} = {bound}({', '.join(arguments)})")
         self._write_copies(node)
         dead = [n.name for n in self.last_use.get(node, ())]
         if dead:
             src.line(2, f"{' = '.join(dead)} = None")
+
+    def _place_of(self, node: fx.Node) -> str | None:
+        """Return the memory into which ``node`` is computed, if it is not its own."""
+        if node in self.slot_of:
+            return f"place__{self.slot_of[node]}[step__]"
+        ends = self._ends_here(node)
+        return None if ends is None else ends.name
 
     def _write_copies(self, node: fx.Node) -> None:
         for k in self.copied.get(node, ()):
