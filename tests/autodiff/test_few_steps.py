@@ -12,7 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from torch_scan_hop import explain, scan
 from torch_scan_hop.dispatch import autograd
-from torch_scan_hop.eager.few_steps import MAX_ELEMENTS, MAX_STEPS, MAX_STEPS_FORWARD
+from torch_scan_hop.eager.few_steps import (
+    MAX_ELEMENTS,
+    MAX_STEPS,
+    MAX_STEPS_FORWARD,
+    MOST_CALLS,
+)
 
 pytestmark = pytest.mark.few_steps
 
@@ -39,7 +44,7 @@ def problem(T=5, n=4):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("T", [1, 2, MAX_STEPS])
+@pytest.mark.parametrize("T", [1, 2, 6])
 @pytest.mark.parametrize("cell", CELLS)
 def test_cells(as_written, cell, T, reverse):
     p = CELLS[cell].problem(f64, T, 2)
@@ -91,9 +96,19 @@ def test_what_autograd_does_not_record_is_planned(as_written, cell, options):
     assert planned == as_written.call_count == 0
 
 
+def many(h, x):
+    for _ in range(MOST_CALLS):
+        h = torch.sin(h + x)
+    return h, None
+
+
 def test_more_steps_and_large_ones_are_planned(as_written):
     w, h, _ = problem()
+    scan(rnn(w), h, torch.randn(MAX_STEPS, 2, 4, dtype=f64))
+    assert as_written.call_count == 1
+    as_written.reset_mock()
     scan(rnn(w), h, torch.randn(MAX_STEPS + 1, 2, 4, dtype=f64))
+    scan(many, h.requires_grad_(), torch.randn(MAX_STEPS - 1, 2, 4, dtype=f64))
     scan(lambda h, x: (h + x, None), torch.zeros(MAX_ELEMENTS), torch.ones(3))
     with torch.autocast("cpu"):
         scan(rnn(w.float()), h.float(), torch.randn(3, 2, 4))

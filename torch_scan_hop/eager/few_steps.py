@@ -7,6 +7,7 @@ the operators of each step, as it records those of a loop, so such a scan costs 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,9 +31,10 @@ from torch_scan_hop.step import order_of_steps
 MAX_STEPS = 15
 # Forward, eleven of the twelve were faster so for 6 steps, and two for 12.
 MAX_STEPS_FORWARD = 9
-# Those cells have up to so many operators. 12 steps of 80 operators, as ten of a cell have, took
-# 2.0 of their loop's time forward and 1.6 in training as written, 1.3 and 1.0 with a derivative.
-MOST_OPERATORS = 40
+# The more calls a step makes, the fewer steps: of an LSTM of 18 calls, 12 steps took 1.14 of their
+# loop's time in training as written and 1.00 with a derivative; of a cart pole of 30 calls, 8 steps
+# took 1.12 and 1.03.
+MOST_CALLS = 13
 # A fused cell is one call into C++: steps took 0.7 to 1.0 of their loop's time forward, where its
 # parts took 0.8 to 1.1 (1 to 64 rows, widths of 8 to 256, AMD EPYC).
 _FUSED_CELLS = {torch.gru_cell, torch.lstm_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell}
@@ -48,22 +50,29 @@ def runs_as_written(
     """Return True for a body of operators alone, over a few small steps on the CPU."""
     if not isinstance(body, fx.GraphModule) or options.checkpoint is not None:
         return False
-    x = inputs.xs[0]
-    most = MAX_STEPS if is_differentiated else min(MAX_STEPS, MAX_STEPS_FORWARD)
-    if not is_differentiated and most and remember(body, ("fused",), lambda: _is_fused(body)):
-        most = MAX_STEPS_OF_FUSED_CELLS
-    if not 0 < x.shape[0] <= most or x.device.type != "cpu":
+    x, most = inputs.xs[0], MAX_STEPS
+    trip_count = x.shape[0]
+    if not most or (is_differentiated and trip_count > most):
         return False
-    if x.shape[0] * len(body.graph.nodes) > most * MOST_OPERATORS:
+    n_calls, is_fused = remember(body, ("calls",), lambda: _calls_of(body))
+    if not is_differentiated:
+        most = MAX_STEPS_OF_FUSED_CELLS if is_fused else MAX_STEPS_FORWARD
+    if not 0 < trip_count <= most or trip_count * n_calls > most * MOST_CALLS:
         return False
-    if torch.is_autocast_enabled("cpu") or elements_of_step(inputs) > MAX_ELEMENTS:
+    if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
-    return remember(body, ("operators",), lambda: all(map(_is_operator, body.graph.nodes)))
+    return bool(elements_of_step(inputs) <= MAX_ELEMENTS)
 
 
-def _is_fused(body: fx.GraphModule) -> bool:
-    """Return True if a fused cell is called."""
-    return any(node.target in _FUSED_CELLS for node in body.graph.nodes)
+def _calls_of(body: fx.GraphModule) -> tuple[float, bool]:
+    """Return how many calls a step makes, and whether one is of a fused cell.
+
+    What a body calls besides torch's operators is more than any number of calls.
+    """
+    nodes = list(body.graph.nodes)
+    n_calls = sum(node.op in ("call_function", "call_method") for node in nodes)
+    is_fused = any(node.target in _FUSED_CELLS for node in nodes)
+    return n_calls if all(map(_is_operator, nodes)) else math.inf, is_fused
 
 
 def elements_of_step(inputs: Inputs[Any]) -> Any:

@@ -1,8 +1,9 @@
 """Make fewer operators of a body, because each dispatch takes time.
 
 Pairs for which torch has one kernel become one operator: ``x + a * b`` is ``addcmul``, ``x + a @
-b`` is ``addmm``, ``x + a * 2`` is ``add`` with an alpha. Views that change nothing are dropped. A
-check of a factorisation just raises, since steps run in order, and is not added to the result.
+b`` is ``addmm``, ``x + a * 2`` is ``add`` with an alpha, ``x + -y`` is ``x - y``. Views that change
+nothing are dropped. A check of a factorisation just raises, since steps run in order, and is not
+added to the result.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ def _sum_with(other: fx.Node, term: fx.Node) -> tuple[Any, tuple[Any, ...], dict
             return aten.addcmul.default, (other, left, right), {}
         if is_tensor_node(left) and isinstance(right, (int, float)) and not isinstance(right, bool):
             return aten.add.Tensor, (other, left), {"alpha": right}
+    if term.target is aten.neg.default:
+        return aten.sub.Tensor, (other, term.args[0]), {}
     if term.target is aten.mm.default and value_of(other).shape == value_of(term).shape:
         return aten.addmm.default, (other, *term.args), {}
     return None
