@@ -14,6 +14,7 @@ in turn do.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import fx
@@ -62,6 +63,8 @@ def _rewrite(node: fx.Node, varying: set[fx.Node]) -> None:
 def _product(node: fx.Node, varying: set[fx.Node]) -> tuple[fx.Node | None, fx.Node]:
     """Return what varies in a product with a known factor, and that factor."""
     if node.target in (aten.mul.Tensor, *_DERIVATIVES) and value_of(node).dtype in _DTYPES:
+        left: Any
+        right: Any
         left, right = node.args
         if all(is_alike(operand, node) for operand in node.args):
             if left in varying and right not in varying:
