@@ -21,7 +21,7 @@ from . import (
 )
 from .builder import RULES, Builder, NoOperandError
 from .program import Carried, Input, Program, Scanned, Shape, Size, Statement, Type, Var, size_text
-from .rules_special import DRAWS, attempt
+from .rules_special import DRAWS, MADE, WAYS_OF_MAKING, attempt
 from .rules_state import growing_leaf
 
 _REGISTERED = (
@@ -45,13 +45,14 @@ DEFAULT = (
 #: ``branches``: on what steps count, in blocks and nested scans, too, and lists at such positions;
 #: ``masks``: rows that a mask selects; ``shared``: state that is one tensor by two names;
 #: ``lists``: lists that grow; ``unread``: draws, most of which nothing reads;
+#: ``made``: carries begin with, and steps read, what the program itself makes of no input;
 #: of autocast, and of checkpoints; ``affine``: so are all carries; ``inner_cells``: scans of
 #: recurrent cells within a step; ``sums``: a carry that steps only add sums to
 SWITCHES = (
     "random", "state", "draws", "func", "aliases", "numbers", "rows", "kernel", "long", "summed",
     "contexts", "complex_carry", "fills", "inner_jvp", "floats", "cells", "norms", "regions",
     "affine", "inner_cells", "sums", "attributes", "facts", "hooks", "first_steps",
-    "counters", "masks", "shared", "branches", "lists", "unread",
+    "counters", "masks", "shared", "branches", "lists", "unread", "made",
 )  # fmt: skip
 
 SIZES = [1, 2, 2, 3, 3, 3, 4, 4, 7, 8, 9, 15, 16, 17, 33]
@@ -243,9 +244,16 @@ class _Generator:
             "c": [f"torch.complex(normal(g, {sizes}), normal(g, {sizes}))"],
             "b": [f"normal(g, {sizes}) > 0"],
         }[dtype]
+        if dtype == "f" and self.has("made") and self.rng.random() < 0.7:
+            return self._leaf(f"c{k}", Type(shape, dtype, fresh=False), self._made(shape))
         grad = dtype in "fc" and self.rng.random() < 0.75
         made = self._input("h", Type(shape, dtype), self.rng.choice(texts), grad)
         return self._leaf(f"c{k}", Type(shape, dtype, fresh=False), made.name)
+
+    def _made(self, shape: Shape) -> str:
+        """A tensor that the program makes of no input."""
+        self.g.helpers["made"] = MADE
+        return f"made({self.rng.choice(WAYS_OF_MAKING)!r}, [{', '.join(map(str, shape))}])"
 
     def _number(self) -> Carried:
         """A leaf that starts as a Python number, or that a step returns as one."""
@@ -347,6 +355,10 @@ class _Generator:
 
     def _closed(self) -> None:
         rng = self.rng
+        for k in range(rng.choice([0, 1, 2]) if self.has("made") else 0):
+            var = Var(f"m{k}", Type(self._shape(), "f", fresh=False))
+            self.g.before.append(Statement(f"{var.name} = {self._made(var.type.shape)}", (var,)))
+            self.g.vars.append(var)
         for _ in range(rng.choice([0, 1, 1, 2, 3])):
             shape = self._shape()
             if self.has("sums") and rng.random() < 0.7:

@@ -58,6 +58,30 @@ def attempt(g: Builder, features: list[str]) -> None:
 PLAIN = ["pointwise", "pointwise", "products", "reductions", "views"]
 
 
+WAYS_OF_MAKING = ("remainder", "mask", "lower", "written", "filled", "scattered", "one")
+MADE = """\
+def made(way, shape):
+    n = torch.Size(shape).numel()
+    flat, zeros = torch.arange(n), torch.zeros(shape, dtype=dtype)
+    if way == "remainder":
+        return (flat % 3).to(dtype).reshape(shape)
+    if way == "mask":
+        return (flat % 3 == 1).to(dtype).reshape(shape)
+    if way == "lower" and len(shape) > 1:
+        return torch.ones(shape, dtype=dtype).tril()
+    if way == "written" and shape:
+        zeros[..., shape[-1] // 2] = 1.0
+        return zeros
+    if way == "filled" and shape:
+        return zeros.index_fill(-1, torch.tensor([0]), 0.5)
+    if way == "scattered" and shape:
+        return zeros.scatter(-1, torch.full(shape, shape[-1] - 1), 0.7)
+    return torch.ones(shape, dtype=dtype)
+
+
+"""
+
+
 @rule("stops")
 def detached(g: Builder) -> None:
     a = g.float()

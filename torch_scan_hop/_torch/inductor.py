@@ -120,7 +120,20 @@ def with_exact_strides(value: Any, stride: Sequence[Any]) -> Any:
     exact = ExternKernel.require_exact_strides(realized, stride, allow_padding=False)
     if isinstance(exact.maybe_get_layout(), ir.FlexibleLayout):
         exact.freeze_layout()  # a scalar's strides are exact without being fixed
-    return exact
+    return _read_from_memory(exact)
+
+
+def _read_from_memory(value: Any) -> Any:
+    """Return ``value``, a realized tensor, such that its loads are loads.
+
+    Inductor reads a buffer that is computed of no other (zeros, eye) as its expression, which is
+    wrong where something has written to it, and where a kernel has merged dimensions.
+    """
+    box = value.data
+    buffer = box.data if isinstance(box, StorageBox) else None
+    if isinstance(buffer, ir.ComputedBuffer) and buffer.num_reads() == 0:
+        return boxed(ir.ReinterpretView(data=box, layout=value.get_layout()))
+    return value
 
 
 def lower_subgraph(name: str, gm: fx.GraphModule, examples: Sequence[Any]) -> Subgraph:

@@ -27,6 +27,7 @@ from torch._inductor.utils import Placeholder, parallel_num_threads
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv, Max, Min
 
+from torch_scan_hop._torch.inductor_values import PythonsIndices, handled_by, handler_at_hand
 from torch_scan_hop._torch.inductor_vectors import VectorKernel, helpers_of
 
 # torch's, under our names
@@ -119,7 +120,8 @@ class LaneNest(CppKernelProxy):
         def generate(kind: type[CppKernel], *args: Any) -> CppKernel:
             with group.new_kernel(kind, *args) as kernel:
                 index, _ = kernel.set_ranges(sizes, ())
-                emit(list(index))
+                with handled_by(PythonsIndices(handler_at_hand())):
+                    emit(list(index))
                 return kernel
 
         scalar = generate(self.kernel_cls)

@@ -168,6 +168,13 @@ def masked(inner: Any, mask: Any, body: Callable[[], Any], other: Any) -> Any:
     return inner.masked(mask, typed, other)
 
 
+class PythonsIndices(OpsHandler):
+    """Takes integers of Python's as values of indices, which Inductor's own tracing replaces."""
+
+    def index_expr(self, index: Any, dtype: torch.dtype) -> Any:
+        return self._inner.index_expr(sympy.sympify(index), dtype)
+
+
 class Reads(OpsHandler):
     """(buffer, index) of everything that is read."""
 

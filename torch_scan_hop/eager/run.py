@@ -26,7 +26,7 @@ from torch_scan_hop.body.carries_in import CarriesIn, with_joined, with_stacks
 from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
-from torch_scan_hop.eager.known_factors import multiply_known_factors
+from torch_scan_hop.eager.known_operands import combine_known_operands
 from torch_scan_hop.eager.loop import EagerLoop, StackLike
 from torch_scan_hop.eager.nested import with_short_scans_written_out
 from torch_scan_hop.eager.sized_plan import PlanForAnySize, SizedPlan
@@ -140,8 +140,8 @@ def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
         clean_up(graph)
         drop_stops(graph)
         legality.run_passes(graph, [add_at_indices, add_to_slices])
-        multiply_known_factors(graph.graph, inputs.signature.inputs_of(graph).carry)
-        legality.checked("multiply_known_factors", graph)
+        combine_known_operands(graph.graph, inputs.signature.inputs_of(graph).carry)
+        legality.checked("combine_known_operands", graph)
         if symbols is None:
             plan = _plan(graph, inputs.signature)
             return SizedPlan(plan, EagerLoop(plan.body, plan.loop_signature, plan.own_xs))

@@ -85,3 +85,12 @@ def no_dimensions_are_none() -> Iterator[object]:
 
     with mock.patch.object(Accumulator, "_reduced", over_steps):
         yield None
+
+
+@mutant("18", "inductor", "pointwise,kernel,made")
+def what_reads_nothing_is_its_expression() -> Iterator[object]:
+    """A kernel reads what is computed of nothing as Inductor does, also where dims are merged."""
+    from torch_scan_hop._torch import inductor
+
+    with mock.patch.object(inductor, "_read_from_memory", lambda value: value):
+        yield None

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
-import torch
 
 from torch_scan_hop._torch.inductor_cpp import (
     DTYPE_TO_CPP,
@@ -51,9 +50,6 @@ class _EntryOps(VectorOps):
             if name in self.varying:
                 index = index - FIRST_LANE
         return self._inner.load(name, sympy.expand(index))
-
-    def index_expr(self, index: Any, dtype: torch.dtype) -> Any:
-        return self._inner.index_expr(sympy.sympify(index), dtype)
 
 
 def _read(buffer: Any, index: Sequence[Any]) -> Any:
