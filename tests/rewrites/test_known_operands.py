@@ -1,4 +1,4 @@
-"""Derivatives of gates, whose products with saved values leave the eager loop of a backward."""
+"""Operands that are known before an eager loop, which are combined there: sums, and gates."""
 
 from unittest import mock
 
@@ -98,6 +98,43 @@ def test_second_derivatives(name):
         [first] = torch.autograd.grad(scalar(run(cell, init, xs)), [xs], create_graph=True)
         found.append(torch.autograd.grad(first.square().sum(), [xs]))
     assert_same(*found)
+
+
+W, U = (torch.randn(4, 4, dtype=torch.float64) for _ in range(2))
+BIAS = torch.randn(4, dtype=torch.float64)
+LINEAR = torch.nn.Linear(4, 4).double().requires_grad_(False)
+SUMS = {
+    "a bias": lambda h, x: x @ W + h @ U + BIAS,
+    "two biases": lambda h, x: x @ W + BIAS + h @ U + BIAS.exp(),
+    "bias first": lambda h, x: BIAS + h @ U + x,
+    "a module": lambda h, x: x @ W + LINEAR(h),
+    "no product": lambda h, x: h.sin() + x + BIAS,
+    "broadcast": lambda h, x: h @ U + x[..., :1] + BIAS[0],
+}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", SUMS)
+def test_terms_that_are_known(sources, name, reverse):
+    def cell(h, x):
+        h = torch.tanh(SUMS[name](h, x))
+        return h, h
+
+    make = torch.Generator().manual_seed(0)
+    h, xs = (torch.randn(*s, 3, 4, generator=make, dtype=torch.float64) for s in ((), (T,)))
+    check(cell, h, xs, reverse=reverse)
+    calls = [line.partition(" = call_")[2] for line in sources[0].splitlines()]
+    sums = [call for call in calls if call.startswith("add")]
+    assert len(sums) == 1, sources[0]
+
+
+def test_a_sum_that_others_read_stays(sources):
+    def cell(h, x):
+        total = h.sin() + x
+        return torch.tanh(total + BIAS[:3]), total
+
+    check(cell, torch.randn(3, dtype=torch.float64), torch.randn(T, 3, dtype=torch.float64))
+    assert sources[0].count("call_add(") == 2, sources[0]
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e30, float("inf")])

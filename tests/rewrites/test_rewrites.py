@@ -492,6 +492,27 @@ def test_what_the_eager_loop_writes_over_is_read_by_nothing_else(cell):
     assert xs.equal(untouched)
 
 
+def read_before_and_returned(h, x):
+    made = torch.tanh(x)
+    return made.mean() * h, made
+
+
+def read_before_and_after(h, x):
+    made = torch.tanh(x)
+    return made.mean() * h, (made.sin().sum(-1), h)
+
+
+@pytest.mark.parametrize("cell", [read_before_and_returned, read_before_and_after])
+def test_work_before_the_loop_is_not_done_again_after_it(cell):
+    make = torch.Generator().manual_seed(0)
+    h, xs = torch.randn(H, generator=make).double(), torch.randn(T, B, D, generator=make).double()
+    flat = lambda h, x: torch.utils._pytree.tree_leaves(cell(h, x))  # noqa: E731
+    plan = make_plan(body_of(flat, h, xs[0]), Signature(1, 1, 0), Options(), pointwise_pays=True)
+    assert operators(plan.batched_part.module)["tanh"] == 1
+    assert plan.sunk_part.module is None or operators(plan.sunk_part.module)["tanh"] == 0
+    assert_same(scan(cell, h, xs), loop(cell, h, xs))
+
+
 def test_the_eager_loop_adds_to_a_product_where_it_is():
     body = body_of(
         lambda h, x, w, u: [torch.tanh(h @ u + x @ w)] * 2,

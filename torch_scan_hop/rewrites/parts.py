@@ -14,14 +14,33 @@ from torch_scan_hop._torch.transforms import over_first_dimension
 from torch_scan_hop.body.copies import copied
 from torch_scan_hop.body.linalg_checks import linalg_check
 from torch_scan_hop.body.meta_values import value_of
+from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.rewrites.batchable import stand_in_for
-from torch_scan_hop.rewrites.classify import ancestors
+from torch_scan_hop.rewrites.classify import Dependence, ancestors
 
 aten = torch.ops.aten
 
 
 def unique(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return list(dict.fromkeys(nodes))
+
+
+def computed_once(
+    batched: Sequence[fx.Node], sunk: Sequence[fx.Node], dependence: dict[fx.Node, Dependence]
+) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Let work after the loop take from work before it what that computes, too; return both."""
+    before, after = ancestors(batched), ancestors(sunk)
+    after_only = after - before
+
+    def is_taken(node: fx.Node) -> bool:
+        if node not in after or dependence[node] is not Dependence.XS:
+            return False
+        is_work = node.op == "call_function" and is_tensor_node(node) and not is_view(node)
+        return node in sunk or (is_work and not after_only.isdisjoint(node.users))
+
+    nodes = batched[0].graph.nodes if batched else ()
+    taken = unique([*batched, *(n for n in nodes if n in before and is_taken(n))])
+    return taken, [node for node in sunk if node not in taken]
 
 
 class Part:

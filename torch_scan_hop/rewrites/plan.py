@@ -122,8 +122,9 @@ class ScanPlan:
         return [
             k
             for k, n in enumerate(self.loop_xs)
-            # only a product's result is sure to be new memory, not a view of something else
-            if n in made and is_contraction(n) and n not in read_by_others
+            # of a product, or a sum, the result is sure to be new memory, no view of something else
+            if n in made and (is_contraction(n) or n.target is torch.ops.aten.add.Tensor)
+            if n not in read_by_others
             if not self.is_read_outside(n)
         ]
 

@@ -32,7 +32,7 @@ from torch_scan_hop.rewrites.classify import (
 )
 from torch_scan_hop.rewrites.costs import Costs
 from torch_scan_hop.rewrites.options import Options
-from torch_scan_hop.rewrites.parts import unique
+from torch_scan_hop.rewrites.parts import computed_once, unique
 from torch_scan_hop.rewrites.plan import Decisions, ScanPlan
 from torch_scan_hop.signature import Inputs, Signature, results_of
 
@@ -146,6 +146,7 @@ class Planner:
         sunk = [n for n in sunk if n not in in_loop]
         emitted = [n for n in targets if n not in sunk]
         batched = self._batched([*carry_out, *emitted], in_loop)
+        batched, sunk = computed_once(batched, sunk, self.dependence)
         invariants = self._invariants([*carry_out, *emitted, *sunk, *batched])
         # and a value that is computed before the loop is not
         emitted = [n for n in emitted if n not in batched and n not in invariants]
@@ -290,8 +291,7 @@ def make_plan(
     ``guard_sizes``: whether symbolic sizes may become guards where they decide what pays.
     ``any_trip_count``: whether work for all steps is traced, for any number of them.
     ``least_weight``: bytes of loop-invariant operands, as of weights, from which on a product is
-    better made for all steps at once: where a step's product is no call of a library, it costs the
-    same inside the loop, whose operands are in the caches.
+    better made for all steps at once: one that calls no library costs the same in the loop.
     ``keeps_impure``: whether steps draw, check and act also where nothing reads it.
     ``used_outputs``: which of the scan's results anything reads; others come back as None.
     """
