@@ -513,6 +513,14 @@ def test_work_before_the_loop_is_not_done_again_after_it(cell):
     assert_same(scan(cell, h, xs), loop(cell, h, xs))
 
 
+@pytest.mark.parametrize("size", [2**10, 2**18])
+def test_a_large_value_stays_in_the_step_that_has_it_in_a_cache(size):
+    cell = lambda h, x: [h * (x + torch.zeros(size)).sin().mean(), x * 2]  # noqa: E731
+    body = body_of(cell, torch.empty(3), torch.empty(()))
+    plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=True)
+    assert operators(plan.body)["sin"] == (size == 2**18)
+
+
 def test_the_eager_loop_adds_to_a_product_where_it_is():
     body = body_of(
         lambda h, x, w, u: [torch.tanh(h @ u + x @ w)] * 2,

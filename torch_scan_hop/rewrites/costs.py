@@ -10,12 +10,14 @@ from torch import fx
 
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.meta_values import value_of
-from torch_scan_hop.body.node_kinds import is_tensor_node, operator_name
+from torch_scan_hop.body.node_kinds import is_tensor_node, is_view, operator_name
 from torch_scan_hop.rewrites.batchable import is_factorisation
 from torch_scan_hop.rewrites.classify import Dependence, is_contraction, nbytes
 
 # bytes; a block of MIN_BLOCK stacked states that are larger leaves a core's cache
 LARGE_STATE = 2**17
+# bytes; two of a larger value leave that cache, and an operator takes as long as a hundred calls
+LARGE_VALUE = 2**19
 
 # of rows, which a kernel of a CPU has at hand: with norms of 64 columns after the loop, training
 # took 1.5 times as long (benchmarks/results/never_slower.md). On a GPU they are in a kernel's way
@@ -39,10 +41,15 @@ class Costs:
 
     def may_be_batched(self, node: fx.Node) -> bool:
         """Return False for a factorisation, where a compiler's loop has small matrices in
-        registers, entry by entry; and on a CPU for the statistics of rows."""
+        registers, entry by entry; on a CPU for the statistics of rows; and for large values, which
+        a step has in a cache, where calls are what leaving the loop saves."""
         if operator_name(node) in _STATISTICS and value_of(node.args[0]).device.type == "cpu":
             return False
-        return self.pointwise_pays or not is_factorisation(node)
+        if not self.pointwise_pays:
+            return not is_factorisation(node)
+        if not is_tensor_node(node) or is_view(node) or is_contraction(node):
+            return True
+        return likely_value(nbytes(node)) <= LARGE_VALUE
 
     def product_pays(self, node: fx.Node, dependence: Mapping[fx.Node, Dependence]) -> bool:
         """Return True if ``node`` is a product that is faster when made for all steps at once."""
