@@ -45,7 +45,7 @@ class Places:
             ONCE: plan.invariant_part.nodes(),
             ALL_STEPS: plan.batched_part.nodes(),
             AFTER: plan.sunk_part.nodes(),
-            CONTRACTED: self._contracted(),
+            CONTRACTED: set().union(*map(self._work_of_sum, plan.decisions.accumulators)),
         }
         #: the first part that computes a node is where it costs most
         self.place = {n: place for place in reversed(parts) for n in parts[place]}
@@ -55,9 +55,6 @@ class Places:
         leaves = set(accumulator.leaves)
         found = ancestors([self.plan.outputs.carry[accumulator.index]], stop=leaves) - leaves
         return {n for n in found if n.op == "call_function"}
-
-    def _contracted(self) -> set[fx.Node]:
-        return set().union(*map(self._work_of_sum, self.plan.decisions.accumulators))
 
     def _sums_of(self, node: fx.Node) -> list[str]:
         sums = [a for a in self.plan.decisions.accumulators if node in self._work_of_sum(a)]
