@@ -52,9 +52,7 @@ class PlanChoice:
     copied_bytes: Callable[[ScanPlan], int]
 
     def best(self) -> tuple[ScanPlan, LaneSums | None, Any]:
-        """Return a plan, the sums of lanes if it is for the scan that these make, and the length of
-        the blocks that it runs in.
-        """
+        """Return a plan, the sums of lanes if the plan is of those, and the length of blocks."""
         found = self._of_lanes() or self._of_matrices()
         plan, sums = found or (self._plan(), None)
         if sums is None and pack_weights(plan, self.trip_count):

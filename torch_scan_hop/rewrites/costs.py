@@ -31,10 +31,7 @@ class Costs:
     least_weight: int
 
     def nbytes(self, node: fx.Node) -> Any:
-        """Return a node's bytes, a likely number if sizes are symbolic.
-
-        An estimate decides what pays and not what is right, so it needs no guard.
-        """
+        """Return a node's bytes, likely ones for symbolic sizes: an estimate needs no guard."""
         return nbytes(node) if self.guard_sizes else likely_value(nbytes(node))
 
     def may_be_batched(self, node: fx.Node) -> bool:

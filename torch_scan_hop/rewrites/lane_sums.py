@@ -84,10 +84,7 @@ def find_lane_sums(
     used_outputs: Sequence[bool],
     is_sum_like: Callable[[torch.Tensor, fx.Node], bool] | None = None,
 ) -> LaneSums | None:
-    """Find carries that are sums over dimensions of something as large as another carry.
-
-    Return None if there are none. ``is_sum_like(carry, term)``: tells such sums from others.
-    """
+    """Find carries that are sums over dimensions, by ``is_sum_like(carry, term)``; or None."""
     is_sum_like = is_sum_like or _is_sum_like
     roles, outputs = signature.inputs_of(body), signature.outputs_of(body)
     dependence = classify(body.graph, roles)

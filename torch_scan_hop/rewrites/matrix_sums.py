@@ -24,6 +24,7 @@ from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.rewrites.accumulate import SUMS, added_terms, is_matrix_transpose
 from torch_scan_hop.rewrites.classify import Dependence, classify
 from torch_scan_hop.rewrites.lane_sums import LaneSums, find_lane_sums, linear_terms
+from torch_scan_hop.rewrites.sizes import first_size
 from torch_scan_hop.signature import Signature
 
 aten = torch.ops.aten
@@ -42,8 +43,8 @@ def lanes_of_matrices(body: fx.GraphModule, signature: Signature) -> Any:
     roles, outputs = signature.inputs_of(body), signature.outputs_of(body)
     added = added_terms(roles.carry, outputs)
     carry = [n for k, n in enumerate(roles.carry) if k not in added and value_of(n).ndim]
-    sizes = [value_of(n).shape[0] for n in carry]
-    if not sizes or not all(are_known_equal(n, sizes[0]) for n in sizes):
+    size = first_size(map(value_of, carry))
+    if size is None:
         return None
     terms = {t for term in added.values() for t in linear_terms(term, lambda _: False)}
     varying = set(carry)
@@ -54,7 +55,7 @@ def lanes_of_matrices(body: fx.GraphModule, signature: Signature) -> Any:
         # in a batch, no lane is multiplied by another
         if node.target in _ACROSS_ROWS and node.args[-1] in varying and node not in terms:
             return None
-    return sizes[0]
+    return size
 
 
 def are_small(body: fx.GraphModule, lanes: Any) -> bool:

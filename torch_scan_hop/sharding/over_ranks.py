@@ -28,10 +28,7 @@ from torch_scan_hop.signature import Inputs, Signature
 
 @dataclasses.dataclass(frozen=True)
 class _Roles:
-    """The roles of carries: ``sums`` are only added to, ``composed`` is how the others compose.
-
-    ``composed`` is a text, the reason, if they do not.
-    """
+    """Carries that are only added to, the others, and how those compose, or why they do not."""
 
     sums: list[int]
     states: list[int]

@@ -13,17 +13,12 @@ import sympy
 import torch
 
 from torch_scan_hop._torch.inductor_triton import TritonLines, computed_dtype, storage_type
-from torch_scan_hop._torch.inductor_values import (
-    handled_by,
-    handler_at_hand,
-    likely_size,
-)
+from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand, likely_size
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode, indices
 from torch_scan_hop.inductor.gpu.launch import WARP, Launch
 from torch_scan_hop.inductor.gpu.reductions import of_row
-from torch_scan_hop.inductor.gpu.row_body import RowBody
-from torch_scan_hop.inductor.gpu.row_lowering import PRODUCT, REDUCED, Product
+from torch_scan_hop.inductor.gpu.row_body import PRODUCT, REDUCED, Product, RowBody
 from torch_scan_hop.inductor.gpu.serving import capability_of
 from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
 from torch_scan_hop.inductor.node import ScanCall
@@ -63,8 +58,7 @@ def rows_of_a_program(width: int) -> tuple[int, int]:
 
 
 def rows_with_products(body: RowBody, width: int, device: torch.device) -> tuple[int, int, int]:
-    """Return the rows and warps of a program that multiplies, and its weights' bytes in shared
-    memory."""
+    """Return the rows and warps of a program that multiplies, and its bytes of shared memory."""
     dtypes = {product.weight.dtype for product in body.products}
     blocks = sum(len(p.left) * p.columns // body.width for p in body.products)
     nbytes = blocks * width**2 * max(dtype.itemsize for dtype in dtypes)
