@@ -27,12 +27,7 @@ from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
 from torch_scan_hop.body.meta_values import value_of
-from torch_scan_hop.body.node_kinds import (
-    is_number_node,
-    is_tensor_node,
-    is_view,
-    same_value,
-)
+from torch_scan_hop.body.node_kinds import is_number_node, is_tensor_node, is_view, same_value
 from torch_scan_hop.rewrites.classify import ancestors
 
 

@@ -113,10 +113,7 @@ def _may_have_tangent(value: torch.Tensor) -> bool:
 
 
 class _Zeros:
-    """Zeros by ``(shape, dtype, device)``, each kind made once.
-
-    On XLA zeros take no memory, but making them takes time on the host.
-    """
+    """Zeros by ``(shape, dtype, device)``; on XLA, where making them takes time, kept."""
 
     def __init__(self) -> None:
         self.on_xla: dict[tuple[Any, ...], torch.Tensor] = {}

@@ -25,9 +25,9 @@ from torch_scan_hop.autodiff.derivative import as_backward
 from torch_scan_hop.autodiff.handover import Handover, Partition
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy
+from torch_scan_hop.body.cleanup import trim_scans
 from torch_scan_hop.body.meta_values import placeholder, value_of
 from torch_scan_hop.body.step_examples import contiguous_like
-from torch_scan_hop.body.trim_scans import trim_scans
 from torch_scan_hop.rewrites.parts import extract
 
 aten = torch.ops.aten

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from torch_scan_hop._torch.fakes import fake_like_number
-from torch_scan_hop.body.meta_values import value_of
+from torch_scan_hop.body.meta_values import replace, value_of
 from torch_scan_hop.body.own_operators import own_operator
 from torch_scan_hop.signature import results_of
 
@@ -38,10 +38,7 @@ def _checked(info: Tensor, name: str, is_matrix: bool, reverse: bool = False) ->
 
 
 def _unchecked(info: Tensor, name: str, is_matrix: bool, reverse: bool = False) -> Tensor:
-    """Return zero in place of a check, where no value can be read: for fakes, and on XLA.
-
-    On XLA ``inf`` and ``nan`` in the results tell of a singular matrix.
-    """
+    """Return zero for fakes, and on XLA, where inf and nan in results tell of a singular matrix."""
     return torch.zeros((), dtype=info.dtype, device=info.device)
 
 
@@ -119,8 +116,7 @@ def checks_after(body: fx.GraphModule) -> ChecksAfter:
         for user in list(check.users):
             checked = next(a for a in user.args if a is not check)
             results = [checked if r is user else r for r in results]
-            user.replace_all_uses_with(checked)
-            graph.erase_node(user)
+            replace(user, checked)
         graph.erase_node(check)
     graph.output((*results, *(info for info, _ in found)))
     graph.lint()
