@@ -18,7 +18,7 @@ from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.inductor_checks import mark_as_holding_a_scan, report_outside_of_threads
 from torch_scan_hop._torch.own_scan import is_torchs
 from torch_scan_hop.body.meta_values import replace
-from torch_scan_hop.inductor.fused_cells import write_fused_cells
+from torch_scan_hop.inductor.decompositions import write_fused_cells
 from torch_scan_hop.inductor.kernels import replace_large_products
 from torch_scan_hop.inductor.pairs import mark_joined_parts
 from torch_scan_hop.inductor.rewriter import ScanRewriter

@@ -29,8 +29,13 @@ from torch_scan_hop.inductor.qualify import CAT, PRODUCTS, is_along_rows, operat
 from torch_scan_hop.inductor.scalars.rewrite import lanes_of
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
 from torch_scan_hop.rewrites.blocks import whole_block_length
-from torch_scan_hop.rewrites.lane_sums import LaneSums, find_lane_sums
-from torch_scan_hop.rewrites.matrix_sums import are_small, find_matrix_sums, lanes_of_matrices
+from torch_scan_hop.rewrites.lane_sums import (
+    LaneSums,
+    are_small,
+    find_lane_sums,
+    find_matrix_sums,
+    lanes_of_matrices,
+)
 from torch_scan_hop.signature import Signature
 
 

@@ -17,9 +17,9 @@ from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.body.meta_values import check_results, value_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.carries_in_parts import find_split_carry
+from torch_scan_hop.inductor.decompositions import in_parts
 from torch_scan_hop.inductor.inline import inline, used_outputs
 from torch_scan_hop.inductor.kernels import is_on_gpu, may_be_one_kernel, may_be_small_matrices
-from torch_scan_hop.inductor.matrix_parts import in_parts
 from torch_scan_hop.inductor.pair_rules import is_complex
 from torch_scan_hop.inductor.pairs import expanded, expanded_step, joined_results, needs_pairs
 from torch_scan_hop.inductor.plans import PlanChoice

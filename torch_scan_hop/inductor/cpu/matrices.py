@@ -29,15 +29,15 @@ from torch_scan_hop.inductor.cpu.matrix_body import MatrixBody
 from torch_scan_hop.inductor.cpu.matrix_code import MatrixCode
 from torch_scan_hop.inductor.cpu.matrix_lowering import BY_INDEX, PRODUCTS, REDUCTIONS
 from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
+from torch_scan_hop.inductor.decompositions import MATRICES
 from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
-from torch_scan_hop.inductor.matrix_parts import DECOMPOSITIONS
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import CAT, check_pointwise_but_for
 from torch_scan_hop.inductor.spans import WORK_FOR_THREADS, KernelInSpans, work_per_step
 from torch_scan_hop.rewrites import current_options
 from torch_scan_hop.rewrites.sizes import first_size
 
-_OPERATORS = {*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, *DECOMPOSITIONS, *BY_INDEX, CAT}
+_OPERATORS = {*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, *MATRICES, *BY_INDEX, CAT}
 
 # Bytes of all values of a step, which lie on the stack.
 SCRATCH_BYTES = 2**19

@@ -19,7 +19,7 @@ from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.places import CPU
 from torch_scan_hop.inductor.product_lowering import ProductLowering
 from torch_scan_hop.inductor.step import are_static
-from torch_scan_hop.rewrites.matrix_sums import MOST_ENTRIES
+from torch_scan_hop.rewrites.lane_sums import MOST_ENTRIES
 
 # "buf": names that Inductor lets a kernel store to
 SCRATCH = "scan_buf_entries_"

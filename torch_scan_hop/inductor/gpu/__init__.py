@@ -6,13 +6,13 @@ a kernel, to run it (Triton's interpreter takes tensors on the CPU) or to compil
 ``pointwise``   bodies without products: a program takes a block of lanes through all steps, with
                 the carries in registers
 ``code``        the common code of all kernels
-``parallel``    finds long and thin scans that are affine in their carries
-``tiles``       their code: a program takes a few lanes, and many steps at once
+``parallel``    long and thin scans that are affine in their carries: a program takes a few lanes,
+                and many steps at once
 ``composition`` the code that composes steps
-``rows``        finds bodies with products, or reductions of rows, that qualify
 ``row_body``    their step, as blocks as wide as the carry, and numbers of each row
 ``reductions``  the code of a reduction
-``row_code``    their code: a program takes a block of rows through all steps
+``row_code``    bodies with products, or reductions of rows: a program takes a block of rows
+                through all steps
 ``launch``      a kernel's text and arguments, the lanes of a program, the call in the wrapper
 ``serving``     tells which devices the kernels are for
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from torch_scan_hop.inductor.gpu.parallel import ParallelKernel, is_long_and_thin
 from torch_scan_hop.inductor.gpu.pointwise import PointwiseKernel
-from torch_scan_hop.inductor.gpu.rows import RowsKernel
+from torch_scan_hop.inductor.gpu.row_code import RowsKernel
 
 __all__ = ["KERNELS", "ParallelKernel", "PointwiseKernel", "RowsKernel", "is_long_and_thin"]
 
