@@ -65,8 +65,8 @@ class PlanChoice:
         return plan, sums, self._block_length(plan)
 
     def _block_length(self, plan: ScanPlan) -> Any:
-        is_known = isinstance(self.trip_count, int) and self.trip_count != 0
-        if self.on_gpu or not is_known:  # blocks are for what a core's cache holds
+        # blocks are for what a core's cache holds
+        if self.on_gpu or not isinstance(self.trip_count, int):
             return self.trip_count
         return whole_block_length(plan, self.trip_count, self.copied_bytes(plan))
 
