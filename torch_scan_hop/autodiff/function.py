@@ -239,8 +239,7 @@ def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
 
 
 class ScanFunction(torch.autograd.Function):
-    """The autograd.Function for plain autograd; functorch's grad levels have theirs in
-    ``dispatch/grad.py``.
+    """The autograd.Function of plain autograd; ``dispatch/grad`` has that of functorch's levels.
 
     Forward over reverse works, too. On dual tensors that require grad, ``jvp`` gives the results
     tangents, and what is saved keeps its own, so that the backward is a scan of duals.

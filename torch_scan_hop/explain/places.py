@@ -87,8 +87,7 @@ class Places:
         return self._cause(node)
 
     def _decision_about(self, node: fx.Node) -> str | None:
-        """Return the planner's decision about ``node``, or about the first value after it that has
-        one.
+        """Return the planner's decision about ``node``, or the first value after it that has one.
 
         The planner decides only about values that are read across the border of the loop.
         """

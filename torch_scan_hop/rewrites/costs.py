@@ -54,8 +54,7 @@ class Costs:
         work: Iterable[fx.Node],
         dependence: Mapping[fx.Node, Dependence],
     ) -> bool:
-        """Return True if stacking ``stacked``, to do ``work`` outside the loop, costs little memory
-        and time.
+        """Return True if it costs little to stack ``stacked``, to do ``work`` outside the loop.
 
         A large state, such as a cache of which a step writes a row, is copied into the stack at
         each step. That takes longer than a call in the loop, unless ``work`` has a product with

@@ -47,10 +47,7 @@ from torch_scan_hop.inductor.step import STEP, TILE
 
 
 class TimeLoop:
-    """The code of a kernel for one lane; called once for each kind of code (scalar, vector).
-
-    Between two steps carries live in the buffers ``carry``.
-    """
+    """The code for a lane, scalar or vector; between steps the buffers ``carry`` hold carries."""
 
     operators = VectorOps
 

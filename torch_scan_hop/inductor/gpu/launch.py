@@ -104,8 +104,7 @@ COPIED_BYTES = 4  # the least that the hardware copies to shared memory ahead of
 
 
 def lanes_of_a_program(size: int, least_bytes: int) -> tuple[int, int]:
-    """Return the lanes and warps of one program; ``least_bytes``: of the narrowest element it
-    reads.
+    """Return the lanes and warps of a program whose narrowest element has ``least_bytes``.
 
     A thread takes as many lanes as the hardware copies at once at least.
 
