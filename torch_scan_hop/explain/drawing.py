@@ -11,21 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from torch_scan_hop.explain.facts import (
-    AFTER,
-    ALL_STEPS,
-    CONTRACTED,
-    DROPPED,
-    LOOP,
-    ONCE,
-    Loop,
-    Operator,
-    Value,
-)
+from torch_scan_hop.explain import facts
+from torch_scan_hop.explain.facts import Loop, Operator, Value
 from torch_scan_hop.explain.words import flops, nbytes, steps, where
 
-COLUMNS = {ONCE: 0, ALL_STEPS: 0, LOOP: 1, AFTER: 2, CONTRACTED: 2}
-_BADGES = {ONCE: "once", ALL_STEPS: "all at once", AFTER: "all at once", CONTRACTED: "one sum"}
+COLUMNS = {facts.ONCE: 0, facts.ALL_STEPS: 0, facts.LOOP: 1, facts.AFTER: 2, facts.CONTRACTED: 2}
+_BADGES = {
+    facts.ONCE: "once",
+    facts.ALL_STEPS: "all at once",
+    facts.AFTER: "all at once",
+    facts.CONTRACTED: "one sum",
+}
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 168, 40, 18, 34, 26
 _MAX_TEXT = 24
 # boxes side by side outside of the loop, where there is room above
@@ -73,7 +69,7 @@ class Drawing:
     # --- what is drawn ---
 
     def _collect(self) -> None:
-        operators = [o for o in self.loop.operators if o.place != DROPPED]
+        operators = [o for o in self.loop.operators if o.place != facts.DROPPED]
         read = {name for o in operators for name in o.inputs}
         read |= {r.node for r in self.loop.results}
         inputs = {f"next {value.name}" for value in self.loop.inputs}
@@ -93,7 +89,7 @@ class Drawing:
         if f"next {value.name}" not in self.next_carries:
             return 0
         places = {o.place for o in operators if value.node in o.inputs}
-        return 2 if places == {CONTRACTED} else 1
+        return 2 if places == {facts.CONTRACTED} else 1
 
     def _column_of_result(self, value: Value) -> int:
         producer = self.boxes.get(value.node)

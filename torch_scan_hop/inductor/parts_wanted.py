@@ -46,13 +46,14 @@ def ends_of_reads(carry: fx.Node, dim: int) -> set[int]:
 
 def _ends_in(node: fx.Node, dim: int, shape: Any) -> set[int]:
     found = range_read_by(node)
-    return {*found[1]} if found is not None and found[0] % len(shape) == dim else set()
+    return {*found[2]} if found is not None and found[1] % len(shape) == dim else set()
 
 
-def range_read_by(node: Any) -> tuple[int, Range, bool] | None:
-    """Return the dimension and the range that ``node`` reads of another; and if it drops it."""
+def range_read_by(node: Any) -> tuple[fx.Node, int, Range, bool] | None:
+    """Return what ``node`` reads a range of, the dimension, the range, and if it drops it."""
     if node.target in (aten.select.int, aten.slice.Tensor):
-        return range_of(node, 1)
+        found = range_of(node, 1)
+        return None if found is None else (node.args[0], *found)
     base = node.args[0] if node.target is operator.getitem else None
     if not isinstance(base, fx.Node) or base.target not in SPLITS:
         return None
@@ -62,7 +63,7 @@ def range_read_by(node: Any) -> tuple[int, Range, bool] | None:
     if not all(isinstance(n, int) for n in lengths):
         return None
     first = sum(lengths[: node.args[1]])
-    return dim, (first, first + lengths[node.args[1]]), is_element
+    return base.args[0], dim, (first, first + lengths[node.args[1]]), is_element  # type: ignore[return-value]
 
 
 def range_of(node: Any, place: int) -> tuple[int, Range, bool] | None:
@@ -81,13 +82,6 @@ def range_of(node: Any, place: int) -> tuple[int, Range, bool] | None:
         return dim, (first % size, first % size + 1), True
     start, stop, _ = slice(first, end).indices(size)
     return dim, (start, max(start, stop)), False
-
-
-def base_of(node: Any) -> Any:
-    base = node.args[0] if node.args else None
-    if node.target is operator.getitem and isinstance(base, fx.Node) and base.target in SPLITS:
-        return base.args[0]
-    return base
 
 
 def ends_of_writes(value: Any, dim: int) -> set[int]:
@@ -224,11 +218,11 @@ class PartsWanted:
 
     def read(self, node: fx.Node) -> tuple[fx.Node, Range, bool] | None:
         """Return what ``node`` reads whole parts of, which, and if it drops the dimension."""
-        base = base_of(node)
-        found = range_read_by(node) if base in self._apart else None
-        if found is None or not self._are_parts(base, *found[:2]):
+        found = range_read_by(node)
+        if found is None or found[0] not in self._apart or not self._are_parts(*found[:3]):
             return None
-        return base, found[1], found[2]
+        base, _, at, drops = found
+        return base, at, drops
 
     def written(self, node: fx.Node) -> Range | None:
         """Return the whole parts that ``node`` writes."""

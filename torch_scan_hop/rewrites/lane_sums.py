@@ -98,20 +98,16 @@ def find_lane_sums(
     """Find carries that are sums over dimensions, by ``is_sum_like(carry, term)``; or None."""
     is_sum_like = is_sum_like or _is_sum_like
     roles, outputs = signature.inputs_of(body), signature.outputs_of(body)
-    dependence = classify(body.graph, roles)
-    found = added_terms(roles.carry, outputs)
-    added = {k: term for k, term in found.items() if used_outputs[k]}
-    is_known = lambda n: dependence[n] is Dependence.INVARIANT  # noqa: E731
-    terms = {k: linear_terms(term, is_known) for k, term in added.items()}
+    sums = {k: found for k, found in _sums_of(body, signature).items() if used_outputs[k]}
     others = (k for k in range(signature.n_carry) if roles.carry[k] is not outputs.carry[k])
-    like = min((k for k in others if k not in terms), default=None)
+    like = min((k for k in others if k not in sums), default=None)
     if like is None:
         return None
     lanes = value_of(roles.carry[like])
-    added = {k: n for k, n in added.items() if all(is_sum_like(lanes, t) for t in terms[k])}
+    added = {k: n for k, (n, terms) in sums.items() if all(is_sum_like(lanes, t) for t in terms)}
     if not added:
         return None
-    operands = unique([t.args[0] for k in added for t in terms[k]])  # type: ignore[misc]
+    operands = unique([t.args[0] for k in added for t in sums[k][1]])  # type: ignore[misc]
     kept = [k for k in range(signature.n_carry) if k not in added]
     used = [used_outputs[k] for k in kept] + [True] * len(operands)
     return LaneSums(
@@ -124,6 +120,17 @@ def find_lane_sums(
         after=Part(body, [*operands, *roles.additional], unique([*added.values()]), "AfterSums"),
         used_outputs=[*used, *used_outputs[signature.n_carry :]],
     )
+
+
+def _sums_of(
+    body: fx.GraphModule, signature: Signature
+) -> dict[int, tuple[fx.Node, list[fx.Node]]]:
+    """Return what is added to each carry, and the terms in which that is linear."""
+    roles = signature.inputs_of(body)
+    dependence = classify(body.graph, roles)
+    is_known = lambda n: dependence[n] is Dependence.INVARIANT  # noqa: E731
+    added = added_terms(roles.carry, signature.outputs_of(body))
+    return {k: (term, linear_terms(term, is_known)) for k, term in added.items()}
 
 
 def linear_terms(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> list[fx.Node]:
@@ -216,11 +223,7 @@ def find_matrix_sums(
     """
     if lanes is None:
         return None
-    roles = signature.inputs_of(body)
-    dependence = classify(body.graph, roles)
-    added = added_terms(roles.carry, signature.outputs_of(body))
-    is_known = lambda n: dependence[n] is Dependence.INVARIANT  # noqa: E731
-    terms = {t for term in added.values() for t in linear_terms(term, is_known)}
+    terms = {t for _, found in _sums_of(body, signature).values() for t in found}
 
     def products_by_lane(graph: fx.Graph) -> None:
         for node in list(graph.nodes):
