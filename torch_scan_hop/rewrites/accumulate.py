@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,18 +57,16 @@ class Accumulator:
     """Carry ``index`` plus ``maps(sum_t term_t)``; ``leaves`` are the values stacked for it.
 
     ``maps`` are linear, the last one first; what else they read is the same at every step.
-    ``parts``: of a term that is itself a sum of products, as of a weight that is read twice.
     """
 
     index: int
     term: fx.Node
     maps: tuple[fx.Node, ...]
     leaves: tuple[fx.Node, ...]
-    parts: tuple[Accumulator, ...] = ()
 
     @functools.cached_property
     def is_product(self) -> bool:
-        return bool(self.parts) or self.term.target in _PRODUCTS
+        return self.term.target in _PRODUCTS
 
     @functools.cached_property
     def _is_transposed(self) -> list[bool]:
@@ -100,7 +97,10 @@ class Accumulator:
         return total.squeeze(0) if keepdim else total
 
     def total(self, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]) -> torch.Tensor:
-        """Return ``maps(sum_t term_t)`` from the stacks of leaves; ``values``: what maps read."""
+        """Return ``maps(sum_t term_t)`` from the stacks of its leaves, each ``[T, ...]``.
+
+        ``values`` has what ``maps`` read besides.
+        """
         total, known, last = self._sum(stacks, values), dict(values), self.term
         for node in reversed(self.maps):
             known[last], last = total, node
@@ -115,31 +115,18 @@ class Accumulator:
         if not self.is_product or not all(map(is_matrix_transpose, self.maps)):
             return before.add_(self.total(stacks, values))
         turned = before.t() if len(self.maps) % 2 else before
-        if self.parts:
-            for part, own in self._of_parts(stacks):
-                part.add_into(turned, own, values)
-            return before
         add_product = turned.addmm_ if turned.dim() == 2 else turned.baddbmm_
         add_product(*self._factors(stacks))
         return before
 
     def _sum(self, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]) -> torch.Tensor:
         """Return ``sum_t term_t``."""
-        if self.parts:
-            totals = (part.total(own, values) for part, own in self._of_parts(stacks))
-            return functools.reduce(torch.add, totals)
         if self.is_product:
             left, right = self._factors(stacks)
             return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
         if self.leaves[0] is not self.term:
             return self._reduced(stacks[0])
         return torch.sum(stacks[0], 0, dtype=self.dtype)
-
-    def _of_parts(
-        self, stacks: Sequence[torch.Tensor]
-    ) -> list[tuple[Accumulator, list[torch.Tensor]]]:
-        rest = iter(stacks)
-        return [(part, list(itertools.islice(rest, len(part.leaves)))) for part in self.parts]
 
     def _factors(self, stacks: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return two factors whose one product is ``sum_t left_t @ right_t``.
@@ -154,6 +141,40 @@ class Accumulator:
             return left.permute(1, 0, 2).flatten(1), right.flatten(0, 1)
         # [T, b, m, k] @ [T, b, k, n]
         return left.permute(1, 2, 0, 3).flatten(2), right.permute(1, 0, 2, 3).flatten(1, 2)
+
+
+@dataclass(frozen=True)
+class SumOfProducts(Accumulator):
+    """Carry ``index`` plus the sums over steps of several products, as of a weight read twice."""
+
+    parts: tuple[Accumulator, ...] = ()
+
+    is_product = True  # type: ignore[assignment]
+
+    def _sum(self, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]) -> torch.Tensor:
+        totals = (part.total(own, values) for part, own in self._of_parts(stacks))
+        return functools.reduce(torch.add, totals)
+
+    def add_into(
+        self, before: torch.Tensor, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]
+    ) -> torch.Tensor:
+        if not all(map(is_matrix_transpose, self.maps)):
+            return before.add_(self.total(stacks, values))
+        turned = before.t() if len(self.maps) % 2 else before
+        for part, own in self._of_parts(stacks):
+            part.add_into(turned, own, values)
+        return before
+
+    def _of_parts(
+        self, stacks: Sequence[torch.Tensor]
+    ) -> list[tuple[Accumulator, Sequence[torch.Tensor]]]:
+        found: list[tuple[Accumulator, Sequence[torch.Tensor]]] = []
+        rest = list(stacks)
+        for part in self.parts:
+            n = len(part.leaves)
+            found.append((part, rest[:n]))
+            rest = rest[n:]
+        return found
 
 
 def is_cheap_to_sum(
@@ -219,7 +240,7 @@ def accumulator_of(index: int, term: fx.Node, is_known: Callable[[fx.Node], bool
     parts = [accumulator_of(index, part, is_known) for part in _addends(term)]
     if parts and all(part.is_product for part in parts):
         leaves = tuple(leaf for part in parts for leaf in part.leaves)
-        return Accumulator(index, term, tuple(maps), leaves, tuple(parts))
+        return SumOfProducts(index, term, tuple(maps), leaves, tuple(parts))
     if any(n.target in _CASTS for n in maps) and term.target not in SUMS | _PRODUCTS:
         term, maps = first, []
     return Accumulator(index, term, tuple(maps), _leaves(term))

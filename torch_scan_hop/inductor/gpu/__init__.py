@@ -6,8 +6,8 @@ a kernel, to run it (Triton's interpreter takes tensors on the CPU) or to compil
 ``pointwise``   bodies without products: a program takes a block of lanes through all steps, with
                 the carries in registers
 ``code``        the common code of all kernels
-``parallel``    long and thin scans that are affine in their carries: a program takes a few lanes,
-                and many steps at once
+``parallel``    finds long and thin scans that are affine in their carries
+``tiles``       their code: a program takes a few lanes, and many steps at once
 ``composition`` the code that composes steps
 ``row_body``    their step, as blocks as wide as the carry, and numbers of each row
 ``reductions``  the code of a reduction
