@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from torch_scan_hop import api, fallback, set_default
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.inductor_passes import trace_decomposed
-from torch_scan_hop.body import added_parts
+from torch_scan_hop.body import part_writes
 from torch_scan_hop.body.carries_in import with_joined
 from torch_scan_hop.cuda_graphs import graphed, recording
 from torch_scan_hop.cuda_graphs.devices import CudaGraphs
@@ -354,7 +354,7 @@ def everything_is_large(written: list[str]) -> Iterator[None]:
     with (
         mock.patch.object(writer, "calls_in_place", calls_in_place),
         mock.patch.object(loop, "partly_written", partly_written),
-        mock.patch.object(added_parts, "LARGE_BYTES", 0),
+        mock.patch.object(part_writes, "LARGE_BYTES", 0),
         mock.patch.object(costs, "LARGE_STATE", 0),
     ):
         yield

@@ -13,7 +13,7 @@ from large_carries import BODIES, ENTRIES
 from torch import Tensor
 
 from torch_scan_hop import fallback, scan, tree
-from torch_scan_hop.eager import calls, in_place, writer
+from torch_scan_hop.eager import calls, writer
 from torch_scan_hop.reference import scan_loop
 
 T, N, WIDTH = 12, 24, 256
@@ -383,7 +383,7 @@ def test_integers_are_no_indices_of_many_places(start):
     writes: list[Any] = []
     with (
         mock.patch.object(writer.LoopWriter, "write", _kept(sources, writer.LoopWriter.write)),
-        mock.patch.object(in_place, "write_part_at", _noting(writes, calls.write_part_at)),
+        mock.patch.object(calls, "write_part_at", _noting(writes, calls.write_part_at)),
     ):
         got = scan(cell, (WIDE, torch.tensor(start)), XS)
     assert sources[-1].count("[(") >= 3, sources

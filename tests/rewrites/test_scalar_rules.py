@@ -21,7 +21,7 @@ from test_batchable import (
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.matrix_parts import DECOMPOSITIONS, in_parts
+from torch_scan_hop.inductor.decompositions import MATRICES, in_parts
 from torch_scan_hop.inductor.scalars.arithmetic import is_pointwise
 from torch_scan_hop.inductor.scalars.entries import Entries, Lanes, indices
 from torch_scan_hop.inductor.scalars.interpreter import RULES, ScalarInterpreter
@@ -327,7 +327,7 @@ def test_a_rule(op):
 
 
 def test_every_rule_has_samples():
-    assert SAMPLES.keys() == RULES.keys() | DECOMPOSITIONS.keys()
+    assert SAMPLES.keys() == RULES.keys() | MATRICES.keys()
 
 
 @pytest.mark.parametrize(

@@ -12,4 +12,4 @@ def test_the_error_says_what_to_install():
     from torch_scan_hop.xla import _hlo  # noqa: F401
 
     with pytest.raises(ImportError, match=r"torch 2\.9 only.*pip install 'torch==2\.9\.1'"):
-        from torch_scan_hop.xla import lower_scan  # noqa: F401
+        from torch_scan_hop.xla.lower import lower_scan  # noqa: F401

@@ -27,12 +27,7 @@ from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
 from torch_scan_hop.body.meta_values import value_of
-from torch_scan_hop.body.node_kinds import (
-    is_number_node,
-    is_tensor_node,
-    is_view,
-    same_value,
-)
+from torch_scan_hop.body.node_kinds import is_number_node, is_tensor_node, is_view, same_value
 from torch_scan_hop.rewrites.classify import ancestors
 
 
@@ -86,10 +81,7 @@ def decide(joint: JointGraph, policy: Policy, saved: frozenset[int] | None = Non
 
 
 def _needed(joint: JointGraph, rules: _Rules) -> tuple[set[fx.Node], set[fx.Node]]:
-    """Return the nodes that the backward computes or receives, and those of them that are saved.
-
-    The search starts from the gradients and follows the inputs of nodes.
-    """
+    """Return the nodes that the backward computes or receives, and which of them are saved."""
     needed: set[fx.Node] = set()
     values: set[fx.Node] = set()
     pending = [g for g in joint.gradients() if isinstance(g, fx.Node)]
@@ -163,8 +155,7 @@ class _Rules:
         return not self._is_free_view(node, values)
 
     def _is_free_view(self, node: fx.Node, values: AbstractSet[fx.Node]) -> bool:
-        """Return True for a view, or a copy of one, of what the backward has, or of what is no
-        larger.
+        """Return True for a view, or its copy, of what the backward has, or of what is no larger.
 
         A product of a transposed stack copies it first. That copy, and one for each other way to
         turn the same matrix, would be saved beside it.

@@ -102,12 +102,11 @@ class Derivative:
 
     def _read(self) -> set[int]:
         """Return the flat inputs that a forward or a backward reads."""
-        n = self.signature.n_carry
-        starts = {Source.CARRY_IN: 0, Source.X: n, Source.ADDITIONAL: n + self.signature.n_xs}
+        position = {handover: k for k, handover in enumerate(self.all_inputs())}
         handed = [h for p in self._partitions() for h in (*p.per_step, *p.invariant)]
         placeholders = self.first.forward.graph.find_nodes(op="placeholder")
         used = {k for k, node in enumerate(placeholders) if node.users}
-        return used | {starts[h.source] + h.index for h in handed if h.source in starts}
+        return used | {position[h] for h in handed if h in position}
 
     def sizes(self) -> tuple[Handover, ...]:
         """Return the sizes that its backward bodies read."""
@@ -133,10 +132,7 @@ class Derivative:
         return BackwardScan(self.signature, self.first, self.flow)
 
     def backward_scan(self, residuals_too: bool) -> BackwardScan:
-        """Return the scan that computes the gradients.
-
-        ``residuals_too``: the residuals have cotangents as well.
-        """
+        """Return the scan of the gradients; ``residuals_too``: these have cotangents as well."""
         if self.error:
             raise RuntimeError(self.error)
         if not residuals_too:

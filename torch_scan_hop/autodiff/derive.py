@@ -53,10 +53,7 @@ def differentiated_call(
 def derivative_of(
     body: Body, inputs: Inputs[Any], wanted: tuple[bool, ...], checkpoint: Any, traced: bool
 ) -> tuple[Derivative, dict[Handover, Any]]:
-    """Return the derivative, and the sizes that it hands over if it is for any size.
-
-    ``wanted``: for each flat input, whether its gradient is.
-    """
+    """Return the derivative by the ``wanted`` inputs, and the sizes that it hands over, if any."""
     checkpoint = policy_of(body, checkpoint)
     if traced and checkpoint is None and is_in_region():
         checkpoint = users_policy_in_force() or RECOMPUTED_WHOLE

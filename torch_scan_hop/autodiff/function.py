@@ -113,10 +113,7 @@ def _may_have_tangent(value: torch.Tensor) -> bool:
 
 
 class _Zeros:
-    """Zeros by ``(shape, dtype, device)``, each kind made once.
-
-    On XLA zeros take no memory, but making them takes time on the host.
-    """
+    """Zeros by ``(shape, dtype, device)``; on XLA, where making them takes time, kept."""
 
     def __init__(self) -> None:
         self.on_xla: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -242,8 +239,7 @@ def gradients(ctx: Any, cotangents: Sequence[Any]) -> list[Any]:
 
 
 class ScanFunction(torch.autograd.Function):
-    """The autograd.Function for plain autograd; functorch's grad levels have theirs in
-    ``dispatch/grad.py``.
+    """The autograd.Function of plain autograd; ``dispatch/grad`` has that of functorch's levels.
 
     Forward over reverse works, too. On dual tensors that require grad, ``jvp`` gives the results
     tangents, and what is saved keeps its own, so that the backward is a scan of duals.

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +17,16 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import FakeTensorMode
-from torch_scan_hop._torch.operators import preserving_node_meta
+from torch_scan_hop._torch.impure import is_random
+from torch_scan_hop._torch.operators import OpOverload, preserving_node_meta
 from torch_scan_hop._torch.tracing import trace
-from torch_scan_hop.autodiff.attention import forget_random_states
 from torch_scan_hop.autodiff.custom import gradients_of, has_custom_function
 from torch_scan_hop.autodiff.differentiability import GradientFlow
 from torch_scan_hop.autodiff.differentiable import with_differentiable_operators
-from torch_scan_hop.body.added_parts import add_at_indices
 from torch_scan_hop.body.cleanup import clean_up
+from torch_scan_hop.body.meta_values import replace, value_of
 from torch_scan_hop.body.node_kinds import all_nodes
+from torch_scan_hop.body.part_writes import add_at_indices
 from torch_scan_hop.body.stop_gradient import with_stops
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs, Signature, results_of
@@ -112,3 +114,32 @@ def trace_joint(
     clean_up(module)
     legality.run_passes(module, [add_at_indices, forget_random_states])
     return JointGraph(module, signature, flow)
+
+
+_STATES = {"philox_seed", "philox_offset", "rng_state", "unused"}
+
+
+def forget_random_states(graph: fx.Graph) -> None:
+    """Let zeros stand for random states of attention that drops nothing.
+
+    The operators of a GPU return that state in any case, as tensors that lie on the CPU or on the
+    GPU, other than their fakes say. Saved for the backward they would be stacked, by a kernel of
+    the GPU that cannot read the CPU's memory. The backward does not read them then.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not operator.getitem:
+            continue
+        source, position = node.args
+        if not isinstance(source, fx.Node) or not isinstance(source.target, OpOverload):
+            continue
+        names = dict(enumerate(result.name for result in source.target._schema.returns))
+        if names.get(position) in _STATES and not is_random(source):
+            value = value_of(node)
+            with graph.inserting_before(node):
+                zeros = graph.call_function(
+                    aten.full.default,
+                    (list(value.shape), 0),
+                    {"dtype": value.dtype, "device": value.device},
+                )
+            zeros.meta = {"val": value}
+            replace(node, zeros)

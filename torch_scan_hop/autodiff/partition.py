@@ -25,9 +25,9 @@ from torch_scan_hop.autodiff.derivative import as_backward
 from torch_scan_hop.autodiff.handover import Handover, Partition
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy
-from torch_scan_hop.body.meta_values import placeholder, value_of
+from torch_scan_hop.body.cleanup import trim_scans
+from torch_scan_hop.body.meta_values import call_recorded, placeholder, value_of
 from torch_scan_hop.body.step_examples import contiguous_like
-from torch_scan_hop.body.trim_scans import trim_scans
 from torch_scan_hop.rewrites.parts import extract
 
 aten = torch.ops.aten
@@ -127,9 +127,7 @@ class _BackwardBuilder:
             return self.env[gradient]
         position = self.carry.index(k)
         cotangent = self.env[self.joint.cotangents()[position]]
-        zeros = self.graph.call_function(aten.zeros_like.default, (cotangent,))
-        zeros.meta["val"] = value_of(cotangent)
-        return zeros
+        return call_recorded(aten.zeros_like.default, cotangent)
 
     def _add(self, accumulator: fx.Node, gradient: fx.Node) -> fx.Node:
         term = self.env[gradient]
@@ -137,10 +135,7 @@ class _BackwardBuilder:
         if value.is_complex() and not value.is_contiguous():
             # Inductor adds complex numbers as a view of reals whose last dimension has stride 1,
             # and a transposed matrix has no such view
-            term = self.graph.call_function(
-                aten.clone.default, (term,), {"memory_format": torch.contiguous_format}
-            )
-            term.meta["val"] = value_of(accumulator)
+            term = call_recorded(aten.clone.default, term, memory_format=torch.contiguous_format)
         node = self.graph.call_function(aten.add.Tensor, (accumulator, term))
         node.meta["val"] = value_of(accumulator)
         return node

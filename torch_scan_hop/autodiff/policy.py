@@ -43,8 +43,7 @@ def _decision(policy: Callable[..., Any], node: fx.Node) -> Any:
 
 
 def must_save(policy: Policy, producer: Any) -> bool:
-    """Return True if a policy function keeps ``producer``'s value, though the derivative alone
-    computes it.
+    """Return True if a policy function keeps a value that the derivative alone computes.
 
     For ``sin x`` the loop saves ``x``; a policy may have ``cos x`` saved instead.
     """

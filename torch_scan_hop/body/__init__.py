@@ -5,7 +5,7 @@
 ``meta_values``     the records of a graph's values, kept right when a rewrite changes them
 ``copies``          makes a changed graph of a body
 ``cleanup``         rewrites that every later stage profits from; those with a file of their own are
-                    ``strided`` (layouts), ``linalg_checks`` (errors as values), ``trim_scans``,
+                    ``strided`` (layouts), ``linalg_checks`` (errors as values),
                     ``float_operands`` (floats that vary, as tensors)
 ``stop_gradient``   marks where gradients stop, by an operator that traces keep
 ``carries_in``      the carries into the steps, read from the stack of those out of them

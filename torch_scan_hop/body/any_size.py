@@ -142,10 +142,7 @@ def _trace_member(
 
 
 def _varying_of(body: Body) -> Varying | None:
-    """Return the sizes and numbers that the trace of ``body`` left open.
-
-    None if there are none, or if ``body`` is no graph.
-    """
+    """Return the sizes and numbers that a trace left open; None if there are none, or no trace."""
     if not isinstance(body, fx.GraphModule):
         return None
     return remember(body, ("varying",), lambda: _find_varying(body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,15 +14,23 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import FakeTensor, is_lazy, plain_fake
 from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.sizes import are_all_known_equal
+from torch_scan_hop.body.copies import copied
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
-from torch_scan_hop.body.meta_values import added_input, call_recorded, replace, replace_by_source
+from torch_scan_hop.body.meta_values import (
+    added_input,
+    call_recorded,
+    replace,
+    replace_by_source,
+    value_of,
+)
 from torch_scan_hop.body.node_kinds import is_identity
 from torch_scan_hop.body.strided import (
     index_strided_reads,
     index_strided_scatters,
     own_strided_memory,
 )
-from torch_scan_hop.signature import Inputs
+from torch_scan_hop.op import scans_in
+from torch_scan_hop.signature import Inputs, results_of
 
 aten = torch.ops.aten
 
@@ -162,3 +171,58 @@ def attributes_as_inputs(
         delattr(body, name)
     body.recompile()
     return dataclasses.replace(inputs, additional=[*inputs.additional, *values])
+
+
+def write_out_alpha(graph: fx.Graph) -> None:
+    """Write ``add(a, b, alpha=k)`` as ``add(a, b * k)``.
+
+    Inductor's own passes, which run on bodies before ours, make ``addmm`` of an addition and a
+    product, and forget its ``alpha`` (torch 2.9 to 2.13; 2.15 does not).
+    """
+    for target in (aten.add.Tensor, aten.sub.Tensor):
+        for node in graph.find_nodes(op="call_function", target=target):
+            alpha = node.kwargs.get("alpha", 1)
+            other = node.args[1]
+            if not isinstance(other, fx.Node) or isinstance(alpha, fx.Node) or alpha == 1:
+                continue
+            # a narrower operand would be scaled in its own dtype, and not in the result's
+            if value_of(other).dtype != value_of(node).dtype:
+                continue
+            with graph.inserting_before(node):
+                scaled = call_recorded(aten.mul.Tensor, other, alpha)
+            node.args, node.kwargs = (node.args[0], scaled), {}
+
+
+def trim_scans(module: fx.GraphModule) -> None:
+    """Make scans in ``module`` return only the ys that something reads."""
+    for node, body in scans_in(module):
+        _trim_scan(module, node, body)
+    erase_unread(module.graph)
+    module.recompile()
+    legality.checked("trim_scans", module)
+
+
+def _trim_scan(module: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> None:
+    results = results_of(body.graph)
+    users = [u for u in node.users if u.target is operator.getitem]
+    read = {u.args[1] for u in users if u.users}
+    n_carry = len(node.args[1])  # type: ignore[arg-type]
+    kept = [k for k in range(len(results)) if k < n_carry or k in read]
+    if len(kept) == len(results) or len(users) != len(node.users):
+        return
+    name = f"{node.args[0].target}_trimmed"  # type: ignore[union-attr]
+    while hasattr(module, name):
+        name += "_"
+    trimmed = copied(body, [results[k] for k in kept], "ScanBody")
+    erase_unread(trimmed.graph)
+    trimmed.recompile()
+    module.add_submodule(name, trimmed)
+    with module.graph.inserting_before(node):
+        node.args = (module.graph.get_attr(name), *node.args[1:])
+    position = {old: new for new, old in enumerate(kept)}
+    for user in users:
+        if user.users:
+            user.args = (node, position[user.args[1]])  # type: ignore[index]
+        else:
+            module.graph.erase_node(user)
+    node.meta["val"] = tuple(value_of(node)[k] for k in kept)

@@ -10,10 +10,7 @@ from torch import fx
 def copied(
     module: fx.GraphModule, results: Sequence[fx.Node] | None = None, name: str = "GraphModule"
 ) -> fx.GraphModule:
-    """Return a copy of the graph, which returns ``results`` if those are given.
-
-    All else that the module holds is shared.
-    """
+    """Return a copy that shares all but the graph, which returns ``results`` if given."""
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     own = graph.graph_copy(module.graph, env)

@@ -62,11 +62,7 @@ _FACTOR: dict[Any, str] = {
 def floats_as_tensors(
     body: fx.GraphModule, inputs: Inputs[Any], as_tensor: Callable[[Any], torch.Tensor]
 ) -> Inputs[Any]:
-    """Return ``inputs`` with ``as_tensor(number)`` for each float that ``body`` can take as a
-    tensor.
-
-    The body is changed to read it so.
-    """
+    """Return ``inputs`` with floats as tensors where ``body``, which is changed, can read those."""
     placeholders = inputs.signature.inputs_of(body).additional
     pairs = enumerate(zip(placeholders, inputs.additional, strict=True))
     positions = {node: k for k, (node, value) in pairs if isinstance(value, torch.SymFloat)}
@@ -98,10 +94,7 @@ def _origins(graph: fx.Graph, placeholders: Any) -> dict[fx.Node, set[fx.Node]]:
 
 
 def _stuck(origins: dict[fx.Node, set[fx.Node]]) -> set[fx.Node]:
-    """Return placeholders that must stay numbers.
-
-    Those are the ones that an operator wants as numbers, and those that are combined with such.
-    """
+    """Return placeholders that an operator wants as numbers, or that are combined with such."""
     stuck: set[fx.Node] = set()
     for node, known in origins.items():
         if not all(user in origins or _has_form(user, node) for user in node.users):

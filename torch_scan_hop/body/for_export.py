@@ -15,6 +15,7 @@ When this package runs a program, all that is undone: its operator needs none of
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -32,8 +33,8 @@ from torch_scan_hop.body.meta_values import (
     value_of,
 )
 from torch_scan_hop.body.node_kinds import is_identity, is_tensor_node, is_view
-from torch_scan_hop.op import scans_in
-from torch_scan_hop.signature import Signature, output_node, results_of
+from torch_scan_hop.op import ScanOptions, scans_in
+from torch_scan_hop.signature import Inputs, Signature, output_node, results_of
 
 aten = torch.ops.aten
 
@@ -137,3 +138,20 @@ def _reverse_instead_of_flips(node: fx.Node) -> None:
 
 def _is_flip(node: fx.Node) -> bool:
     return node.target is aten.flip.default and list(node.args[1]) == [0]  # type: ignore[arg-type]
+
+
+def fit_for_onnx(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions) -> ScanOptions:
+    """Remove what ONNX's ``Scan`` cannot take: a policy, and closures among a step's results.
+
+    torch's exporter translates the node and the body; this changes ``body`` in place before that.
+    """
+    closed_over = inputs.signature.inputs_of(body).additional
+    output = output_node(body.graph)
+    results: Any = output.args[0]
+    if not set(results).isdisjoint(closed_over):
+        with body.graph.inserting_before(output):
+            clone = torch.ops.aten.clone.default
+            results = [call_recorded(clone, r) if r in closed_over else r for r in results]
+        output.args = (tuple(results),)
+        body.recompile()
+    return dataclasses.replace(options, checkpoint=None)

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, fx
 
 from torch_scan_hop._torch.fakes import fake_like_number
-from torch_scan_hop.body.meta_values import value_of
+from torch_scan_hop.body.copies import copied
+from torch_scan_hop.body.meta_values import replace, value_of
 from torch_scan_hop.body.own_operators import own_operator
-from torch_scan_hop.signature import results_of
+from torch_scan_hop.signature import output_node, results_of
 
 aten = torch.ops.aten
 raise_if_failed = aten._linalg_check_errors.default
@@ -38,10 +39,7 @@ def _checked(info: Tensor, name: str, is_matrix: bool, reverse: bool = False) ->
 
 
 def _unchecked(info: Tensor, name: str, is_matrix: bool, reverse: bool = False) -> Tensor:
-    """Return zero in place of a check, where no value can be read: for fakes, and on XLA.
-
-    On XLA ``inf`` and ``nan`` in the results tell of a singular matrix.
-    """
+    """Return zero for fakes, and on XLA, where inf and nan in results tell of a singular matrix."""
     return torch.zeros((), dtype=info.dtype, device=info.device)
 
 
@@ -108,23 +106,18 @@ class ChecksAfter:
 
 def checks_after(body: fx.GraphModule) -> ChecksAfter:
     """Leave the checks of a step to what comes after the loop, so that no loop needs an exit."""
-    graph = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
-    graph.graph_copy(body.graph, env)
+    copy = copied(body)
     found: list[tuple[fx.Node, tuple[str, bool]]] = []
-    results = [env[n] for n in results_of(body.graph)]
-    for check in graph.find_nodes(op="call_function", target=linalg_check):
+    for check in copy.graph.find_nodes(op="call_function", target=linalg_check):
         info, name, is_matrix = check.args
         found.append((info, (name, is_matrix)))
         for user in list(check.users):
-            checked = next(a for a in user.args if a is not check)
-            results = [checked if r is user else r for r in results]
-            user.replace_all_uses_with(checked)
-            graph.erase_node(user)
-        graph.erase_node(check)
-    graph.output((*results, *(info for info, _ in found)))
-    graph.lint()
-    return ChecksAfter(fx.GraphModule(body, graph), [about for _, about in found])
+            replace(user, next(a for a in user.args if a is not check))
+        copy.graph.erase_node(check)
+    results = (*results_of(copy.graph), *(info for info, _ in found))
+    output_node(copy.graph).args = (results,)
+    copy.recompile()
+    return ChecksAfter(copy, [about for _, about in found])
 
 
 def _thread(graph: fx.Graph, check: fx.Node) -> None:

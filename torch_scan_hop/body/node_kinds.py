@@ -83,10 +83,7 @@ def same_value(node: fx.Node) -> fx.Node:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return True if ``node`` is as free as a view.
-
-    It is if it is a view, an element of one (``split``), or a stopped gradient.
-    """
+    """Return True for what is free: a view, an element of one (``split``), a stopped gradient."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:

@@ -13,8 +13,7 @@ _library = torch.library.Library("torch_scan_hop", "DEF")
 def own_operator(
     schema: str, kernels: dict[str, Callable[..., Any]], fake: Callable[..., Any] | None = None
 ) -> Any:
-    """Return ``torch_scan_hop.name`` for ``name(arguments) -> results``, with a kernel for each
-    dispatch key.
+    """Return ``torch_scan_hop.name`` for a schema, with a kernel for each dispatch key.
 
     ``fake``: what computes its result for fakes, if that is none of the kernels.
     """

@@ -32,8 +32,7 @@ aten = torch.ops.aten
 
 
 def dense_order(value: torch.Tensor) -> list[int] | None:
-    """Return the permutation that makes ``value`` contiguous; None if it has gaps or shares
-    elements.
+    """Return the permutation that makes ``value`` contiguous; None if it has gaps or overlaps.
 
     >>> dense_order(torch.ones(2, 3).t()), dense_order(torch.ones(2, 1).expand(2, 3))
     ([1, 0], None)

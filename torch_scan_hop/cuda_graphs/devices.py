@@ -35,10 +35,7 @@ class CudaGraphs:
         return graph.replay
 
     def recover(self, device: torch.device) -> None:
-        """After a capture that failed, leave the device as if there had been none.
-
-        The random number generator is left in that capture.
-        """
+        """After a capture that failed, leave its state, in which the generator still is."""
         index = torch.cuda.current_device() if device.index is None else device.index
         generator = torch.cuda.default_generators[index]
         generator.graphsafe_set_state(generator.clone_state())

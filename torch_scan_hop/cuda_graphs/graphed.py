@@ -35,16 +35,20 @@ PLAIN_CALLS = 1
 
 
 class _Seen:
-    """Calls of one key: how many there were, where additional inputs were, and their recording."""
+    """Calls of one key: how many there were, which additional inputs move, and their recording."""
 
     def __init__(self, operands: Operands) -> None:
         self.calls = 0
         self.addresses = operands.addresses()
+        self.moving: set[int] = set()
         self.recording: Recording | None = None
 
-    def moved(self, operands: Operands) -> set[int]:
-        pairs = enumerate(zip(self.addresses, operands.addresses(), strict=True))
-        return {k for k, (before, after) in pairs if before != after}
+    def note(self, operands: Operands) -> None:
+        """Count a call, and note which operands are elsewhere than in the call before."""
+        self.calls += 1
+        before, self.addresses = self.addresses, operands.addresses()
+        pairs = enumerate(zip(before, self.addresses, strict=True))
+        self.moving |= {k for k, (one, other) in pairs if one != other}
 
 
 class GraphedLoop:
@@ -96,7 +100,7 @@ class GraphedLoop:
             if len(self._seen) >= MOST_RECORDINGS:
                 return None
             seen = self._seen[key] = _Seen(operands)
-        seen.calls += 1
+        seen.note(operands)
         if seen.calls <= PLAIN_CALLS:
             return None
         try:
@@ -113,28 +117,25 @@ class GraphedLoop:
     ) -> Recording | None:
         recording = seen.recording
         if recording is None or 2 * recording.length <= min(len(order), MOST_STEPS):
-            recording = _longer(recording, len(order), operands, seen.moved(operands))
+            recording = _longer(recording, len(order), operands, seen.moving)
         if recording is None or len(order) < recording.length:
             return None
-        if not recording.is_ready(operands):
+        if not recording.is_ready():
             recording.capture(loop, order, operands)
         seen.recording = recording
         return recording
 
 
 def _longer(
-    recording: Recording | None, trip_count: int, operands: Operands, moved: set[int]
+    recording: Recording | None, trip_count: int, operands: Operands, moving: set[int]
 ) -> Recording | None:
-    """Return a recording of twice as many steps or more if the loop has room for it.
-
-    Else return ``recording``.
-    """
+    """Return a recording of at least twice as many steps if there is room, else ``recording``."""
     length = steps_of_a_block(trip_count, operands)
     if length == 0 or (recording is not None and length < 2 * recording.length):
         return recording
     graphs = graphs_for(operands.device)
     assert graphs is not None
-    return Recording(graphs, length, operands, moved | (recording.moving if recording else set()))
+    return Recording(graphs, length, operands, moving)
 
 
 def _recover(graphs: CudaGraphs, operands: Operands) -> None:

@@ -58,10 +58,7 @@ class Operands:
 
 
 def steps_of_a_block(trip_count: int, operands: Operands) -> int:
-    """Return how many steps a graph should hold; 0 for no graph.
-
-    It is as many as there may be, such that few steps are left over.
-    """
+    """Return the steps that a graph holds: as many as leave few over; 0 for no graph."""
     stacks = [*operands.xs, *operands.ys]
     most = MOST_STEPS
     while most >= LEAST_STEPS and sum(_slot_bytes(s, most) for s in stacks) > MOST_BYTES:
@@ -95,10 +92,7 @@ def _copy(destination: Tensor, source: Tensor) -> None:
 
 
 class Recording:
-    """A graph of one block of ``length`` steps, for operands of one shape.
-
-    ``moving``: positions of additional inputs that are known to move.
-    """
+    """A graph of ``length`` steps; ``moving``: the additional inputs that are known to move."""
 
     def __init__(self, graphs: CudaGraphs, length: int, like: Operands, moving: set[int]) -> None:
         self.graphs = graphs
@@ -110,15 +104,10 @@ class Recording:
         self.xs = [_slot(x, length) for x in like.xs]
         self.ys = [_slot(y, length) for y in like.ys]
         self.additional: dict[int, Tensor] = {}
-        self.addresses: list[int | None] = []
         self.replay: Work | None = None
 
-    def is_ready(self, operands: Operands) -> bool:
-        """Return True if the recording can be replayed; note which operands have moved."""
-        now = operands.addresses()
-        if self.replay is not None:
-            pairs = enumerate(zip(self.addresses, now, strict=True))
-            self.moving |= {k for k, (before, after) in pairs if before != after}
+    def is_ready(self) -> bool:
+        """Return True if the recording can be replayed: what moves has a slot."""
         return self.replay is not None and self.moving <= self.additional.keys()
 
     def capture(self, loop: Loop, order: range, operands: Operands) -> None:
@@ -126,7 +115,6 @@ class Recording:
         self.replay = None  # and its memory, before there is more
         for k in self.moving - self.additional.keys():
             self.additional[k] = _slot(operands.additional[k])
-        self.addresses = operands.addresses()
         additional = [self.additional.get(k, a) for k, a in enumerate(operands.additional)]
         steps = range(self.length)[:: order.step]
 

@@ -32,13 +32,11 @@ from torch_scan_hop._torch.tracing import (
     needs_no_trace,
     trace,
 )
-from torch_scan_hop.body.cleanup import attributes_as_inputs, drop_lazy_values
+from torch_scan_hop.body.cleanup import attributes_as_inputs, drop_lazy_values, write_out_alpha
 from torch_scan_hop.body.copies import copy_of
 from torch_scan_hop.body.float_operands import floats_as_tensors
-from torch_scan_hop.body.for_export import as_it_was, fit_for_readers, remember_policy
-from torch_scan_hop.body.for_onnx import fit_for_onnx
+from torch_scan_hop.body.for_export import as_it_was, fit_for_onnx, fit_for_readers, remember_policy
 from torch_scan_hop.body.linalg_checks import thread_linalg_checks
-from torch_scan_hop.body.scaled_additions import write_out_alpha
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.body.strided import own_strided_memory

@@ -1,14 +1,20 @@
-"""Choose what the loop's source calls for each operator, and which calls get a place to write."""
+"""Choose what the loop's source calls for each operator, and which calls write where.
+
+Some get a place to write to, and others write to a part of a value where it lies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from torch_scan_hop.body.meta_values import value_of
+from torch_scan_hop.body.node_kinds import viewed
+from torch_scan_hop.body.part_writes import PART_OF, WRITE_OF, is_fresh, is_large, writes_in_place
+from torch_scan_hop.signature import Inputs, Outputs
 
 aten = torch.ops.aten
 
@@ -127,3 +133,75 @@ def can_write_to(node: fx.Node, like: torch.Tensor) -> bool:
     inputs = [n.meta.get("val") for n in node.all_input_nodes]
     dtypes = {v.dtype for v in inputs if isinstance(v, torch.Tensor)}
     return dtypes == {like.dtype} and value_of(node).dtype == like.dtype
+
+
+def calls_in_place(
+    graph: fx.Graph,
+    roles: Inputs[fx.Node],
+    outputs: Outputs[fx.Node],
+    own: Collection[fx.Node],
+    lent: Collection[fx.Node],
+    copied: Collection[fx.Node],
+) -> dict[fx.Node, Callable[..., Any]]:
+    """Return for each such write the function to call with the arguments of its node.
+
+    The memory of ``own`` inputs is the loop's; that of ``lent`` results is not; ``copied`` results
+    are copied where they are made.
+    """
+    own = {*own, *_own_carries(roles, outputs, lent)}
+    return {node: _call(node) for node in writes_in_place(graph, own, lent, _pays, copied)}
+
+
+def parts_read_in_place(
+    graph: fx.Graph, writes: Collection[fx.Node], copied: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Return the reads at one place whose part is read where it lies.
+
+    Their readers make results of their own, before the step writes to anything in place.
+    """
+    writes_before: dict[fx.Node, int] = {}
+    unfit: set[fx.Node] = set()
+    n_writes = 0
+    for node in graph.nodes:
+        n_writes += node in writes
+        for part in writes_before.keys() & node.all_input_nodes:
+            is_in_time = is_fresh(node) and writes_before[part] == n_writes
+            if not (part in copied if node.op == "output" else is_in_time):
+                unfit.add(part)
+        if node.target is aten.index.Tensor and is_at_one_place(node):
+            writes_before[node] = n_writes
+    return writes_before.keys() - unfit
+
+
+def _call(write: fx.Node) -> Callable[..., Any]:
+    if is_written_at_one_place(write):
+        return write_part_at
+    if write.target in WRITE_OF:
+        return binding(WRITE_OF[write.target])
+    part_of = binding(PART_OF[write.target])
+
+    def write_part(value: Any, source: Any, *where: Any, **named: Any) -> Any:
+        part_of(value, *where, **named).copy_(source)
+        return value
+
+    return write_part
+
+
+def _own_carries(
+    roles: Inputs[fx.Node], outputs: Outputs[fx.Node], lent: Collection[fx.Node]
+) -> list[fx.Node]:
+    """Return the carries that steps make anew, in memory of their own, which is no row of ys."""
+    memory = [viewed(after) for after in outputs.carry]
+    pairs = zip(roles.carry, outputs.carry, strict=True)
+    return [
+        carry
+        for carry, after in pairs
+        if is_fresh(after) and after not in lent and memory.count(after) == 1
+    ]
+
+
+def _pays(write: fx.Node) -> bool:
+    """Return True if copying the value takes longer than a call or two, or the operator longer than
+    Python's ``value[i] = source``."""
+    example = value_of(write)
+    return example.device.type == "cpu" and (is_large(example) or is_written_at_one_place(write))

@@ -14,11 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.operators import (
-    copy_on_write,
-    is_function_of_torch,
-    past_module_hooks,
-)
+from torch_scan_hop._torch.operators import copy_on_write, is_function_of_torch, past_module_hooks
 from torch_scan_hop.body.cache import remember
 from torch_scan_hop.eager.run import unaliased
 from torch_scan_hop.op import Body, ScanOptions

@@ -110,8 +110,7 @@ def _sum_with(other: fx.Node, term: fx.Node) -> tuple[Any, tuple[Any, ...], dict
 
 
 def _keeps_layout(replacement: fx.Node) -> bool:
-    """Return True if ``replacement`` lays out its result as recorded, as its readers were traced
-    for.
+    """Return True if the result is laid out as recorded, as its readers were traced for.
 
     Operators differ in the layout that they make of operands that are not contiguous.
     """

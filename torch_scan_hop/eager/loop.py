@@ -107,10 +107,7 @@ class EagerLoop:
 def _rows_ahead(
     rows: Sequence[torch.Tensor], init: torch.Tensor, order: range
 ) -> list[torch.Tensor]:
-    """Return for each step the row of ys to which it writes its carry: that of the next step.
-
-    ``init`` goes to the row of the first step.
-    """
+    """Return each step's row of ys for its carry, the next step's; ``init`` goes to the first."""
     last = torch.empty_like(rows[0])
     rows[order[0]].copy_(init)
     return [last, *rows[:-1]] if order.step < 0 else [*rows[1:], last]

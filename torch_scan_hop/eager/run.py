@@ -7,9 +7,11 @@ from step to step and writes each y into its place of a stack that is allocated 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,18 +20,18 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.operators import past_module_hooks, preserving_node_meta, storages_of
-from torch_scan_hop._torch.symbols import Symbols
+from torch_scan_hop._torch.symbols import Number, Symbols
 from torch_scan_hop._torch.tracing import run_fake, trace
-from torch_scan_hop.body.added_parts import add_at_indices, add_to_slices
 from torch_scan_hop.body.any_size import derived
 from torch_scan_hop.body.carries_in import CarriesIn, with_joined, with_stacks
 from torch_scan_hop.body.cleanup import clean_up
+from torch_scan_hop.body.meta_values import value_of
+from torch_scan_hop.body.part_writes import add_at_indices, add_to_slices
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.eager.known_operands import combine_known_operands
 from torch_scan_hop.eager.loop import EagerLoop, StackLike
 from torch_scan_hop.eager.nested import with_short_scans_written_out
-from torch_scan_hop.eager.sized_plan import PlanForAnySize, SizedPlan
 from torch_scan_hop.errors import ScanTypeError, describe
 from torch_scan_hop.huge_pages import empty_stack
 from torch_scan_hop.op import FORWARD, Body, ScanOptions
@@ -42,7 +44,6 @@ from torch_scan_hop.step import check_device, order_of_steps
 
 log = logging.getLogger(__name__)
 
-AnyPlan = SizedPlan | PlanForAnySize
 # below this, tracing and batching cost more than they save
 MIN_TRIP_COUNT = 3
 
@@ -129,10 +130,57 @@ def straight_line_loop(
     return (*unaliased(carry, [*inputs.flat(), *stacks]), *stacks)
 
 
+# --- plans ---
+
+
+@dataclass(frozen=True)
+class SizedPlan:
+    """A plan, and the sizes that a call adds to its inputs if the plan is for any size."""
+
+    plan: ScanPlan
+    loop: EagerLoop  # of what the plan leaves
+    additional: tuple[int, ...] = ()  # sizes, which the plan takes as further additional inputs
+    stacked_bytes: int | None = None
+    ys: list[StackLike] | None = None
+    loop_ys: list[StackLike] | None = None
+
+    def at(self, numbers: tuple[Number, ...]) -> SizedPlan:
+        return self
+
+
+class PlanForAnySize:
+    """A plan that takes ``sizes`` (symbolic) as further additional inputs."""
+
+    def __init__(self, symbolic: SizedPlan, sizes: list[Any], symbols: Symbols) -> None:
+        self.symbolic = symbolic
+        self.n_sizes = len(sizes)
+        plan = symbolic.plan
+        self.ys = [StackLike.of(value_of(y)) for y in plan.outputs.ys]
+        dimensions = [size for y in [*self.ys, *symbolic.loop.ys] for size in y.shape]
+        self.evaluate = symbols.function([*sizes, sum(plan.stacked_sizes()), *dimensions])
+
+    def at(self, numbers: tuple[Number, ...]) -> SizedPlan:
+        values = self.evaluate(*numbers)
+        rest = iter(values[self.n_sizes :])
+        return dataclasses.replace(
+            self.symbolic,
+            additional=values[: self.n_sizes],
+            stacked_bytes=next(rest),
+            ys=[_sized(y, rest) for y in self.ys],
+            loop_ys=[_sized(y, rest) for y in self.symbolic.loop.ys],
+        )
+
+
+def _sized(like: StackLike, sizes: Iterator[int]) -> StackLike:
+    return dataclasses.replace(like, shape=tuple(next(sizes) for _ in like.shape))
+
+
 def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
     """Return the optimised form of ``body`` for inputs like these, which is made once."""
 
-    def make(mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None) -> AnyPlan:
+    def make(
+        mode: FakeTensorMode, examples: Inputs[Any], symbols: Symbols | None
+    ) -> SizedPlan | PlanForAnySize:
         with torch.no_grad():
             # `torch.fx.traceback.preserve_node_meta` asks which of the user's lines a node is of
             step = preserving_node_meta(with_short_scans_written_out(body))
@@ -168,6 +216,9 @@ def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols)
     # recorded as a guard, by which the plan is later found to fit a call or not.
     loop = EagerLoop(plan.body, plan.loop_signature, plan.own_xs)
     return PlanForAnySize(SizedPlan(plan, loop), sizes, symbols)
+
+
+# --- the scan ---
 
 
 def dense(body: Body, inputs: Inputs[Any], options: ScanOptions) -> tuple[torch.Tensor, ...]:

@@ -31,8 +31,16 @@ from torch import fx
 from torch_scan_hop._torch.symbols import SYMBOLS
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
-from torch_scan_hop.eager.calls import ELEMENTWISE, WITH_OUT, aten, call_into, call_of, can_write_to
-from torch_scan_hop.eager.in_place import calls_in_place, parts_read_in_place
+from torch_scan_hop.eager.calls import (
+    ELEMENTWISE,
+    WITH_OUT,
+    aten,
+    call_into,
+    call_of,
+    calls_in_place,
+    can_write_to,
+    parts_read_in_place,
+)
 from torch_scan_hop.signature import Signature
 
 
@@ -68,10 +76,7 @@ def _unpacked(names: Sequence[str]) -> str:
 
 
 class LoopWriter:
-    """Writes ``run_loop(order, init, xs, additional, places)`` for a body.
-
-    ``own_xs``: positions of xs that the loop may write over.
-    """
+    """Writes ``run_loop(order, init, xs, additional, places)``, which may write over ``own_xs``."""
 
     def __init__(
         self, body: fx.GraphModule, signature: Signature, own_xs: Collection[int] = ()
@@ -245,10 +250,7 @@ class LoopWriter:
         src.line(2, f"{', '.join(carries)} = {', '.join(values)}")
 
     def _is_contiguous(self, node: fx.Node) -> bool:
-        """Return True if the operator's result is known to be contiguous.
-
-        Bodies are traced for contiguous carries.
-        """
+        """Return True if a next carry is known to be contiguous, as bodies are traced for."""
         if node in self.slot_of or node in self.roles.carry:
             return True
         return value_of(node).is_contiguous() and not is_view(node) and node.op == "call_function"

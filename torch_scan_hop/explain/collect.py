@@ -90,17 +90,12 @@ def _signature(site: Site) -> list[Leaf]:
     # of a fake on a GPU that is not there, torch 2.9 makes no slice
     slices = (x.new_empty(x.shape[1:], device="meta") for x in o.xs)
     found += [_leaf("x", n, s, x) for n, s, x in zip(names.xs, slices, o.xs, strict=True)]
+    ys = map(recorded, o.signature.outputs_of(site.body).ys)
     found += [
-        Leaf("y", name, describe(y), nbytes_of(y))
-        for name, y in zip(site.ys, _ys(site), strict=True)
+        Leaf("y", name, describe(y), nbytes_of(y)) for name, y in zip(site.ys, ys, strict=True)
     ]
     closures = zip(names.additional, o.additional, strict=True)
     return found + [_leaf("closure", name, value, value) for name, value in closures]
-
-
-def _ys(site: Site) -> list[Any]:
-    """Return the ys of a step, as fakes."""
-    return list(map(recorded, site.operands.signature.outputs_of(site.body).ys))
 
 
 def _leaf(role: str, path: str, value: Any, owner: Any) -> Leaf:

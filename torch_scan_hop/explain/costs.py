@@ -35,10 +35,7 @@ class Cost:
 
 
 def cost_of(node: fx.Node, single: Iterable[fx.Node] = ()) -> Cost:
-    """Return the cost of ``node`` in one step.
-
-    ``single``: the values of which there is one for all steps.
-    """
+    """Return the cost of ``node`` in a step; there is one of ``single`` values for all steps."""
     if isinstance(node.target, ScanOperator):
         return _cost_of_scan(node)
     if node.op != "call_function" or node.target is operator.getitem or is_view(node):
@@ -106,20 +103,15 @@ def work_of(pairs: Sequence[tuple[Operator, Cost]], site: Site, returned: int, l
         nbytes=nbytes,
         least_nbytes=least,
     )
-    return work if limits is None else with_limits(work, seconds, limits)
-
-
-def with_limits(work: Work, seconds: float, limits: Limits) -> Work:
-    """Add the times to expect: ``seconds`` of the operators one by one, and a limit.
-
-    The limit is the time of all FLOPs, or of the least bytes, whichever is longer.
-    """
-    by_flops, by_bytes = work.flops / limits[0], work.least_nbytes / limits[1]
-    least = max(by_flops, by_bytes)
+    if limits is None:
+        return work
+    # the limit is the time of all FLOPs, or of the least bytes, whichever is longer
+    by_flops, by_bytes = flops / limits[0], least / limits[1]
+    least_seconds = max(by_flops, by_bytes)
     return replace(
         work,
         seconds=seconds,
-        least_seconds=least,
+        least_seconds=least_seconds,
         limit="arithmetic" if by_flops > by_bytes else "memory",
-        fraction_of_limit=least / seconds if seconds else None,
+        fraction_of_limit=least_seconds / seconds if seconds else None,
     )

@@ -31,9 +31,9 @@ def as_if_there(device: str) -> contextlib.AbstractContextManager[None]:
             f"{torch.__version__}: {why_not_here()}. Pass tensors that are on the CPU."
         )
     require("absent_gpu")
-    from torch_scan_hop.inductor.fused_cells import DECOMPOSITIONS
+    from torch_scan_hop.inductor.decompositions import CELLS
 
-    return standing_in(DECOMPOSITIONS)
+    return standing_in(CELLS)
 
 
 @contextlib.contextmanager

@@ -11,21 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from torch_scan_hop.explain.facts import (
-    AFTER,
-    ALL_STEPS,
-    CONTRACTED,
-    DROPPED,
-    LOOP,
-    ONCE,
-    Loop,
-    Operator,
-    Value,
-)
+from torch_scan_hop.explain import facts
+from torch_scan_hop.explain.facts import Loop, Operator, Value
 from torch_scan_hop.explain.words import flops, nbytes, steps, where
 
-COLUMNS = {ONCE: 0, ALL_STEPS: 0, LOOP: 1, AFTER: 2, CONTRACTED: 2}
-_BADGES = {ONCE: "once", ALL_STEPS: "all at once", AFTER: "all at once", CONTRACTED: "one sum"}
+COLUMNS = {facts.ONCE: 0, facts.ALL_STEPS: 0, facts.LOOP: 1, facts.AFTER: 2, facts.CONTRACTED: 2}
+_BADGES = {
+    facts.ONCE: "once",
+    facts.ALL_STEPS: "all at once",
+    facts.AFTER: "all at once",
+    facts.CONTRACTED: "one sum",
+}
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 168, 40, 18, 34, 26
 _MAX_TEXT = 24
 # boxes side by side outside of the loop, where there is room above
@@ -73,33 +69,31 @@ class Drawing:
     # --- what is drawn ---
 
     def _collect(self) -> None:
-        operators = [o for o in self.loop.operators if o.place != DROPPED]
+        operators = [o for o in self.loop.operators if o.place != facts.DROPPED]
         read = {name for o in operators for name in o.inputs}
         read |= {r.node for r in self.loop.results}
-        self.next_carries = _next_carries(self.loop)
+        inputs = {f"next {value.name}" for value in self.loop.inputs}
+        self.next_carries = inputs & {result.name for result in self.loop.results}
         for value in self.loop.inputs:
             if value.node in read:
                 self._add(_input_box(value, self._column_of_input(value, operators)))
         for op in operators:
             self._add(_operator_box(op))
         for k, value in enumerate(self.loop.results):
-            self._add(_result_box(value, k, self._column_of_result(value, k)))
+            self._add(_result_box(value, k, self._column_of_result(value)))
 
     def _add(self, box: Box) -> None:
         self.boxes[box.key] = box
 
     def _column_of_input(self, value: Value, operators: Sequence[Operator]) -> int:
-        if not self._is_carry(value):
+        if f"next {value.name}" not in self.next_carries:
             return 0
         places = {o.place for o in operators if value.node in o.inputs}
-        return 2 if places == {CONTRACTED} else 1
+        return 2 if places == {facts.CONTRACTED} else 1
 
-    def _is_carry(self, value: Value) -> bool:
-        return any(r.name == f"next {value.name}" for r in self.loop.results)
-
-    def _column_of_result(self, value: Value, k: int) -> int:
+    def _column_of_result(self, value: Value) -> int:
         producer = self.boxes.get(value.node)
-        is_carry = k in self.next_carries
+        is_carry = value.name in self.next_carries
         return 1 if is_carry and (producer is None or producer.column < 2) else 2
 
     # --- where ---
@@ -201,11 +195,6 @@ class Drawing:
                 f'H{target.x + middle:.0f} v{offset}"/>'
             )
         return found
-
-
-def _next_carries(loop: Loop) -> set[int]:
-    names = {f"next {v.name}" for v in loop.inputs}
-    return {k for k, r in enumerate(loop.results) if r.name in names}
 
 
 def _input_box(value: Value, column: int) -> Box:

@@ -5,28 +5,22 @@ from __future__ import annotations
 from torch import fx
 
 from torch_scan_hop._torch.impure import is_random
-from torch_scan_hop.explain.facts import (
-    AFTER,
-    ALL_STEPS,
-    CARRY,
-    CONTRACTED,
-    DROPPED,
-    INVARIANT,
-    LOOP,
-    ONCE,
-    XS,
-)
+from torch_scan_hop.explain import facts
 from torch_scan_hop.op import ScanOperator
 from torch_scan_hop.rewrites import ScanPlan
 from torch_scan_hop.rewrites.accumulate import Accumulator
 from torch_scan_hop.rewrites.classify import Dependence, ancestors, is_pinned, no_rule_for
 
-DEPENDENCE = {Dependence.INVARIANT: INVARIANT, Dependence.XS: XS, Dependence.LOOP: CARRY}
+DEPENDENCE = {
+    Dependence.INVARIANT: facts.INVARIANT,
+    Dependence.XS: facts.XS,
+    Dependence.LOOP: facts.CARRY,
+}
 _WHY_THERE = {
-    ONCE: "the same at every step",
-    ALL_STEPS: "needs xs only",
-    AFTER: "the next step does not need it",
-    DROPPED: "nothing reads it",
+    facts.ONCE: "the same at every step",
+    facts.ALL_STEPS: "needs xs only",
+    facts.AFTER: "the next step does not need it",
+    facts.DROPPED: "nothing reads it",
 }
 # how many names a reason lists
 _MAX_NAMES = 3
@@ -41,11 +35,11 @@ class Places:
         self.graph = plan.original.graph
         self.dependence = plan.decisions.dependence
         parts = {
-            LOOP: plan.step.nodes(),
-            ONCE: plan.invariant_part.nodes(),
-            ALL_STEPS: plan.batched_part.nodes(),
-            AFTER: plan.sunk_part.nodes(),
-            CONTRACTED: self._contracted(),
+            facts.LOOP: plan.step.nodes(),
+            facts.ONCE: plan.invariant_part.nodes(),
+            facts.ALL_STEPS: plan.batched_part.nodes(),
+            facts.AFTER: plan.sunk_part.nodes(),
+            facts.CONTRACTED: set().union(*map(self._work_of_sum, plan.decisions.accumulators)),
         }
         #: the first part that computes a node is where it costs most
         self.place = {n: place for place in reversed(parts) for n in parts[place]}
@@ -56,9 +50,6 @@ class Places:
         found = ancestors([self.plan.outputs.carry[accumulator.index]], stop=leaves) - leaves
         return {n for n in found if n.op == "call_function"}
 
-    def _contracted(self) -> set[fx.Node]:
-        return set().union(*map(self._work_of_sum, self.plan.decisions.accumulators))
-
     def _sums_of(self, node: fx.Node) -> list[str]:
         sums = [a for a in self.plan.decisions.accumulators if node in self._work_of_sum(a)]
         return [self.names[self.plan.roles.carry[a.index]] for a in sums]
@@ -67,19 +58,19 @@ class Places:
         """Return the values that there is one of for all steps: invariants, sums over steps."""
         found = {n for n, d in self.dependence.items() if d is Dependence.INVARIANT}
         sums = [self.plan.roles.carry[a.index] for a in self.plan.decisions.accumulators]
-        return {*found, *sums, *(n for n, place in self.place.items() if place == CONTRACTED)}
+        return {*found, *sums, *(n for n, place in self.place.items() if place == facts.CONTRACTED)}
 
     def place_of(self, node: fx.Node) -> str:
-        return self.place.get(node, DROPPED)
+        return self.place.get(node, facts.DROPPED)
 
     def depends_on(self, node: fx.Node) -> str:
         return DEPENDENCE[self.dependence[node]]
 
     def why(self, node: fx.Node) -> str:
         place = self.place_of(node)
-        if place == CONTRACTED:
+        if place == facts.CONTRACTED:
             return f"added up in {_listed(self._sums_of(node))}"
-        if place != LOOP:
+        if place != facts.LOOP:
             return _WHY_THERE[place]
         if is_pinned(node):
             return _why_pinned(node)
@@ -90,8 +81,7 @@ class Places:
         return self._cause(node)
 
     def _decision_about(self, node: fx.Node) -> str | None:
-        """Return the planner's decision about ``node``, or about the first value after it that has
-        one.
+        """Return the planner's decision about ``node``, or the first value after it that has one.
 
         The planner decides only about values that are read across the border of the loop.
         """
@@ -100,7 +90,7 @@ class Places:
             current = pending.pop(0)
             if current in self.plan.decisions.stays:
                 return self.plan.decisions.stays[current]
-            users = [u for u in current.users if self.place_of(u) == LOOP and u not in seen]
+            users = [u for u in current.users if self.place_of(u) == facts.LOOP and u not in seen]
             seen.update(users)
             pending += users
         return None

@@ -116,11 +116,7 @@ def _name(value: Any, name_of: NameOf) -> str:
 
 
 def namer(names: dict[str, str]) -> NameOf:
-    """Return names of a graph's values: a value is named after what it is a copy or another shape
-    of.
-
-    ``names``: by the names of placeholders.
-    """
+    """Return what names a value after the placeholder that it is a copy or another shape of."""
 
     def name_of(node: fx.Node) -> str:
         seen = node

@@ -31,10 +31,7 @@ def is_trained(site: Site) -> bool:
 
 
 def derivative_at(site: Site) -> Derivative:
-    """Return the derivative of the scan; raise NotCaptured if there is none.
-
-    Then the call would run as a loop, and raise in its backward.
-    """
+    """Return the derivative; raise NotCaptured if there is none, since a loop would raise, too."""
     wanted = wants_gradients(site.operands.flat())
     try:
         with preserve_node_meta():  # of which the lines of nodes are
@@ -94,15 +91,12 @@ def _stack(site: Site, step: Any) -> Any:
 
 
 def _name(site: Site, derivative: Derivative, handover: Handover) -> str:
-    k, names = handover.index, site.names
-    if handover.source is Source.CARRY_IN:
-        return names.carry[k]
-    if handover.source is Source.X:
-        return names.xs[k]
-    if handover.source is Source.ADDITIONAL:
-        return names.additional[k]
     if handover.source is Source.SIZE:
         return str(handover.size)
+    k, names = handover.index, site.names
+    inputs = {Source.CARRY_IN: names.carry, Source.X: names.xs, Source.ADDITIONAL: names.additional}
+    if handover.source in inputs:
+        return inputs[handover.source][k]
     return site.ys[k] if k < len(site.ys) else _kept_name(site, derivative, k)
 
 

@@ -6,8 +6,7 @@
 ``kernels`` chooses the kernel of a scan; ``cpu/`` and ``gpu/`` have them. Both use
             ``qualify``, ``step``, ``lane_body`` (a pointwise step), ``product_lowering``
 ``node``    the common part of the IR nodes of a scan
-``pairs``   complex scans as scans of real and imaginary parts; ``pair_rules``: the arithmetic;
-            ``joined_parts``: ys whose parts a kernel writes side by side
+``pairs``   complex scans as scans of real and imaginary parts; ``pair_rules``: the arithmetic
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ def _register() -> None:
     )
     from torch_scan_hop.body.carries_in import carries_in_op
     from torch_scan_hop.capture.cache_key import has_cache_key
-    from torch_scan_hop.inductor.joined_parts import joined_parts, lower_joined_parts
     from torch_scan_hop.inductor.kernels import LOWERINGS
     from torch_scan_hop.inductor.loop import lower_carries_in, lower_to_loop_or_kernel
+    from torch_scan_hop.inductor.pairs import joined_parts, lower_joined_parts
     from torch_scan_hop.inductor.passes import prepare_scans
     from torch_scan_hop.op import scan_op
 

@@ -22,10 +22,9 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
-from torch_scan_hop.body.added_parts import is_large
 from torch_scan_hop.body.meta_values import placeholder, value_of
 from torch_scan_hop.body.node_kinds import is_view, viewed
-from torch_scan_hop.body.partial_writes import PART_OF, WRITE_OF, writes_in_place
+from torch_scan_hop.body.part_writes import PART_OF, WRITE_OF, is_large, writes_in_place
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.rewrites.accumulate import added_terms
 from torch_scan_hop.signature import Inputs, results_of
@@ -138,10 +137,7 @@ def partly_written(body: fx.GraphModule, examples: StepExamples) -> dict[int, li
 
 
 def _views(results: Sequence[Any]) -> set[fx.Node]:
-    """Return the views among ``results``.
-
-    A step with writes copies them to their places when they are made.
-    """
+    """Return the views among ``results``, which a step with writes copies when they are made."""
     return {result for result in results if isinstance(result, fx.Node) and is_view(result)}
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
 
-from torch_scan_hop import legality
-from torch_scan_hop._torch.impure import erase_unread
-from torch_scan_hop._torch.inductor_passes import trace_decomposed
 from torch_scan_hop.body.meta_values import replace, value_of
 from torch_scan_hop.signature import results_of
 
@@ -49,30 +46,6 @@ def inline(
             user.replace_all_uses_with(replacement)
         graph.erase_node(user)
     graph.erase_node(call)
-
-
-def write_in_parts(
-    body: fx.GraphModule, parts: Mapping[Any, Callable[..., Any]], name: str
-) -> fx.GraphModule:
-    """Write each operator in ``parts`` as its function does, and return ``body``, which is changed.
-
-    An operator stays if something reads a result that its function does not return.
-    """
-    for node in [n for n in body.graph.nodes if n.target in parts]:
-        given = node.all_input_nodes
-
-        def run(*values: Any, node: fx.Node = node, given: Sequence[fx.Node] = given) -> Any:
-            known = dict(zip(given, values, strict=True))
-            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-            return parts[node.target](*args, **kwargs)
-
-        traced = trace_decomposed(run, [value_of(n) for n in given])
-        made = results_of(traced.graph)
-        if isinstance(made, fx.Node) or all(made[u.args[1]] for u in node.users if u.users):
-            inline(body, node, traced, given)
-    erase_unread(body.graph)
-    body.recompile()
-    return legality.checked(name, body)
 
 
 def _attribute(gm: fx.GraphModule, call: fx.Node, traced: fx.GraphModule, node: fx.Node) -> fx.Node:

@@ -32,10 +32,10 @@ from torch_scan_hop.body.carries_in import is_in_graph
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.inductor import watch
 from torch_scan_hop.inductor.body import StepExamples, added_to, destination_passing, partly_written
-from torch_scan_hop.inductor.joined_parts import positions_of_joined
 from torch_scan_hop.inductor.kernels import is_product, kernel_of
 from torch_scan_hop.inductor.loop_code import ZEROS, CppLoop, PythonLoop, ReplayedLoop
 from torch_scan_hop.inductor.node import ScanCall, ScanNode
+from torch_scan_hop.inductor.pairs import positions_of_joined
 from torch_scan_hop.inductor.replayed import CUDA_GRAPH, why_not_replayed, within_a_graph
 from torch_scan_hop.signature import Inputs
 
@@ -43,10 +43,7 @@ aten = torch.ops.aten
 
 
 def _is_zeros(argument: Any) -> bool:
-    """Return True for zeros, with which the sums of gradients in a backward start.
-
-    A sum that starts with zeros needs no tensor to start from.
-    """
+    """Return True for zeros: a sum that starts with them needs no tensor to start from."""
     if not isinstance(argument, torch.fx.Node) or argument.target is not aten.full.default:
         return False
     # not -0.0, which a sum of no steps keeps
@@ -84,10 +81,7 @@ def lower_to_loop_or_kernel(
     checkpoint: Any = None,
     into: Sequence[Any] = (),
 ) -> list[Any]:
-    """Lower ``scan`` to one node, and its outputs.
-
-    ``into``, within the step of another scan, is where results are to be written.
-    """
+    """Lower ``scan`` to one node; ``into``: where a step of another scan wants the results."""
     given: Inputs[Any] = Inputs(*current_node().args[1:4])  # type: ignore[arg-type]
     results = value_of(current_node())
     examples = _examples(given.map(value_of), results[len(init) :])
@@ -144,10 +138,7 @@ def _examples(values: Inputs[Any], ys: Sequence[Any]) -> StepExamples:
 
 
 class ScanLoop(ScanNode):
-    """A scan whose ``step`` is code within a loop over ``loop_index``.
-
-    Carries at ``in_place`` have one buffer, which steps write over; others have two.
-    """
+    """A loop over ``step``; carries at ``in_place`` have one buffer, and others have two."""
 
     def __init__(
         self, call: ScanCall, step: Any, in_place: Sequence[int], is_replayed: bool

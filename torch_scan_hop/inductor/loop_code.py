@@ -30,8 +30,8 @@ ZEROS = size_expression(0)
 GRAPHED_LOOP = "from torch_scan_hop.cuda_graphs.graphed import GraphedLoop"
 
 
-class LoopEmitter:
-    """The wrapper lines of one loop; subclasses know the language."""
+class PythonLoop:
+    """The wrapper lines of one loop. :class:`CppLoop` has those that differ in C++."""
 
     def __init__(self, loop: ScanLoop, wrapper: Any) -> None:
         self.loop = loop
@@ -43,37 +43,53 @@ class LoopEmitter:
         self.carry = take(operands.carry)
         self.xs = take(operands.xs)
         self.additional = take(operands.additional)
+        in_turn = [k for k in range(len(self.carry)) if k not in loop.in_place]
         # by position, for the carries with two buffers
-        self.next_carry = dict(zip(self._in_turn(), take(self._in_turn()), strict=True))
+        self.next_carry = dict(zip(in_turn, take(in_turn), strict=True))
         n = len(operands.carry)
         self.carry_outputs, self.y_outputs = loop.outputs[:n], loop.outputs[n:]
         self.ys = take(self.y_outputs)
 
-    # language-specific pieces
+    # --- what differs in C++ ---
 
     def bind(self, name: str, value: str) -> None:
-        raise NotImplementedError
+        self.wrapper.writeline(f"{name} = {value}")
 
     def reference(self, operand: Any, name: str) -> str:
-        raise NotImplementedError
+        return operand.codegen_reference()
 
     def copy(self, destination: str, source: str) -> None:
-        raise NotImplementedError
+        self.wrapper.writeline(f"{destination}.copy_({source})")
 
     def set_to_zero(self, destination: str) -> None:
-        raise NotImplementedError
+        self.wrapper.writeline(f"{destination}.zero_()")
 
     def span(self) -> str:
-        """Return the range of the loop's index, or the number of its steps."""
-        return trip_count_code(self.wrapper, self.loop.trip_count)
+        """Return the range of the loop's index; in C++ the number of its steps."""
+        count = trip_count_code(self.wrapper, self.loop.trip_count)
+        return f"range({count} - 1, -1, -1)" if self.loop.reverse else f"range({count})"
 
     def open_loop(self, span: str) -> None:
-        raise NotImplementedError
+        index = str(self.loop.loop_index)
+        declare_loop_index(self.wrapper, index)
+        steps = import_into(self.wrapper, progress_bar.steps)
+        self.wrapper.writeline(f"for {index} in {steps}({span}):")
 
     def close_loop(self) -> None:
-        raise NotImplementedError
+        wrapper = self.wrapper
+        self.swap()
+        self.hand_over(self.carry)
+        done = [*self.carry, *self.next_carry.values(), *self.xs, *self.ys]
+        done += [
+            name
+            for name, operand in zip(self.additional, self.loop.operands.additional, strict=True)
+            if is_tensor_ir(operand)
+        ]
+        done += self.buffers()
+        wrapper.writeline(f"del {', '.join(done)}")
+        wrapper.writeline(f"{self.loop.get_name()} = None")
 
-    # the loop
+    # --- the loop ---
 
     def emit(self) -> None:
         self.loop.allocate(self.wrapper, self.y_outputs)
@@ -88,9 +104,6 @@ class LoopEmitter:
         following = self.next_carry.values()
         names = [*self.carry, *self.xs, *self.additional, *following, *self.ys]
         codegen_subgraph_inline(self.wrapper, self.loop.step, names)
-
-    def _in_turn(self) -> list[int]:
-        return [k for k in range(len(self.carry)) if k not in self.loop.in_place]
 
     def buffers(self) -> list[str]:
         """Return the buffers of all carries."""
@@ -135,30 +148,6 @@ class LoopEmitter:
         if k in self.next_carry:
             self.bind(self.next_carry[k], self.buffer(output, "odd"))
 
-
-class PythonLoop(LoopEmitter):
-    def bind(self, name: str, value: str) -> None:
-        self.wrapper.writeline(f"{name} = {value}")
-
-    def reference(self, operand: Any, name: str) -> str:
-        return operand.codegen_reference()
-
-    def copy(self, destination: str, source: str) -> None:
-        self.wrapper.writeline(f"{destination}.copy_({source})")
-
-    def set_to_zero(self, destination: str) -> None:
-        self.wrapper.writeline(f"{destination}.zero_()")
-
-    def span(self) -> str:
-        count = super().span()
-        return f"range({count} - 1, -1, -1)" if self.loop.reverse else f"range({count})"
-
-    def open_loop(self, span: str) -> None:
-        index = str(self.loop.loop_index)
-        declare_loop_index(self.wrapper, index)
-        steps = import_into(self.wrapper, progress_bar.steps)
-        self.wrapper.writeline(f"for {index} in {steps}({span}):")
-
     def swap(self) -> None:
         """Write the last statement of the loop's suite."""
         for current, following in self.pairs():
@@ -170,20 +159,6 @@ class PythonLoop(LoopEmitter):
                 self.wrapper.writeline(f"{output.get_name()} = {final}")
             else:
                 self.copy(output.codegen_reference(), final)
-
-    def close_loop(self) -> None:
-        wrapper = self.wrapper
-        self.swap()
-        self.hand_over(self.carry)
-        done = [*self.carry, *self.next_carry.values(), *self.xs, *self.ys]
-        done += [
-            name
-            for name, operand in zip(self.additional, self.loop.operands.additional, strict=True)
-            if is_tensor_ir(operand)
-        ]
-        done += self.buffers()
-        wrapper.writeline(f"del {', '.join(done)}")
-        wrapper.writeline(f"{self.loop.get_name()} = None")
 
 
 class ReplayedLoop(PythonLoop):
@@ -206,7 +181,8 @@ class ReplayedLoop(PythonLoop):
         with indented(wrapper):
             self._emit_function()
         groups = (loop.operands.carry, loop.operands.xs, loop.operands.additional, self.y_outputs)
-        arguments = ", ".join(f"[{', '.join(map(self._argument, group))}]" for group in groups)
+        names = ([self.reference(operand, "") for operand in group] for group in groups)
+        arguments = ", ".join(f"[{', '.join(group)}]" for group in names)
         lasts = [self.buffer(output, "last") for output in self.carry_outputs]
         results = "".join(f"{last}, " for last in lasts)
         call = f"{runner}({function}, {self.span()}, {arguments})"
@@ -215,9 +191,6 @@ class ReplayedLoop(PythonLoop):
         if lasts:
             wrapper.writeline(f"del {', '.join(lasts)}")
         wrapper.writeline(f"{loop.get_name()} = None")
-
-    def _argument(self, operand: Any) -> str:
-        return self.reference(operand, "")
 
     def _emit_function(self) -> None:
         self._allocate_carries()
@@ -234,7 +207,7 @@ class ReplayedLoop(PythonLoop):
         self.wrapper.writeline(f"return [{', '.join(self.carry)}]")
 
 
-class CppLoop(LoopEmitter):
+class CppLoop(PythonLoop):
     def bind(self, name: str, value: str) -> None:
         self.wrapper.writeline(f"ConstantHandle {name}({value});")
 
@@ -254,6 +227,9 @@ class CppLoop(LoopEmitter):
 
     def set_to_zero(self, destination: str) -> None:
         self.wrapper.writeline(f"AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_zero_({destination}));")
+
+    def span(self) -> str:
+        return trip_count_code(self.wrapper, self.loop.trip_count)
 
     def open_loop(self, span: str) -> None:
         index = str(self.loop.loop_index)

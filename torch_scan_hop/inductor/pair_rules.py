@@ -27,7 +27,7 @@ class Pair:
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.complex128 if self.re.dtype == torch.float64 else torch.complex64
+        return self.re.dtype.to_complex()
 
     def whole(self) -> Tensor:
         return torch.complex(self.re.contiguous(), self.im.contiguous())
@@ -201,10 +201,9 @@ def _view(value: Any, size: Any) -> Any:
 def _convert(value: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
     if dtype is None or (isinstance(value, Pair) and dtype == value.dtype):
         return value
-    real = {torch.complex128: torch.float64, torch.complex64: torch.float32}.get(dtype)
-    if real is None:
+    if not dtype.is_complex:
         return value.re.to(dtype)  # the imaginary part is discarded
-    return _pair(value).map(lambda v: v.to(real))
+    return _pair(value).map(lambda v: v.to(dtype.to_real()))
 
 
 def _made(target: Any) -> Callable[..., Any]:
@@ -219,9 +218,9 @@ def _made(target: Any) -> Callable[..., Any]:
 
 
 def _full(size: Any, value: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
-    real = {torch.complex128: torch.float64, torch.complex64: torch.float32}[dtype]
     re, im = (value.real, value.imag) if isinstance(value, complex) else (value, 0)
-    return Pair(*(torch.full(size, part, dtype=real, device=device) for part in (re, im)))
+    parts = (torch.full(size, part, dtype=dtype.to_real(), device=device) for part in (re, im))
+    return Pair(*parts)
 
 
 RULES: dict[Any, Callable[..., Any]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 
+import torch
 from torch import fx
 
 from torch_scan_hop import legality
@@ -16,13 +17,16 @@ from torch_scan_hop._torch.capabilities import attempt, is_there, own_failures_s
 from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.inductor_checks import mark_as_holding_a_scan, report_outside_of_threads
 from torch_scan_hop._torch.own_scan import is_torchs
-from torch_scan_hop.inductor.fused_cells import write_fused_cells
-from torch_scan_hop.inductor.joined_parts import mark_joined_parts
+from torch_scan_hop.body.meta_values import replace
+from torch_scan_hop.inductor.decompositions import write_fused_cells
 from torch_scan_hop.inductor.kernels import replace_large_products
-from torch_scan_hop.inductor.numbers_between import keep_numbers_as_scalars
+from torch_scan_hop.inductor.pairs import mark_joined_parts
 from torch_scan_hop.inductor.rewriter import ScanRewriter
 from torch_scan_hop.op import scans_in
 from torch_scan_hop.rewrites import using_options
+
+aten = torch.ops.aten
+
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +36,7 @@ def prepare_scans(gm: fx.GraphModule) -> None:
     """Run after Inductor's own post-grad passes, on every graph; bodies included."""
     report_outside_of_threads()
     _let_bools_be_vectors()
-    keep_numbers_as_scalars(gm)
+    _keep_numbers_as_scalars(gm)
     theirs = set(gm.graph.nodes)
     _write_plans(gm)
     _write_out(gm)
@@ -47,6 +51,29 @@ def _let_bools_be_vectors() -> None:
             from torch_scan_hop._torch.inductor_bools import let_bools_be_vectors
 
             let_bools_be_vectors()
+
+
+def _keep_numbers_as_scalars(gm: fx.GraphModule) -> None:
+    """Let no kernel make a scalar in double of a number that was read from one.
+
+    Numbers that steps leave in attributes are Python numbers between a scan and the program around
+    it. Inductor hands a number to a kernel as a float32, and torch 2.9 generates code that does not
+    compile. So a scalar that is made of such a number again (to return it, or to begin the next
+    scan) becomes the scalar that it was read from.
+    """
+    graph = gm.graph
+    for target, place in ((aten.scalar_tensor.default, 0), (aten.full.default, 1)):
+        for node in graph.find_nodes(op="call_function", target=target):
+            number = node.args[place]
+            if getattr(number, "target", None) is aten._local_scalar_dense.default:
+                scalar = number.args[0]
+                if _is_double(node) and _is_double(scalar):
+                    replace(node, scalar)
+
+
+def _is_double(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return bool(value.dtype == torch.float64 and value.dim() == 0 and value.device.type == "cpu")
 
 
 def _scans_of(gm: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:

@@ -29,8 +29,13 @@ from torch_scan_hop.inductor.qualify import CAT, PRODUCTS, is_along_rows, operat
 from torch_scan_hop.inductor.scalars.rewrite import lanes_of
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
 from torch_scan_hop.rewrites.blocks import whole_block_length
-from torch_scan_hop.rewrites.lane_sums import LaneSums, find_lane_sums
-from torch_scan_hop.rewrites.matrix_sums import are_small, find_matrix_sums, lanes_of_matrices
+from torch_scan_hop.rewrites.lane_sums import (
+    LaneSums,
+    are_small,
+    find_lane_sums,
+    find_matrix_sums,
+    lanes_of_matrices,
+)
 from torch_scan_hop.signature import Signature
 
 
@@ -52,9 +57,7 @@ class PlanChoice:
     copied_bytes: Callable[[ScanPlan], int]
 
     def best(self) -> tuple[ScanPlan, LaneSums | None, Any]:
-        """Return a plan, the sums of lanes if it is for the scan that these make, and the length of
-        the blocks that it runs in.
-        """
+        """Return a plan, the sums of lanes if the plan is of those, and the length of blocks."""
         found = self._of_lanes() or self._of_matrices()
         plan, sums = found or (self._plan(), None)
         if sums is None and pack_weights(plan, self.trip_count):
@@ -62,8 +65,8 @@ class PlanChoice:
         return plan, sums, self._block_length(plan)
 
     def _block_length(self, plan: ScanPlan) -> Any:
-        is_known = isinstance(self.trip_count, int) and self.trip_count != 0
-        if self.on_gpu or not is_known:  # blocks are for what a core's cache holds
+        # blocks are for what a core's cache holds
+        if self.on_gpu or not isinstance(self.trip_count, int):
             return self.trip_count
         return whole_block_length(plan, self.trip_count, self.copied_bytes(plan))
 

@@ -27,10 +27,7 @@ aten = torch.ops.aten
 
 
 class ProductLowering(InlineLowering):
-    """``products``: as they are recorded.
-
-    ``parts`` has, by id, what was put together: ``(value, dim, parts)``.
-    """
+    """``parts``: what was put together, as ``(value, dim, parts)``, by the id of the value."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm)

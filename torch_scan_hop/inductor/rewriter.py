@@ -17,9 +17,9 @@ from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.body.meta_values import check_results, value_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.carries_in_parts import find_split_carry
+from torch_scan_hop.inductor.decompositions import in_parts
 from torch_scan_hop.inductor.inline import inline, used_outputs
 from torch_scan_hop.inductor.kernels import is_on_gpu, may_be_one_kernel, may_be_small_matrices
-from torch_scan_hop.inductor.matrix_parts import in_parts
 from torch_scan_hop.inductor.pair_rules import is_complex
 from torch_scan_hop.inductor.pairs import expanded, expanded_step, joined_results, needs_pairs
 from torch_scan_hop.inductor.plans import PlanChoice
@@ -94,7 +94,7 @@ class ScanRewriter:
 
     def rewrite(self) -> None:
         """Replace the scan by its plan, traced on the operands' fakes, or leave it."""
-        if isinstance(self.trip_count, int) and self.trip_count < 2 and self.trip_count != 0:
+        if isinstance(self.trip_count, int) and self.trip_count < 2:
             self._retrace_if_unlike()
             return
         body, signature, sizes = lift_sizes(self.body, self.signature)
@@ -106,14 +106,12 @@ class ScanRewriter:
         plan, sums, length = PlanChoice(
             body, signature, used, self.trip_count, carry, self.on_gpu, self._copied_bytes
         ).best()
-        if plan.is_trivial() and not (self.shifted or sums) and self.trip_count != 0:
+        if plan.is_trivial() and not (self.shifted or sums):
             self._retrace_if_unlike()
             return
 
         def run(*flat: Any) -> list[Any]:
             groups = self._groups(flat)
-            if isinstance(self.trip_count, int) and self.trip_count == 0:
-                return self._no_steps(groups.carry)
             additional = [*groups.additional, *(size.of(groups) for size in sizes)]
             inputs = Inputs(groups.carry, groups.xs, additional)
             return run_plan(inputs) if sums is None else sums.run(run_plan, inputs)
@@ -196,13 +194,6 @@ class ScanRewriter:
         if may_be_one_kernel(plan.body, self.on_gpu):
             shifted = [x for x in shifted if plan.is_read_outside(x)]
         return sum(likely_value(nbytes(x)) for x in shifted)
-
-    def _no_steps(self, init: list[Any]) -> list[Any]:
-        ys = [
-            torch.empty(y.shape, dtype=y.dtype, device=y.device)
-            for y in value_of(self.node)[len(init) :]
-        ]
-        return [*(c.clone(memory_format=torch.contiguous_format) for c in init), *ys]
 
     def _replace_by(self, run: Any, name: str) -> None:
         """Put ``run``, a function of the operands, in place of the scan."""

@@ -81,14 +81,10 @@ class Span:
     def most(self) -> int:
         return max(1, WORK_PER_CALL // self.work_per_step)
 
-    @property
-    def fewest_for_threads(self) -> int:
-        """The fewest steps that threads do sooner than one: sharing takes time, too."""
-        return -(-WORK_FOR_THREADS // self.work_per_step)
-
     def is_too_short_for_threads(self) -> bool:
-        """Return True if there are known to be too few steps for threads."""
-        return bool(self.trip_count.is_Integer and self.trip_count < self.fewest_for_threads)
+        """Return True if there are known to be too few steps: sharing takes time, too."""
+        fewest = -(-WORK_FOR_THREADS // self.work_per_step)
+        return bool(self.trip_count.is_Integer and self.trip_count < fewest)
 
     @contextlib.contextmanager
     def calls(self, wrapper: Any) -> Iterator[None]:

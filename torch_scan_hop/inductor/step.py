@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import sympy
@@ -27,6 +27,11 @@ TILE = plain_symbol(998)
 CARRY = "scan_carry_"
 
 
+def are_static(sizes: Iterable[Any]) -> bool:
+    """Return True if all are numbers: none of them is, or has, a symbol."""
+    return all(isinstance(n, (int, sympy.Integer)) for n in sizes)
+
+
 def lane_symbols(rank: int) -> list[Any]:
     return [plain_symbol(k) for k in range(rank)]
 
@@ -46,10 +51,7 @@ def step_inputs(roles: Inputs[Any], index: Any) -> list[Any]:
 
 
 class StepOps(OpsHandler):
-    """Reads of carry ``k`` at an index become ``read(k, index)``.
-
-    What is computed behind a mask is local to it.
-    """
+    """Reads carry ``k`` by ``read(k, index)``; what is computed behind a mask is local to it."""
 
     def __init__(
         self, inner: Any, lowering: InlineLowering, read: Callable[[int, Any], Any]

@@ -186,11 +186,7 @@ def is_cheap_to_sum(
 
 
 def read_stack_instead(accumulator: Accumulator, at_hand: set[fx.Node]) -> Accumulator:
-    """Let an accumulator read the stack of what its term sums over dimensions, if there is one
-    anyway.
-
-    Then the term needs no stack of its own.
-    """
+    """Let it read the stack of what its term sums over dimensions, if there is one anyway."""
     if accumulator.operand is not accumulator.term and accumulator.operand in at_hand:
         return dataclasses.replace(accumulator, leaves=(accumulator.operand,))
     return accumulator

@@ -8,7 +8,7 @@
 Such steps compose: the effect of many steps in a row on a carry has the same form, and is known
 without the carry. To find the forms, a step is run once more with operators that take forms besides
 values; its graph is not matched against patterns. Whoever runs it says what the coefficients are,
-and the operators on them: values of a kernel (``inductor/affine``), or tensors
+and the operators on them: values of a kernel (``inductor/gpu/composition``), or tensors
 (``sharding/composed``).
 """
 

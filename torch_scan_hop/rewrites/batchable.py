@@ -33,10 +33,6 @@ _FACTORISATIONS = {*operators("factorisation"), linalg_check}
 NOT_POINTWISE = {"equal", "fill", "rrelu_with_noise"}
 
 
-def _stand_in_for_conversion(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype)
-
-
 def _stand_in_for_conjugate(value: Any) -> Any:
     return torch.complex(value.real, -value.imag) if value.is_complex() else value
 
@@ -90,7 +86,7 @@ def _stand_in_for_fma(a: Any, b: Any, c: Any) -> Any:
 
 #: operators without a rule, or with one that is not for all arguments, as operators with one
 STAND_INS: dict[Any, Callable[..., Any]] = {
-    torch.ops.prims.convert_element_type.default: _stand_in_for_conversion,
+    torch.ops.prims.convert_element_type.default: torch.Tensor.to,
     aten._conj_physical.default: _stand_in_for_conjugate,
     aten.conj_physical.default: _stand_in_for_conjugate,
     aten.select_scatter.default: _stand_in_for_select_scatter,
@@ -136,10 +132,7 @@ def is_factorisation(node: fx.Node) -> bool:
 
 
 def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
-    """Return True if this node of a body may be done for all steps at once.
-
-    ``any_trip_count``: of a loop that is traced for all of them.
-    """
+    """Return True if ``node`` may be done for all steps; ``any_trip_count``: for any number."""
     if any_trip_count and node.target in FOR_ONE_TRIP_COUNT:
         return False
     if node.op != "call_function":

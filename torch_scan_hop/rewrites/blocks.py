@@ -108,8 +108,7 @@ def run_in_blocks(
 def scan_of_blocks(
     plan: ScanPlan, run_scan: RunScan, inputs: Inputs[Any], options: ScanOptions, length: int
 ) -> list[Any]:
-    """Run the plan as :meth:`ScanPlan.run` does, as a scan over blocks with the plan of a block as
-    body.
+    """Run the plan as :meth:`ScanPlan.run` does, by a scan over blocks, whose body is their plan.
 
     ``length`` divides the trip count. Accumulators are carries of the outer scan. Among xs there
     may be :class:`CarriesIn`, which are joined within a block.

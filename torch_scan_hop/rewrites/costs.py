@@ -33,10 +33,7 @@ class Costs:
     least_weight: int
 
     def nbytes(self, node: fx.Node) -> Any:
-        """Return a node's bytes, a likely number if sizes are symbolic.
-
-        An estimate decides what pays and not what is right, so it needs no guard.
-        """
+        """Return a node's bytes, likely ones for symbolic sizes: an estimate needs no guard."""
         return nbytes(node) if self.guard_sizes else likely_value(nbytes(node))
 
     def may_be_batched(self, node: fx.Node) -> bool:
@@ -64,8 +61,7 @@ class Costs:
         work: Iterable[fx.Node],
         dependence: Mapping[fx.Node, Dependence],
     ) -> bool:
-        """Return True if stacking ``stacked``, to do ``work`` outside the loop, costs little memory
-        and time.
+        """Return True if it costs little to stack ``stacked``, to do ``work`` outside the loop.
 
         A large state, such as a cache of which a step writes a row, is copied into the stack at
         each step. That takes longer than a call in the loop, unless ``work`` has a product with

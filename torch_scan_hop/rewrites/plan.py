@@ -214,10 +214,7 @@ class ScanPlan:
         options: ScanOptions,
         sums_are_own: bool = False,
     ) -> tuple[list[Any], dict[fx.Node, Any]]:
-        """Run these steps; return ``carried`` after them, and all their stacks.
-
-        ``sums_are_own``: what is accumulated so far may be written over.
-        """
+        """Return ``carried`` after these steps, and all stacks; own sums are written over."""
         d = self.decisions
         n = len(d.loop_carry)
         stacks = dict(zip(self.roles.xs, xs, strict=True))

@@ -6,6 +6,7 @@ from a carry; as additional inputs they are classified so.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,20 @@ from torch import fx
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.impure import erase_unread
+from torch_scan_hop._torch.sizes import are_known_equal
 from torch_scan_hop._torch.symbols import SYMBOLS, is_symbolic
 from torch_scan_hop.body.copies import copied
 from torch_scan_hop.body.meta_values import added_input, replace, value_of
 from torch_scan_hop.signature import Inputs, Signature
 
 aten = torch.ops.aten
+
+
+def first_size(values: Iterable[torch.Tensor]) -> Any:
+    """Return the size that all of ``values`` but scalars have first, as of a batch, or None."""
+    sizes = [v.shape[0] for v in values if v.ndim]
+    is_common = bool(sizes) and all(are_known_equal(n, sizes[0]) for n in sizes)
+    return sizes[0] if is_common else None
 
 
 @dataclass(frozen=True)

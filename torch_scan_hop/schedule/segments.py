@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_scan_hop.schedule.stretches import in_segments, joined_ys, stretch
+from torch_scan_hop.schedule.stretches import RunSteps, in_segments, in_two
 from torch_scan_hop.step import CombineFn, Run
 
 
@@ -34,26 +34,19 @@ def segment_length(trip_count: int, segments: int | str) -> int:
 def segmented(run_full: Run, run_steps: Run, segments: int | str, reverse: bool) -> Run:
     """Return a scan over segments; ``run_full`` saves carries only, ``run_steps`` is plain."""
 
-    def region(
-        combine_fn: CombineFn, carry: Any, xs: Any, steps: int, count: int
-    ) -> tuple[Any, Any]:
+    def of_segments(combine_fn: CombineFn, steps: int, count: int) -> RunSteps:
         def segment(carry: Any, block: Any) -> tuple[Any, Any]:
             return run_steps(combine_fn, carry, block, steps)
 
-        return in_segments(run_full, segment, carry, xs, steps, count)
+        return lambda carry, xs: in_segments(run_full, segment, carry, xs, steps, count)
 
     def run(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
         if trip_count == 0:
             return run_steps(combine_fn, init, xs, trip_count)
         length = segment_length(trip_count, segments)
         remaining = trip_count % length
-        in_whole = trip_count - remaining
-        whole = stretch(xs, 0, in_whole, trip_count, reverse)
-        carry, ys = region(combine_fn, init, whole, length, trip_count // length)
-        if not remaining:
-            return carry, ys
-        rest = stretch(xs, in_whole, trip_count, trip_count, reverse)
-        carry, last = region(combine_fn, carry, rest, remaining, 1)
-        return carry, joined_ys([ys, last], reverse)
+        whole = of_segments(combine_fn, length, trip_count // length)
+        rest = of_segments(combine_fn, remaining, 1)
+        return in_two(whole, rest, init, xs, trip_count - remaining, trip_count, reverse)
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,8 +10,11 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop.step import CombineFn, Run
 
+#: ``(carry, xs) -> (carry, ys)``: the run of the steps that have these xs
+RunSteps = Callable[[Any, Any], tuple[Any, Any]]
 
-def stretch(xs: Any, first: int, last: int, trip_count: int, reverse: bool) -> Any:
+
+def _stretch(xs: Any, first: int, last: int, trip_count: int, reverse: bool) -> Any:
     """Return the xs of steps ``first`` to ``last``, which run from the end if reversed."""
     if reverse:
         first, last = trip_count - last, trip_count - first
@@ -26,9 +30,15 @@ def in_segments(
     return carry, tree.map_leaves(lambda y: y.flatten(0, 1), ys)
 
 
-def joined_ys(parts: list[Any], reverse: bool) -> Any:
-    """Join the ys of consecutive stretches, in the order of xs."""
-    ordered = parts[::-1] if reverse else parts
-    leaves = [tree.tensors(part) for part in ordered]
-    joined = [torch.cat(list(group)) for group in zip(*leaves, strict=True)]
-    return tree.unflatten(ordered[0], joined)
+def in_two(
+    first: RunSteps, rest: RunSteps, init: Any, xs: Any, cut: Any, trip_count: Any, reverse: bool
+) -> tuple[Any, Any]:
+    """Run the steps up to ``cut`` by ``first``, and those that are left, if any, by ``rest``."""
+    carry, ys = first(init, _stretch(xs, 0, cut, trip_count, reverse))
+    if cut == trip_count:
+        return carry, ys
+    carry, last = rest(carry, _stretch(xs, cut, trip_count, trip_count, reverse))
+    # both are in the order of xs
+    parts = [last, ys] if reverse else [ys, last]
+    leaves = zip(*map(tree.tensors, parts), strict=True)
+    return carry, tree.unflatten(ys, [torch.cat(list(pair)) for pair in leaves])

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from torch_scan_hop.schedule.policy import Binomial
-from torch_scan_hop.schedule.stretches import in_segments, joined_ys, stretch
+from torch_scan_hop.schedule.stretches import in_segments, in_two
 from torch_scan_hop.step import CombineFn, Run
 
 
@@ -29,18 +29,17 @@ def treeverse(run_full: Run, run_steps: Run, policy: Binomial, reverse: bool) ->
         length = -(-trip_count // policy.leaves())
 
         def chain(carry: Any, xs: Any, steps: int, snapshots: int, sweeps: int) -> tuple[Any, Any]:
-            left = (
-                min(steps, math.comb(snapshots + sweeps - 1, snapshots) * length) if sweeps else 0
-            )
             if snapshots == 0 or sweeps == 0 or steps <= length:
                 return run_steps(combine_fn, carry, xs, steps)
-            first_xs = stretch(xs, 0, left, steps, reverse)
-            carry, first = recomputed(carry, first_xs, left, snapshots, sweeps - 1)
-            if left == steps:
-                return carry, first
-            rest = stretch(xs, left, steps, steps, reverse)
-            carry, second = chain(carry, rest, steps - left, snapshots - 1, sweeps)
-            return carry, joined_ys([first, second], reverse)
+            left = min(steps, math.comb(snapshots + sweeps - 1, snapshots) * length)
+
+            def first(carry: Any, xs: Any) -> tuple[Any, Any]:
+                return recomputed(carry, xs, left, snapshots, sweeps - 1)
+
+            def rest(carry: Any, xs: Any) -> tuple[Any, Any]:
+                return chain(carry, xs, steps - left, snapshots - 1, sweeps)
+
+            return in_two(first, rest, carry, xs, left, steps, reverse)
 
         def recomputed(
             carry: Any, xs: Any, steps: int, snapshots: int, sweeps: int

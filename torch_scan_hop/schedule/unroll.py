@@ -6,9 +6,8 @@
     after:  blocks [T // k, k, ...]    one step of the block scan runs k steps
             rest   [T %  k, ...]       a scan of single steps
 
-Fewer, longer iterations: a compiler sees k steps at once, for k times the code. Reversed, the
-rest runs first. Code has those of the two that are not empty: Inductor fails at derivatives of
-stacks of no steps.
+Fewer, longer iterations: a compiler sees k steps at once, for k times the code. There is code for
+those of the two that are not empty: Inductor fails at derivatives of stacks of no steps.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
-from torch_scan_hop.schedule.stretches import in_segments, joined_ys
+from torch_scan_hop.schedule.stretches import in_segments, in_two
 from torch_scan_hop.step import CombineFn, Run, device_of, order_of_steps, step
 
 
@@ -30,25 +29,15 @@ def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
         if n_blocks == 0:
             return run(combine_fn, init, xs, trip_count)
         block = _block_of(combine_fn, template, unroll, reverse)
-        in_blocks = n_blocks * unroll
 
-        def run_blocks(carry: Any) -> tuple[Any, Any]:
-            of_blocks = tree.map_leaves(lambda leaf: leaf[:in_blocks], xs)
-            return in_segments(run, block, carry, of_blocks, unroll, n_blocks)
+        def run_blocks(carry: Any, xs: Any) -> tuple[Any, Any]:
+            return in_segments(run, block, carry, xs, unroll, n_blocks)
 
-        def run_rest(carry: Any) -> tuple[Any, Any]:
-            rest = tree.map_leaves(lambda leaf: leaf[in_blocks:], xs)
-            return run(combine_fn, carry, rest, n_rest)
+        def run_rest(carry: Any, xs: Any) -> tuple[Any, Any]:
+            return run(combine_fn, carry, xs, n_rest)
 
-        if n_rest == 0:
-            return run_blocks(init)
-        if reverse:
-            carry, ys_of_rest = run_rest(init)
-            carry, ys = run_blocks(carry)
-        else:
-            carry, ys = run_blocks(init)
-            carry, ys_of_rest = run_rest(carry)
-        return carry, joined_ys([ys, ys_of_rest], reverse=False)  # both are in the order of xs
+        cut = trip_count - n_rest
+        return in_two(run_blocks, run_rest, init, xs, cut, trip_count, reverse)
 
     return run_unrolled
 

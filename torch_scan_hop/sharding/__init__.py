@@ -112,10 +112,7 @@ class _Sharding:
         ]
 
     def _settled(self, start: list[Placements], keep: bool) -> list[Placements]:
-        """Return the layouts that steps keep which start with ``start``.
-
-        ``keep``: DTensors are moved back at the end of each step.
-        """
+        """Return the layouts that steps keep from ``start`` on; or move DTensors back: ``keep``."""
         kept = [keep and is_dtensor(c) for c in self.inputs.carry]
         carry = start
         for _ in range(MAX_ROUNDS):

@@ -28,10 +28,7 @@ from torch_scan_hop.signature import Inputs, Signature
 
 @dataclasses.dataclass(frozen=True)
 class _Roles:
-    """The roles of carries: ``sums`` are only added to, ``composed`` is how the others compose.
-
-    ``composed`` is a text, the reason, if they do not.
-    """
+    """Carries that are only added to, the others, and how those compose, or why they do not."""
 
     sums: list[int]
     states: list[int]
@@ -51,8 +48,7 @@ def _roles(body: fx.GraphModule, signature: Signature) -> _Roles:
 def scan_over_ranks(
     body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions, stretches: Stretches
 ) -> tuple[list[Any], list[int]]:
-    """Return the results of this rank's steps, with the last carries, and the positions of
-    summands.
+    """Return this rank's results, with the last carries, and the positions of summands.
 
     A carry that is a summand has one part on each rank. ``inputs``: this rank's xs, and what all
     ranks have.

@@ -9,21 +9,3 @@
 Only those steps run anything on the device, or send to it or read from it, before the caller's
 graph is executed.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch_scan_hop.xla.lower import lower_scan
-
-__all__ = ["lower_scan"]
-
-
-def __getattr__(name: str) -> Any:
-    """``lower_scan`` needs torch_xla, other modules of this package do not."""
-    if name == "lower_scan":
-        from torch_scan_hop.xla.lower import lower_scan
-
-        return lower_scan
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

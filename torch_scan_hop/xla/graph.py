@@ -1,4 +1,4 @@
-"""The body as a functional graph of ATen operators.
+"""The body as a functional graph of ATen operators that mean to torch_xla what they mean to torch.
 
 The body is traced on fakes, so that its errors come before there is any XLA tensor without data:
 such a placeholder that escapes in a traceback causes a segfault later on.
@@ -6,6 +6,7 @@ such a placeholder that escapes in a traceback causes a segfault later on.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +17,12 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.impure import is_check
 from torch_scan_hop._torch.tracing import DATA_DEPENDENT_ERRORS, trace
 from torch_scan_hop.body.cleanup import attributes_as_inputs, clean_up
-from torch_scan_hop.body.meta_values import call_recorded, value_of
+from torch_scan_hop.body.meta_values import call_recorded, replace, value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.body.step_examples import step_examples
 from torch_scan_hop.body.stop_gradient import drop_stops
 from torch_scan_hop.op import Body
 from torch_scan_hop.signature import Inputs, Signature
-from torch_scan_hop.xla.dtypes import round_to_torchs_dtypes
-from torch_scan_hop.xla.masks import choose_by_masks
 
 aten = torch.ops.aten
 
@@ -82,6 +81,9 @@ def _leaves_device(node: fx.Node) -> bool:
     return "xla" in devices and is_tensor_node(node) and value_of(node).device.type != "xla"
 
 
+# --- what torch_xla makes of operators that it has ---
+
+
 def _spell_out_dropout(graph: fx.Graph) -> None:
     """Write ``native_dropout`` as a comparison and a product.
 
@@ -103,6 +105,75 @@ def _spell_out_dropout(graph: fx.Graph) -> None:
                 dropped = call_recorded(aten.mul.Tensor, kept, scale)
         for k, value in enumerate((dropped, mask)):
             if k in results:
-                results[k].replace_all_uses_with(value)
-                graph.erase_node(results[k])
+                replace(results[k], value)
         graph.erase_node(node)
+
+
+def choose_by_masks(graph: fx.Graph) -> None:
+    """Write ``h[mask] = value`` as a choice, where one value is for all places.
+
+    torch_xla looks for the places with ``nonzero``, which has no shape while a loop is compiled:
+    the scan would run step by step.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.index_put.default):
+        target, indices, value, *accumulate = node.args
+        *whole, mask = indices
+        is_mask = is_tensor_node(mask) and value_of(mask).dtype == torch.bool
+        is_plain = not any(accumulate) and all(index is None for index in whole)
+        if is_mask and is_plain and value_of(value).dim() == 0:
+            with graph.inserting_before(node):
+                chosen = _chosen(target, mask, value, len(whole))
+            replace(node, chosen)
+
+
+def _chosen(target: Any, mask: Any, value: Any, first: int) -> fx.Node:
+    """Return ``value`` where ``mask`` says so, which begins at dimension ``first``."""
+    shape = value_of(mask).shape
+    after = value_of(target).dim() - first - len(shape)
+    if after:
+        mask = call_recorded(aten.reshape.default, mask, [*shape, *[1] * after])
+    return call_recorded(aten.where.self, mask, value, target)
+
+
+_COMPUTES_IN_ONE_DTYPE = {
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.mul.Tensor,
+    aten.div.Tensor,
+    aten.div.Tensor_mode,
+    aten.pow.Tensor_Tensor,
+    aten.remainder.Tensor,
+    aten.fmod.Tensor,
+    aten.maximum.default,
+    aten.minimum.default,
+    aten.atan2.default,
+    aten.where.self,
+}
+
+
+def round_to_torchs_dtypes(graph: fx.Graph) -> None:
+    """Where the HLO would be of a wider dtype than the result, compute in that one, and round.
+
+    To torch a 0-d tensor has less weight than others: half plus a 0-d float64 tensor is half. In
+    the HLO of torch_xla 2.9.0 the sum is float64, although the tensor calls itself half.
+    """
+    for node in list(graph.nodes):
+        if node.target not in _COMPUTES_IN_ONE_DTYPE:
+            continue
+        first = 1 if node.target is aten.where.self else 0
+        dtypes = [value_of(a).dtype for a in node.args[first:] if is_tensor_node(a)]
+        dtype = value_of(node).dtype
+        widest = functools.reduce(torch.promote_types, dtypes, dtype)
+        if widest == dtype:
+            continue
+        with graph.inserting_before(node):
+            operands = [_as(a, widest) for a in node.args[first:]]
+            wide = call_recorded(node.target, *node.args[:first], *operands, **node.kwargs)
+            rounded = _as(wide, dtype)
+        replace(node, rounded)
+
+
+def _as(value: fx.node.Argument, dtype: torch.dtype) -> fx.node.Argument:
+    if not is_tensor_node(value) or value_of(value).dtype == dtype:
+        return value
+    return call_recorded(aten._to_copy.default, value, dtype=dtype)

@@ -73,9 +73,7 @@ def draw_seeds(shape: tuple[int, ...]) -> torch.Tensor:
 
 def lower_function(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> Program:
     """Lower ``fn`` to one computation."""
-    before = _xla.random_state()
-    hlo = _hlo(fn, inputs)
-    draws = _draws_between(before, _xla.random_state())
+    hlo, draws = _hlo(fn, inputs)
     arguments = tuple(None if k == hlo.seed else a for k, a in enumerate(hlo.parameters))
     return Program(_xla.computation_from_hlo(NAME, hlo.module), hlo.module, arguments, (), draws)
 
@@ -90,9 +88,7 @@ def lower_loop(
     """Lower the scan of ``body`` over ``inputs`` (carry, xs and additional of the scan)."""
     sliced = range(signature.n_carry, signature.n_carry + signature.n_xs)
     of_step = [(m[0][1:], m[1]) if k in sliced else m for k, m in enumerate(inputs)]
-    before = _xla.random_state()
-    hlo = _hlo(body, of_step)
-    draws = _draws_between(before, _xla.random_state())
+    hlo, draws = _hlo(body, of_step)
     roles: list[int] = []
     arguments: list[Argument] = list(range(signature.n_carry))
     for k, source in enumerate(hlo.parameters):
@@ -107,10 +103,13 @@ def lower_loop(
     return Program(computation, module, tuple(arguments), (length,), draws)
 
 
-def _hlo(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> _xla.BodyHlo:
+def _hlo(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> tuple[_xla.BodyHlo, int]:
+    """Return the HLO of ``fn``, and how often that advanced the random state."""
+    before = _xla.random_state()
     with isolated(), _xla.lowering_mode():
         _refuse_fallbacks(fn, inputs)
-        return _lowered(fn, inputs)
+        hlo = _lowered(fn, inputs)
+    return hlo, _draws_between(before, _xla.random_state())
 
 
 def _refuse_fallbacks(fn: Callable[..., Sequence[Any]], inputs: Sequence[Metadata]) -> None:

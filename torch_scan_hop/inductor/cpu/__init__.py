@@ -3,12 +3,10 @@
 The arithmetic is Inductor's own, so every pointwise operator is covered. This package decides the
 order of the loops, and where values are stored.
 
-``pointwise``   finds bodies without products that qualify
-``lanes``       their code: a tile of lanes takes all steps before the next tile
-``rows``        finds bodies with products that qualify
-``row_body``    their step as nests of loops and products, in stages; ``places``, ``row_lowering``
-                and ``row_order`` say where values are, what they are, and when they are stored
-``row_independence``  checks that a row reads no other row
+``pointwise``   bodies without products: a tile of lanes takes all steps before the next tile
+``rows``        finds bodies with products that qualify: no row reads another
+``row_body``    their step as nests of loops and products, in stages; ``places`` says where values
+                are
 ``row_code``    their code: a tile of rows takes all steps before the next tile
 ``matrices``    finds bodies of small matrices; ``matrix_body`` and ``matrix_code``: their step,
                 and its code; ``matrix_lowering`` on top of ``matrix_memory`` what a step does,
@@ -16,9 +14,9 @@ order of the loops, and where values are stored.
 ``product``     the product of a tile of rows and a packed weight
 ``sharing``     decides if threads share a kernel
 ``fits``        checks which tensors the kernels work on
-``panels``      packs weights of products in counted loops; ``panel_product``: the kernel of one
+``panels``      packs weights of products in counted loops, and has the kernel of one
 ``large_products``  products that a library makes; ``libraries`` measures which library is faster
-``tanh``        tanh, faster than the vectorised one of Inductor
+``vector_ops``  operators that are faster than Inductor's: tanh, and a carry's product and sum
 """
 
 from __future__ import annotations
@@ -26,8 +24,7 @@ from __future__ import annotations
 from torch_scan_hop._torch.onednn import lower_product
 from torch_scan_hop.inductor.cpu.large_products import large_product
 from torch_scan_hop.inductor.cpu.matrices import MatricesKernel
-from torch_scan_hop.inductor.cpu.panel_product import lower_panel_product
-from torch_scan_hop.inductor.cpu.panels import panel_product
+from torch_scan_hop.inductor.cpu.panels import lower_panel_product, panel_product
 from torch_scan_hop.inductor.cpu.pointwise import PointwiseKernel
 from torch_scan_hop.inductor.cpu.rows import RowsKernel
 

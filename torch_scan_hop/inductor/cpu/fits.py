@@ -39,9 +39,6 @@ def are_tails_worth_masks(body: fx.GraphModule) -> bool:
 
 
 def _may_be_masked(node: fx.Node) -> bool:
-    """Return True if a masked vector can hold ``node``.
-
-    A bool is computed in registers, as a condition, and no masked load reads it.
-    """
+    """Return True if a masked vector can hold ``node``: a bool only where no load reads it."""
     dtype = value_of(node).dtype
     return dtype == torch.float32 or (dtype == torch.bool and node.op == "call_function")

@@ -72,11 +72,7 @@ def layout_of(matrix: Tensor) -> str:
 
 
 def onednn_is_faster(sizes: Sequence[int], left: str = "rows", right: str = "rows") -> bool:
-    """Return True if oneDNN multiplies faster than MKL, for ``sizes`` (rows, depth, columns) and
-    layouts.
-
-    Copies that a library needs count in its time.
-    """
+    """Return True if oneDNN is faster than MKL for ``sizes`` (rows, depth, columns), copies too."""
     if not has_both_libraries():
         return False
     sizes = measured_sizes(sizes)

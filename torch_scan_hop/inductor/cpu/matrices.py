@@ -29,14 +29,15 @@ from torch_scan_hop.inductor.cpu.matrix_body import MatrixBody
 from torch_scan_hop.inductor.cpu.matrix_code import MatrixCode
 from torch_scan_hop.inductor.cpu.matrix_lowering import BY_INDEX, PRODUCTS, REDUCTIONS
 from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
+from torch_scan_hop.inductor.decompositions import MATRICES
 from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
-from torch_scan_hop.inductor.matrix_parts import DECOMPOSITIONS
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import CAT, check_pointwise_but_for
 from torch_scan_hop.inductor.spans import WORK_FOR_THREADS, KernelInSpans, work_per_step
 from torch_scan_hop.rewrites import current_options
+from torch_scan_hop.rewrites.sizes import first_size
 
-_OPERATORS = {*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, *DECOMPOSITIONS, *BY_INDEX, CAT}
+_OPERATORS = {*PRODUCTS, *REDUCTIONS, *FACTORISATIONS, *MATRICES, *BY_INDEX, CAT}
 
 # Bytes of all values of a step, which lie on the stack.
 SCRATCH_BYTES = 2**19
@@ -103,13 +104,11 @@ def _step(call: ScanCall, lanes: Any) -> MatrixBody:
 
 def _lanes(call: ScanCall) -> Any:
     """Return the first size of all carries, if that may be a batch; None for one lane."""
-    carry = [c for c in call.examples.inputs.carry if c.ndim]
-    sizes = [c.shape[0] for c in carry]
-    if not sizes or not all(are_known_equal(n, sizes[0]) for n in sizes):
+    carry = call.examples.inputs.carry
+    size = first_size(carry)
+    if size is None or are_known_equal(size, 1):
         return None
-    if are_known_equal(sizes[0], 1):
-        return None
-    first = next(k for k, c in enumerate(call.examples.inputs.carry) if c.ndim)
+    first = next(k for k, c in enumerate(carry) if c.ndim)
     return call.operands.carry[first].get_size()[0]
 
 

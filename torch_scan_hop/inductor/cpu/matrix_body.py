@@ -8,17 +8,12 @@ from typing import Any
 
 import sympy
 
-from torch_scan_hop._torch.inductor_values import (
-    bounds_of,
-    handled_by,
-    is_tensor,
-    slice_at,
-)
+from torch_scan_hop._torch.inductor_values import bounds_of, handled_by, is_tensor, slice_at
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.matrix_lowering import MatrixLowering
-from torch_scan_hop.inductor.cpu.matrix_steps import Made, Scratch
+from torch_scan_hop.inductor.cpu.matrix_memory import Made, Scratch
 from torch_scan_hop.inductor.node import ScanCall
-from torch_scan_hop.inductor.step import lane_symbols
+from torch_scan_hop.inductor.step import are_static, lane_symbols
 
 
 @dataclass(frozen=True)
@@ -96,10 +91,6 @@ class MatrixBody:
     def nbytes(self) -> int:
         return sum(s.numbers * s.dtype.itemsize for s in self.scratch)
 
-    @property
-    def some_carry_is_shared(self) -> bool:
-        return self.lanes is not None and not all(s.varies for s in self.carry)
-
     def values(self, value: Any, index: Sequence[Any], handler: Any) -> Any:
         with self.lowering.fresh_values(), handled_by(handler):
             return value.make_loader()(index)
@@ -134,7 +125,7 @@ class MatrixBody:
 
     def _is_own(self, entry: Any, within: dict[Any, Any], held: Scratch) -> bool:
         """Return True if ``entry``, an index less that of the lane, is at one of its entries."""
-        known = all(isinstance(n, (int, sympy.Integer)) for n in within.values())
+        known = are_static(within.values())
         if not known or not entry.free_symbols <= set(within):
             return False
         least, greatest = bounds_of(entry, within)

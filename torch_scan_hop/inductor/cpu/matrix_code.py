@@ -26,10 +26,10 @@ from torch_scan_hop._torch.inductor_cpp import (
 )
 from torch_scan_hop._torch.inductor_values import handler_at_hand, no_interpreter, ops
 from torch_scan_hop.inductor.cpu.matrix_body import MatrixBody, Returned
+from torch_scan_hop.inductor.cpu.matrix_memory import SCRATCH, Called, Made, Scratch
 from torch_scan_hop.inductor.cpu.matrix_source import SOURCE
-from torch_scan_hop.inductor.cpu.matrix_steps import SCRATCH, Called, Made, Scratch
 from torch_scan_hop.inductor.cpu.sharing import share_span, threads_for
-from torch_scan_hop.inductor.cpu.tanh import VectorOps
+from torch_scan_hop.inductor.cpu.vector_ops import VectorOps
 from torch_scan_hop.inductor.spans import Span
 from torch_scan_hop.inductor.step import STEP, TILE, plain_symbol
 
@@ -71,7 +71,7 @@ class MatrixCode:
         self.code = self.function.code
         self.varying = {s.name for s in body.scratch if s.varies}
         # threads would write a carry that all lanes share at once
-        alone = body.lanes is None or body.some_carry_is_shared
+        alone = body.lanes is None or not all(s.varies for s in body.carry)
         self.threads = 1 if alone else threads_for(self.span)
 
     def emit(self, wrapper: Any) -> None:

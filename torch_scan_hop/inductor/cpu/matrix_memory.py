@@ -1,4 +1,4 @@
-"""A body of small matrices as values: which of them are stored, and where.
+"""A body of small matrices as values: which of them are stored where, and what makes those.
 
 A value is stored once, where several others read it, or where a factorisation does. Between those
 all is computed where it is read.
@@ -7,22 +7,97 @@ all is computed where it is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.inductor_values import (
-    is_unrealized,
-    named_buffer,
-    storage_of,
-)
+from torch_scan_hop._torch.inductor_values import is_unrealized, named_buffer, storage_of, tensor_of
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.cpu.matrix_steps import SCRATCH, Called, Made, Scratch
 from torch_scan_hop.inductor.cpu.places import CPU
 from torch_scan_hop.inductor.product_lowering import ProductLowering
-from torch_scan_hop.rewrites.matrix_sums import MOST_ENTRIES
+from torch_scan_hop.inductor.step import are_static
+from torch_scan_hop.rewrites.lane_sums import MOST_ENTRIES
+
+# "buf": names that Inductor lets a kernel store to
+SCRATCH = "scan_buf_entries_"
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory for a value of a step.
+
+    Attributes:
+        entries: for each lane.
+        width: how many lanes are next to each other; None where the value has no lanes.
+    """
+
+    name: str
+    buffer: Any
+    entries: int
+    width: int | None
+
+    @property
+    def varies(self) -> bool:
+        return self.width is not None
+
+    @property
+    def numbers(self) -> int:
+        return self.entries * (self.width or 1)
+
+    @property
+    def size(self) -> list[Any]:
+        return list(self.buffer.layout.size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.buffer.get_dtype()  # type: ignore[no-any-return]
+
+    def tensor(self) -> Any:
+        return tensor_of(self.buffer)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A value, and the memory that it goes to."""
+
+    to: Scratch
+    value: Any
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Scratch memory as a stack of matrices, or as one of their transposes."""
+
+    scratch: Scratch
+    turned: bool = False
+
+    @property
+    def strides(self) -> tuple[Any, Any]:
+        row, column = self.scratch.buffer.layout.stride[-2:]
+        return (column, row) if self.turned else (row, column)
+
+
+@dataclass(frozen=True)
+class Called:
+    """A function of ``matrix_source`` that changes each of a stack of matrices in place.
+
+    ``notes``: integers beside each matrix; ``sizes``: of a matrix, as the function has them.
+    """
+
+    function: str
+    sizes: tuple[int, ...]
+    matrices: Sequence[Matrix]
+    notes: Sequence[Scratch] = ()
+    flags: tuple[bool, ...] = ()
+
+    @property
+    def stack(self) -> int:
+        first = self.matrices[0].scratch
+        return first.entries // int(first.size[-1] * first.size[-2])
+
 
 aten = torch.ops.aten
 
@@ -47,7 +122,7 @@ class EntriesLowering(ProductLowering):
 
     def scratch(self, sizes: Sequence[Any], dtype: torch.dtype, varies: bool) -> Scratch:
         own = list(sizes[1:]) if varies else list(sizes)
-        if not all(isinstance(n, (int, sympy.Integer)) for n in own):
+        if not are_static(own):
             raise Refusal(f"a value of {list(sizes)}, whose entries are not known")
         unit = self.width if varies else 1
         strides = [unit * int(sympy.prod(own[d + 1 :])) for d in range(len(own))]
@@ -85,10 +160,7 @@ class EntriesLowering(ProductLowering):
         return found
 
     def _is_shared(self, value: Any) -> bool:
-        """Return True if ``value`` is made of what all lanes have in common.
-
-        A weight may have as many rows as there are lanes.
-        """
+        """Return True if lanes share ``value``: a weight may have as many rows as lanes."""
         varying = {s.name for s in self.memory if s.varies}
         names = {name for name, _ in self.reads_of(value).found}
         return bool(names) and not names & varying

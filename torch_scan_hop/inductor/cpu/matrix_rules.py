@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.cpu.matrix_steps import Called, Made, Matrix
+from torch_scan_hop.inductor.cpu.matrix_memory import Called, Made, Matrix
 
 aten = torch.ops.aten
 

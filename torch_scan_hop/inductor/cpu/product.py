@@ -113,11 +113,7 @@ def rows_at_once(rows: int, width: int) -> int:
 
 
 def packed(product: Product, rows: int, name: str) -> tuple[Callable[[list[Any]], None], list[Any]]:
-    """Pack columns of a weight for a product of ``rows``: panels of columns, each row by row.
-
-    Return what stores an element of it to the buffer ``name``, and the sizes of the loops around
-    that.
-    """
+    """Pack panels of a weight: return what stores an element, and the sizes of the loops."""
     k, n = product.sizes
     width = vector_lanes() * register_block(rows, n)[1]
     load = product.weight.make_loader()

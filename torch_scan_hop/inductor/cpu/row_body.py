@@ -1,13 +1,17 @@
 """A step with matrix products, as nests of loops and products.
 
-A value that a product reads or makes lives in scratch memory of the kernel; everything else is
-computed where it is stored.
+A product is recorded, and what it makes is a buffer. A value that a product reads or makes lives in
+scratch memory of the kernel; everything else is computed where it is stored, in *nests*, loops over
+rows and the elements of a row. Nests are put in *stages*: those of stage ``j`` run before product
+``j``. A carry is written once nothing reads its old value any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
+
+import torch
 
 from torch_scan_hop._torch.inductor_values import (
     handled_by,
@@ -24,15 +28,98 @@ from torch_scan_hop.inductor.cpu.places import (
     STACK,
     Matrix,
     Place,
+    Product,
     Store,
     buffer_like,
     float_buffer,
+    product_position,
 )
-from torch_scan_hop.inductor.cpu.row_lowering import RowLowering
-from torch_scan_hop.inductor.cpu.row_order import assign_stages, nests_of_stages, overwritten_carry
-from torch_scan_hop.inductor.cpu.tanh import VectorOps
+from torch_scan_hop.inductor.cpu.vector_ops import VectorOps
 from torch_scan_hop.inductor.node import ScanCall
-from torch_scan_hop.inductor.step import CARRY, step_inputs
+from torch_scan_hop.inductor.product_lowering import ProductLowering
+from torch_scan_hop.inductor.step import CARRY, are_static, step_inputs
+
+
+class RowLowering(ProductLowering):
+    """A body with products as values: a product is recorded, and what it makes is a buffer."""
+
+    def product(self, left: Any, weight: Any) -> Any:
+        static = are_static(weight.get_size())
+        if not static or {left.get_dtype(), weight.get_dtype()} != {torch.float32}:
+            raise Refusal(f"a product of {left.get_size()} and {weight.get_size()}")
+        product = Product(left, weight)
+        name = f"{PRODUCT}{len(self.products)}"
+        self.products.append(product)
+        size = [left.get_size()[0], weight.get_size()[1]]
+        return tensor_of(float_buffer(name, size, product.padded))
+
+    def stores(self, place: Place, value: Any) -> Iterator[Store]:
+        """Store the parts of a value that is put together one by one."""
+        if id(value) not in self.parts:
+            yield Store(place, value)
+            return
+        _, dim, parts = self.parts[id(value)]
+        start = 0
+        for part in parts:
+            yield from self.stores(place.part(dim, start), part)
+            start = start + part.get_size()[dim]
+
+
+def assign_stages(stores: Sequence[Store], operands: Sequence[Matrix]) -> None:
+    """Put each store as early as what it reads allows; a carry once nothing reads its old value."""
+    last_read: dict[str, int] = {}
+    for store in stores:
+        made = [product_position(n) for n, _ in store.reads]
+        store.stage = max((j + 1 for j in made if j is not None), default=0)
+        for name, _ in store.reads:
+            last_read[name] = max(last_read.get(name, 0), store.stage)
+    for j, operand in enumerate(operands):
+        last_read[operand.name] = max(last_read.get(operand.name, 0), j + 1)
+    for store in stores:
+        if store.carry is not None:
+            store.stage = max(store.stage, last_read.get(f"{CARRY}{store.carry}", 0))
+
+
+def nests_of_stages(stores: Sequence[Store], n_stages: int) -> list[list[list[Store]]]:
+    """Return the nests of each stage, in order; stores of one shape are a nest."""
+    stages = []
+    for stage in range(n_stages):
+        nests: dict[tuple[Any, ...], list[Store]] = {}
+        for store in stores:
+            if store.stage == stage:
+                nests.setdefault(store.shape, []).append(store)
+        # what reads a carry's old value comes before what writes one
+        stages.append(sorted(nests.values(), key=lambda nest: any(map(_is_carry, nest))))
+    return stages
+
+
+def overwritten_carry(
+    carry: Sequence[Place], stages: Sequence[Sequence[Sequence[Store]]], delayed: Collection[int]
+) -> int | None:
+    """Return a carry, not in ``delayed``, whose old value is read after it was written, or None."""
+    order = [nest for stage in stages for nest in stage]
+    for k in range(len(carry)):
+        if k in delayed:
+            continue
+        written = next(i for i, nest in enumerate(order) if any(s.carry == k for s in nest))
+        for i, store in ((i, store) for i, nest in enumerate(order) for store in nest):
+            for name, at in store.reads:
+                same_lane = i == written and at == _own_lane(carry[k], store)
+                if name == f"{CARRY}{k}" and i >= written and not same_lane:
+                    return k
+    return None
+
+
+def _is_carry(store: Store) -> bool:
+    return store.carry is not None
+
+
+def _own_lane(carry: Place, store: Store) -> Any:
+    if store.shape != tuple(carry.layout.size):
+        return None
+    # Inductor leaves the index of a dimension of size 1 out
+    lanes = [0 if n == 1 else i for i, n in zip(store.lanes, store.shape, strict=True)]
+    return carry.index(lanes)
 
 
 class RowBody:

@@ -3,17 +3,17 @@
 The arithmetic is Inductor's own, so every pointwise operator is covered. No GPU is needed to emit
 a kernel, to run it (Triton's interpreter takes tensors on the CPU) or to compile it for a GPU.
 
-``pointwise``   finds bodies without products that qualify
-``lanes``       their code: a program takes a block of lanes through all steps, carries in registers
-``code``        the common code of all kernels; ``source``: the text, and its arguments
+``pointwise``   bodies without products: a program takes a block of lanes through all steps, with
+                the carries in registers
+``code``        the common code of all kernels
 ``parallel``    finds long and thin scans that are affine in their carries
 ``tiles``       their code: a program takes a few lanes, and many steps at once
 ``composition`` the code that composes steps
-``rows``        finds bodies with products, or reductions of rows, that qualify
-``row_lowering`` records those; ``reductions``: the code of a reduction
 ``row_body``    their step, as blocks as wide as the carry, and numbers of each row
-``row_code``    their code: a program takes a block of rows through all steps
-``launch``      chooses the lanes of a program, and writes the call in the generated wrapper
+``reductions``  the code of a reduction
+``row_code``    bodies with products, or reductions of rows: a program takes a block of rows
+                through all steps
+``launch``      a kernel's text and arguments, the lanes of a program, the call in the wrapper
 ``serving``     tells which devices the kernels are for
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from torch_scan_hop.inductor.gpu.parallel import ParallelKernel, is_long_and_thin
 from torch_scan_hop.inductor.gpu.pointwise import PointwiseKernel
-from torch_scan_hop.inductor.gpu.rows import RowsKernel
+from torch_scan_hop.inductor.gpu.row_code import RowsKernel
 
 __all__ = ["KERNELS", "ParallelKernel", "PointwiseKernel", "RowsKernel", "is_long_and_thin"]
 

@@ -31,9 +31,9 @@ from torch_scan_hop._torch.inductor_triton import (
     simplified,
 )
 from torch_scan_hop._torch.inductor_values import bounds_of
-from torch_scan_hop.inductor.gpu.source import Parameters, TritonSource, indented, kept
+from torch_scan_hop.inductor.gpu.launch import Parameters, TritonSource, indented, kept
 from torch_scan_hop.inductor.node import ScanCall
-from torch_scan_hop.inductor.step import STEP, variable
+from torch_scan_hop.inductor.step import STEP, are_static, variable
 
 # How far loads run ahead of the loop, in steps, at most: they wait in shared memory, or in
 # registers where they are narrower than what the hardware copies there. An LRU of 16,384 lanes took
@@ -197,7 +197,7 @@ class StepCode:
 
     def needs_64_bits(self, indices: Iterable[Any], sizes: dict[Any, Any]) -> bool:
         """Return True if an offset of a lane may be out of the range of 32 bits."""
-        if not all(isinstance(n, (int, sympy.Integer)) for n in sizes.values()):
+        if not are_static(sizes.values()):
             return True
         own = [self.own(k) for k in range(len(self.carry) + len(self.ys))]
         for index in (*indices, *own, sympy.Mul(*sizes.values())):

@@ -60,7 +60,7 @@ def check_long_and_thin(trip_count: Any, carry: torch.Tensor) -> None:
     steps, lanes = likely_value(trip_count), lanes_of(carry)
     if steps < LEAST_STEPS:
         raise Refusal(f"{steps} steps are few: it is for {LEAST_STEPS} and more")
-    most = most_lanes(carry.device)
+    most = WARP * multiprocessors_of(carry.device)
     if lanes > most:
         raise Refusal(f"{lanes} lanes are many: it is for up to {most}")
 
@@ -75,11 +75,6 @@ def is_long_and_thin(trip_count: Any, carry: torch.Tensor) -> bool:
 
 def lanes_of(carry: torch.Tensor) -> int:
     return math.prod(map(likely_value, carry.shape))
-
-
-def most_lanes(device: torch.device) -> int:
-    """Return the most lanes of a thin scan: a warp for each multiprocessor."""
-    return WARP * multiprocessors_of(device)
 
 
 def lanes_of_a_program(lanes: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.inductor_triton import compute_type
-from torch_scan_hop.inductor.gpu.row_lowering import Reduction
+from torch_scan_hop.inductor.gpu.row_body import Reduction
 
 _CODE = {
     "sum": "tl.sum({}, 1)",

@@ -1,22 +1,212 @@
 """A step with products and reductions as functions of an element of a row.
 
-A row is as wide as the carry. What a product makes is read by columns: ``(h @ w)[:, a:b]`` is
-``h @ w[:, a:b]``. So every value of a step is a block of that width, or one number of each row, and
-each of them stays in registers.
+Products and reductions are recorded, and stand for buffers. A row is as wide as the carry. What a
+product makes is read by columns: ``(h @ w)[:, a:b]`` is ``h @ w[:, a:b]``. So every value of a step
+is a block of that width, or one number of each row, and each of them stays in registers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
 
-from torch_scan_hop._torch.inductor_values import is_tensor
+from torch_scan_hop._torch.inductor_reductions import reductions_made_by
+from torch_scan_hop._torch.inductor_values import is_tensor, named_buffer, storage_of, tensor_of
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.gpu.row_lowering import Frame, RowLowering
 from torch_scan_hop.inductor.node import ScanCall
-from torch_scan_hop.inductor.step import step_inputs
+from torch_scan_hop.inductor.product_lowering import ProductLowering
+from torch_scan_hop.inductor.step import are_static, step_inputs
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+PRODUCT = "scan_product_"
+REDUCED = "scan_reduced_"
+
+# products of float64 run on no tensor core, and weights of that size in no registers
+DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+
+#: reductions of Inductor's that a kernel of rows has
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "argmax", "argmin")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A loop-invariant matrix in a buffer."""
+
+    buffer: str
+    dtype: torch.dtype
+    offset: Any
+    strides: tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Product:
+    """``left @ weight``; ``left``: its blocks side by side, each a value and its first column."""
+
+    left: tuple[tuple[Any, int], ...]
+    weight: Weight
+    columns: int
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Reduces a row; ``element`` gives its elements, of ``dtype``, by row and column."""
+
+    element: Callable[[Sequence[Any], Any], Any]
+    columns: int
+    kind: str
+    dtype: torch.dtype
+    result: torch.dtype
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Rows of one static width; ``lead``: the dimensions that number them."""
+
+    lead: tuple[Any, ...]
+    width: int
+
+    @property
+    def rows(self) -> Any:
+        return sympy.sympify(math.prod(self.lead))
+
+    def is_of_rows(self, sizes: Sequence[Any]) -> bool:
+        """Return True for the sizes of values of which each row has one."""
+        return tuple(sizes) in (self.lead, (*self.lead, 1))
+
+    def is_number(self, sizes: Sequence[Any]) -> bool:
+        """Return True for one number of each row, or one of all, such as the count of a step."""
+        return not sizes or self.is_of_rows(sizes)
+
+    def blocks_of(self, sizes: Sequence[Any]) -> int:
+        """Return how many times a row is as wide as the frame; 0 for other sizes."""
+        *lead, width = sizes if sizes else (0,)
+        static = isinstance(width, (int, sympy.Integer))
+        fits = tuple(lead) == self.lead and static and width % self.width == 0
+        return int(width) // self.width if fits else 0
+
+
+class RowLowering(ProductLowering):
+    def __init__(self, gm: Any, frame: Frame) -> None:
+        super().__init__(gm)
+        self.frame = frame
+        self.reductions: list[Reduction] = []
+
+    def lower(self, inputs: Sequence[Any]) -> list[Any]:
+        with reductions_made_by(self._reduced):
+            return super().lower(inputs)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in (aten.var_mean.correction, aten.var.correction):
+            pair = self._variance_and_mean(*args, **kwargs)
+            return pair if target is aten.var_mean.correction else pair[0]
+        if getattr(target, "_opname", "") == "prepare_softmax_online":
+            return self._extreme_and_sum(*args)
+        if target is aten.slice_scatter.default:
+            return self._written(*args, **kwargs)
+        return super().call_function(target, args, kwargs)
+
+    def product(self, left: Any, weight: Any) -> Any:
+        found = storage_of(weight)
+        sizes = [*weight.get_size(), *left.get_size()[1:]]
+        static = are_static(sizes)
+        dtypes = {left.get_dtype(), weight.get_dtype()}
+        if found is None or not static or len(dtypes) > 1 or not dtypes <= DTYPES:
+            raise Refusal(f"a product of {left.get_size()} and {weight.get_size()}")
+        name, layout = found
+        place = Weight(name, layout.dtype, layout.offset, tuple(layout.stride))
+        rows, columns = left.get_size()[0], int(weight.get_size()[1])
+        made = f"{PRODUCT}{len(self.products)}"
+        blocks = tuple(self.blocks(left))
+        if len(left.get_size()) != len(self.frame.lead) + 1 or columns % self.frame.width:
+            raise Refusal(f"a product of {columns} columns, {self._no_blocks()}")
+        self.products.append(Product(blocks, place, columns))
+        return _buffer(made, left.get_device(), left.get_dtype(), [rows, columns])
+
+    def _no_blocks(self) -> str:
+        return f"in no blocks of {[*self.frame.lead, self.frame.width]}, as the carry is"
+
+    def blocks(self, value: Any) -> list[tuple[Any, int]]:
+        """Return the blocks of rows, as wide as the frame: the values they are in, and where."""
+        count = self.frame.blocks_of(value.get_size())
+        if count != 1:
+            _, dim, parts = self.parts.get(id(value), (None, -1, []))
+            whole = all(self.frame.blocks_of(part.get_size()) for part in parts)
+            if dim == len(self.frame.lead) and whole:
+                return [block for part in parts for block in self.blocks(part)]
+        if not count:
+            raise Refusal(f"a value of {value.get_size()}, {self._no_blocks()}")
+        return [(value, k * self.frame.width) for k in range(count)]
+
+    def _reduced(self, how: Mapping[str, Any]) -> Any:
+        """Return what stands for a reduction; None for one that is not of rows."""
+        ranges, kind = how["ranges"], how["reduction_type"]
+        blocks = self.frame.blocks_of((*self.frame.lead, *how["reduction_ranges"]))
+        known = kind in REDUCTIONS and (blocks == 1 or not kind.startswith("arg"))
+        if not (blocks and known and self.frame.is_of_rows(ranges)):
+            return None
+        keeps = len(ranges) > len(self.frame.lead)
+
+        def element(lead: Sequence[Any], column: Any) -> Any:
+            return how["inner_fn"]([*lead, sympy.Integer(0)] if keeps else [*lead], [column])
+
+        result, columns = how["dst_dtype"], blocks * self.frame.width
+        self.reductions.append(Reduction(element, columns, kind, how["src_dtype"], result))
+        return _buffer(f"{REDUCED}{len(self.reductions) - 1}", how["device"], result, ranges)
+
+    def _variance_and_mean(
+        self, value: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+    ) -> tuple[Any, Any]:
+        """Pass over the row twice: it is in registers. In float32 at least, as Inductor's."""
+        call = super().call_function
+        kind = value.get_dtype()
+        if kind in (torch.bfloat16, torch.float16):
+            value = call(prims.convert_element_type.default, (value, torch.float32), {})
+        mean = call(aten.mean.dim, (value, dims, True), {})
+        distance = call(aten.sub.Tensor, (value, mean), {})
+        squares = call(aten.mul.Tensor, (distance, distance), {})
+        total = call(aten.sum.dim_IntList, (squares, dims, keepdim), {})
+        count = value.get_size()[-1] - (1 if correction is None else correction)
+        results = (
+            call(aten.div.Tensor, (total, float(max(0, count))), {}),
+            mean if keepdim else call(aten.mean.dim, (value, dims, False), {}),
+        )
+        convert = prims.convert_element_type.default
+        variance, mean = (call(convert, (result, kind), {}) for result in results)
+        return variance, mean
+
+    def _written(
+        self, value: Any, part: Any, dim: int = 0, start: Any = 0, end: Any = None, step: int = 1
+    ) -> Any:
+        """Write columns as parts side by side: a block that is not written is not looked at."""
+        size, written = value.get_size()[dim], part.get_size()[dim]
+        known = are_static((size, written, start or 0))
+        if step != 1 or not known or dim % len(value.get_size()) != len(self.frame.lead):
+            scatter = aten.slice_scatter.default
+            return super().call_function(scatter, (value, part, dim, start, end, step), {})
+        first = slice(start, end).indices(int(size))[0]
+        sides = [(0, first), (first + int(written), int(size))]
+        cut = functools.partial(super().call_function, aten.slice.Tensor, kwargs={})
+        before, after = ([cut(args=(value, dim, *side))] * (side[0] < side[1]) for side in sides)
+        return self._joined([*before, part, *after], dim)
+
+    def _extreme_and_sum(self, value: Any, dim: int) -> tuple[Any, Any]:
+        """Return the greatest value of a row, and the sum of exponentials below it."""
+        call = super().call_function
+        greatest = call(aten.amax.default, (value, [dim], True), {})
+        below = call(aten.exp.default, (call(aten.sub.Tensor, (value, greatest), {}),), {})
+        return greatest, call(aten.sum.dim_IntList, (below, [dim], True), {})
+
+
+def _buffer(name: str, device: Any, dtype: torch.dtype, sizes: Sequence[Any]) -> Any:
+    strides = [sympy.sympify(math.prod(sizes[k + 1 :])) for k in range(len(sizes))]
+    return tensor_of(named_buffer(name, device, dtype, sizes, strides))
 
 
 class RowBody:

@@ -1,7 +1,14 @@
-"""The code of a kernel with products: a program takes a block of rows through all steps.
+"""The kernel of a body with products with weights, or norms: each row of the batch runs by itself.
 
-The weights are read once, before the loop. Triton keeps them in shared memory, in the layout that
-the tensor cores read them in, and the carries in registers: a step waits for nothing but its xs.
+A program takes a block of rows through all steps. The weights are read once, before the loop.
+Triton keeps them in shared memory, in the layout that the tensor cores read them in, and the
+carries in registers: a step waits for nothing but its xs.
+
+A body qualifies if it is pointwise but for products of rows with loop-invariant matrices, in
+float32, bfloat16 or float16, and for reductions of rows: their sums, means, variances and extremes.
+Its carries are rows of one static width, and all that it makes is as wide, made of parts that are,
+or one number of each row. The weights fit a program: for an LSTM, up to a width of 128 with few
+rows, and with many 64 in float32, 128 in bfloat16. Without weights, a row fits its registers.
 """
 
 from __future__ import annotations
@@ -11,22 +18,20 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
 
 from torch_scan_hop._torch.inductor_triton import TritonLines, computed_dtype, storage_type
-from torch_scan_hop._torch.inductor_values import (
-    handled_by,
-    handler_at_hand,
-    likely_size,
-)
+from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand, likely_size
+from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode, indices
-from torch_scan_hop.inductor.gpu.launch import WARP, Launch
+from torch_scan_hop.inductor.gpu.launch import WARP, GpuKernel, Launch
 from torch_scan_hop.inductor.gpu.reductions import of_row
-from torch_scan_hop.inductor.gpu.row_body import RowBody
-from torch_scan_hop.inductor.gpu.row_lowering import PRODUCT, REDUCED, Product
-from torch_scan_hop.inductor.gpu.serving import capability_of
-from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
+from torch_scan_hop.inductor.gpu.row_body import PRODUCT, REDUCED, Product, RowBody
+from torch_scan_hop.inductor.gpu.serving import capability_of, check_devices, check_tensors
+from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE, have_one_shape
 from torch_scan_hop.inductor.node import ScanCall
+from torch_scan_hop.inductor.qualify import check_rows, is_plain, is_pointwise
 from torch_scan_hop.inductor.step import StepOps, variable
 
 # Rows of a program with products. With few rows in all, a program has one, whose weights stay in
@@ -63,8 +68,7 @@ def rows_of_a_program(width: int) -> tuple[int, int]:
 
 
 def rows_with_products(body: RowBody, width: int, device: torch.device) -> tuple[int, int, int]:
-    """Return the rows and warps of a program that multiplies, and its weights' bytes in shared
-    memory."""
+    """Return the rows and warps of a program that multiplies, and its bytes of shared memory."""
     dtypes = {product.weight.dtype for product in body.products}
     blocks = sum(len(p.left) * p.columns // body.width for p in body.products)
     nbytes = blocks * width**2 * max(dtype.itemsize for dtype in dtypes)
@@ -254,3 +258,24 @@ class _RowOps(StepOps):
             row = row * size + position
         distance = sympy.expand(index - row * width - (0 if is_number else own))
         return distance if isinstance(distance, (int, sympy.Integer)) else None
+
+
+class RowsKernel(GpuKernel):
+    kind = "one Triton kernel, row by row"
+    unit = "rows"
+
+    @staticmethod
+    def check(body: fx.GraphModule) -> None:
+        check_devices(value_of(n) for n in body.graph.find_nodes(op="placeholder"))
+        check_rows(body)
+        if not all(map(is_plain, body.graph.nodes)):
+            raise Refusal("neither pointwise nor a product with a weight: a scaled addmm")
+
+    @classmethod
+    def lower(cls, call: ScanCall) -> RowsKernel:
+        check_tensors(call.examples.flat())
+        if not call.operands.carry:
+            raise Refusal("it has no carry")
+        if is_pointwise(call.body) and have_one_shape(call.examples):
+            raise Refusal("neither a product nor a reduction of rows")
+        return cls(call, RowCode(RowBody(call), call).launch())

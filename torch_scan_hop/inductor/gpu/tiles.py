@@ -28,10 +28,9 @@ import torch
 
 from torch_scan_hop._torch.inductor_triton import TritonLines, dtype_of
 from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand
-from torch_scan_hop.inductor.affine import forms_of_carries
 from torch_scan_hop.inductor.gpu.code import MASK
-from torch_scan_hop.inductor.gpu.composition import Composition
-from torch_scan_hop.inductor.gpu.lanes import LaneCode
+from torch_scan_hop.inductor.gpu.composition import Composition, forms_of_carries
+from torch_scan_hop.inductor.gpu.pointwise import LaneCode
 from torch_scan_hop.inductor.lane_body import PointwiseBody
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.step import StepOps

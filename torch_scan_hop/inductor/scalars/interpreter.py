@@ -13,7 +13,7 @@ from torch_scan_hop._torch.sizes import are_all_known_equal, likely_value
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.matrix_parts import DECOMPOSITIONS
+from torch_scan_hop.inductor.decompositions import MATRICES
 from torch_scan_hop.inductor.scalars.arithmetic import COMPUTED, is_pointwise, pointwise
 from torch_scan_hop.inductor.scalars.entries import Entries, Lanes
 from torch_scan_hop.inductor.scalars.linalg import LINALG
@@ -58,7 +58,7 @@ def _is_known(node: fx.Node) -> bool:
     target = node.target
     return (
         target in RULES
-        or target in DECOMPOSITIONS
+        or target in MATRICES
         or target is operator.getitem
         or is_pointwise(target)
         or isinstance(node.meta.get("val"), (int, torch.SymInt))

@@ -21,21 +21,19 @@ from torch_scan_hop.inductor.scalars.interpreter import (
     may_be_written_out,
 )
 from torch_scan_hop.op import ScanOptions, call_scan
+from torch_scan_hop.rewrites.sizes import first_size
 from torch_scan_hop.signature import Inputs, Signature
 
 
 def lanes_of(body: fx.GraphModule, signature: Signature, most: int = MOST_OPERATORS) -> list[Lanes]:
     """Return the lanes that a body may have: the first dimension of all its carries, or none.
 
-    Scalars among the carries do not count. None are returned for a body of more than ``most``
-    operators on entries.
+    None are returned for a body of more than ``most`` operators on entries.
     """
-    carry = [value_of(n) for n in signature.inputs_of(body).carry]
-    sizes = [c.shape[0] for c in carry if c.ndim]
+    size = first_size(map(value_of, signature.inputs_of(body).carry))
     found = [Lanes(None)]
-    is_batch = sizes and all(are_known_equal(n, sizes[0]) for n in sizes)
-    if is_batch and not are_known_equal(sizes[0], 1):
-        found.insert(0, Lanes(sizes[0]))
+    if size is not None and not are_known_equal(size, 1):
+        found.insert(0, Lanes(size))
     return [lanes for lanes in found if may_be_written_out(body, lanes, most)]
 
 
