@@ -315,6 +315,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.base.VariableTracker.clone": "self requires_grad=",
     "torch._dynamo.variables.base.VariableTracker.is_python_constant": "self",
     "torch._dynamo.variables.base.VariableTracker.is_realized": "self",
+    "torch._dynamo.variables.base.VariableTracker.python_type": "self",
     "torch._dynamo.variables.base.VariableTracker.realize": "self",
     "torch._dynamo.variables.base.VariableTracker.unpack_var_sequence": "self tx",
     "torch._dynamo.variables.base.is_side_effect_safe": "m",
