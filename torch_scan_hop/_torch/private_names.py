@@ -149,6 +149,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.tensor.NumpyNdarrayVariable "
         "torch._dynamo.variables.tensor.SymNodeVariable "
         "torch._dynamo.variables.tensor.TensorVariable torch._dynamo.variables.torch "
+        "torch._dynamo.variables.torch.TorchCtxManagerClassVariable "
         "torch._dynamo.variables.torch.TorchInGraphFunctionVariable "
         "torch._dynamo.variables.torch.get_overridable_functions "
         "torch._dynamo.variables.user_defined.UserDefinedClassVariable "
@@ -572,6 +573,9 @@ REPLACED: dict[str, str] = {
     "torch._dynamo.variables.tensor.TensorVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
     "torch._dynamo.variables.tensor.TensorVariable.nb_index_impl": "self tx",
+    "torch._dynamo.variables.torch.TorchCtxManagerClassVariable.call_function": (
+        "self tx args kwargs"
+    ),
     "torch._dynamo.variables.torch.TorchInGraphFunctionVariable.call_function": (
         "self tx args kwargs"
     ),
