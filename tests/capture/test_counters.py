@@ -441,3 +441,33 @@ def test_a_tensor_of_a_flag(way):
     module, other = (Flagged(None) for _ in range(2))
     for steps in (5, 5, 4):  # it goes on from an odd count, too
         check(run, module, other, steps)
+
+
+class InContexts(Counting):
+    def forward(self, h, x):
+        with torch.set_grad_enabled(self.branch(self.n)):
+            h = torch.tanh(self.linear(h) + x)
+        self.n += 1
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.n > 2):
+            y = self.linear(h)
+        torch.set_grad_enabled(self.n % 2 == 0)
+        h = h * 2
+        torch.set_grad_enabled(True)
+        return h, y
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("branch", [lambda n: n >= 2, lambda n: n % 3 > 0])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_flag_is_given_to_a_context(way, branch):
+    check(WAYS[way](), InContexts(branch), InContexts(branch))
+
+
+def test_a_flag_of_a_tensor_is_no_flag_of_a_context():
+    def cell(h, x):
+        with torch.set_grad_enabled(bool(x.sum() > 0)):
+            return torch.tanh(h + x), h
+
+    with fallback("allow"):
+        found = scan(cell, torch.zeros(D), torch.ones(3, D))
+    torch.testing.assert_close(found, loop(cell, torch.zeros(D), torch.ones(3, D)))

@@ -129,11 +129,29 @@ def numbers_of_branches(o: Any, h: Any, x: Any) -> Any:
     return h, h
 
 
+def made_in_the_first_step(o: Any, h: Any, x: Any) -> Any:
+    h = torch.tanh(o.layer(h) + x)
+    o.table.setdefault("c", []).append(h)
+    if o.last is None:
+        o.last = []
+    o.last.append((h.sum().item(), h * 2))
+    return h, h
+
+
+def emptied_in_each_step(o: Any, h: Any, x: Any) -> Any:
+    h = torch.tanh(o.layer(h) + x)
+    o.kept.clear()
+    o.kept.append(h.abs().sum())
+    o.kept.append(h.pow(2).sum())
+    return h, sum(o.kept)
+
+
 NUMBERS = [
     *(numbers, rows, numbers_after_a_first_step, numbers_in_a_nested_scan, numbers_of_branches),
 ]
 BODIES = [
     *(attribute, of_a_dict, structures, other_state, branches, nested, written_in_the_step),
+    *(made_in_the_first_step, emptied_in_each_step),
     *NUMBERS,
 ]
 

@@ -94,6 +94,23 @@ OPERATORS = {
         lambda h, n, d: torch.normal(d, 2.0, size=(4,)),
         lambda h, n, d: torch.empty(4).normal_(0, d),
         lambda h, n, d: torch.empty(20).uniform_(-d, d),
+        lambda h, n, d: torch.distributions.Normal(0.0, d).sample((4,)),
+        lambda h, n, d: torch.distributions.Uniform(-d, d).sample((4,)),
+        lambda h, n, d: torch.distributions.Bernoulli(d).sample(),
+        lambda h, n, d: torch.distributions.Normal(h, d).rsample(),
+    ],
+    "distributions": [
+        lambda h, n, d: torch.distributions.Normal(0.0, d).log_prob(h),
+        lambda h, n, d: torch.distributions.Normal(h.double(), d).entropy(),
+        lambda h, n, d: torch.distributions.Laplace(d, 1.0).entropy(),
+    ],
+    "complex numbers": [
+        lambda h, n, d: h * (d * 1j),
+        lambda h, n, d: h / (1 + 1j * n),
+        lambda h, n, d: torch.exp(-1j * d * h),
+        lambda h, n, d: torch.tensor(d * 1j),
+        lambda h, n, d: h.sum() * (1j * d) ** 2,
+        lambda h, n, d: INTS * (n - 1j),
     ],
 }
 
@@ -122,7 +139,7 @@ def results(run, operators):
     xs = torch.randn(5, 4)
     found = [run(module, torch.zeros(4), xs) for _ in range(2)]  # it goes on with its numbers
     differentiable = [y for _, ys in found for y in ys if y.requires_grad]
-    gradient = torch.autograd.grad(sum(y.float().sum() for y in differentiable), module.w)
+    gradient = torch.autograd.grad(sum(y.abs().float().sum() for y in differentiable), module.w)
     return found, gradient, (module.n, module.d)
 
 
@@ -136,6 +153,24 @@ def test_an_operator_is_given_a_number(operators, run):
     with fallback("error"):
         found = results(run, of)
     torch.testing.assert_close(found, results(loop, of))
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("run", [scan, compiled])
+def test_a_complex_number_has_all_digits(run):
+    """Also one that is made of a float which steps only read, and which another call finds
+    changed."""
+    z = torch.linspace(0, 1, 4, dtype=DOUBLE)
+    omega = [0.3]
+
+    def cell(d, _):
+        return d * 0.9, (z * (d * 1j), torch.exp(1j * omega[0] * z), z * (omega[0] * 1j - d))
+
+    for value in (0.3, 0.7, 0.9):
+        omega[0] = value
+        with fallback("error"):
+            _, found = run(cell, 0.5, torch.zeros(5))
+        assert_same(found, loop(cell, 0.5, torch.zeros(5))[1], 1e-14)
 
 
 @pytest.mark.filterwarnings("error")

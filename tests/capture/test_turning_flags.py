@@ -1,7 +1,8 @@
-"""Flags that each step turns: two steps are traced as one."""
+"""Flags, and other constants, that each step turns: two to four steps are traced as one."""
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import pytest
@@ -58,6 +59,37 @@ class EveryFourth(Turning):
             self.is_odd = not self.is_odd
 
 
+class EveryFifth(Turning):
+    name = "a"
+
+    def turn(self) -> None:
+        self.name = {"a": "b", "b": "c", "c": "d", "d": "e"}.get(self.name, "a")
+        self.is_odd = self.name == "a"
+
+
+class Phase(enum.Enum):
+    COLD, WARM, HOT = 1, "warm", 3
+
+
+class Phases(Turning):
+    """Three, by three kinds of constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase, self.name, self.act = Phase.COLD, "even", torch.tanh
+
+    def turn(self) -> None:
+        self.phase = {Phase.COLD: Phase.WARM, Phase.WARM: Phase.HOT}.get(self.phase, Phase.COLD)
+        self.name = {"even": "odd", "odd": "last"}.get(self.name, "even")
+        self.act = {torch.tanh: torch.sin, torch.sin: torch.cos}.get(self.act, torch.tanh)
+        self.is_odd = self.phase is not Phase.WARM
+
+    def forward(self, h: Any, x: Any) -> Any:
+        h, y = super().forward(h, x)
+        self.n += 1
+        return h, (y if self.name == "odd" else self.act(y)) * self.n
+
+
 class TurnedAsAdvised(Turning):
     def __init__(self) -> None:
         super().__init__()
@@ -82,21 +114,22 @@ def outcome(run: Any, cell: Turning, steps: int, calls: int = 2) -> Any:
     return found
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 18, 19])
-def test_of_so_many_steps(steps: int) -> None:
+@pytest.mark.parametrize("kind", [Turning, Phases])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 7, 18, 19])
+def test_of_so_many_steps(steps: int, kind: type[Turning]) -> None:
     with fallback("error"):
-        found = outcome(scan, Turning(), steps)
-    torch.testing.assert_close(found, outcome(loop, Turning(), steps))
+        found = outcome(scan, kind(), steps)
+    torch.testing.assert_close(found, outcome(loop, kind(), steps))
 
 
-@pytest.mark.parametrize("kind", [Counting, Keeping, AndBack])
+@pytest.mark.parametrize("kind", [Counting, Keeping, AndBack, EveryFourth, Phases])
 def test_beside_other_state(kind: type[Turning]) -> None:
     with fallback("error"):
         found = outcome(scan, kind(), 12)
     torch.testing.assert_close(found, outcome(loop, kind(), 12))
 
 
-@pytest.mark.parametrize("kind", [Turning, Counting])
+@pytest.mark.parametrize("kind", [Turning, Counting, Phases])
 def test_compiled(kind: type[Turning]) -> None:
     run = torch.compile(scan, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(outcome(run, kind(), 9), outcome(loop, kind(), 9))
@@ -108,11 +141,14 @@ def test_no_step_turns_nothing() -> None:
     assert not cell.is_odd and ys.shape == (0, 3) and not h.any()
 
 
-def test_what_two_steps_do_not_bring_back_is_a_loop() -> None:
-    cell, other = EveryFourth(), EveryFourth()
-    with pytest.warns(UserWarning, match=r"turns attribute 'is_odd' of a EveryFourth.* = ~flag"):
+def test_what_four_steps_do_not_bring_back_is_a_loop() -> None:
+    cell, other = EveryFifth(), EveryFifth()
+    with pytest.warns(UserWarning, match=r"turns attribute '.*' of a EveryFifth.* = ~flag"):
         found = outcome(scan, cell, 20, calls=1)
     torch.testing.assert_close(found, outcome(loop, other, 20, calls=1))
+
+
+def test_a_flag_that_is_a_tensor_does_as_advised() -> None:
     with fallback("error"):
         advised = outcome(scan, TurnedAsAdvised(), 20, calls=1)
-    torch.testing.assert_close(advised[:3], found[:3])
+    torch.testing.assert_close(advised[:3], outcome(loop, EveryFourth(), 20, calls=1)[:3])

@@ -149,6 +149,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.tensor.NumpyNdarrayVariable "
         "torch._dynamo.variables.tensor.SymNodeVariable "
         "torch._dynamo.variables.tensor.TensorVariable torch._dynamo.variables.torch "
+        "torch._dynamo.variables.torch.TorchCtxManagerClassVariable "
         "torch._dynamo.variables.torch.TorchInGraphFunctionVariable "
         "torch._dynamo.variables.torch.get_overridable_functions "
         "torch._dynamo.variables.user_defined.UserDefinedClassVariable "
@@ -315,6 +316,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.base.VariableTracker.clone": "self requires_grad=",
     "torch._dynamo.variables.base.VariableTracker.is_python_constant": "self",
     "torch._dynamo.variables.base.VariableTracker.is_realized": "self",
+    "torch._dynamo.variables.base.VariableTracker.python_type": "self",
     "torch._dynamo.variables.base.VariableTracker.realize": "self",
     "torch._dynamo.variables.base.VariableTracker.unpack_var_sequence": "self tx",
     "torch._dynamo.variables.base.is_side_effect_safe": "m",
@@ -571,6 +573,9 @@ REPLACED: dict[str, str] = {
     "torch._dynamo.variables.tensor.TensorVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
     "torch._dynamo.variables.tensor.TensorVariable.nb_index_impl": "self tx",
+    "torch._dynamo.variables.torch.TorchCtxManagerClassVariable.call_function": (
+        "self tx args kwargs"
+    ),
     "torch._dynamo.variables.torch.TorchInGraphFunctionVariable.call_function": (
         "self tx args kwargs"
     ),

@@ -148,7 +148,7 @@ class _Exact:
             self._add_as_integers(node)
             if self.widen(node):
                 for number in given:
-                    node.replace_input_with(number, self.cast(number, torch.float64))
+                    node.replace_input_with(number, self.cast(number, _wide(_dtype_of(number))))
                 self._divide_once(node)
         elif node.target is value_of:
             self.know(node, is_wide=True)
@@ -218,12 +218,12 @@ class _Exact:
             node.args = (dividend, *node.args[1:])
 
     def widen(self, node: fx.Node) -> bool:
-        """Make the example of ``node`` double, if it has a smaller floating dtype."""
+        """Make the example of ``node`` double, if it has a smaller floating or complex dtype."""
         dtype = _dtype_of(node)
-        if dtype is None or not dtype.is_floating_point or dtype in _WIDE:
+        if dtype is None or dtype in _WIDE or not (dtype.is_floating_point or dtype.is_complex):
             return False
         self.narrow[node] = dtype
-        node.meta["example_value"] = node.meta["example_value"].to(torch.float64)
+        node.meta["example_value"] = node.meta["example_value"].to(_wide(dtype))
         return True
 
     def _round_for_tensors(self) -> None:
@@ -271,6 +271,10 @@ def _by_example(nodes: Iterable[fx.Node]) -> dict[int, list[fx.Node]]:
     for node in nodes:
         found.setdefault(id(node.meta.get("example_value")), []).append(node)
     return found
+
+
+def _wide(dtype: torch.dtype | None) -> torch.dtype:
+    return torch.complex128 if dtype is not None and dtype.is_complex else torch.float64
 
 
 def _dtype_of(node: fx.Node) -> torch.dtype | None:

@@ -15,6 +15,7 @@ import torch
 from torch_scan_hop._torch.dynamo.attempts import taken_back_on_error
 from torch_scan_hop._torch.dynamo.counted import note_counters
 from torch_scan_hop._torch.dynamo.errors import (
+    Turned,
     UncapturedHigherOrderOpError,
     Unsupported,
     UserError,
@@ -28,9 +29,9 @@ from torch_scan_hop._torch.dynamo.errors import (
     uncaptured,
 )
 from torch_scan_hop._torch.dynamo.indexing import indices_are_captured_outside_bodies
-from torch_scan_hop._torch.dynamo.left import GrowingList, StateAssigned
+from torch_scan_hop._torch.dynamo.left import GrowingList, GrowingListRead, StateAssigned
 from torch_scan_hop._torch.dynamo.number_identity import numbers_are_told
-from torch_scan_hop._torch.dynamo.number_positions import ranges_are_compared
+from torch_scan_hop._torch.dynamo.number_positions import contexts_branch, ranges_are_compared
 from torch_scan_hop._torch.dynamo.places import Place, is_number, number_of
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
@@ -78,6 +79,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
                 steps_are_traced(tx, self.value),
                 numbers_are_told(lambda _: None),
                 ranges_are_compared(),
+                contexts_branch(),
             ):
                 return capture.trace(settled.as_python_constant())
         except (UserError, Unsupported, UncapturedHigherOrderOpError) as error:
@@ -225,17 +227,21 @@ class _Capture:
                 raise
         raise why  # and no other steps can follow that one
 
-    def _turned_back(self, settled: tuple[str, ...], flag: Place) -> VariableTracker:
-        """Trace two steps as one, since two bring the ``flag`` back that a step turns."""
-        change = StepsBranchDifferently(flag.line, alike=1, period=2)
-        if is_less(self.tx, self.over[1], ConstantVariable.create(4)):
-            return self._from_second_step(settled, change)
-        self.counters = self.counters or self._counters({})
-        self._make_whole()
-        try:
-            return trace_in_parts(self, change, settled)
-        except StepsBranchDifferently:
-            raise flag.refusal() from None
+    def _turned_back(self, settled: tuple[str, ...], mode: Place) -> VariableTracker:
+        """Trace several steps as one, since so many bring the ``mode`` back that each turns."""
+        for period in (2, 3, 4):
+            change = StepsBranchDifferently(mode.line, alike=1, period=period)
+            if is_less(self.tx, self.over[1], ConstantVariable.create(2 * period)):
+                return self._from_second_step(settled, change)
+            self.counters = self.counters or self._counters({})
+            self._make_whole()
+            try:
+                with taken_back_on_error(self.tx):
+                    return trace_in_parts(self, change, settled)
+            except Exception as error:
+                if not (_cause(error, Turned) or _cause(error, StepsBranchDifferently)):
+                    raise
+        raise mode.refusal()
 
     def first_step(self, why: Exception) -> VariableTracker:
         """Trace the first step on ``init`` itself, or on a copy if the step writes to it; return
@@ -268,6 +274,8 @@ def _cause(error: BaseException, kind: type[Exception]) -> Any:
 
 
 def _leaf_in(error: BaseException) -> str:
+    if read := _cause(error, GrowingListRead):
+        return str(read.place)
     return next(filter(None, map(changed_leaf, causes_of(error))), "")
 
 

@@ -210,8 +210,8 @@ def dtype_of_numbers(
     together, kind = tensors[0].dtype, max(tree.kind_of(n.dtype) for n in numbers)
     for tensor in tensors[1:]:
         together = torch.promote_types(together, tensor.dtype)
-    if kind > tree.kind_of(together):
-        return _of_numbers_alone(kind)
+    if kind > tree.kind_of(together):  # of float64 and a complex number, complex128
+        return torch.result_type(torch.empty(1, dtype=together), tree.NUMBERS[kind](1))
     return together if all(tensor.dim() == 0 for tensor in tensors) else None
 
 

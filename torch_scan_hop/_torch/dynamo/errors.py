@@ -25,6 +25,7 @@ from torch_scan_hop._torch.capabilities import is_own_failure
 
 __all__ = [
     "DYNAMO_ERRORS",
+    "Turned",
     "UncapturedHigherOrderOpError",
     "Unsupported",
     "UserError",
@@ -46,6 +47,10 @@ DYNAMO_ERRORS: tuple[type[BaseException], ...] = (
     Unsupported,
     FailOnRecompileLimitHit,
 )
+
+
+class Turned(Unsupported):
+    """A step leaves a flag, a text or a member of an enum for another one."""
 
 
 def causes_of(error: BaseException | None) -> list[BaseException]:

@@ -186,3 +186,9 @@ def facts_noted() -> Iterator[Facts]:
 
 def is_users(tx: Any) -> bool:
     return not tx.f_code.co_filename.startswith(_OTHERS)
+
+
+def tells_numbers(tx: Any) -> bool:
+    """Return True in code that is to see a number as Python does: the user's, and of torch's its
+    distributions, whose dtype and batch shape follow from what they are made of."""
+    return is_users(tx) or tx.f_code.co_filename.startswith(torch.distributions.__path__[0])

@@ -40,8 +40,8 @@ class GrowingList:
         return refused_change("the length of a list that it did not make", self.line)
 
     def has_grown(self) -> bool:
-        """Return True if steps before the scan have appended to it."""
-        return bool(self.owner.mutation_type.is_modified)
+        """Return True if steps before the scan have appended to it, or made it."""
+        return bool(getattr(self.owner.mutation_type, "is_modified", True))
 
     def has_items(self, tx: Any) -> bool:
         """Return True if the program has put items there, which a capture is guarded by."""
@@ -100,6 +100,18 @@ class StateAssigned(Unsupported):
         self.lists = [place for place in left if isinstance(place, GrowingList)]
 
 
+class GrowingListRead(Unsupported):
+    """A step reads the list that it appends to, or empties it, so that it may be as long as this
+    from the second step on."""
+
+    def __init__(self, growing: GrowingList) -> None:
+        super().__init__(
+            f"the body reads a list that it appends to, at {growing.line}: a scan traces a step "
+            "once, and the list is longer at each. Carry what the next step reads"
+        )
+        self.place = str(growing)
+
+
 def is_growing(variable: VariableTracker, before: Any, now: Any) -> bool:
     """Return True if a list has only been appended to."""
     return (
@@ -129,10 +141,7 @@ class Appended(list[VariableTracker]):
         self._refuse()
 
     def _refuse(self, *_: Any) -> NoReturn:
-        raise Unsupported(
-            f"the body reads a list that it appends to, at {self._growing.line}: a scan traces a "
-            "step once, and the list is longer at each. Carry what the next step reads"
-        )
+        raise GrowingListRead(self._growing)
 
     def __len__(self) -> int:
         # torch > 2.9 compares the lengths before and after it extends a list
@@ -159,7 +168,7 @@ def appended_to(tx: Any, lists: Sequence[GrowingList]) -> Iterator[list[Appended
     """Give for each of ``lists`` what is appended to it within, which it does not have then."""
     appended = [Appended(growing) for growing in lists]
     befores = [growing.owner.items for growing in lists]
-    were = [growing.owner.mutation_type.is_modified for growing in lists]
+    were = [growing.has_grown() for growing in lists]
     for growing, new in zip(lists, appended, strict=True):
         tx.output.side_effects.mutation(growing.owner)  # as it was: that is remembered
         growing.owner.items = new
@@ -168,4 +177,5 @@ def appended_to(tx: Any, lists: Sequence[GrowingList]) -> Iterator[list[Appended
     finally:
         for growing, before, was_modified in zip(lists, befores, were, strict=True):
             growing.owner.items = before
-            growing.owner.mutation_type.is_modified = was_modified
+            if hasattr(growing.owner.mutation_type, "is_modified"):
+                growing.owner.mutation_type.is_modified = was_modified

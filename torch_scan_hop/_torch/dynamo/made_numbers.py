@@ -11,9 +11,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 
-from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop._torch.dynamo.variables import create_node, example_value
 
 #: in the meta of a number's node: which leaf of the carry it is; None for what is made of numbers
 NUMBER = "torch_scan_hop.number"
@@ -60,3 +61,30 @@ def with_ints_for_flags(
         return made
 
     return pytree.tree_map_only(fx.Proxy, as_int, args)
+
+
+_OF_COMPLEX = {operator.add, operator.sub, operator.mul, operator.truediv, operator.pow}
+
+
+def beside_complex(
+    tx: Any, function: Any, operands: Sequence[VariableTracker]
+) -> Sequence[VariableTracker]:
+    """Return the ``operands`` of ``omega * 1j`` with a scalar for a symbol, which takes no complex
+    number."""
+    if function not in _OF_COMPLEX or not any(_is_complex(v.realize()) for v in operands):
+        return operands
+    return [_as_scalar(tx, v.realize()) for v in operands]
+
+
+def _is_complex(variable: Any) -> bool:
+    return isinstance(variable, ConstantVariable) and isinstance(variable.value, complex)
+
+
+def _as_scalar(tx: Any, variable: VariableTracker) -> VariableTracker:
+    if not isinstance(variable, SymNodeVariable):
+        return variable
+    dtype = torch.int64 if variable.python_type() is int else torch.float64
+    given = ((), variable.as_proxy())
+    made = create_node(tx, "call_function", torch.full, given, {"dtype": dtype})
+    mark(made)
+    return made

@@ -23,9 +23,10 @@ from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._guards import TracingContext
 
-from torch_scan_hop._torch.dynamo.facts import is_users
+from torch_scan_hop._torch.dynamo.facts import tells_numbers
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
 from torch_scan_hop._torch.dynamo.made_numbers import (
+    beside_complex,
     is_made_number,
     is_marked,
     with_ints_for_flags,
@@ -79,6 +80,7 @@ def _taking(kind: Any, attribute: str, call: Any, names: Mapping[Any, str], read
         if fn is operator.getitem and names:
             item = item_at(tx, args, read)
             return original(self, tx, args, kwargs) if item is None else item
+        args = beside_complex(tx, fn, args)
         known = names.get(fn) if len(args) == _OPERANDS.get(fn, 1) and not kwargs else None
         if known is None or not any(_is_scalar(arg.realize()) for arg in args):
             return original(self, tx, args, kwargs)
@@ -109,8 +111,8 @@ def _is_scalar(variable: Any) -> bool:
 @contextlib.contextmanager
 def kinds_of_numbers_are_known() -> Iterator[None]:
     """``isinstance(n, int)``, ``type(n)`` and ``hasattr(n, "shape")`` of a number are answered as
-    Python does, and no tensor of its value is taken for it; this package and torch see the tensor
-    that it is.
+    Python does, and no tensor of its value is taken for it; this package and most of torch see the
+    tensor that it is.
 
     Arithmetic of numbers alone is Python's: a TorchFunctionMode (a default device, torch.export's
     own, a user's) does not see it.
@@ -119,7 +121,7 @@ def kinds_of_numbers_are_known() -> Iterator[None]:
 
     @functools.wraps(original)
     def call_function(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
-        asks = self.fn in (isinstance, type) and args and is_users(tx)
+        asks = self.fn in (isinstance, type) and args and tells_numbers(tx)
         if asks and is_made_number(args[0]) and _is_scalar(args[0].realize()):
             kind = _kind_of(example_value(args[0]).dtype)
             if self.fn is type:
@@ -134,7 +136,7 @@ def kinds_of_numbers_are_known() -> Iterator[None]:
 
     @functools.wraps(has)
     def has_attribute(self: TensorVariable, tx: Any, name: str) -> Any:
-        if is_users(tx) and is_made_number(self):
+        if tells_numbers(tx) and is_made_number(self):
             kind = _kind_of(example_value(self).dtype)
             return ConstantVariable.create(hasattr(kind, name))
         return has(self, tx, name)
@@ -275,7 +277,7 @@ def _tensors_are_made_of_numbers() -> Iterator[None]:
 
     @functools.wraps(original)
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.value is torch.is_tensor and is_users(tx) and _are_numbers(args):
+        if self.value in _ASK_FOR_TENSORS and tells_numbers(tx) and _are_numbers(args):
             return ConstantVariable.create(False)
         if self.value not in _MAKE_TENSORS:
             return original(self, tx, args, kwargs)
@@ -295,3 +297,4 @@ def _tensors_are_made_of_numbers() -> Iterator[None]:
 
 
 _MAKE_TENSORS = (torch.full, torch.tensor, torch.as_tensor)
+_ASK_FOR_TENSORS = (torch.is_tensor, torch.overrides.is_tensor_like)

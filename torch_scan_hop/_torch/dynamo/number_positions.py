@@ -1,5 +1,5 @@
-"""Positions that steps count, in a list of what is no number, and in a range (checked on torch
-2.9.1, 2.13.0, 2.15.0)."""
+"""Positions that steps count, in a list of what is no number, and in a range; flags of contexts
+(checked on torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lists import ListVariable, RangeVariable, TupleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+from torch._dynamo.variables.torch import TorchCtxManagerClassVariable
 
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.number_items import is_table
@@ -74,6 +75,28 @@ def _is_in(number: int, start: int, stop: int, step: int) -> bool:
     if step == 1:  # of a remainder, another one is not known
         return True
     return True if (number - start) % step == 0 else False
+
+
+def contexts_branch() -> contextlib.AbstractContextManager[None]:
+    """``torch.set_grad_enabled(n > 2)`` is a branch on a flag that is not known to the trace."""
+    original = TorchCtxManagerClassVariable.call_function
+
+    @functools.wraps(original)
+    def call_function(self: TorchCtxManagerClassVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+        args = [_flag(tx, arg) for arg in args]
+        return original(self, tx, args, {name: _flag(tx, arg) for name, arg in kwargs.items()})
+
+    return replaced(TorchCtxManagerClassVariable, call_function=call_function)
+
+
+def _flag(tx: Any, variable: VariableTracker) -> VariableTracker:
+    if isinstance(variable.realize(), SymNodeVariable) or is_made_number(variable):
+        return call_inlined(tx, _is_true, variable)
+    return variable
+
+
+def _is_true(flag: bool) -> bool:
+    return True if flag else False
 
 
 def _asks_for_item(tx: Any, args: Sequence[VariableTracker]) -> bool:

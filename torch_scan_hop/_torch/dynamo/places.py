@@ -31,6 +31,7 @@ from torch._dynamo.variables.tensor import (
 from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.absent import guard_absence
+from torch_scan_hop._torch.dynamo.errors import Turned
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.variables import example_value
@@ -58,7 +59,8 @@ def tensor_of(variable: VariableTracker) -> Any:
     return example_value(variable) if isinstance(variable, TensorVariable) else None
 
 
-_TORCH = str(Path(torch.__file__).parent)
+#: code that is not the user's
+_OTHERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 def users_line() -> str:
@@ -66,7 +68,7 @@ def users_line() -> str:
     stack = list(TracingContext.extract_stack())
     if not stack:
         return "an unknown line"
-    users = [frame for frame in stack if not frame.filename.startswith(_TORCH)]
+    users = [frame for frame in stack if not frame.filename.startswith(_OTHERS)]
     frame = (users or stack)[-1]
     return f"{frame.filename}:{frame.lineno} ({frame.line})"
 
@@ -210,13 +212,13 @@ class Place:
             guard_absence(self.owner, self.name)
 
     def is_turned(self) -> bool:
-        return _is_flag(self.before) and _is_flag(self.after)
+        return _is_mode(self.before) and _is_mode(self.after)
 
     def refusal(self) -> Unsupported:
         if self.is_turned():
-            return Unsupported(
-                f"the body turns {self}, a flag, at {self.line}, and a scan traces a step once. "
-                "Turn a tensor, as in flag = ~flag, and choose with torch.where(flag, new, old)"
+            return Turned(
+                f"the body turns {self} at {self.line}, and a scan traces a step once. Turn a "
+                "tensor, as in flag = ~flag, and choose with torch.where(flag, new, old)"
             )
         if _resizes(self.before, self.after):
             return Unsupported(
@@ -239,10 +241,8 @@ def _resizes(before: VariableTracker | None, after: VariableTracker) -> bool:
     return one is not None and other is not None and one.shape != other.shape
 
 
-def _is_flag(variable: VariableTracker | None) -> bool:
-    if variable is None or not variable.is_python_constant():
-        return False
-    return isinstance(variable.as_python_constant(), bool)
+def _is_mode(variable: VariableTracker | None) -> bool:
+    return variable is not None and variable.is_python_constant() and number_of(variable) is None
 
 
 def number_of(variable: VariableTracker | None) -> int | float | None:
