@@ -143,42 +143,43 @@ lstm: 20 steps
 
 forward: 20 steps
   before the loop, for all steps at once
-    mm = mm(x, w)                   float32[2, 16]     needs xs only                         test_explain.py:N
+    mm = mm(x, w)                         float32[2, 16]     needs xs only                         test_explain.py:N
+    add_tensor = add(mm, b)               float32[2, 16]     needs xs only                         test_explain.py:N
   in the loop
-    mm_1 = mm(carry['h'], u)        float32[2, 16]     depends on carry['h']                 test_explain.py:N
-    add = add(mm, mm_1)             float32[2, 16]     depends on carry['h']                 test_explain.py:N
-    add_1 = add(add, b)             float32[2, 16]     depends on carry['h']                 test_explain.py:N
-    split = split(add_1, 4, -1)     4 x float32[2, 4]  depends on carry['h']                 test_explain.py:N
-    sigmoid = sigmoid(split[1])     float32[2, 4]      depends on carry['h']                 test_explain.py:N
-    mul = mul(sigmoid, carry['c'])  float32[2, 4]      depends on carry['h'] and carry['c']  test_explain.py:N
-    sigmoid_1 = sigmoid(split[0])   float32[2, 4]      depends on carry['h']                 test_explain.py:N
-    tanh = tanh(split[2])           float32[2, 4]      depends on carry['h']                 test_explain.py:N
-    mul_1 = mul(sigmoid_1, tanh)    float32[2, 4]      depends on carry['h']                 test_explain.py:N
-    add_2 = add(mul, mul_1)         float32[2, 4]      depends on carry['h'] and carry['c']  test_explain.py:N
-    sigmoid_2 = sigmoid(split[3])   float32[2, 4]      depends on carry['h']                 test_explain.py:N
-    tanh_1 = tanh(add_2)            float32[2, 4]      depends on carry['h'] and carry['c']  test_explain.py:N
-    mul_2 = mul(sigmoid_2, tanh_1)  float32[2, 4]      depends on carry['h'] and carry['c']  test_explain.py:N
+    mm_1 = mm(carry['h'], u)              float32[2, 16]     depends on carry['h']                 test_explain.py:N
+    add_tensor_1 = add(mm_1, add_tensor)  float32[2, 16]     depends on carry['h']                 test_explain.py:N
+    split = split(add_tensor_1, 4, -1)    4 x float32[2, 4]  depends on carry['h']                 test_explain.py:N
+    sigmoid = sigmoid(split[1])           float32[2, 4]      depends on carry['h']                 test_explain.py:N
+    mul = mul(sigmoid, carry['c'])        float32[2, 4]      depends on carry['h'] and carry['c']  test_explain.py:N
+    sigmoid_1 = sigmoid(split[0])         float32[2, 4]      depends on carry['h']                 test_explain.py:N
+    tanh = tanh(split[2])                 float32[2, 4]      depends on carry['h']                 test_explain.py:N
+    mul_1 = mul(sigmoid_1, tanh)          float32[2, 4]      depends on carry['h']                 test_explain.py:N
+    add_2 = add(mul, mul_1)               float32[2, 4]      depends on carry['h'] and carry['c']  test_explain.py:N
+    sigmoid_2 = sigmoid(split[3])         float32[2, 4]      depends on carry['h']                 test_explain.py:N
+    tanh_1 = tanh(add_2)                  float32[2, 4]      depends on carry['h'] and carry['c']  test_explain.py:N
+    mul_2 = mul(sigmoid_2, tanh_1)        float32[2, 4]      depends on carry['h'] and carry['c']  test_explain.py:N
   a step  448 FLOPs   2.1 KiB
-  in all  9.0 kFLOPs  38.8 KiB  (at least 5.5 KiB: inputs and results once)
+  in all  9.0 kFLOPs  37.6 KiB  (at least 5.5 KiB: inputs and results once)
 
 backward: 20 steps, backwards
   before the loop, once
     t_1 = t(u)                                                    float32[16, 4]  the same at every step
+  before the loop, for all steps at once
+    tanh_backward_default = tanh_backward(saved sigmoid_2, s...)  float32[2, 4]   needs xs only
+    sigmoid_backward_default = sigmoid_backward(saved tanh_1...)  float32[2, 4]   needs xs only
+    tanh_backward_default_1 = tanh_backward(saved sigmoid_1,...)  float32[2, 4]   needs xs only
+    sigmoid_backward_default_1 = sigmoid_backward(saved tanh...)  float32[2, 4]   needs xs only
+    sigmoid_backward_default_2 = sigmoid_backward(carry['c']...)  float32[2, 4]   needs xs only
   in the loop
     add = add(grad carry['h'], grad y)                            float32[2, 4]   depends on grad carry['h']
-    mul = mul(add, saved sigmoid_2)                               float32[2, 4]   depends on grad carry['h']
-    mul_1 = mul(add, saved tanh_1)                                float32[2, 4]   depends on grad carry['h']
-    tanh_backward = tanh_backward(mul, saved tanh_1)              float32[2, 4]   depends on grad carry['h']
-    add_1 = add(grad carry['c'], tanh_backward)                   float32[2, 4]   depends on grad carry['h'] and grad carry['c']
-    sigmoid_backward = sigmoid_backward(mul_1, saved sigmoid_2)   float32[2, 4]   depends on grad carry['h']
-    mul_2 = mul(add_1, saved sigmoid_1)                           float32[2, 4]   depends on grad carry['h'] and grad carry['c']
-    mul_3 = mul(add_1, saved tanh)                                float32[2, 4]   depends on grad carry['h'] and grad carry['c']
-    tanh_backward_1 = tanh_backward(mul_2, saved tanh)            float32[2, 4]   depends on grad carry['h'] and grad carry['c']
-    sigmoid_backward_1 = sigmoid_backward(mul_3, saved sigmo...)  float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+    mul_tensor = mul(add, tanh_backward_default)                  float32[2, 4]   depends on grad carry['h']
+    add_1 = add(grad carry['c'], mul_tensor)                      float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+    mul_tensor_1 = mul(add, sigmoid_backward_default)             float32[2, 4]   depends on grad carry['h']
+    mul_tensor_2 = mul(add_1, tanh_backward_default_1)            float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+    mul_tensor_3 = mul(add_1, sigmoid_backward_default_1)         float32[2, 4]   depends on grad carry['h'] and grad carry['c']
     mul_4 = mul(add_1, saved sigmoid)                             float32[2, 4]   depends on grad carry['h'] and grad carry['c']
-    mul_5 = mul(add_1, carry['c'])                                float32[2, 4]   depends on grad carry['h'] and grad carry['c']
-    sigmoid_backward_2 = sigmoid_backward(mul_5, saved sigmoid)   float32[2, 4]   depends on grad carry['h'] and grad carry['c']
-    cat = cat([sigmoid_backward_1, sigmoid_backward_2, tanh_...)  float32[2, 16]  depends on grad carry['h'] and grad carry['c']
+    mul_tensor_4 = mul(add_1, sigmoid_backward_default_2)         float32[2, 4]   depends on grad carry['h'] and grad carry['c']
+    cat = cat([mul_tensor_3, mul_tensor_4, mul_tensor_2, mul...)  float32[2, 16]  depends on grad carry['h'] and grad carry['c']
     mm_1 = mm(cat, t_1)                                           float32[2, 4]   depends on grad carry['h'] and grad carry['c']
   after the loop, as one sum over all steps
     sum_1 = sum(cat, [0], True)                                   float32[1, 16]  added up in grad b

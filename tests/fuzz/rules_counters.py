@@ -116,8 +116,10 @@ def branched(g: Builder) -> None:
         raise NoOperandError
     a = g.float()
     made = g.let(f"{a.name} * 0.7", a.type.shape)
-    for word in g.choose([["if"], ["if", "else"], ["if", "elif", "else"]]):
-        head = "else:" if word == "else" else f"{word} {condition(g)}:"
+    words = g.choose([["if"], ["if", "else"], ["if", "elif", "else"]])
+    # a condition may count a number anew, which takes a statement before all of them
+    heads = ["else:" if word == "else" else f"{word} {condition(g)}:" for word in words]
+    for head in heads:
         g.statements.append(Statement(head, (), _block(g, made)))
 
 

@@ -103,7 +103,8 @@ def make_exact(
     placeholders = graph.find_nodes(op="placeholder")
     exact = _Exact(body)
     for k in numbers:
-        exact.know(placeholders[k], is_wide=k in exact_inputs)
+        is_complex = placeholders[k].meta["example_value"].is_complex()
+        exact.know(placeholders[k], is_wide=k in exact_inputs and not is_complex)
     exact.visit_all()
     widened = {k: exact.narrow[p] for k, p in enumerate(placeholders) if p in exact.narrow}
     output: Any = output_node(graph)

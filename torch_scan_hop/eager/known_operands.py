@@ -70,6 +70,8 @@ def _combined(node: fx.Node, varying: set[fx.Node]) -> fx.Node | None:
         node.graph.erase_node(result)
         node.graph.erase_node(known)
         return None
+    for made in new:
+        made.meta = {**node.meta, "val": value_of(made)}  # of the same line of the user's
     replace(node, result)
     node.graph.erase_node(inner)
     return result

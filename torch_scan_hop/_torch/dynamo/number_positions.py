@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builtin import BuiltinVariable
@@ -19,7 +20,7 @@ from torch._dynamo.variables.torch import TorchCtxManagerClassVariable
 
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.number_items import is_table
-from torch_scan_hop._torch.dynamo.variables import call_inlined
+from torch_scan_hop._torch.dynamo.variables import call_inlined, example_value
 from torch_scan_hop._torch.replaced import replaced
 
 
@@ -90,9 +91,10 @@ def contexts_branch() -> contextlib.AbstractContextManager[None]:
 
 
 def _flag(tx: Any, variable: VariableTracker) -> VariableTracker:
-    if isinstance(variable.realize(), SymNodeVariable) or is_made_number(variable):
-        return call_inlined(tx, _is_true, variable)
-    return variable
+    known = variable.realize()
+    is_symbol = isinstance(known, SymNodeVariable) and known.python_type() is bool
+    is_made = is_made_number(variable) and example_value(variable).dtype == torch.bool
+    return call_inlined(tx, _is_true, variable) if is_symbol or is_made else variable
 
 
 def _is_true(flag: bool) -> bool:
