@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -109,7 +110,7 @@ def _lanes(call: ScanCall) -> Any:
     if size is None or are_known_equal(size, 1):
         return None
     first = next(k for k, c in enumerate(carry) if c.ndim)
-    return call.operands.carry[first].get_size()[0]
+    return sympy.sympify(call.operands.carry[first].get_size()[0])  # or a number of Python's
 
 
 def _width(lanes: Any) -> int:
