@@ -210,13 +210,9 @@ def dtype_of_numbers(
     together, kind = tensors[0].dtype, max(tree.kind_of(n.dtype) for n in numbers)
     for tensor in tensors[1:]:
         together = torch.promote_types(together, tensor.dtype)
-    are_scalars = all(tensor.dim() == 0 for tensor in tensors)
-    if kind > tree.kind_of(together):
-        if are_scalars:  # they may be numbers themselves
-            return _of_numbers_alone(kind)
-        # of float64 and a complex number, complex128
+    if kind > tree.kind_of(together):  # of float64 and a complex number, complex128
         return torch.result_type(torch.empty(1, dtype=together), tree.NUMBERS[kind](1))
-    return together if are_scalars else None
+    return together if all(tensor.dim() == 0 for tensor in tensors) else None
 
 
 def _dtype_that_gives(
