@@ -59,7 +59,7 @@ WITHOUT_OUT = _bindings(
     "relu where.self rsub.Scalar logical_and logical_or logical_not "
     "gt.Scalar gt.Tensor ge.Scalar ge.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor "
     "eq.Scalar eq.Tensor ne.Scalar ne.Tensor bitwise_and.Tensor bitwise_or.Tensor "
-    "mean mean.dim amax amin cumsum _softmax mv index_select gather scatter_add"
+    "mean mean.dim _softmax index_select gather scatter_add"
 )
 
 

@@ -87,7 +87,9 @@ def _operands(node: fx.Node, varying: set[fx.Node]) -> _Operands | None:
         return None if added in varying else _Operands(tuple(product), added)
     if node.target in (aten.add.Tensor, aten.mul.Tensor, *_DERIVATIVES):
         left, right = node.args
-        for operand, known in ((left, right), (right, left)):
+        # a derivative's cotangent comes first, and is what may vary
+        orders = ((left, right), (right, left))[: 1 if node.target in _DERIVATIVES else 2]
+        for operand, known in orders:
             if operand in varying and known not in varying and is_alike(operand, node):
                 same_dtype = is_tensor_node(known) and value_of(known).dtype is value_of(node).dtype
                 return _Operands((operand,), known) if same_dtype else None
@@ -115,9 +117,6 @@ def _of_product(
     if len(derivatives) != 1 or len(products) != 1:
         return None
     [derivative] = derivatives
-    # its operands are the cotangent, which varies, and then y
-    if derivative.args[0] not in (inner, *operands.varying):
-        return None
     y, factor = (known, operands.known) if derivative is node else (operands.known, known)
     if not are_all_known_equal(value_of(factor).shape, value_of(y).shape):
         return None

@@ -13,7 +13,6 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,12 +22,10 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
-from torch_scan_hop._torch.dynamo.places import users_line
+from torch_scan_hop._torch.dynamo.places import NOT_THE_USERS, users_line
 from torch_scan_hop._torch.dynamo.variables import example_value, example_value_or_none
 from torch_scan_hop._torch.replaced import replaced
 
-#: code that is not the user's: torch's, and this package's
-_OTHERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 # attributes that tell a leaf that requires grad from the result of an operator
 _OF_LEAVES = frozenset({"grad", "grad_fn", "is_leaf", "retains_grad"})
 _GETATTR = "tp_getattro_impl" if "tp_getattro_impl" in vars(TensorVariable) else "var_getattr"
@@ -185,7 +182,7 @@ def facts_noted() -> Iterator[Facts]:
 
 
 def is_users(tx: Any) -> bool:
-    return not tx.f_code.co_filename.startswith(_OTHERS)
+    return not tx.f_code.co_filename.startswith(NOT_THE_USERS)
 
 
 def tells_numbers(tx: Any) -> bool:

@@ -59,8 +59,8 @@ def tensor_of(variable: VariableTracker) -> Any:
     return example_value(variable) if isinstance(variable, TensorVariable) else None
 
 
-#: code that is not the user's
-_OTHERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+#: code that is not the user's: torch's, and this package's
+NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 def users_line() -> str:
@@ -68,7 +68,7 @@ def users_line() -> str:
     stack = list(TracingContext.extract_stack())
     if not stack:
         return "an unknown line"
-    users = [frame for frame in stack if not frame.filename.startswith(_OTHERS)]
+    users = [frame for frame in stack if not frame.filename.startswith(NOT_THE_USERS)]
     frame = (users or stack)[-1]
     return f"{frame.filename}:{frame.lineno} ({frame.line})"
 
