@@ -88,7 +88,13 @@ def leaves(value: Any) -> list[Any]:
     parts = _parts(value)
     if parts is None:
         return [value]
-    return [leaf for child in parts for leaf in leaves(child)]
+    found: list[Any] = []
+    for child in parts:
+        if isinstance(child, torch.Tensor):
+            found.append(child)  # spares most leaves a call
+        else:
+            found.extend(leaves(child))
+    return found
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
