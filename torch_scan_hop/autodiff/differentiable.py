@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from torch_scan_hop._torch.operators import decompositions
@@ -132,8 +133,51 @@ def _determinant_of_factors(matrix: torch.Tensor) -> Any:
     return _determinant(matrix), None, None
 
 
+def _in_float32(norm: Any) -> Any:
+    """Compute ``norm`` in float32 where a CPU's kernel would do so for a narrow input.
+
+    It does for weights in float32, as autocast has them, and gives means and deviations in float32.
+    torch's fakes say that those are as narrow as the input, so that a stack of them was, too, and
+    the backward refused it.
+    """
+
+    def run(input: torch.Tensor, *args: Any, **keywords: Any) -> Any:
+        others = [a for a in (*args, *keywords.values()) if isinstance(a, torch.Tensor)]
+        is_narrow = input.dtype in (torch.bfloat16, torch.float16) and input.device.type == "cpu"
+        if not is_narrow or all(other.dtype is input.dtype for other in others):
+            return norm(input, *args, **keywords)
+        results = norm(input.float(), *args, **keywords)
+        if isinstance(results, torch.Tensor):
+            return results.to(input.dtype)
+        return results[0].to(input.dtype), *results[1:]
+
+    return run
+
+
+_NORMS = {
+    norm: _in_float32(norm)
+    for norm in (
+        aten.native_layer_norm.default,
+        aten.native_group_norm.default,
+        aten.native_batch_norm.default,
+        aten._native_batch_norm_legit.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit_no_training.default,
+        torch.layer_norm,
+        torch.group_norm,
+        torch.batch_norm,
+        torch.instance_norm,
+        F.layer_norm,
+        F.group_norm,
+        F.batch_norm,
+        F.instance_norm,
+    )
+}
+
 _STAND_INS: dict[Any, Any] = {
     **_OF_COMPLEX,
+    **_NORMS,
     aten.cumprod.default: _cumulative_product,
     torch.cumprod: _cumulative_product,
     aten._linalg_det.default: _determinant_of_factors,
