@@ -359,8 +359,11 @@ CALLED: dict[str, str] = {
     ),
     "torch._dynamo.variables.misc.get_np_to_tnp_map": "()",
     "torch._dynamo.variables.tensor.TensorVariable.as_python_constant": "self",
+    "torch._dynamo.variables.tensor.TensorVariable.call_method": "self tx name ...",
     "torch._dynamo.variables.tensor.TensorVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
+    "torch._dynamo.variables.torch.TorchCtxManagerClassVariable.call_function": "self tx ...",
+    "torch._dynamo.variables.torch.TorchInGraphFunctionVariable.call_function": "self tx ...",
     "torch._dynamo.variables.torch.get_overridable_functions": "()",
     "torch._functorch._aot_autograd.functional_utils.has_data_mutation": "t",
     "torch._functorch.aot_autograd.aot_module_simplified": (
@@ -570,6 +573,7 @@ REPLACED: dict[str, str] = {
         "self name hook; self tx name hook"
     ),
     "torch._dynamo.variables.tensor.TensorVariable.as_python_constant": "self",
+    "torch._dynamo.variables.tensor.TensorVariable.call_method": "self tx name args kwargs",
     "torch._dynamo.variables.tensor.TensorVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
     "torch._dynamo.variables.tensor.TensorVariable.nb_index_impl": "self tx",
