@@ -495,6 +495,27 @@ def test_torch_is_given_what_steps_count(way, branch):
         check(run, module, other)
 
 
+class Trains(Counting):
+    def __init__(self, branch):
+        super().__init__(branch)
+        self.norm = nn.BatchNorm1d(D, dtype=torch.float64)
+
+    def forward(self, h, x):
+        self.norm.train(self.branch(self.n))
+        self.n += 1
+        h = torch.tanh(self.norm(self.linear(h) + x))
+        return h, h
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("way", WAYS)
+def test_a_module_trains_by_a_flag(way):
+    module, other = (Trains(lambda n: n < 3) for _ in range(2))
+    check(WAYS[way](), module, other)
+    assert module.norm.training is other.norm.training is False
+    torch.testing.assert_close(module.norm.running_var, other.norm.running_var)
+
+
 def test_a_flag_of_a_tensor_is_no_flag_of_a_context():
     def cell(h, x):
         with torch.set_grad_enabled(bool(x.sum() > 0)):

@@ -650,7 +650,7 @@ def test_the_setter_of_a_property(base):
 
     xs = steps()
     torch._dynamo.reset()
-    with torch_scan_hop.fallback("allow" if torch.__version__ < "2.10" else "error"):
+    with torch_scan_hop.fallback("error"):
         assert_same(run(scan), run(loop))
 
 

@@ -71,13 +71,6 @@ def _normal(mean: Any, std: Any, size: Any = None, **options: Any) -> Tensor:
     return torch.randn(size, **options) * std + mean
 
 
-def _dropout(x: Tensor, p: Any = 0.5, training: bool = True) -> Tensor:
-    if not training:
-        return x
-    kept = torch.empty_like(x).bernoulli_(1 - p)
-    return x * torch.where(p < 1, kept / (1 - p), kept)
-
-
 def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any, scale: Any, **named: Any) -> Tensor:
     options: dict[str, Any] = {**named, "scale": 1.0}
     return F.scaled_dot_product_attention(q * scale, k, v, *rest, **options)
@@ -149,7 +142,6 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "hardtanh": lambda x, min_val=-1.0, max_val=1.0: torch.where(
         x <= min_val, min_val, torch.where(x >= max_val, max_val, x)
     ),
-    "dropout": _dropout,
     "softshrink": lambda x, lambd: x - torch.clamp(x, -lambd, lambd),
     "hardshrink": lambda x, lambd: torch.where(x.abs() <= lambd, 0.0, x),
 }

@@ -1,15 +1,21 @@
-"""Attributes that a step assigns to a class (checked on torch 2.9.1, 2.13.0, 2.15.0).
+"""Attributes that a step assigns to a class, and those that a class says how to assign (checked on
+torch 2.9.1, 2.13.0, 2.15.0).
 
-An instance has them, too, and so has a subclass. Dynamo finds there what the class had before.
+What a class is assigned an instance has, too, and so has a subclass. Dynamo finds there what the
+class had before. And torch 2.9 does not call the setter of a property.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import types
 from collections.abc import Iterator
 from typing import Any
 
+from torch._dynamo.source import AttrSource, TypeSource
+from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedObjectVariable
 
 from torch_scan_hop._torch.replaced import replaced
@@ -37,8 +43,27 @@ def attributes_of_classes_are_found() -> Iterator[None]:
     with (
         replaced(UserDefinedObjectVariable, **{_GETATTR: read_of_object}),
         replaced(UserDefinedClassVariable, **{_GETATTR: read_of_class}),
+        _setters_are_called(),
     ):
         yield
+
+
+def _setters_are_called() -> contextlib.AbstractContextManager[None]:
+    if not hasattr(UserDefinedObjectVariable, "try_get_descritor_and_setter_py_func"):
+        return contextlib.nullcontext()  # torch > 2.9
+    original = UserDefinedObjectVariable.method_setattr_standard
+
+    @functools.wraps(original)
+    def assign(self: Any, tx: Any, name: Any, value: Any, *how: Any, **named: Any) -> Any:
+        known = name.as_python_constant() if name.is_python_constant() else ""
+        static = inspect.getattr_static(type(self.value), known, None)
+        setter = static.fset if isinstance(static, property) else None
+        if not isinstance(setter, types.FunctionType) or how or named:
+            return original(self, tx, name, value, *how, **named)
+        source = self.source and AttrSource(AttrSource(TypeSource(self.source), known), "fset")
+        return UserFunctionVariable(setter, source=source).call_function(tx, [self, value], {})
+
+    return replaced(UserDefinedObjectVariable, method_setattr_standard=assign)
 
 
 def _has_itself(tx: Any, instance: Any, name: str) -> bool:
