@@ -347,6 +347,7 @@ CALLED: dict[str, str] = {
         "source_target= supports_aliasing= supports_input_mutation="
     ),
     "torch._dynamo.variables.lazy.LazyVariableTracker.realize_all": "value",
+    "torch._dynamo.variables.lists.DequeVariable.call_method": "self tx name args kwargs",
     "torch._dynamo.variables.lists.ListVariable": "items; items mutation_type=",
     "torch._dynamo.variables.lists.RangeVariable.range_count": "self x",
     "torch._dynamo.variables.lists.SliceVariable.__init__": (
@@ -563,6 +564,7 @@ REPLACED: dict[str, str] = {
         "tx fn args kwargs flat_example_value ret_spec; tx fn args kwargs flat_example_value "
         "ret_spec body_r"
     ),
+    "torch._dynamo.variables.lists.DequeVariable.call_method": "self tx name args kwargs",
     "torch._dynamo.variables.lists.RangeVariable.range_count": "self x",
     "torch._dynamo.variables.lists.SliceVariable.__init__": (
         "self items kwargs; self items tx kwargs"
