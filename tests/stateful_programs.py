@@ -725,6 +725,20 @@ def counts_after_a_custom_function_has_read() -> Program:
 
 
 @program
+def rotated_deque() -> Program:
+    w, ring = weight(), collections.deque([zeros(), zeros() + 1, zeros() - 1])
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(h @ w + x + ring[0])
+        ring.rotate()
+        ring[1] = h
+        ring.rotate(-2)
+        return h, ring[2]
+
+    return Program(cell, zeros(), steps(), [w], lambda: [*ring])
+
+
+@program
 def delay_line() -> Program:
     w, line = weight(), collections.deque([zeros()] * 3, maxlen=3)
 

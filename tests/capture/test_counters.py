@@ -463,6 +463,59 @@ def test_a_flag_is_given_to_a_context(way, branch):
     check(WAYS[way](), InContexts(branch), InContexts(branch))
 
 
+class GivesToTorch(Counting):
+    def forward(self, h, x):
+        h = torch.tanh(self.linear(h) + x)
+        h = self.branch(h, self.n)
+        self.n += 1
+        return h, h
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize(
+    "branch",
+    [
+        lambda h, n: nn.functional.dropout(h, 1.0, training=n > 3),
+        lambda h, n: torch.sort(h, descending=n % 2 == 0)[0],
+        lambda h, n: h + h.sum(n % 2, keepdim=n >= 0),
+        lambda h, n: h.cumsum(dim=n % 2),
+        lambda h, n: h + torch.diag(h[:, :3], n % 2).sum(),
+        lambda h, n: h + torch.arange(n, n + D),
+        lambda h, n: h + sum(i for i in range(n % 3)),
+        lambda h, n: h + (n > 2),
+        lambda h, n: h * divmod(7, 2)[0] + divmod(n, 4)[1],
+    ],
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_torch_is_given_what_steps_count(way, branch):
+    """A flag, a dimension and an offset: they are known where they are the same again."""
+    run = WAYS[way]()
+    module, other = GivesToTorch(branch), GivesToTorch(branch)
+    for _ in range(2):
+        check(run, module, other)
+
+
+class Trains(Counting):
+    def __init__(self, branch):
+        super().__init__(branch)
+        self.norm = nn.BatchNorm1d(D, dtype=torch.float64)
+
+    def forward(self, h, x):
+        self.norm.train(self.branch(self.n))
+        self.n += 1
+        h = torch.tanh(self.norm(self.linear(h) + x))
+        return h, h
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("way", WAYS)
+def test_a_module_trains_by_a_flag(way):
+    module, other = (Trains(lambda n: n < 3) for _ in range(2))
+    check(WAYS[way](), module, other)
+    assert module.norm.training is other.norm.training is False
+    torch.testing.assert_close(module.norm.running_var, other.norm.running_var)
+
+
 def test_a_flag_of_a_tensor_is_no_flag_of_a_context():
     def cell(h, x):
         with torch.set_grad_enabled(bool(x.sum() > 0)):

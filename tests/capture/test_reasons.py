@@ -4,6 +4,7 @@ calls that it does not hold for."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torch_scan_hop import NotTraceableError, fallback, scan, tree
-from torch_scan_hop.capture.reasons import reason_of
+from torch_scan_hop.capture.reasons import callees_of, reason_of
 from torch_scan_hop.reference import scan_loop
 
 XS = torch.linspace(-1.0, 1.0, 20).reshape(5, 4)
@@ -619,3 +620,16 @@ def test_a_call_under_inference_mode() -> None:
     with fallback("allow"), torch.inference_mode():
         torch.func.jvp(lambda h: scan(cell, h, XS)[0], (H,), (torch.ones(4),))
     _is_captured_now(cell)
+
+
+def test_another_class_where_one_was() -> None:
+    """A refusal is not that of the next class of this name, also if the first is gone, and this
+    one has its address: what remembers the refusal tells them apart."""
+    keys, addresses = set(), set()
+    for _ in range(20):
+        kind: Any = type("Cell", (), {})
+        keys.add(callees_of(kind()))
+        addresses.add(id(kind))
+        del kind
+        gc.collect()
+    assert len(keys) == 20 > len(addresses)

@@ -650,7 +650,7 @@ def test_the_setter_of_a_property(base):
 
     xs = steps()
     torch._dynamo.reset()
-    with torch_scan_hop.fallback("allow" if torch.__version__ < "2.10" else "error"):
+    with torch_scan_hop.fallback("error"):
         assert_same(run(scan), run(loop))
 
 
@@ -791,3 +791,25 @@ def test_a_match_of_what_holds_tensors(way):
     xs = torch.arange(12.0).view(4, 3)
     with fallback("error"):
         assert_same(WAYS[way](cell, init, xs), loop(cell, init, xs))
+
+
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="Dynamo assigns to no class: it is a loop")
+@pytest.mark.parametrize("run", [scan, compiled])
+def test_attributes_of_classes(run):
+    """Assigned to a class, and read from an instance, a subclass and the class."""
+
+    class Totals:
+        total = torch.zeros(4, dtype=F64)
+        scale = 1.0
+
+    class Cell(Totals):
+        def __call__(self, h, x):
+            h = torch.tanh(h @ w + x)
+            Totals.total = Totals.total * 0.5 + h
+            return h + self.total * self.scale, h * Cell.total
+
+    w, xs = weight(), steps()
+    with fallback("error"):
+        found = run(Cell(), zeros(), xs)
+    found, Totals.total = (found, Totals.total), torch.zeros(4, dtype=F64)
+    assert_same(found, (loop(Cell(), zeros(), xs), Totals.total), 1e-12)

@@ -121,6 +121,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.variables.constant.ConstantVariable torch._dynamo.variables.dicts "
         "torch._dynamo.variables.dicts.ConstDictVariable "
         "torch._dynamo.variables.dicts.SetVariable "
+        "torch._dynamo.variables.functions.UserFunctionVariable "
         "torch._dynamo.variables.functions.UserMethodVariable "
         "torch._dynamo.variables.hashable.HashableTracker "
         "torch._dynamo.variables.higher_order_ops "
@@ -328,6 +329,7 @@ CALLED: dict[str, str] = {
     "torch._dynamo.variables.builtin.BuiltinVariable": "fn",
     "torch._dynamo.variables.builtin.BuiltinVariable.call_function": "self tx args kwargs",
     "torch._dynamo.variables.constant.ConstantVariable.create": "value",
+    "torch._dynamo.variables.functions.UserFunctionVariable": "fn source=",
     "torch._dynamo.variables.functions.UserMethodVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.higher_order_ops._call_function_and_unflatten_output": (
         "tx fn args ..."
@@ -345,6 +347,7 @@ CALLED: dict[str, str] = {
         "source_target= supports_aliasing= supports_input_mutation="
     ),
     "torch._dynamo.variables.lazy.LazyVariableTracker.realize_all": "value",
+    "torch._dynamo.variables.lists.DequeVariable.call_method": "self tx name args kwargs",
     "torch._dynamo.variables.lists.ListVariable": "items; items mutation_type=",
     "torch._dynamo.variables.lists.RangeVariable.range_count": "self x",
     "torch._dynamo.variables.lists.SliceVariable.__init__": (
@@ -359,9 +362,15 @@ CALLED: dict[str, str] = {
     ),
     "torch._dynamo.variables.misc.get_np_to_tnp_map": "()",
     "torch._dynamo.variables.tensor.TensorVariable.as_python_constant": "self",
+    "torch._dynamo.variables.tensor.TensorVariable.call_method": "self tx name ...",
     "torch._dynamo.variables.tensor.TensorVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
+    "torch._dynamo.variables.torch.TorchCtxManagerClassVariable.call_function": "self tx ...",
+    "torch._dynamo.variables.torch.TorchInGraphFunctionVariable.call_function": "self tx ...",
     "torch._dynamo.variables.torch.get_overridable_functions": "()",
+    "torch._dynamo.variables.user_defined.UserDefinedObjectVariable.method_setattr_standard": (
+        "self tx name value ..."
+    ),
     "torch._functorch._aot_autograd.functional_utils.has_data_mutation": "t",
     "torch._functorch.aot_autograd.aot_module_simplified": (
         "mod args bw_compiler= decompositions= fw_compiler= inference_compiler= "
@@ -555,6 +564,7 @@ REPLACED: dict[str, str] = {
         "tx fn args kwargs flat_example_value ret_spec; tx fn args kwargs flat_example_value "
         "ret_spec body_r"
     ),
+    "torch._dynamo.variables.lists.DequeVariable.call_method": "self tx name args kwargs",
     "torch._dynamo.variables.lists.RangeVariable.range_count": "self x",
     "torch._dynamo.variables.lists.SliceVariable.__init__": (
         "self items kwargs; self items tx kwargs"
@@ -570,6 +580,7 @@ REPLACED: dict[str, str] = {
         "self name hook; self tx name hook"
     ),
     "torch._dynamo.variables.tensor.TensorVariable.as_python_constant": "self",
+    "torch._dynamo.variables.tensor.TensorVariable.call_method": "self tx name args kwargs",
     "torch._dynamo.variables.tensor.TensorVariable.call_obj_hasattr": "self tx name",
     "torch._dynamo.variables.tensor.TensorVariable.method_attr_grad_fn": "self tx",
     "torch._dynamo.variables.tensor.TensorVariable.nb_index_impl": "self tx",
@@ -580,6 +591,9 @@ REPLACED: dict[str, str] = {
         "self tx args kwargs"
     ),
     "torch._dynamo.variables.torch.get_overridable_functions": "",
+    "torch._dynamo.variables.user_defined.UserDefinedObjectVariable.method_setattr_standard": (
+        "self tx name value; self tx name value directly_update_dict"
+    ),
     "torch._higher_order_ops.effects.has_effects": "op; op args kwargs",
     "torch._inductor.codegen.cpp.CppKernelProxy.size_hint": "self",
     "torch._inductor.codegen.cpp.CppVecKernel._get_store_line": (

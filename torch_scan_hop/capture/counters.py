@@ -64,8 +64,8 @@ _AFFINE: dict[Any, Callable[[int], tuple[int, int]]] = {
 
 
 _ANOTHER_ITEM = (
-    ": each takes another item of a list or a dict. Index a tensor, as torch.stack(items)[n], or "
-    "compare: (n == 2) | (n == 3)"
+    ": each takes another item of a list or a dict, or gives torch another number. Index a tensor, "
+    "as torch.stack(items)[n], add to one, as torch.arange(4) + n, or compare: (n == 2) | (n == 3)"
 )
 
 

@@ -3,6 +3,7 @@ that they take a scalar: a number that steps carry."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -65,8 +66,22 @@ def _roll(x: Tensor, shifts: Tensor, dims: Any = None) -> Tensor:
 
 
 def _normal(mean: Any, std: Any, size: Any = None, **options: Any) -> Tensor:
-    drawn = torch.randn_like(mean) if size is None else torch.randn(size, **options)
-    return drawn * std + mean
+    if size is None:  # torch gives what is drawn no gradient
+        return torch.normal(mean, std)
+    return torch.randn(size, **options) * std + mean
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any, scale: Any, **named: Any) -> Tensor:
+    options: dict[str, Any] = {**named, "scale": 1.0}
+    return F.scaled_dot_product_attention(q * scale, k, v, *rest, **options)
+
+
+def _triangle(is_zero: Callable[[Tensor, Any], Tensor]) -> Callable[..., Tensor]:
+    def triangle(x: Tensor, diagonal: Any) -> Tensor:
+        rows, columns = (torch.arange(size, device=x.device) for size in x.shape[-2:])
+        return x.masked_fill(is_zero(columns - rows[:, None], diagonal), 0)
+
+    return triangle
 
 
 def _softplus(x: Tensor, beta: Any = 1, threshold: Any = 20) -> Tensor:
@@ -144,6 +159,8 @@ _WRITTEN: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(_MAKE_TENSORS - {"full"}, _tensor),
     "full": _full,
     "roll": _roll,
+    "tril": _triangle(operator.gt),
+    "triu": _triangle(operator.lt),
     "batch_norm": _batch_norm,
     **dict.fromkeys(_BOUNDED, _clamp),
     **{
@@ -153,6 +170,7 @@ _WRITTEN: dict[str, Callable[..., Tensor]] = {
     "uniform_": lambda x, low=0.0, high=1.0: torch.rand_like(x) * (high - low) + low,
     "normal_": lambda x, mean=0.0, std=1.0: torch.randn_like(x) * std + mean,
     "normal": _normal,
+    "scaled_dot_product_attention": _attention,
     "addmm": _added(torch.mm),
     "addmv": _added(torch.mv),
     "baddbmm": _added(torch.bmm),
@@ -162,6 +180,7 @@ _WRITTEN: dict[str, Callable[..., Tensor]] = {
 _KEYWORDS = {
     **dict.fromkeys(("add", "sub"), ("alpha",)),
     "addcmul": ("value",),
+    "scaled_dot_product_attention": ("scale",),
     **dict.fromkeys(("addmm", "addmv", "baddbmm"), ("beta", "alpha")),
 }
 

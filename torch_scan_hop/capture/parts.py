@@ -35,7 +35,9 @@ def trace_in_parts(
     capture: Any, change: StepsBranchDifferently, settled: tuple[str, ...]
 ) -> VariableTracker:
     """Return the results of ``capture``, whose steps branch as ``change`` says."""
-    if len(capture.part.before) >= MOST_PARTS or change.alike == 0:
+    if len(capture.part.before) >= MOST_PARTS:
+        raise capture.at_position or change
+    if change.alike == 0:
         raise change
     return _Parting(capture, change, settled).trace()
 

@@ -19,6 +19,14 @@ MEANINGS = (
         "the body registers a hook on a module, which the loop does at every step",
     ),
     (
+        r"setattr` with argument types \['type'",
+        "the body assigns to an attribute of a class, which Dynamo does not trace on this torch",
+    ),
+    (
+        r"builtin operator `complex`",
+        "the body makes a complex number of a number that steps make",
+    ),
+    (
         "enter a `RLock`",
         "the body computes a functools.cached_property, and others may wait for it",
     ),
@@ -79,6 +87,8 @@ FIXES = (
         "to it that come from xs, and look at theirs.",
     ),
     ("length of a deque", "Fill it before the scan, as in deque([zeros] * n, maxlen=n)."),
+    ("attribute of a class", "Keep it in an attribute of the object."),
+    ("makes a complex number", "Compute it, as k + 1j * d."),
     ("cached_property", "Read it before the scan."),
     ("SimpleNamespace", "Keep it in an object of a class of your own, or in a dict."),
     ("removes a hook", "Leave the hook out: no backward comes before it is removed."),
@@ -125,6 +135,11 @@ FIXES = (
         r"\brange\(",
         "If a tensor says how often, repeat as often as it may say, and keep what counts with "
         "torch.where(k < n, new, old).",
+    ),
+    (
+        "torch takes a Python number there",
+        "Write it out with what takes a tensor, as +, * and torch.where do; of a flag that changes "
+        "at each step, choose with torch.where.",
     ),
     (
         "specialized integer|needs an int|non-scalar tensor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import types
 from typing import Any
@@ -31,6 +32,7 @@ MAX_CALLEES = 64
 # Why a function was not traced: by the code that it calls, and by what it is called with and reads.
 _Reasons = dict[Any, dict[Any, str]]
 _refusals = PerObject[_Reasons]()
+_class_numbers, _count = PerObject[int](), itertools.count()
 
 
 def _plain_values(value: Any) -> Any:
@@ -125,7 +127,8 @@ def _functions_kept_in(value: Any) -> list[Any]:
 
 
 def _named(kind: type) -> Any:
-    return kind.__qualname__, id(kind)
+    # not its id, which another class may have when it is gone
+    return kind.__qualname__, _class_numbers.kept_or(kind, next(_count))
 
 
 def _is_empty(cell: Any) -> bool:

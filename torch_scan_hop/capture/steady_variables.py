@@ -31,7 +31,7 @@ from torch_scan_hop._torch.dynamo.errors import (
 from torch_scan_hop._torch.dynamo.indexing import indices_are_captured_outside_bodies
 from torch_scan_hop._torch.dynamo.left import GrowingList, GrowingListRead, StateAssigned
 from torch_scan_hop._torch.dynamo.number_identity import numbers_are_told
-from torch_scan_hop._torch.dynamo.number_positions import contexts_branch, ranges_are_compared
+from torch_scan_hop._torch.dynamo.number_positions import flags_branch, ranges_are_compared
 from torch_scan_hop._torch.dynamo.places import Place, is_number, number_of
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
@@ -79,7 +79,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
                 steps_are_traced(tx, self.value),
                 numbers_are_told(lambda _: None),
                 ranges_are_compared(),
-                contexts_branch(),
+                flags_branch(),
             ):
                 return capture.trace(settled.as_python_constant())
         except (UserError, Unsupported, UncapturedHigherOrderOpError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch_scan_hop._torch.dynamo.absent import absences_are_guarded
 from torch_scan_hop._torch.dynamo.attempts import side_effects_stay_one_object
+from torch_scan_hop._torch.dynamo.class_attributes import attributes_of_classes_are_found
 from torch_scan_hop._torch.dynamo.counted import counters_vary
 from torch_scan_hop._torch.dynamo.deques import deques_are_bounded
 from torch_scan_hop._torch.dynamo.facts import grad_functions_are_known
@@ -25,6 +26,7 @@ def steps_are_traced(tx: Any, operator: Any) -> Iterator[None]:
         methods_have_functions(),
         grad_functions_are_known(),
         absences_are_guarded(),
+        attributes_of_classes_are_found(),
         deques_are_bounded(tx),
         counters_vary(tx),
         side_effects_stay_one_object(tx),

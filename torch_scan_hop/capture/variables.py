@@ -58,6 +58,7 @@ from torch_scan_hop.capture.counters import branches_are_decided, check_branches
 from torch_scan_hop.capture.first_steps import check_facts
 from torch_scan_hop.capture.hooks_of_carries import HooksOfCarries
 from torch_scan_hop.capture.index_nodes import nested_modules
+from torch_scan_hop.capture.known_numbers import with_known_numbers
 from torch_scan_hop.capture.mask_places import line_of_number, refuse_unknown_sizes
 from torch_scan_hop.capture.number_arithmetic import FUNCTIONS, of_number
 from torch_scan_hop.capture.number_domains import check_after
@@ -149,7 +150,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
             has_numbers = self.has_numbers or numbers_carried() or reads_told() is not None
             names = FUNCTIONS if has_numbers else {}
-            weak = numbers_are_weak(tx, *WEAK)
+            weak = numbers_are_weak(tx, *WEAK, with_known_numbers)
             with (
                 functions_take_scalars(of_number, names, read_number),
                 weak,

@@ -15,10 +15,8 @@ import torch
 from torch import fx
 
 from torch_scan_hop import tree
-from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.made_numbers import NUMBER, is_marked, mark
-from torch_scan_hop._torch.dynamo.number_functions import result_dtype
-from torch_scan_hop._torch.dynamo.places import users_line
+from torch_scan_hop._torch.dynamo.results_for_fakes import result_dtype
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
     TensorVariable,
@@ -40,21 +38,10 @@ from torch_scan_hop.capture.number_arithmetic import (
 from torch_scan_hop.capture.told import in_a_body, is_in_a_body, numbers_carried, reads_told
 
 #: operators with two operands, or with more that are alike; by name, of functions and methods
-_OF_ALIKE = frozenset(
+OF_ALIKE = frozenset(
     "add iadd sub isub rsub mul imul div truediv itruediv true_divide floordiv ifloordiv "
     "floor_divide mod imod remainder fmod pow ipow and or xor lshift rshift eq ne lt le gt ge "
     "bitwise_and bitwise_or bitwise_xor clamp clamp_min clamp_max where stack".split()
-)
-
-
-#: whose second argument is a dimension; of a tensor there, torch 2.9 sums over all of them
-_OF_A_DIMENSION = frozenset(
-    "max min amax amin argmax argmin sum nansum mean median mode prod std var any all logsumexp "
-    "count_nonzero softmax log_softmax cumsum cumprod sort argsort flip unsqueeze squeeze "
-    "transpose".split()
-)
-_DIMENSION = (
-    "the body gives a number that steps make to {}() as a dimension, at {}. Choose with torch.where"
 )
 
 
@@ -152,11 +139,11 @@ def in_dtype(number: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def note_number(made: fx.Proxy, given: Sequence[fx.Proxy]) -> None:
     """Note that ``made`` is a number if it is arithmetic of numbers alone."""
-    if _is_of_numbers(made.node.target, given):
+    if is_of_numbers(made.node.target, given):
         made.node.meta[NUMBER] = None
 
 
-def _is_of_numbers(target: Any, given: Sequence[fx.Proxy]) -> bool:
+def is_of_numbers(target: Any, given: Sequence[fx.Proxy]) -> bool:
     return target in ARITHMETIC and all(is_marked(p) or is_symbol(p.node) for p in given)
 
 
@@ -191,10 +178,7 @@ def dtype_of_numbers(
     ``written``: the name by which :func:`with_scalar` runs in its place.
     """
     name = getattr(target, "__name__", target)
-    dims = [*(args[1:2] if name in _OF_A_DIMENSION else ()), kwargs.get("dim")]
-    if any(isinstance(dim, fx.Proxy) and is_marked(dim) for dim in dims):
-        raise Unsupported(_DIMENSION.format(name, users_line()))
-    if written or not isinstance(name, str) or name.strip("_") not in _OF_ALIKE:
+    if written or not isinstance(name, str) or name.strip("_") not in OF_ALIKE:
         return _dtype_that_gives(written, target, args, kwargs, given)
     tensors = [example_value(p) for p in given if not is_marked(p)]
     if name == "where":  # the condition decides nothing
@@ -221,15 +205,10 @@ def _dtype_that_gives(
     """Return the dtype that numbers must have for a result in the dtype that ``target`` gives for
     Python's; None if that is the one they have."""
     is_known = isinstance(target, str) or is_function_of_torch(target)
-    if not is_known or _keeps_dtype(target, kwargs):
+    if not is_known or keeps_dtype(target, kwargs):
         return None
-    if _is_of_numbers(target, given):
+    if is_of_numbers(target, given):
         return None
-
-    def as_python_has_it(proxy: fx.Proxy) -> Any:
-        value = example_value(proxy)
-        return tree.NUMBERS[tree.kind_of(value.dtype)](1) if is_marked(proxy) else value
-
     run, taken = (with_scalar, (written, *args)) if written else (target, args)
     expected = result_dtype(target, args, kwargs, as_python_has_it)
     if expected in (None, result_dtype(run, taken, kwargs, example_value)):
@@ -237,7 +216,12 @@ def _dtype_that_gives(
     return expected
 
 
-def _keeps_dtype(target: Any, kwargs: Mapping[str, Any]) -> bool:
+def as_python_has_it(proxy: fx.Proxy) -> Any:
+    value = example_value(proxy)
+    return tree.NUMBERS[tree.kind_of(value.dtype)](1) if is_marked(proxy) else value
+
+
+def keeps_dtype(target: Any, kwargs: Mapping[str, Any]) -> bool:
     """Return True for an operator whose result has the dtype of an operand, since it writes to that
     or indexes it."""
     name = getattr(target, "__name__", target).removesuffix("__")

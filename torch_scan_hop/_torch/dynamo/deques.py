@@ -1,4 +1,5 @@
-"""Deques with a ``maxlen``, which Dynamo forgets (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
+"""Deques with a ``maxlen``, which Dynamo forgets, and rotated ones, which torch 2.9 does not
+trace (checked on torch 2.9.1, 2.13.0, 2.15.0)."""
 
 from __future__ import annotations
 
@@ -55,8 +56,24 @@ def deques_are_bounded(tx: Any) -> Iterator[None]:
         if getattr(effects.id_to_variable.get(id(value)), "source", None) is not None:
             bound(value, effects.id_to_variable[id(value)])
     try:
-        with replaced(VariableBuilder, _wrap=wrap):
+        with replaced(VariableBuilder, _wrap=wrap), _deques_are_rotated():
             yield
     finally:
         for variable, before in bounded:
             variable.maxlen = before
+
+
+def _deques_are_rotated() -> contextlib.AbstractContextManager[None]:
+    original = DequeVariable.call_method
+
+    @functools.wraps(original)
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name != "rotate" or not all(arg.is_python_constant() for arg in args):
+            return original(self, tx, name, args, kwargs)
+        tx.output.side_effects.mutation(self)
+        items = collections.deque(self.items)
+        items.rotate(*(arg.as_python_constant() for arg in args))
+        self.items[:] = items
+        return ConstantVariable.create(None)
+
+    return replaced(DequeVariable, call_method=call_method)

@@ -95,7 +95,10 @@ def is_position(error: BaseException) -> bool:
     """Return True if Dynamo gave up at an int that it has to know, as a position in a list is, or
     a number that is looked for among keys or made a text."""
     words = r"specialized integer|guard on data-dependent|Indexing list with non-scalar"
-    words += r"|unsupported index\(Tensor|number that steps make among|makes a text of a number"
+    words += (
+        r"|unsupported index\(Tensor|number that steps make (among|to)|makes a text of a number"
+    )
+    words += r"|repeats as often"
     return any(re.search(words, str(e)) for e in causes_of(error))
 
 

@@ -187,5 +187,9 @@ def is_users(tx: Any) -> bool:
 
 def tells_numbers(tx: Any) -> bool:
     """Return True in code that is to see a number as Python does: the user's, and of torch's its
-    distributions, whose dtype and batch shape follow from what they are made of."""
-    return is_users(tx) or tx.f_code.co_filename.startswith(torch.distributions.__path__[0])
+    distributions, whose dtype and batch shape follow from what they are made of, and a module that
+    is told to train by a flag."""
+    return is_users(tx) or tx.f_code.co_filename.startswith(_SEE_NUMBERS)
+
+
+_SEE_NUMBERS = (torch.distributions.__path__[0], torch.nn.modules.module.__file__)

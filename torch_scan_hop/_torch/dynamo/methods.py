@@ -214,10 +214,10 @@ def _guard_that(holds: Callable[[Any], bool], text: str) -> None:
 
 def _name_in(cls: type, fn: types.FunctionType) -> str | None:
     """Return the name under which ``cls`` has ``fn``, which may be defined under another one."""
-    known = (n for c in cls.__mro__ for n, value in vars(c).items() if _function(value) is fn)
+    known = (n for c in cls.__mro__ for n, value in vars(c).items() if _runs(value, fn))
     names = itertools.chain([fn.__name__], known)
-    return next((n for n in names if _function(inspect.getattr_static(cls, n, None)) is fn), None)
+    return next((n for n in names if _runs(inspect.getattr_static(cls, n, None), fn)), None)
 
 
-def _function(value: Any) -> Any:
-    return value.fget if isinstance(value, property) else value
+def _runs(value: Any, fn: types.FunctionType) -> bool:
+    return fn in (value.fget, value.fset) if isinstance(value, property) else value is fn

@@ -21,7 +21,6 @@ from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.misc import GetAttrVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.facts import tells_numbers
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
@@ -40,7 +39,6 @@ from torch_scan_hop._torch.dynamo.variables import (
     example_value,
 )
 from torch_scan_hop._torch.replaced import replaced
-from torch_scan_hop._torch.tracing import replaying
 
 
 @contextlib.contextmanager
@@ -74,9 +72,6 @@ def _taking(kind: Any, attribute: str, call: Any, names: Mapping[Any, str], read
     @functools.wraps(original)
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         fn = getattr(self, attribute)
-        if fn is divmod and any(isinstance(arg.realize(), SymNodeVariable) for arg in args):
-            pair = (BuiltinVariable(part) for part in (operator.floordiv, operator.mod))
-            return TupleVariable([part.call_function(tx, args, kwargs) for part in pair])
         if fn is operator.getitem and names:
             item = item_at(tx, args, read)
             return original(self, tx, args, kwargs) if item is None else item
@@ -188,21 +183,6 @@ def _kind_of(dtype: torch.dtype) -> type:
     return float if dtype.is_floating_point else int
 
 
-def result_dtype(
-    target: Any, args: Any, kwargs: Any, value_of: Callable[[fx.Proxy], Any]
-) -> torch.dtype | None:
-    """Return the dtype of what a function or a method gives for fakes; None if it gives no tensor,
-    or nothing."""
-    args, kwargs = pytree.tree_map_only(fx.Proxy, value_of, (args, kwargs))
-    mode = TracingContext.get().fake_mode
-    assert mode is not None  # Dynamo's own
-    with replaying(mode), contextlib.suppress(Exception):
-        function = getattr(torch.Tensor, target) if isinstance(target, str) else target
-        result = function(*args, **kwargs)
-        return result.dtype if isinstance(result, torch.Tensor) else None
-    return None  # what is wrong with it will be said where it is traced
-
-
 #: ``(name of with_scalar or "", target, args, kwargs, proxies among them)``: the dtype that the
 #: numbers among those take, or None
 DtypeOf = Callable[[str, Any, Any, Any, list[fx.Proxy]], Any]
@@ -217,14 +197,15 @@ def numbers_are_weak(
     name_with_scalar: Callable[[Any, Any, Any], str],
     with_scalar: Callable[..., Any],
     out_of_place: Mapping[Any, Any],
+    with_known: Callable[..., Any],
 ) -> Iterator[None]:
     """Numbers that a node of the graphs is given are first ``in_dtype(number, dtype_of(...))``.
 
-    The node is ``with_scalar(name, ...)`` if ``name_with_scalar(target, args, kwargs)`` is a name.
+    The node is ``with_scalar(name, ...)`` if ``name_with_scalar(target, args, kwargs)`` is a name,
+    of the arguments that torch takes: ``with_known(target, args, kwargs, proxies)``.
     ``n += 1`` makes a new number, by what is ``out_of_place`` for ``iadd``.
     """
-    output = tx.output
-    original = output.create_proxy
+    output, original = tx.output, tx.output.create_proxy
 
     def create_proxy(
         kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any
@@ -238,6 +219,7 @@ def numbers_are_weak(
             if target in _BOUND:  # by a symbol; Dynamo leaves it to Python, which would compare
                 args, kwargs, target = args[:1], {_BOUND[target]: args[1]}, torch.clamp
         args = with_ints_for_flags(original, target, args, given)
+        args, kwargs = with_known(target, args, kwargs, given)
         name = name_with_scalar(target, args, kwargs)
         dtype = dtype_of(name, target, args, kwargs, given)
         if name:

@@ -92,14 +92,14 @@ def _is_text(function: BuiltinVariable, args: Sequence[VariableTracker]) -> bool
     return isinstance(args[0].as_python_constant(), str)
 
 
-def _seen(variable: VariableTracker) -> VariableTracker | None:
+def seen(variable: VariableTracker) -> VariableTracker | None:
     """Return what ``variable`` is; None if the trace has not looked at it, which is guarded."""
     return variable.realize() if variable.is_realized() else None
 
 
 def _holds_number(variable: VariableTracker) -> bool:
     """Return True if ``variable`` is a number, not known to the trace, or has one as an item."""
-    items = _seen(variable)
+    items = seen(variable)
     if isinstance(items, BaseListVariable):
         return any(map(_holds_number, items.items))
     return isinstance(items, SymNodeVariable) or is_made_number(variable)
@@ -113,7 +113,7 @@ def _told(known: Known, refusal: str, variable: VariableTracker) -> VariableTrac
         if number is None:
             raise Unsupported(refusal.format(users_line()))
         return ConstantVariable.create(number)
-    items = _seen(variable)
+    items = seen(variable)
     if isinstance(items, SymNodeVariable):
         return ConstantVariable.create(items.evaluate_expr())
     if isinstance(items, BaseListVariable) and _holds_number(items):
@@ -123,7 +123,7 @@ def _told(known: Known, refusal: str, variable: VariableTracker) -> VariableTrac
 
 def _read(known: Known, variable: VariableTracker) -> VariableTracker:
     """Return the constant that a text of numbers is; other variables as they are."""
-    text = _seen(variable)
+    text = seen(variable)
     if not isinstance(text, StringFormatVariable):
         return variable
     named = [*text.sym_kwargs.values()]

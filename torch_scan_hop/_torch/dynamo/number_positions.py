@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lists import ListVariable, RangeVariable, TupleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
-from torch._dynamo.variables.torch import TorchCtxManagerClassVariable
+from torch._dynamo.variables.torch import TorchCtxManagerClassVariable, TorchInGraphFunctionVariable
 
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
+from torch_scan_hop._torch.dynamo.number_identity import seen
 from torch_scan_hop._torch.dynamo.number_items import is_table
+from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import call_inlined, example_value
 from torch_scan_hop._torch.replaced import replaced
 
@@ -36,6 +39,8 @@ def positions_are_known(position: Callable[[TensorVariable], int | None]) -> Ite
             known = position(args[-1].realize())
             if known is not None:
                 args = [*args[:-1], ConstantVariable.create(known)]
+        elif self.fn is range:
+            args = [_times(position, arg) for arg in args]
         return original(self, tx, args, kwargs)
 
     with contextlib.ExitStack() as stack:
@@ -78,16 +83,41 @@ def _is_in(number: int, start: int, stop: int, step: int) -> bool:
     return True if (number - start) % step == 0 else False
 
 
-def contexts_branch() -> contextlib.AbstractContextManager[None]:
-    """``torch.set_grad_enabled(n > 2)`` is a branch on a flag that is not known to the trace."""
-    original = TorchCtxManagerClassVariable.call_function
+@contextlib.contextmanager
+def flags_branch() -> Iterator[None]:
+    """``torch.set_grad_enabled(n > 2)`` is a branch on a flag that is not known to the trace, and
+    so is a symbol among the arguments of a function or a method of torch."""
+    enter = TorchCtxManagerClassVariable.call_function
+    function = TorchInGraphFunctionVariable.call_function
+    method = TensorVariable.call_method
 
-    @functools.wraps(original)
-    def call_function(self: TorchCtxManagerClassVariable, tx: Any, args: Any, kwargs: Any) -> Any:
-        args = [_flag(tx, arg) for arg in args]
-        return original(self, tx, args, {name: _flag(tx, arg) for name, arg in kwargs.items()})
+    @functools.wraps(enter)
+    def call_context(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return enter(self, tx, *_each(_flag, tx, args, kwargs))
 
-    return replaced(TorchCtxManagerClassVariable, call_function=call_function)
+    @functools.wraps(function)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return function(self, tx, *_each(_known_flag, tx, args, kwargs))
+
+    @functools.wraps(method)
+    def call_method(self: Any, tx: Any, name: Any, args: Any, kwargs: Any) -> Any:
+        return method(self, tx, name, *_each(_known_flag, tx, args, kwargs))
+
+    with (
+        _symbols_are_numbers(),
+        replaced(TorchCtxManagerClassVariable, call_function=call_context),
+        replaced(TorchInGraphFunctionVariable, call_function=call_function),
+        replaced(TensorVariable, call_method=call_method),
+    ):
+        yield
+
+
+def _each(of: Callable[..., VariableTracker], tx: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return [of(tx, arg) for arg in args], {name: of(tx, arg) for name, arg in kwargs.items()}
+
+
+def _known_flag(tx: Any, variable: VariableTracker) -> VariableTracker:
+    return _flag(tx, variable) if isinstance(variable.realize(), SymNodeVariable) else variable
 
 
 def _flag(tx: Any, variable: VariableTracker) -> VariableTracker:
@@ -99,6 +129,34 @@ def _flag(tx: Any, variable: VariableTracker) -> VariableTracker:
 
 def _is_true(flag: bool) -> bool:
     return True if flag else False
+
+
+def _symbols_are_numbers() -> contextlib.AbstractContextManager[None]:
+    """``divmod`` of ints is taken apart, which Dynamo does not know; and torch 2.9 does not know
+    ``h * (n > 2)`` of a symbol."""
+    original = BuiltinVariable.call_function
+
+    @functools.wraps(original)
+    def call_function(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+        if any(isinstance(seen(arg), TensorVariable) for arg in args):
+            args = [arg if seen(arg) is None else _known_flag(tx, arg) for arg in args]
+        elif self.fn is divmod:
+            pair = (BuiltinVariable(part) for part in (operator.floordiv, operator.mod))
+            return TupleVariable([part.call_function(tx, args, kwargs) for part in pair])
+        return original(self, tx, args, kwargs)
+
+    return replaced(BuiltinVariable, call_function=call_function)
+
+
+def _times(position: Callable[[TensorVariable], int | None], arg: VariableTracker) -> Any:
+    if not is_made_number(arg):
+        return arg
+    known = position(arg.realize())  # type: ignore[arg-type]
+    if known is None:
+        raise Unsupported(
+            f"the body repeats as often as a number of a step says, at {users_line()}"
+        )
+    return ConstantVariable.create(known)
 
 
 def _asks_for_item(tx: Any, args: Sequence[VariableTracker]) -> bool:
