@@ -89,11 +89,8 @@ def leaves(value: Any) -> list[Any]:
     if parts is None:
         return [value]
     found: list[Any] = []
-    for child in parts:
-        if isinstance(child, torch.Tensor):
-            found.append(child)  # spares most leaves a call
-        else:
-            found.extend(leaves(child))
+    for child in parts:  # most are tensors, and spared a call
+        found += [child] if isinstance(child, torch.Tensor) else leaves(child)
     return found
 
 
