@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch_version
 SCALES = {0: 1.0, 2: 3.0, 3: 4.0}
 TABLE = torch.tensor([[1.0, 3.0], [9.0, 5.0]])
 
-_KEYS = "keys of a dict or a set"
+_KEYS, _DIMENSION = "keys of a dict or a set", "torch.where"
 #: asked of a number, and a tensor; what is None is captured, and of others the reason has these words
 QUESTIONS = {
     "in a set": (lambda n, x: x * (n in {1, 2}), _KEYS),
@@ -27,11 +27,11 @@ QUESTIONS = {
     "is None": (lambda n, x: x * (1 if n is None else 2), None),
     "hasattr": (lambda n, x: x * (2 if hasattr(n, "shape") else 3), None),
     "is_tensor": (lambda n, x: x * (2 if torch.is_tensor(n) else 3), None),
-    "a dimension of max": (lambda n, x: x * TABLE.max(n % 2)[0][0], "torch.where"),
-    "a dimension of min": (lambda n, x: x * torch.min(TABLE, n % 2)[0][0], "torch.where"),
+    "a dimension of max": (lambda n, x: x * TABLE.max(n % 2)[0][0], _DIMENSION),
+    "a dimension of min": (lambda n, x: x * torch.min(TABLE, n % 2)[0][0], _DIMENSION),
 }
 #: known of a counter
-KEYS = {question for question, (_, words) in QUESTIONS.items() if words == _KEYS}
+KNOWN = {question for question, (_, words) in QUESTIONS.items() if words in (_KEYS, _DIMENSION)}
 
 
 def in_the_carry(asked):
@@ -59,7 +59,7 @@ def read_from_a_tensor(asked):
 def test_as_python_answers(question, made):
     asked, words = QUESTIONS[question]
     xs = torch.full((4,), 1.5)
-    if words is None or (question in KEYS and made is not read_from_a_tensor):
+    if words is None or (question in KNOWN and made is not read_from_a_tensor):
         with fallback("error"):
             found = scan(*made(asked), xs)
     else:
