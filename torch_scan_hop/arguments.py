@@ -31,9 +31,7 @@ def checked_call(
     """Check the arguments, and raise for those that do not fit."""
     _check_options(combine_fn, length, dim, schedule.reverse, schedule.unroll)
     check_policy(schedule.checkpoint)
-    trip_count = _common_size(init, xs, length, dim)
-    if trip_count is None:
-        trip_count = _trip_count(_checked_leaves(init, xs), length, dim)
+    trip_count = _trip_count(xs, _checked_leaves(init, xs), length, dim)
     if dim != 0:
         xs = tree.map_leaves(lambda leaf: torch.movedim(leaf, dim, 0), xs)
     return CheckedCall(xs, trip_count, schedule)
@@ -90,63 +88,52 @@ def _check_kind(combine_fn: Any) -> None:
         raise ScanTypeError("scan: combine_fn must be a function, but is async. Drop async.")
 
 
-def _common_size(init: Any, xs: Any, length: Any, dim: int) -> Any:
-    """Return the size of all xs along ``dim`` if a look shows that nothing is wrong, else None.
+def _checked_leaves(init: Any, xs: Any) -> list[Any]:
+    """Return the leaves of ``xs``.
 
-    What is wrong is found, and said, by a second look, which knows the paths of leaves: making them
-    takes a third of what a small call costs.
+    Paths are made for messages alone: making them takes a third of what a small call costs.
     """
-    size = None
-    for leaf in tree.leaves(init):
-        if leaf is not None and not isinstance(leaf, torch.Tensor):
-            return None
-    for leaf in tree.leaves(xs):
-        if leaf is None:
+    for k, leaf in enumerate(tree.leaves(init)):
+        if leaf is None or isinstance(leaf, torch.Tensor):
             continue
-        if not isinstance(leaf, torch.Tensor) or not -leaf.ndim <= dim < leaf.ndim:
-            return None
-        if size is None:
-            size = leaf.shape[dim]
-        elif leaf.shape[dim] != size:
-            return None
-    return size if length is None or length == size else None
-
-
-def _checked_leaves(init: Any, xs: Any) -> list[tuple[str, Any]]:
-    """Return the leaves of ``xs`` with their paths."""
-    for path, leaf in tree.leaves_with_paths(init, "init"):
-        if leaf is not None and not isinstance(leaf, (torch.Tensor, *tree.NUMBERS)):
+        if not isinstance(leaf, tree.NUMBERS):
             raise refused(
                 ScanTypeError,
-                f"scan: {path} must be a tensor, a number or None, but got {describe(leaf)}. "
+                f"scan: {_path(init, 'init', k)} must be a tensor, a number or None, but got "
+                f"{describe(leaf)}. "
                 + _instead_of(leaf, "Close over other values instead of carrying them."),
             )
-        if isinstance(leaf, tree.NUMBERS) and not torch.compiler.is_dynamo_compiling():
-            _check_number(path, leaf)
-    x_leaves = tree.leaves_with_paths(xs, "xs")
-    for path, leaf in x_leaves:
+        if not torch.compiler.is_dynamo_compiling():
+            _check_number(init, k, leaf)
+    x_leaves = tree.leaves(xs)
+    for k, leaf in enumerate(x_leaves):
         if leaf is not None and not isinstance(leaf, torch.Tensor):
             raise refused(
                 ScanTypeError,
-                f"scan: {path} must be a tensor or None, but got {describe(leaf)}. "
+                f"scan: {_path(xs, 'xs', k)} must be a tensor or None, but got {describe(leaf)}. "
                 + _instead_of(leaf, "Close over values that do not change from step to step."),
             )
     return x_leaves
 
 
-def _check_number(path: str, leaf: Any) -> None:
+def _path(value: Any, root: str, position: int) -> str:
+    """Return the path of the leaf at ``position``, which a user would write for it."""
+    return tree.leaves_with_paths(value, root)[position][0]
+
+
+def _check_number(init: Any, position: int, leaf: Any) -> None:
     """Raise for a number that no scalar tensor is made of: a NumPy scalar is a float to Python, and
     an int may have any number of digits."""
     kind = next(kind for kind in tree.NUMBERS if isinstance(leaf, kind))
     if type(leaf) is not kind:
         raise ScanTypeError(
-            f"scan: {path} must be a tensor, a number or None, but got {describe(leaf)}. Write "
-            f"{kind.__name__}(value)."
+            f"scan: {_path(init, 'init', position)} must be a tensor, a number or None, but got "
+            f"{describe(leaf)}. Write {kind.__name__}(value)."
         )
     if isinstance(leaf, int) and not -(2**63) <= leaf < 2**63:
         raise ScanValueError(
-            f"scan: {path} is an int of more than 64 bits, which no tensor holds. Carry a float, "
-            "or its remainder."
+            f"scan: {_path(init, 'init', position)} is an int of more than 64 bits, which no "
+            "tensor holds. Carry a float, or its remainder."
         )
 
 
@@ -164,37 +151,37 @@ def _instead_of(leaf: Any, otherwise: str) -> str:
     return otherwise
 
 
-def _trip_count(x_leaves: list[tuple[str, Any]], length: int | None, dim: int) -> Any:
-    found: tuple[str, Any] | None = None
-    for path, leaf in x_leaves:
+def _trip_count(xs: Any, x_leaves: list[Any], length: int | None, dim: int) -> Any:
+    first: int | None = None  # position of the leaf whose size counts
+    size: Any = None
+    for k, leaf in enumerate(x_leaves):
         if leaf is None:
             continue
         if not -leaf.ndim <= dim < leaf.ndim:
             raise refused(
                 ScanValueError,
-                f"scan: dim={dim} is out of range for {path}, which is {describe(leaf)} with "
-                f"{leaf.ndim} dimensions.",
+                f"scan: dim={dim} is out of range for {_path(xs, 'xs', k)}, which is "
+                f"{describe(leaf)} with {leaf.ndim} dimensions.",
             )
-        size = leaf.shape[dim]
-        if found is None:
-            found = (path, size)
-        elif size != found[1]:
+        if first is None:
+            first, size = k, leaf.shape[dim]
+        elif leaf.shape[dim] != size:
             raise refused(
                 ScanValueError,
-                f"scan: all xs must have one size along dim={dim}, but {found[0]} has "
-                f"{found[1]} and {path} has {size}.",
+                f"scan: all xs must have one size along dim={dim}, but {_path(xs, 'xs', first)} "
+                f"has {size} and {_path(xs, 'xs', k)} has {leaf.shape[dim]}.",
             )
-    if found is None:
+    if first is None:
         if length is None:
             raise refused(
                 ScanValueError,
                 "scan: xs holds no tensor, so there is no trip count. Pass length=T.",
             )
         return length
-    if length is not None and length != found[1]:
+    if length is not None and length != size:
         raise refused(
             ScanValueError,
-            f"scan: length={length} disagrees with {found[0]}, whose size along dim={dim} is "
-            f"{found[1]}. Leave length out, or slice xs.",
+            f"scan: length={length} disagrees with {_path(xs, 'xs', first)}, whose size along "
+            f"dim={dim} is {size}. Leave length out, or slice xs.",
         )
-    return found[1]
+    return size
