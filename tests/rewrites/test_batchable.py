@@ -364,7 +364,7 @@ def test_every_named_operator_has_samples():
 
 def test_operators_without_a_rule_have_one_that_stands_in():
     z = torch.complex(m34, m34 + 1)
-    convert, conjugate, _, select_scatter, slice_scatter, _check = STAND_INS.values()
+    convert, conjugate, _, select_scatter, slice_scatter, *_ = STAND_INS.values()
     for args in (
         (b234, real(2, 2, 4), 1, 1),
         (b234, real(2, 2, 4), 1, 1, 2**63 - 1),

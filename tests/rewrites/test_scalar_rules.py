@@ -20,6 +20,7 @@ from test_batchable import (
 )
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torch_scan_hop.body.cofactors import cofactors
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.decompositions import MATRICES, in_parts
 from torch_scan_hop.inductor.scalars.arithmetic import is_pointwise
@@ -201,6 +202,7 @@ SAMPLES = {
         call(S4233),
         call(S233 * 0),
     ],
+    cofactors: [call(well_conditioned(2, 2)), call(S3), call(S4233), call(S233 * 0)],
     aten._linalg_slogdet.default: [
         call(well_conditioned(2, 2)),  # one exchange of rows
         call(S3),
@@ -317,6 +319,7 @@ WITHOUT_LANES = {
     aten.sum.default,
     aten.mean.default,
     aten.any.default,
+    cofactors,  # lanes need the sides of its solve to be theirs
 }
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from torch_scan_hop._torch.operators import decompositions
+from torch_scan_hop.autodiff.determinants import determinant, determinant_of_factors
 from torch_scan_hop.body.copies import copied
 from torch_scan_hop.op import Body
 
@@ -91,48 +92,6 @@ def _cumulative_product(
     return product
 
 
-# Beyond, the terms are many, and cancel.
-_MOST_ROWS = 3
-
-
-def _is_small(matrix: torch.Tensor) -> bool:
-    return 1 <= matrix.shape[-1] <= _MOST_ROWS
-
-
-def _determinant(matrix: torch.Tensor) -> torch.Tensor:
-    """Return the determinant, of up to three rows expanded along the first row.
-
-    torch's own derivative looks at the numbers, which a trace cannot do. A trace gets its formula
-    for any matrix, which uses singular vectors. They cost more than the step, and their derivative
-    is nan if two singular values are equal (the identity, a rotation).
-
-    >>> _determinant(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    tensor(-2.)
-    """
-    if not _is_small(matrix):
-        return torch.linalg.det(matrix)
-    n = matrix.shape[-1]
-    rows = [[matrix.select(-2, i).select(-1, j) for j in range(n)] for i in range(n)]
-    if n == 1:
-        return rows[0][0]
-    if n == 2:
-        return rows[0][0] * rows[1][1] - rows[0][1] * rows[1][0]
-    a, b, c = rows
-    # minors of columns in cyclic order have their signs
-    minors = (b[j - 2] * c[j - 1] - b[j - 1] * c[j - 2] for j in range(3))
-    return torch.stack([x * minor for x, minor in zip(a, minors, strict=True)]).sum(0)
-
-
-def _determinant_of_factors(matrix: torch.Tensor) -> Any:
-    """Return the results of ``aten._linalg_det``, but None for the factors of a small matrix.
-
-    The factors are for the operator's own derivative, which a small matrix does not use.
-    """
-    if not _is_small(matrix):
-        return aten._linalg_det.default(matrix)
-    return _determinant(matrix), None, None
-
-
 def _in_float32(norm: Any) -> Any:
     """Compute ``norm`` in float32 where a CPU's kernel would do so for a narrow input.
 
@@ -180,15 +139,15 @@ _STAND_INS: dict[Any, Any] = {
     **_NORMS,
     aten.cumprod.default: _cumulative_product,
     torch.cumprod: _cumulative_product,
-    aten._linalg_det.default: _determinant_of_factors,
-    torch.det: _determinant,
-    torch.linalg.det: _determinant,
+    aten._linalg_det.default: determinant_of_factors,
+    torch.det: determinant,
+    torch.linalg.det: determinant,
     aten.index_fill.int_Tensor: _index_fill,
     torch.index_fill: _index_fill,
 }
 _METHODS = {
     "cumprod": _cumulative_product,
-    "det": _determinant,
+    "det": determinant,
     "index_fill": _index_fill,
     "index_fill_": _index_fill_in_place,
 }

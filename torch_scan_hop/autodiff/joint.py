@@ -72,6 +72,12 @@ _DIFFERENTIATED_ONCE = {
 }
 
 
+def _is_differentiated_once(node: fx.Node) -> bool:
+    if node.target is aten._linalg_det.default:  # ours has an operator for a derivative
+        return any(user.args[1] > 0 for user in node.users)  # type: ignore[operator]
+    return node.target in _DIFFERENTIATED_ONCE
+
+
 def _vjp_of_step(
     body: Body, signature: Signature, flow: GradientFlow, create_graph: bool = False
 ) -> Any:
@@ -109,7 +115,7 @@ def trace_joint(
     body, signature = with_differentiable_operators(body), examples.signature
     inputs = [*examples.flat(), *cotangents]
     module = trace(_vjp_of_step(body, signature, flow), inputs, mode)
-    if any(node.target in _DIFFERENTIATED_ONCE for node in all_nodes(module)):
+    if any(map(_is_differentiated_once, all_nodes(module))):
         module = trace(_vjp_of_step(body, signature, flow, create_graph=True), inputs, mode)
     clean_up(module)
     legality.run_passes(module, [add_at_indices, forget_random_states])

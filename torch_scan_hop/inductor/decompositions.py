@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.inductor_passes import trace_decomposed
+from torch_scan_hop.body.cofactors import cofactors, cofactors_by_factors, sign_of_exchanges
 from torch_scan_hop.body.copies import copy_of
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.inductor.inline import inline
@@ -173,9 +174,7 @@ def _cholesky_solve(right: Tensor, factor: Tensor, upper: bool = False) -> Tenso
 def _diagonal_and_sign(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the diagonal of the factors, and 1 or -1 for an even or odd number of exchanges."""
     factors, pivots, _ = aten.linalg_lu_factor_ex.default(matrix)
-    rows = torch.arange(1, matrix.shape[-1] + 1, dtype=pivots.dtype, device=pivots.device)
-    signs = 1 - 2 * (pivots != rows).to(matrix.dtype)
-    return factors.diagonal(0, -2, -1), signs.prod(-1)
+    return factors.diagonal(0, -2, -1), sign_of_exchanges(pivots, matrix)
 
 
 def _determinant(matrix: Tensor) -> tuple[Any, ...]:
@@ -194,6 +193,7 @@ MATRICES: dict[Any, Callable[..., Any]] = {
     aten.linalg_inv_ex.default: _inverse,
     aten._linalg_det.default: _determinant,
     aten._linalg_slogdet.default: _log_determinant,
+    cofactors: cofactors_by_factors,
     aten._linalg_solve_ex.default: _solve,
 }
 

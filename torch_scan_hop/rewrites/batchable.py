@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.operators import OpOverload
+from torch_scan_hop.body.cofactors import cofactors
 from torch_scan_hop.body.linalg_checks import linalg_check, linalg_check_in_steps
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_number_node
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 
 NAMED = operators("batchable")
 FOR_ONE_TRIP_COUNT = operators("one_count")
-_FACTORISATIONS = {*operators("factorisation"), linalg_check}
+_FACTORISATIONS = {*operators("factorisation"), cofactors, linalg_check}
 
 # pointwise operators without a rule, or with arguments that the test has no values for
 NOT_POINTWISE = {"equal", "fill", "rrelu_with_noise"}
@@ -91,6 +92,7 @@ STAND_INS: dict[Any, Callable[..., Any]] = {
     aten.conj_physical.default: _stand_in_for_conjugate,
     aten.select_scatter.default: _stand_in_for_select_scatter,
     aten.slice_scatter.default: _stand_in_for_slice_scatter,
+    cofactors: cofactors,
     linalg_check: linalg_check_in_steps,
 }
 
