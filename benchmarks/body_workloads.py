@@ -232,6 +232,169 @@ class LeastSquares(Workload):
         return (weights + gain * error[..., None], inverse), error
 
 
+class Smoother(Workload):
+    """A Kalman smoother (Rauch, Tung, Striebel) of 8 states, backwards over what a filter found."""
+
+    name, T, reverse = "smoother", 256, True
+    B, N = 16, 8
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+        moves = (0.9 * torch.eye(self.N) + draw.normal(self.N, self.N, scale=0.05)).requires_grad_()
+        eye = torch.eye(self.N)
+        root = draw.normal(T, self.B, self.N, self.N, scale=0.3)
+        xs = {"mean": draw.normal(T, self.B, self.N), "spread": root @ root.mT + 0.5 * eye}
+
+        def cell(later, x):
+            mean, spread = later
+            foreseen = moves @ x["spread"] @ moves.mT + 0.1 * eye
+            gain = torch.linalg.solve(foreseen, moves @ x["spread"]).mT
+            error = mean - x["mean"] @ moves.mT
+            mean = x["mean"] + (gain @ error[..., None])[..., 0]
+            spread = x["spread"] + gain @ (spread - foreseen) @ gain.mT
+            return (mean, spread), torch.cat([mean, spread.diagonal(0, -2, -1)], -1)
+
+        init = torch.zeros(self.B, self.N), eye.expand(self.B, self.N, self.N).contiguous()
+        return Problem(cell, init, xs, {"moves": moves})
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        np, moves = jax.numpy, p["moves"]
+        turned = lambda a: np.swapaxes(a, -1, -2)  # noqa: E731
+        mean, spread = carry
+        foreseen = moves @ x["spread"] @ moves.T + 0.1 * np.eye(self.N)
+        gain = turned(np.linalg.solve(foreseen, moves @ x["spread"]))
+        error = mean - x["mean"] @ moves.T
+        mean = x["mean"] + (gain @ error[..., None])[..., 0]
+        spread = x["spread"] + gain @ (spread - foreseen) @ turned(gain)
+        return (mean, spread), np.concatenate([mean, np.diagonal(spread, 0, -2, -1)], -1)
+
+
+class ExtendedKalman(Workload):
+    """An extended Kalman filter of a turning vehicle (5 states), seen by range and bearing."""
+
+    name, T = "ekf", 256
+    B, N = 16, 5
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+        noise = torch.tensor([0.1, 0.1, 0.05, 0.1, 0.02]).requires_grad_()
+        eye = torch.eye(self.N)
+
+        def move(state):
+            x, y, heading, speed, turn = state.unbind(-1)
+            moved = (x + 0.1 * speed * torch.cos(heading), y + 0.1 * speed * torch.sin(heading))
+            return torch.stack([*moved, heading + 0.1 * turn, speed, turn])
+
+        def look(state):
+            x, y = state[0] - 20, state[1] - 20
+            return torch.stack([torch.sqrt(x * x + y * y), torch.atan2(y, x)])
+
+        def one(mean, spread, seen):
+            slope = torch.func.jacrev(move)(mean)
+            mean, spread = move(mean), slope @ spread @ slope.mT + torch.diag(noise)
+            sees = torch.func.jacrev(look)(mean)
+            crossed = sees @ spread
+            gain = torch.linalg.solve(crossed @ sees.mT + 0.5 * torch.eye(2), crossed).mT
+            return mean + gain @ (seen - look(mean)), (eye - gain @ sees) @ spread
+
+        def cell(state, seen):
+            mean, spread = torch.func.vmap(one)(*state, seen)
+            return (mean, spread), mean
+
+        init = torch.zeros(self.B, self.N), eye.expand(self.B, self.N, self.N).contiguous()
+        seen = torch.tensor([28.0, -2.3]) + draw.normal(T, self.B, 2, scale=0.1)
+        return Problem(cell, init, seen, {"noise": noise})
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        np = jax.numpy
+
+        def move(state: Any) -> Any:
+            x, y, heading, speed, turn = state
+            moved = (x + 0.1 * speed * np.cos(heading), y + 0.1 * speed * np.sin(heading))
+            return np.stack([*moved, heading + 0.1 * turn, speed, turn])
+
+        def look(state: Any) -> Any:
+            x, y = state[0] - 20, state[1] - 20
+            return np.stack([np.sqrt(x * x + y * y), np.arctan2(y, x)])
+
+        def one(mean: Any, spread: Any, seen: Any) -> tuple[Any, Any]:
+            slope = jax.jacrev(move)(mean)
+            mean, spread = move(mean), slope @ spread @ slope.T + np.diag(p["noise"])
+            sees = jax.jacrev(look)(mean)
+            crossed = sees @ spread
+            gain = np.linalg.solve(crossed @ sees.T + 0.5 * np.eye(2), crossed).T
+            return mean + gain @ (seen - look(mean)), (np.eye(self.N) - gain @ sees) @ spread
+
+        mean, spread = jax.vmap(one)(*carry, x)
+        return (mean, spread), mean
+
+
+class GaussianMarkov(Workload):
+    """The forward algorithm over 8 states that emit 4 numbers, by normals of full covariance."""
+
+    name, T = "gaussian hmm", 256
+    B, S, M = 16, 8, 4
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+        params = {
+            "means": draw.normal(self.S, self.M).requires_grad_(),
+            "moves": draw.normal(self.S, self.S).requires_grad_(),
+            "roots": draw.normal(self.S, self.M, self.M, scale=0.2).requires_grad_(),
+        }
+
+        def cell(alpha, seen):
+            spread = params["roots"] @ params["roots"].mT + torch.eye(self.M)
+            lower = torch.linalg.cholesky(spread)
+            off = (seen[:, None] - params["means"])[..., None]  # [B, S, M, 1]
+            scaled = torch.linalg.solve_triangular(lower, off, upper=False)[..., 0]
+            logs = -0.5 * (scaled**2).sum(-1) - lower.diagonal(0, -2, -1).log().sum(-1)
+            moves = params["moves"].log_softmax(-1)
+            alpha = torch.logsumexp(alpha[:, :, None] + moves, dim=1) + logs
+            return alpha, alpha
+
+        return Problem(
+            cell, draw.normal(self.B, self.S), draw.normal(T, self.B, self.M), params
+        )
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        np = jax.numpy
+        spread = p["roots"] @ np.swapaxes(p["roots"], -1, -2) + np.eye(self.M)
+        lower = np.linalg.cholesky(spread)
+        off = (x[:, None] - p["means"])[..., None]
+        lowers = np.broadcast_to(lower, (*off.shape[:-2], self.M, self.M))
+        scaled = jax.scipy.linalg.solve_triangular(lowers, off, lower=True)[..., 0]
+        logs = -0.5 * (scaled**2).sum(-1) - np.log(np.diagonal(lower, 0, -2, -1)).sum(-1)
+        moves = jax.nn.log_softmax(p["moves"], axis=-1)
+        alpha = jax.nn.logsumexp(carry[:, :, None] + moves, axis=1) + logs
+        return alpha, alpha
+
+
+class Determinant(Workload):
+    """The volume of a flow: determinants of 8 by 8 matrices near the identity."""
+
+    name, T = "determinant", 256
+    B, N = 16, 8
+
+    def problem(self, T: int) -> Problem:
+        draw = Draw(FLOAT)
+        weights = draw.normal(self.N, self.N, scale=0.1).requires_grad_()
+        eye = torch.eye(self.N)
+
+        def cell(h, x):
+            slope = eye + torch.tanh(h)[..., None] * weights
+            return torch.tanh(h @ weights + x), torch.linalg.det(slope)
+
+        return Problem(
+            cell, torch.zeros(self.B, self.N), draw.normal(T, self.B, self.N), {"w": weights}
+        )
+
+    def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
+        np = jax.numpy
+        slope = np.eye(self.N) + np.tanh(carry)[..., None] * p["w"]
+        return np.tanh(carry @ p["w"] + x), np.linalg.det(slope)
+
+
 class TimeByLayers(Workload):
     """An RNN of four layers: a scan over layers in the body of a scan over time."""
 
@@ -320,6 +483,10 @@ BODIES: dict[str, Workload] = {
         Cholesky(),
         KalmanOfEight(),
         LeastSquares(),
+        Smoother(),
+        ExtendedKalman(),
+        GaussianMarkov(),
+        Determinant(),
         TimeByLayers(),
         TransformerLayers(),
     )

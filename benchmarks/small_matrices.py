@@ -14,5 +14,8 @@ __all__ = ["measure"]
 if __name__ == "__main__":
     tell(
         Page("Small matrices", "small_matrices"),
-        ["solve", "cholesky", "kalman of 8", "rls of 16", "hmm"],
+        [
+            "solve", "cholesky", "kalman of 8", "rls of 16", "hmm",
+            "smoother", "ekf", "gaussian hmm", "determinant",
+        ],
     )
