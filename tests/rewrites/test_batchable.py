@@ -122,6 +122,7 @@ SAMPLES = {
     "triu.default": [(m34, 1)],
     "repeat.default": [(m34, [2, 1]), (real(4), [2, 3])],
     "_linalg_det.default": [(spd,), (many,)],
+    "linalg_matrix_exp.default": [(spd,), (many,), (spd * 8,)],
     "_linalg_slogdet.default": [(spd,), (many,)],
     "_linalg_solve_ex.default": [(spd, real(3)), (spd, real(3, 2)), (many, real(2, 3, 1))],
     "cholesky_solve.default": [(real(3, 2), lower), (real(2, 3, 1), low)],

@@ -7,6 +7,7 @@ is to find its row. The questions:
 ``one_count``      its batching rule asks how many steps there are: what is traced for any trip
                    count would be for that one
 ``factorisation``  of a matrix, or a solve
+``called``         is a call of several kernels in each step, also where a compiler has the loop
 ``contraction``    batching it over steps pays for the memory of its operands
 ``reduction``      keeps a body from being pointwise, and a loop from being one kernel
 ``sum``            of a tensor's elements; ``product``: its sum over steps is a product, too
@@ -82,6 +83,7 @@ batchable factorisation: _linalg_det.default _linalg_slogdet.default cholesky_so
     linalg_cholesky_ex.default linalg_inv_ex.default linalg_lu_factor_ex.default
     linalg_solve_triangular.default
 batchable factorisation one_count: _linalg_solve_ex.default linalg_lu_solve.default
+batchable called: linalg_matrix_exp.default
 # copies, and what makes a tensor
 batchable linear apart copy: clone.default
 batchable cast: _to_copy.default

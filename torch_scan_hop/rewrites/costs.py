@@ -11,6 +11,7 @@ from torch import fx
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view, operator_name
+from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.rewrites.batchable import is_factorisation
 from torch_scan_hop.rewrites.classify import Dependence, is_contraction, nbytes
 
@@ -22,6 +23,7 @@ LARGE_VALUE = 2**19
 # of rows, which a kernel of a CPU has at hand: with norms of 64 columns after the loop, training
 # took 1.5 times as long (benchmarks/results/never_slower.md). On a GPU they are in a kernel's way
 _STATISTICS = {"var_mean", "prepare_softmax_online"}
+_CALLED = operators("called")
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,10 @@ class Costs:
         return likely_value(nbytes(node)) <= LARGE_VALUE
 
     def product_pays(self, node: fx.Node, dependence: Mapping[fx.Node, Dependence]) -> bool:
-        """Return True if ``node`` is a product that is faster when made for all steps at once."""
+        """Return True if ``node`` is a product that is faster when made for all steps at once, or
+        dearer than one."""
+        if node.target in _CALLED:
+            return True
         if not is_contraction(node):
             return False
         return not self.least_weight or bool(self._weight(node, dependence) >= self.least_weight)
