@@ -23,8 +23,7 @@ from pathlib import Path
 
 import torch
 
-from torch_scan_hop._torch.forms import why_not
-from torch_scan_hop._torch.private_names import NAMES
+from torch_scan_hop._torch.forms import NAMES, why_not
 from torch_scan_hop.errors import ScanTypeError
 
 _DYNAMO = "torch._dynamo"
@@ -183,7 +182,7 @@ def require(name: str) -> None:
 
 @functools.cache
 def _missing(name: str, imports: bool, has_dynamo: bool) -> str | None:
-    for path in NAMES.get(name, "").split():
+    for path in NAMES.get(name, ()):
         reason = why_not(path, imports)
         if reason is not None:
             return f"torch {torch.__version__} {reason}"

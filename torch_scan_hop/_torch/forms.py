@@ -7,6 +7,10 @@ and the forms of the torch versions that were checked, read from their signature
     CALLED    "tx f|fn source_target="   the arguments of a call, by position and by keyword
     REPLACED  "self item name"           the parameters of what is patched or overridden
 
+Each table has them after the module or class that is their owner::
+
+    torch._C: _len_torch_dispatch_stack _set_grad_enabled torch._ops: key_extractor(tensors mask)
+
 A keyword ends in "=", "..." says that there may be more, "()" is a call with nothing, and "; "
 separates calls.
 """
@@ -17,6 +21,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import types
 from collections.abc import Sequence
@@ -24,9 +29,33 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.private_names import CALLED, CHECKED, NAMES, ONLY_IN, REPLACED, VERSIONS
+from torch_scan_hop._torch import private_names
+from torch_scan_hop._torch.private_names import CHECKED, ONLY_IN, VERSIONS
 
 _P = inspect.Parameter
+# an owner with its colon, or a name, whose form may be in parentheses
+_ENTRY = re.compile(r"([\w.]+)(:|\(.*?\))?(?=\s|$)")
+
+
+def _by_path(table: str) -> dict[str, str]:
+    """Return the form of each name of a table, by its path.
+
+    >>> _by_path("torch._C: _a _b torch._ops: key_extractor(tensors mask) f(())")
+    {'torch._C._a': '', 'torch._C._b': '', 'torch._ops.key_extractor': 'tensors mask', \
+'torch._ops.f': '()'}
+    """
+    found: dict[str, str] = {}
+    owner = ""
+    for name, form in _ENTRY.findall(" ".join(table.split())):
+        if form == ":":
+            owner = name
+        else:
+            found[f"{owner}.{name}"] = form[1:-1]
+    return found
+
+
+NAMES = {capability: sorted(_by_path(names)) for capability, names in private_names.NAMES.items()}
+CALLED, REPLACED = _by_path(private_names.CALLED), _by_path(private_names.REPLACED)
 
 
 def why_not(name: str, imports: bool = True) -> str | None:
@@ -45,7 +74,7 @@ def why_not(name: str, imports: bool = True) -> str | None:
 @functools.cache
 def _members() -> dict[str, list[str]]:
     """Return for each name that a shim uses the methods of it that are called or replaced."""
-    names = {path for paths in NAMES.values() for path in paths.split()}
+    names = {path for paths in NAMES.values() for path in paths}
     found: dict[str, list[str]] = {}
     for path in {*CALLED, *REPLACED} - names:
         owner = path.rpartition(".")[0]
