@@ -22,7 +22,11 @@ from torch._dynamo.variables.lists import ListVariable, TupleVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+#: the method by which a variable reads an attribute has another name since torch 2.14
+GETATTR = "tp_getattro_impl" if hasattr(VariableTracker, "tp_getattro_impl") else "var_getattr"
+
 __all__ = [
+    "GETATTR",
     "ConstantVariable",
     "LazyVariableTracker",
     "TensorVariable",
