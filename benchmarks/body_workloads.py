@@ -353,9 +353,7 @@ class GaussianMarkov(Workload):
             alpha = torch.logsumexp(alpha[:, :, None] + moves, dim=1) + logs
             return alpha, alpha
 
-        return Problem(
-            cell, draw.normal(self.B, self.S), draw.normal(T, self.B, self.M), params
-        )
+        return Problem(cell, draw.normal(self.B, self.S), draw.normal(T, self.B, self.M), params)
 
     def jax_cell(self, jax: Any, p: Any, carry: Any, x: Any) -> tuple[Any, Any]:
         np = jax.numpy

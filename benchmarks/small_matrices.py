@@ -15,7 +15,14 @@ if __name__ == "__main__":
     tell(
         Page("Small matrices", "small_matrices"),
         [
-            "solve", "cholesky", "kalman of 8", "rls of 16", "hmm",
-            "smoother", "ekf", "gaussian hmm", "determinant",
+            "solve",
+            "cholesky",
+            "kalman of 8",
+            "rls of 16",
+            "hmm",
+            "smoother",
+            "ekf",
+            "gaussian hmm",
+            "determinant",
         ],
     )

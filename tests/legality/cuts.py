@@ -23,7 +23,7 @@ def check_partition(where: str, joint: JointGraph, partition: Partition) -> None
         signature.n_carry,
         len(joint.outputs()) + partition.n_residuals,
     )
-    n_carry = sum(flow.carry) + len(partition.accumulated)
+    n_carry = sum(flow.carry) + partition.n_sums
     handed = [*partition.per_step, *partition.invariant]
     check_arity(
         f"{where}, backward",

@@ -124,8 +124,8 @@ class _Rules:
         self.source |= {n: Handover(Source.X, k) for k, n in enumerate(roles.xs)}
         self.source |= {n: Handover(Source.ADDITIONAL, k) for k, n in enumerate(roles.additional)}
         #: what depends on a cotangent: the backward's own work
-        self.of_cotangents = _reached_from(joint, joint.cotangents())
-        self.varying = _reached_from(joint, [*roles.carry, *roles.xs], random=True)
+        self.of_cotangents = reached_from(joint, joint.cotangents())
+        self.varying = reached_from(joint, [*roles.carry, *roles.xs], random=True)
         self.of_forward = ancestors(outputs.flat())
         self.readable: set[fx.Node] | None = None
         if saved is not None:
@@ -203,9 +203,10 @@ def _stack_of_carry(joint: JointGraph, k: int, stacks: _Stacks) -> tuple[int, bo
     return stacks.hold(carry_out), True
 
 
-def _reached_from(
+def reached_from(
     joint: JointGraph, roots: Collection[fx.Node], random: bool = False
 ) -> set[fx.Node]:
+    """Return the nodes that depend on ``roots``; ``random``: and those that depend on a draw."""
     reached = set(roots)
     for node in joint.module.graph.nodes:
         if any(a in reached for a in node.all_input_nodes) or (random and is_random(node)):

@@ -22,7 +22,8 @@ class BackwardScan:
     Attributes:
         carry: the carries whose cotangents are its carries; sums of gradients follow them.
         ys: the ys whose cotangents are its first xs.
-        gradients: for each of its results, the flat input whose gradient that is.
+        gradients: for each of its results, the flat input whose gradient that is, but for those of
+            the sums that further gradients are made of, which lie before gradients of xs.
         body: its body.
     """
 
@@ -39,7 +40,7 @@ class BackwardScan:
         ]
         self.body = partition.backward
         if not partition.per_step and not self.ys:
-            self.body = _with_unread_x(self.body, len(self.carry) + len(partition.accumulated))
+            self.body = _with_unread_x(self.body, len(self.carry) + partition.n_sums)
 
 
 def _with_unread_x(backward: fx.GraphModule, n_carry: int) -> fx.GraphModule:

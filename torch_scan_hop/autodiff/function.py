@@ -24,6 +24,7 @@ from torch_scan_hop._torch.transforms import has_tangents, over_grads_batch
 from torch_scan_hop.autodiff.custom import gradients_of_loop
 from torch_scan_hop.autodiff.derivative import Derivative
 from torch_scan_hop.autodiff.handover import Handover, Source
+from torch_scan_hop.autodiff.linear_sums import LinearSums
 from torch_scan_hop.body.carries_in import CarriesIn, in_graph, stacks_of, with_joined
 from torch_scan_hop.eager.run import dense
 from torch_scan_hop.op import FORWARD, REVERSE, Body, RunScan, ScanOptions, call_scan, scan_op
@@ -177,16 +178,30 @@ class _BackwardPass:
             device = carry[0].device if carry else None
             xs = [torch.empty((self.record.trip_count, 0), device=device)]
         additional = [self._invariant(h) for h in partition.invariant]
-        results = self._scan(Inputs(carry, xs, additional))
+        results = list(self._scan(Inputs(carry, xs, additional)))
         flat: list[Any] = [None] * scan.n_inputs
+        if partition.linear is not None:
+            end = len(carry) + partition.n_sums
+            start = end - len(partition.linear.terms)
+            self._make_of_sums(partition.linear, results[start:end], flat)
+            del results[start:end]
         for place, gradient in zip(scan.gradients, results, strict=True):
             flat[place] = gradient
         return flat
 
+    def _make_of_sums(self, linear: LinearSums, sums: list[Any], flat: list[Any]) -> None:
+        read = [self._invariant(Handover(Source.ADDITIONAL, k)) for k in linear.reads]
+        gradients = linear.after.forward(*read, *sums)
+        signature = self.call.derivative.signature
+        for k, gradient in zip(linear.gradients, gradients, strict=True):
+            flat[signature.n_carry + signature.n_xs + k] = gradient
+
     def _with_sums(self, inputs: Inputs[Any], only_read: bool) -> Inputs[Any]:
         """Add the carries that accumulate gradients of inputs that are the same at every step."""
-        like = self.record.additional_like
-        sums = [self.zeros(like[k], only_read) for k in self.scan.partition.accumulated]
+        like, partition = self.record.additional_like, self.scan.partition
+        sums = [self.zeros(like[k], only_read) for k in partition.accumulated]
+        if partition.linear is not None:
+            sums += [self.zeros(one, only_read) for one in partition.linear.like()]
         return Inputs([*inputs.carry, *sums], inputs.xs, inputs.additional)
 
     def _scan(self, inputs: Inputs[Any]) -> Sequence[Any]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
+
+if TYPE_CHECKING:
+    from torch_scan_hop.autodiff.linear_sums import LinearSums
 
 
 class Source(Enum):
@@ -49,6 +52,7 @@ class Partition:
             whether that is of the carries *out* of the steps: they are shifted by a step.
         accumulated: the additional inputs whose gradients are summed in carries.
         x_gradients: the xs whose gradients are ys.
+        linear: further gradients, of sums in carries behind those.
         cut_off: the flat inputs that want a gradient, and on which no result of a step depends.
     """
 
@@ -61,6 +65,12 @@ class Partition:
     accumulated: tuple[int, ...]
     x_gradients: tuple[int, ...]
     cut_off: frozenset[int] = frozenset()
+    linear: LinearSums | None = None
+
+    @property
+    def n_sums(self) -> int:
+        """Carries of the backward that are only added to, behind the cotangents."""
+        return len(self.accumulated) + (len(self.linear.terms) if self.linear else 0)
 
     def slots(self, handover: Handover) -> list[Handover]:
         """Return what is saved for it: of a carry its stack, and init if the stack is shifted."""

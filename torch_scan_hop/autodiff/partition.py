@@ -4,7 +4,8 @@ The forward body is the step with *residuals* as further ys. The backward scans 
 direction::
 
     carry:      cotangents of the differentiated carries, then one accumulator for each
-                differentiated additional input
+                differentiated additional input, or for what several of their gradients are
+                linear in (``linear_sums``)
     xs:         cotangents of the differentiated ys, then the handed-over values
     additional: the additional inputs it reads, then sizes
     ys:         gradients of the differentiated xs
@@ -19,11 +20,13 @@ import torch
 from torch import fx
 
 from torch_scan_hop import legality
+from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.tracing import as_traced
 from torch_scan_hop.autodiff.cut import Cut, decide
 from torch_scan_hop.autodiff.derivative import as_backward
 from torch_scan_hop.autodiff.handover import Handover, Partition
 from torch_scan_hop.autodiff.joint import JointGraph
+from torch_scan_hop.autodiff.linear_sums import LinearSums, find_linear_sums
 from torch_scan_hop.autodiff.policy import Policy
 from torch_scan_hop.body.cleanup import trim_scans
 from torch_scan_hop.body.meta_values import call_recorded, placeholder, value_of
@@ -41,7 +44,7 @@ def partition_of(
     results = [*joint.outputs(), *cut.residuals]
     forward = extract(joint.module, joint.primals(), results, "ScanForward", impure=cut.impure)
     trim_scans(forward)
-    builder = _BackwardBuilder(joint, cut)
+    builder = _BackwardBuilder(joint, cut, find_linear_sums(joint))
     backward = builder.build()
     partition = Partition(
         forward=as_traced(forward),
@@ -53,18 +56,22 @@ def partition_of(
         accumulated=builder.accumulated,
         x_gradients=builder.x_gradients,
         cut_off=builder.cut_off,
+        linear=builder.linear,
     )
     legality.check("partition", "partition", joint, partition)
     return partition
 
 
 class _BackwardBuilder:
-    def __init__(self, joint: JointGraph, cut: Cut) -> None:
+    def __init__(self, joint: JointGraph, cut: Cut, linear: LinearSums | None) -> None:
         self.joint = joint
         self.cut = cut
+        self.linear = linear
         self.gradients = joint.signature.split_inputs(joint.gradients())
         self.carry = tuple(k for k, flag in enumerate(joint.flow.carry) if flag)
-        self.accumulated = _positions_of_nodes(self.gradients.additional)
+        after = linear.gradients if linear else ()
+        accumulated = _positions_of_nodes(self.gradients.additional)
+        self.accumulated = tuple(k for k in accumulated if k not in after)
         self.x_gradients = _positions_of_nodes(self.gradients.xs)
         pairs = enumerate(zip(joint.flow.inputs(), joint.gradients(), strict=True))
         self.cut_off = frozenset(k for k, (flag, g) in pairs if flag and not isinstance(g, fx.Node))
@@ -78,7 +85,11 @@ class _BackwardBuilder:
         n = len(self.carry)
         for node in cotangents[:n]:
             self.env[node] = graph.node_copy(node)
-        accumulators = {k: self._accumulator(k) for k in self.accumulated}
+        terms = [self.gradients.additional[k] for k in self.accumulated]
+        terms += self.linear.terms if self.linear else ()
+        names = [f"accumulator_{k}" for k in self.accumulated]
+        names += [f"sum_of_{term.name}" for term in terms[len(names) :]]
+        accumulators = list(map(self._accumulator, names, terms))
         for node in cotangents[n:]:
             self.env[node] = graph.node_copy(node)
         for node in joint.module.graph.nodes:
@@ -87,22 +98,23 @@ class _BackwardBuilder:
             elif node in self.cut.needed and node not in self.env:
                 self.env[node] = graph.node_copy(node, lambda n: self.env[n])
         carry = [self._carry_result(k) for k in self.carry]
-        sums = [self._add(accumulators[k], self.gradients.additional[k]) for k in self.accumulated]
+        sums = list(map(self._add, accumulators, terms))
         ys = [self.env[self.gradients.xs[k]] for k in self.x_gradients]
         graph.output((*carry, *sums, *ys))
         self._order_placeholders()
+        if self.linear:
+            erase_unread(graph)
         graph.lint()
         module = fx.GraphModule(joint.module, graph, "ScanBackward")
         trim_scans(module)
         return as_backward(as_traced(module))
 
-    def _accumulator(self, k: int) -> fx.Node:
-        roles = self.joint.signature.split_inputs(self.joint.primals())
-        value = value_of(roles.additional[k])
+    def _accumulator(self, name: str, term: fx.Node) -> fx.Node:
+        value = value_of(term)
         # the accumulator is a carry of the backward, and carries are contiguous: the strides of
         # the tensor whose gradient it sums do not count
         like = contiguous_like(value.fake_mode, value)
-        return placeholder(self.graph, f"accumulator_{k}", like)
+        return placeholder(self.graph, name, like)
 
     def _receive(self, handover: Handover, node: fx.Node) -> fx.Node:
         if handover not in self.handed:

@@ -60,9 +60,12 @@ def backward_site(site: Site, derivative: Derivative) -> Site:
     """Return the scan that runs in the backward."""
     partition = derivative.first
     scan = BackwardScan(derivative.signature, partition, derivative.flow)
-    n_carry = len(scan.carry) + len(partition.accumulated)
+    n_carry = len(scan.carry) + partition.n_sums
     inputs, results = site.names.flat(), [*site.names.carry, *site.ys]
     gradients = [f"grad {inputs[k]}" for k in scan.gradients]
+    if partition.linear:
+        sums = [f"sum of {term.name}" for term in partition.linear.terms]
+        gradients[n_carry - len(sums) : n_carry - len(sums)] = sums
     x_names = [f"grad {results[k]}" for k in scan.ys]
     x_names += [_name(site, derivative, h) for h in partition.per_step]
     x_names = x_names or ["(step)"]
