@@ -238,14 +238,9 @@ ONLY_IN: dict[str, str] = {only}
 #: the names of each capability, each after the module or class that has it
 NAMES: dict[str, str] = {names}
 
-#: how each is called, by position and by keyword ("? ": on some versions only); see ``forms``
-CALLED = """
-{called}
-"""
-
-#: the parameters of each that is patched or overridden
-REPLACED = """
-{replaced}
+#: how each is called, and the parameters of each that is patched or overridden; see ``forms``
+FORMS = """
+{forms}
 """
 '''
 
@@ -288,6 +283,8 @@ def written() -> str:
 
     version = torch.__version__.partition("+")[0]
     called, replaced = forms(CALLED, REPLACED)
+    entries = {name: f"({sites})" for name, sites in called.items()}
+    entries |= {name: f"{entries.get(name, '')}[{own}]" for name, own in replaced.items()}
     only = {}
     for name in sorted({*private_names(), *called, *replaced}):
         have = set(ONLY_IN.get(name, " ".join(CHECKED)).split()) - {version}
@@ -303,8 +300,7 @@ def written() -> str:
         names=_lists(
             {name: " ".join(_rows(names)) for name, names in used_by_capability().items()}
         ),
-        called=_indented(_rows(called)),
-        replaced=_indented(_rows(replaced)),
+        forms=_indented(_rows(dict(sorted(entries.items())))),
     )
 
 
@@ -313,7 +309,7 @@ def _rows(paths: Iterable[str]) -> list[str]:
     rows: dict[str, list[str]] = {}
     for path in paths:
         owner, _, name = path.rpartition(".")
-        form = f"({paths[path]})" if isinstance(paths, dict) else ""
+        form = paths[path] if isinstance(paths, dict) else ""
         rows.setdefault(owner, []).append(f"{name}{form}")
     return [f"{owner}: {' '.join(names)}" for owner, names in rows.items()]
 

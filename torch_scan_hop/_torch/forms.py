@@ -4,15 +4,15 @@ A function that takes its arguments in another order, or a method that torch no 
 this package overrides it, has its old name and is not what it was. ``private_names`` has the names,
 and the forms of the torch versions that were checked, read from their signatures::
 
-    CALLED    "tx f|fn source_target="   the arguments of a call, by position and by keyword
-    REPLACED  "self item name"           the parameters of what is patched or overridden
+    (tx f|fn source_target=)   the arguments of a call, by position and by keyword
+    [self item name]           the parameters of what is patched or overridden
 
-Each table has them after the module or class that is their owner::
+Names come after the module or class that is their owner::
 
     torch._C: _len_torch_dispatch_stack _set_grad_enabled torch._ops: key_extractor(tensors mask)
 
-A keyword ends in "=", "..." says that there may be more, "()" is a call with nothing, and "; "
-separates calls.
+A keyword ends in "=", "..." says that there may be more, "()" is a call with nothing, "? " one that
+is made on some versions only, and "; " separates calls.
 """
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ from torch_scan_hop._torch import private_names
 from torch_scan_hop._torch.private_names import CHECKED, ONLY_IN, VERSIONS
 
 _P = inspect.Parameter
-# an owner with its colon, or a name, whose form may be in parentheses
-_ENTRY = re.compile(r"([\w.]+)(:|\(.*?\))?(?=\s|$)")
+# an owner with its colon, or a name, with its calls and its parameters if it has any
+_ENTRY = re.compile(r"([\w.]+)(?:(:)|(?:\((.*?)\))?(?:\[(.*?)\])?)(?=\s|$)")
 
 
-def _by_path(table: str) -> dict[str, str]:
-    """Return the form of each name of a table, by its path.
+def _by_path(table: str) -> dict[str, tuple[str | None, str | None]]:
+    """Return for each name of a table, by its path, how it is called and its parameters.
 
-    >>> _by_path("torch._C: _a _b torch._ops: key_extractor(tensors mask) f(())")
-    {'torch._C._a': '', 'torch._C._b': '', 'torch._ops.key_extractor': 'tensors mask', \
-'torch._ops.f': '()'}
+    >>> _by_path("torch._C: _a torch._ops: f(()) g(x)[self x]")
+    {'torch._C._a': (None, None), 'torch._ops.f': ('()', None), 'torch._ops.g': ('x', 'self x')}
     """
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str | None, str | None]] = {}
     owner = ""
-    for name, form in _ENTRY.findall(" ".join(table.split())):
-        if form == ":":
+    for entry in _ENTRY.finditer(" ".join(table.split())):
+        name, colon, *form = entry.groups()
+        if colon:
             owner = name
         else:
-            found[f"{owner}.{name}"] = form[1:-1]
+            found[f"{owner}.{name}"] = form[0], form[1]
     return found
 
 
 NAMES = {capability: sorted(_by_path(names)) for capability, names in private_names.NAMES.items()}
-CALLED, REPLACED = _by_path(private_names.CALLED), _by_path(private_names.REPLACED)
+_FORMS = _by_path(private_names.FORMS)
+CALLED = {path: sites for path, (sites, _) in _FORMS.items() if sites is not None}
+REPLACED = {path: own for path, (_, own) in _FORMS.items() if own is not None}
 
 
 def why_not(name: str, imports: bool = True) -> str | None:

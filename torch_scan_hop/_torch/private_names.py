@@ -190,8 +190,8 @@ NAMES: dict[str, str] = {
     ),
 }
 
-#: how each is called, by position and by keyword ("? ": on some versions only); see ``forms``
-CALLED = """
+#: how each is called, and the parameters of each that is patched or overridden; see ``forms``
+FORMS = """
 torch: _as_tensor_fullprec(t) _sync(t)
 torch._decomp: get_decompositions(aten_ops)
 torch._dispatch.python: suspend_functionalization(())
@@ -202,29 +202,39 @@ torch._dynamo.guards: install_guard(_)
 torch._dynamo.output_graph.OutputGraph: create_proxy(self _ _ _ _) get_submodule(self keys)
     install_subgraph(self name sub_gm)
 torch._dynamo: run(fn)
-torch._dynamo.side_effects.SideEffects: _get_modified_vars(self) check_allowed_side_effect(self
-    item) clone(self) mutation(self var) store_attr(self item name value ...)
+torch._dynamo.side_effects.SideEffects: _get_modified_vars(self)[self]
+    check_allowed_side_effect(self item)[self item] clone(self) mutation(self var) store_attr(self
+    item name value ...)[self item name value; self item name value mutation_kind; self item name
+    value mutation_kind mutated_source]
 torch._dynamo.source: AttrSource(base member) ConstantSource(source_name) GlobalStateSource(())
     TypeSource(base)
 torch._dynamo.symbolic_convert.InliningInstructionTranslator: build_inline_tracer(parent func args
-    ...)
+    ...)[parent func args kwargs; parent func args kwargs allow_nested_graph_breaks]
 torch._dynamo.symbolic_convert.InstructionTranslator: current_tx(())
 torch._dynamo.symbolic_convert.TensorifyState: clear(())
 torch._dynamo.utils.guard_failures: get(key; key default)
+torch._dynamo.variables.RemovableHandleVariable: call_method[self tx method_name args kwargs; self
+    tx name args kwargs]
 torch._dynamo.variables.base: ValueMutationNew(()) is_side_effect_safe(m)
 torch._dynamo.variables.base.VariableTracker: as_proxy(self) as_python_constant(self) build(tx
-    value) clone(self requires_grad=) is_python_constant(self) is_realized(self) python_type(self)
-    realize(self) unpack_var_sequence(self tx)
+    value) call_function[self tx args kwargs] clone(self requires_grad=) is_python_constant(self)
+    is_realized(self) python_type(self) realize(self) unpack_var_sequence(self tx)
 torch._dynamo.variables.builder.SourcelessBuilder: create(tx value)
-torch._dynamo.variables.builder.VariableBuilder: _wrap(self value) wrap_symfloat(self value)
-torch._dynamo.variables.builder: is_int_specialization_case(value source) wrap_fx_proxy(proxy= tx=)
+torch._dynamo.variables.builder.VariableBuilder: _wrap(self value)[self value] wrap_symfloat(self
+    value)[self value]
+torch._dynamo.variables.builder: is_int_specialization_case(value source)[value source]
+    wrap_fx_proxy(proxy= tx=)
 torch._dynamo.variables.builtin: BuiltinVariable(fn)
-torch._dynamo.variables.builtin.BuiltinVariable: call_function(self tx args kwargs)
+torch._dynamo.variables.builtin.BuiltinVariable: _handle_insert_op_in_graph[self tx args kwargs]
+    call_function(self tx args kwargs)[self tx args kwargs]
 torch._dynamo.variables.constant.ConstantVariable: create(value)
 torch._dynamo.variables.functions: UserFunctionVariable(fn source=)
-torch._dynamo.variables.functions.UserMethodVariable: call_obj_hasattr(self tx name)
-torch._dynamo.variables.hashable.HashableTracker: __init__(self vt)
-torch._dynamo.variables.higher_order_ops: _call_function_and_unflatten_output(tx fn args ...)
+torch._dynamo.variables.functions.UserMethodVariable: call_obj_hasattr(self tx name)[self tx name]
+torch._dynamo.variables.hashable.HashableTracker: __init__(self vt)[self vt]
+torch._dynamo.variables.higher_order_ops.TorchHigherOrderOperatorVariable: _call_function[self tx
+    args kwargs] call_function[self tx args kwargs]
+torch._dynamo.variables.higher_order_ops: _call_function_and_unflatten_output(tx fn args ...)[tx fn
+    args kwargs flat_example_value ret_spec; tx fn args kwargs flat_example_value ret_spec body_r]
     _make_inlined(tx f) check_meta_consistency_vt(vars1 vars2 lhs_name rhs_name include_contiguity=)
     discard_graph_changes(tx) make_attr(tx name) speculate_subgraph(tx f sub_args sub_kwargs
     description restore_side_effects= set_subgraph_inputs= should_flatten_outputs= source_target=
@@ -232,22 +242,32 @@ torch._dynamo.variables.higher_order_ops: _call_function_and_unflatten_output(tx
     restore_side_effects= set_subgraph_inputs= source_target= supports_aliasing=
     supports_input_mutation=)
 torch._dynamo.variables.lazy.LazyVariableTracker: realize_all(value)
-torch._dynamo.variables.lists.DequeVariable: call_method(self tx name args kwargs)
+torch._dynamo.variables.lists.DequeVariable: call_method(self tx name args kwargs)[self tx name args
+    kwargs]
 torch._dynamo.variables.lists: ListVariable(items; items mutation_type=) TupleVariable(items)
-torch._dynamo.variables.lists.RangeVariable: range_count(self x)
-torch._dynamo.variables.lists.SliceVariable: __init__(self items ...)
-torch._dynamo.variables.misc.AutogradFunctionVariable: call_apply(self tx args kwargs)
-torch._dynamo.variables.misc.GetAttrVariable: call_function(self tx args kwargs)
-    create_getattr_proxy(base_proxy attr)
+torch._dynamo.variables.lists.RangeVariable: range_count(self x)[self x]
+torch._dynamo.variables.lists.SliceVariable: __init__(self items ...)[self items kwargs; self items
+    tx kwargs]
+torch._dynamo.variables.misc.AutogradFunctionVariable: call_apply(self tx args kwargs)[self tx args
+    kwargs]
+torch._dynamo.variables.misc.GetAttrVariable: call_function(self tx args kwargs)[self tx args
+    kwargs] create_getattr_proxy(base_proxy attr)[base_proxy attr]
+torch._dynamo.variables.misc.NumpyVariable: call_function[self tx args kwargs]
+torch._dynamo.variables.misc.StringFormatVariable: as_python_constant[self]
 torch._dynamo.variables.misc: get_np_to_tnp_map(())
-torch._dynamo.variables.tensor.TensorVariable: as_python_constant(self) call_method(self tx name
-    ...) call_obj_hasattr(self tx name) method_attr_grad_fn(self tx)
-torch._dynamo.variables.torch.TorchCtxManagerClassVariable: call_function(self tx ...)
+torch._dynamo.variables.tensor.NumpyNdarrayVariable: call_method[self tx name args kwargs]
+    unpack_var_sequence[self tx idxes]
+torch._dynamo.variables.tensor.TensorVariable: _method_register_hook[self name hook; self tx name
+    hook] as_python_constant(self)[self] call_method(self tx name ...)[self tx name args kwargs]
+    call_obj_hasattr(self tx name)[self tx name] method_attr_grad_fn(self tx)[self tx]
+    nb_index_impl[self tx]
+torch._dynamo.variables.torch.TorchCtxManagerClassVariable: call_function(self tx ...)[self tx args
+    kwargs]
 torch._dynamo.variables.torch.TorchInGraphFunctionVariable: call_function(self tx ...; self tx args
-    kwargs)
-torch._dynamo.variables.torch: get_overridable_functions(())
+    kwargs)[self tx args kwargs]
+torch._dynamo.variables.torch: get_overridable_functions(())[]
 torch._dynamo.variables.user_defined.UserDefinedObjectVariable: method_setattr_standard(self tx name
-    value ...)
+    value ...)[self tx name value; self tx name value directly_update_dict]
 torch._functorch._aot_autograd.functional_utils: has_data_mutation(t)
 torch._functorch.aot_autograd: aot_module_simplified(mod args bw_compiler= decompositions=
     fw_compiler= inference_compiler= keep_inference_input_mutations= partition_fn=)
@@ -260,24 +280,32 @@ torch._functorch.vmap: lazy_load_decompositions(()) restore_vmap(func in_dims ba
     unwrap_batched(args level) wrap_batched(args bdims level)
 torch._guards: TracingContext(fake_mode) detect_fake_mode(()|inputs) tracing(context)
 torch._guards.TracingContext: extract_stack(()) get(()) try_get(())
-torch._higher_order_ops.effects: has_effects(op ...)
+torch._higher_order_ops.effects: has_effects(op ...)[op; op args kwargs]
 torch._higher_order_ops.utils: _maybe_run_with_interpreter(fn) reenter_make_fx(fn)
     unique_graph_id(proxy_mode prefix=)
 torch._inductor.codecache.PyCodeCache: load(source_code)
 torch._inductor.codegen.common: OptimizationContext(())
 torch._inductor.codegen.cpp: CppKernel(args num_threads) KernelGroup(()) LoopLevel(var size; var
     size is_reduction= offset=) ParallelDepth(parallel_depth= start_depth=) WorkSharing(code)
+torch._inductor.codegen.cpp.CppKernelProxy: size_hint[self]
 torch._inductor.codegen.cpp.CppScheduling: __new__(_) define_kernel(self src_code nodes kernel_args)
-torch._inductor.codegen.cpp.CppVecKernel: _get_store_line(self value var index dtype ...)
-    _get_vec_load_line(self var index dtype ...)
-torch._inductor.codegen.cpp.KernelGroup: codegen_group(self ...)
-torch._inductor.codegen.cpp.LoopNest: build(kernel)
+torch._inductor.codegen.cpp.CppVecKernel: _get_store_line(self value var index dtype ...)[self value
+    var index dtype accu_store] _get_vec_load_line(self var index dtype ...)[self var index dtype
+    load_mask] _load_or_store_non_contiguous[self var index dtype buffer store_value accu_store]
+torch._inductor.codegen.cpp.KernelGroup: codegen_group(self ...)[self name]
+torch._inductor.codegen.cpp.LoopLevel: lines[self]
+torch._inductor.codegen.cpp.LoopNest: build(kernel) max_parallel_depth[self]
+torch._inductor.codegen.cpp.WorkSharing: parallel[self threads]
 torch._inductor.codegen.cpp_utils: LocalBufferContext(kernel_args) cexpr_index(index)
 torch._inductor.codegen.triton: TritonCSE(_|prefix _|suffix) texpr(expr) triton_type(dtype)
+torch._inductor.codegen.triton.TritonCSEVariable: update_on_args[self name args kwargs]
+torch._inductor.codegen.triton.TritonKernelOverrides: constant[value dtype] index_expr[expr dtype]
+    indirect_indexing[self var size check wrap_neg] masked[mask body other] value_expr[expr dtype]
 torch._inductor.codegen.wrapper: EnterSubgraphLine(wrapper graph) ExitSubgraphLine(wrapper)
 torch._inductor.codegen.wrapper.PythonWrapperCodegen: codegen_sizevar(self x) define_kernel(self
     kernel_name kernel_body gpu= metadata=) next_kernel_suffix(self) pop_codegened_graph(self)
     push_codegened_graph(self graph) writeline(self line)
+torch._inductor.codegen.wrapper.WrapperLine: codegen[self code] codegen_fx[self converter]
 torch._inductor.compile_fx: _recursive_joint_graph_passes(gm) compile_fx_inner(gm example_inputs
     is_backward= is_inference=)
 torch._inductor.config: patch(arg1; fx_graph_cache= fx_graph_remote_cache=; graph_partition=;
@@ -285,26 +313,39 @@ torch._inductor.config: patch(arg1; fx_graph_cache= fx_graph_remote_cache=; grap
     realize_reads_threshold=)
 torch._inductor.cpu_vec_isa: pick_vec_isa(())
 torch._inductor.decomposition: select_decomp_table(())
-torch._inductor.fx_passes.post_grad: decompose_scan_to_while_loop(gm)
-torch._inductor.graph.GraphLowering: codegen(self) get_buffer(self buffer_name) get_dtype(self
+torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder: _deduce_value[self node]
+torch._inductor.fx_passes.post_grad: decompose_auto_functionalized[graph]
+    decompose_scan_to_while_loop(gm)[gm] decompose_triton_kernel_wrapper_functional[graph]
+    reinplace_inplaceable_ops[fake_tensor_updater graph]
+torch._inductor.fx_utils: _extract_subgraphs_and_args[node valid_subgraphs args kwargs]
+torch._inductor.graph.GraphLowering: codegen(self)[self] get_buffer(self buffer_name) get_dtype(self
     buffer_name) make_subgraph(self example_inputs= gm= subgraph_name=) register_buffer(self buffer)
     register_operation(self op) set_current_device(self device)
-torch._inductor.ir.ExternKernel: realize_input(x) require_contiguous(x) require_exact_strides(x
-    exact_strides allow_padding=)
+torch._inductor.ir.ExternKernel: codegen[self wrapper] realize_input(x) require_contiguous(x)
+    require_exact_strides(x exact_strides allow_padding=) should_allocate[self]
 torch._inductor.ir: FixedLayout(device dtype size; device dtype size stride; device dtype size
     stride offset; device= dtype= size= stride=) InputBuffer(layout= name=)
     MultiOutputLayout(device=) MutationOutput(layout mutated_node mutating_node) NoneLayout(device=)
     ReinterpretView(data= layout=) StorageBox(data) Subgraph(graph_module= name=) TensorBox(data)
     as_storage_and_layout(x freeze=)
 torch._inductor.ir.FlexibleLayout: contiguous_strides(sizes)
+torch._inductor.ir.MultiOutput: codegen[self wrapper]
 torch._inductor.ir.Pointwise: create(device= dtype= inner_fn= ranges=)
-torch._inductor.ir.Reduction: create(...)
+torch._inductor.ir.Reduction: create(...)[device dst_dtype src_dtype inner_fn ranges
+    reduction_ranges reduction_type reduction_hint input_node; device dst_dtype src_dtype inner_fn
+    ranges reduction_ranges reduction_type reduction_hint input_node strict_reduction]
+torch._inductor.ir.StorageBox: should_realize_on_reuse[self users; self users graph_reuse]
 torch._inductor.ir.TensorBox: create(data)
 torch._inductor.lowering: fallback_handler(kernel add_to_fallback_set=) permute(x dims)
     register_lowering(aten_fn type_promotion_kind=)
 torch._inductor.mkldnn_ir: LinearUnary(layout inputs constant_args)
+torch._inductor.ops_handler.WrapperHandler: _default[self name args kwargs] index_expr[self expr
+    dtype] load[self name index] masked[self mask body other]
 torch._inductor.runtime.cache_dir_utils: cache_dir(())
-torch._inductor.scheduler.SchedulerNode: recompute_size_and_body(self ...)
+torch._inductor.scheduler.SchedulerNode: recompute_size_and_body(self ...)[self
+    extra_indexing_constraints recompute_sizes_body_func]
+torch._inductor.subgraph_lowering.PointwiseSubgraphLowering: call_function[self target args kwargs]
+    register_buffer[self buffer set_name] run_node[self n]
 torch._inductor.utils: IndentedBuffer(()) parallel_num_threads(())
 torch._inductor.virtualized.V: MockHandler(()) set_fake_mode(value) set_graph_handler(value)
     set_interpreter_handler(value) set_ops_handler(value)
@@ -313,15 +354,21 @@ torch._inductor.virtualized.V.ops: constant(value dtype) logical_and(x0 x1) wher
 torch._inductor.virtualized.ops: and_(x0 x1) constant(value dtype) eq(x0 x1) ge(x0 x1)
     index_expr(expr dtype) load(name index) lt(x0 x1) mul(x0 x1) store(_ _ _) where(condition input
     other)
+torch._ops.HigherOrderOperator: dispatch[self dispatch_key args kwargs] gen_schema[self args kwargs]
 torch._ops: key_extractor(tensors key_mask)
-torch._subclasses.fake_tensor.FakeTensor: __new__(cls fake_mode|fake_mode_or_elem elem device ...)
+torch._subclasses.fake_tensor.FakeTensor: __new__(cls fake_mode|fake_mode_or_elem elem device
+    ...)[cls fake_mode elem device constant real_tensor pytype dispatch_keys; cls fake_mode_or_elem
+    elem device constant real_tensor pytype dispatch_keys fake_mode fake_device _fake_device
+    requires_grad _is_param state]
 torch._subclasses.fake_tensor: FakeTensorMode((); allow_non_fake_inputs=; allow_non_fake_inputs=
     shape_env=)
 torch._subclasses.functional_tensor.FunctionalTensor: to_functional(x)
 torch._subclasses.functional_tensor: FunctionalTensorMode(())
-torch._subclasses.meta_utils.MetaTensorDescriber: describe_tensor(self t ...)
-torch.autograd: _engine_run_backward(t_outputs _; t_outputs _ _ _ _ ...)
+torch._subclasses.meta_utils.MetaTensorDescriber: describe_tensor(self t ...)[self t recurse trace]
+torch.autograd: _engine_run_backward(t_outputs _; t_outputs _ _ _ _ ...)[t_outputs args kwargs]
 torch.autograd.forward_ad: _set_fwd_grad_enabled(mode)
+torch.autograd.function._SingleLevelFunction: backward[ctx grad_outputs] forward[args kwargs]
+    setup_context[ctx inputs output]
 torch.distributed.tensor._dtensor_spec: DTensorSpec(mesh placements tensor_meta=) TensorMeta(shape
     stride dtype)
 torch.distributed.tensor._redistribute: redistribute_local_tensor(local_tensor current_spec
@@ -336,93 +383,14 @@ torch.ops.mkldnn: _linear_pointwise(_ _ _ _ _ _)
 torch.overrides: _get_current_function_mode_stack(()) _pop_mode(()) _push_mode(mode)
 torch.utils._device: _device_constructors(())
 torch.utils._ordered_set: OrderedSet(iterable)
+torch.utils._python_dispatch.TorchDispatchMode: __torch_dispatch__[self func types args kwargs]
 torch.utils._python_dispatch: _disable_current_modes(()) _get_current_dispatch_mode(())
     _get_current_dispatch_mode_stack(()) _pop_mode_temporarily(())
     is_in_torch_dispatch_mode(include_infra_modes=)
 torch.utils._sympy.functions: CeilDiv(_ _) Max(_ _) Min(_ _)
 torch.utils._sympy.interp: sympy_interp(analysis env expr)
+torch.utils._sympy.printers.PythonPrinter: _print_Float[self expr]
+torch.utils._sympy.reference.PythonReferenceAnalysis: int_truediv[a b]
 torch.utils._sympy.value_ranges: ValueRanges(lower upper) bound_sympy(expr ranges)
 torch.utils._sympy.value_ranges.ValueRanges: unknown(())
-"""
-
-#: the parameters of each that is patched or overridden
-REPLACED = """
-torch._dynamo.side_effects.SideEffects: _get_modified_vars(self) check_allowed_side_effect(self
-    item) store_attr(self item name value; self item name value mutation_kind; self item name value
-    mutation_kind mutated_source)
-torch._dynamo.symbolic_convert.InliningInstructionTranslator: build_inline_tracer(parent func args
-    kwargs; parent func args kwargs allow_nested_graph_breaks)
-torch._dynamo.variables.RemovableHandleVariable: call_method(self tx method_name args kwargs; self
-    tx name args kwargs)
-torch._dynamo.variables.base.VariableTracker: call_function(self tx args kwargs)
-torch._dynamo.variables.builder.VariableBuilder: _wrap(self value) wrap_symfloat(self value)
-torch._dynamo.variables.builder: is_int_specialization_case(value source)
-torch._dynamo.variables.builtin.BuiltinVariable: _handle_insert_op_in_graph(self tx args kwargs)
-    call_function(self tx args kwargs)
-torch._dynamo.variables.functions.UserMethodVariable: call_obj_hasattr(self tx name)
-torch._dynamo.variables.hashable.HashableTracker: __init__(self vt)
-torch._dynamo.variables.higher_order_ops.TorchHigherOrderOperatorVariable: _call_function(self tx
-    args kwargs) call_function(self tx args kwargs)
-torch._dynamo.variables.higher_order_ops: _call_function_and_unflatten_output(tx fn args kwargs
-    flat_example_value ret_spec; tx fn args kwargs flat_example_value ret_spec body_r)
-torch._dynamo.variables.lists.DequeVariable: call_method(self tx name args kwargs)
-torch._dynamo.variables.lists.RangeVariable: range_count(self x)
-torch._dynamo.variables.lists.SliceVariable: __init__(self items kwargs; self items tx kwargs)
-torch._dynamo.variables.misc.AutogradFunctionVariable: call_apply(self tx args kwargs)
-torch._dynamo.variables.misc.GetAttrVariable: call_function(self tx args kwargs)
-    create_getattr_proxy(base_proxy attr)
-torch._dynamo.variables.misc.NumpyVariable: call_function(self tx args kwargs)
-torch._dynamo.variables.misc.StringFormatVariable: as_python_constant(self)
-torch._dynamo.variables.tensor.NumpyNdarrayVariable: call_method(self tx name args kwargs)
-    unpack_var_sequence(self tx idxes)
-torch._dynamo.variables.tensor.TensorVariable: _method_register_hook(self name hook; self tx name
-    hook) as_python_constant(self) call_method(self tx name args kwargs) call_obj_hasattr(self tx
-    name) method_attr_grad_fn(self tx) nb_index_impl(self tx)
-torch._dynamo.variables.torch.TorchCtxManagerClassVariable: call_function(self tx args kwargs)
-torch._dynamo.variables.torch.TorchInGraphFunctionVariable: call_function(self tx args kwargs)
-torch._dynamo.variables.torch: get_overridable_functions()
-torch._dynamo.variables.user_defined.UserDefinedObjectVariable: method_setattr_standard(self tx name
-    value; self tx name value directly_update_dict)
-torch._higher_order_ops.effects: has_effects(op; op args kwargs)
-torch._inductor.codegen.cpp.CppKernelProxy: size_hint(self)
-torch._inductor.codegen.cpp.CppVecKernel: _get_store_line(self value var index dtype accu_store)
-    _get_vec_load_line(self var index dtype load_mask) _load_or_store_non_contiguous(self var index
-    dtype buffer store_value accu_store)
-torch._inductor.codegen.cpp.KernelGroup: codegen_group(self name)
-torch._inductor.codegen.cpp.LoopLevel: lines(self)
-torch._inductor.codegen.cpp.LoopNest: max_parallel_depth(self)
-torch._inductor.codegen.cpp.WorkSharing: parallel(self threads)
-torch._inductor.codegen.triton.TritonCSEVariable: update_on_args(self name args kwargs)
-torch._inductor.codegen.triton.TritonKernelOverrides: constant(value dtype) index_expr(expr dtype)
-    indirect_indexing(self var size check wrap_neg) masked(mask body other) value_expr(expr dtype)
-torch._inductor.codegen.wrapper.WrapperLine: codegen(self code) codegen_fx(self converter)
-torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder: _deduce_value(self node)
-torch._inductor.fx_passes.post_grad: decompose_auto_functionalized(graph)
-    decompose_scan_to_while_loop(gm) decompose_triton_kernel_wrapper_functional(graph)
-    reinplace_inplaceable_ops(fake_tensor_updater graph)
-torch._inductor.fx_utils: _extract_subgraphs_and_args(node valid_subgraphs args kwargs)
-torch._inductor.graph.GraphLowering: codegen(self)
-torch._inductor.ir.ExternKernel: codegen(self wrapper) should_allocate(self)
-torch._inductor.ir.MultiOutput: codegen(self wrapper)
-torch._inductor.ir.Reduction: create(device dst_dtype src_dtype inner_fn ranges reduction_ranges
-    reduction_type reduction_hint input_node; device dst_dtype src_dtype inner_fn ranges
-    reduction_ranges reduction_type reduction_hint input_node strict_reduction)
-torch._inductor.ir.StorageBox: should_realize_on_reuse(self users; self users graph_reuse)
-torch._inductor.ops_handler.WrapperHandler: _default(self name args kwargs) index_expr(self expr
-    dtype) load(self name index) masked(self mask body other)
-torch._inductor.scheduler.SchedulerNode: recompute_size_and_body(self extra_indexing_constraints
-    recompute_sizes_body_func)
-torch._inductor.subgraph_lowering.PointwiseSubgraphLowering: call_function(self target args kwargs)
-    register_buffer(self buffer set_name) run_node(self n)
-torch._ops.HigherOrderOperator: dispatch(self dispatch_key args kwargs) gen_schema(self args kwargs)
-torch._subclasses.fake_tensor.FakeTensor: __new__(cls fake_mode elem device constant real_tensor
-    pytype dispatch_keys; cls fake_mode_or_elem elem device constant real_tensor pytype
-    dispatch_keys fake_mode fake_device _fake_device requires_grad _is_param state)
-torch._subclasses.meta_utils.MetaTensorDescriber: describe_tensor(self t recurse trace)
-torch.autograd: _engine_run_backward(t_outputs args kwargs)
-torch.autograd.function._SingleLevelFunction: backward(ctx grad_outputs) forward(args kwargs)
-    setup_context(ctx inputs output)
-torch.utils._python_dispatch.TorchDispatchMode: __torch_dispatch__(self func types args kwargs)
-torch.utils._sympy.printers.PythonPrinter: _print_Float(self expr)
-torch.utils._sympy.reference.PythonReferenceAnalysis: int_truediv(a b)
 """
