@@ -260,7 +260,7 @@ torch._dynamo.variables.tensor.NumpyNdarrayVariable: call_method[self tx name ar
 torch._dynamo.variables.tensor.TensorVariable: _method_register_hook[self name hook; self tx name
     hook] as_python_constant(self)[self] call_method(self tx name ...)[self tx name args kwargs]
     call_obj_hasattr(self tx name)[self tx name] method_attr_grad_fn(self tx)[self tx]
-    nb_index_impl[self tx]
+    nb_index_impl(self tx)[self tx]
 torch._dynamo.variables.torch.TorchCtxManagerClassVariable: call_function(self tx ...)[self tx args
     kwargs]
 torch._dynamo.variables.torch.TorchInGraphFunctionVariable: call_function(self tx ...; self tx args

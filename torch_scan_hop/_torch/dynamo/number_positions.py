@@ -23,7 +23,7 @@ from torch_scan_hop._torch.dynamo.number_identity import seen
 from torch_scan_hop._torch.dynamo.number_items import is_table
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import call_inlined, example_value
-from torch_scan_hop._torch.replaced import replaced, wrapped
+from torch_scan_hop._torch.replaced import wrapped
 
 
 @contextlib.contextmanager
@@ -40,16 +40,14 @@ def positions_are_known(position: Callable[[TensorVariable], int | None]) -> Ite
             args = [_times(position, arg) for arg in args]
         return original(self, tx, args, kwargs)
 
+    def as_index(original: Any, self: TensorVariable, tx: Any) -> Any:
+        known = position(self) if is_made_number(self) else None
+        return original(self, tx) if known is None else ConstantVariable.create(known)
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(wrapped(BuiltinVariable, call_function=call_function))
-        as_index = getattr(TensorVariable, "nb_index_impl", None)  # since torch 2.13
-        if as_index is not None:
-
-            def nb_index_impl(self: TensorVariable, tx: Any) -> Any:
-                known = position(self) if is_made_number(self) else None
-                return as_index(self, tx) if known is None else ConstantVariable.create(known)
-
-            stack.enter_context(replaced(TensorVariable, nb_index_impl=nb_index_impl))
+        if hasattr(TensorVariable, "nb_index_impl"):  # since torch 2.13
+            stack.enter_context(wrapped(TensorVariable, nb_index_impl=as_index))
         yield
 
 

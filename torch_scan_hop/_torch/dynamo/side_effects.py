@@ -266,22 +266,21 @@ def _methods_that_change() -> list[tuple[type, str]]:
         (cls, name)
         for cls in found
         for name, method in vars(cls).items()
-        if isinstance(method, types.FunctionType) and "mutation" in method.__code__.co_names
+        if isinstance(method, types.FunctionType)
+        # one that is wrapped for the capture at hand says so in torch's own code
+        if "mutation" in inspect.unwrap(method).__code__.co_names
     ]
 
 
 @contextlib.contextmanager
 def _contents_noted(watch: _Watch) -> Iterator[None]:
-    def noting(method: Any) -> Any:
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            watch.may_change(self)
-            return method(self, *args, **kwargs)
-
-        return functools.wraps(method)(call)
+    def call(method: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        watch.may_change(self)
+        return method(self, *args, **kwargs)
 
     with contextlib.ExitStack() as stack:
         for cls, name in _methods_that_change():
-            stack.enter_context(replaced(cls, **{name: noting(vars(cls)[name])}))
+            stack.enter_context(wrapped(cls, **{name: call}))
         stack.enter_context(changes_by_tables_told(watch.may_change))
         yield
 
