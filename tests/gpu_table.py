@@ -50,6 +50,12 @@ def cell_of(module: nn.Module) -> Any:
     return step
 
 
+def made_weight(make: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> Any:
+    """A step that makes its weight of others."""
+    weights = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    return carried(lambda x: torch.tanh(x @ make(*weights)))
+
+
 def lstm_with_norm() -> Any:
     cell, norm = nn.LSTMCell(H, H), nn.LayerNorm(H)
 
@@ -180,6 +186,11 @@ MODULES: dict[str, Callable[[], Any]] = {
     "sLSTM": slstm,
     "an average with its bias corrected": average,
     "Linear, tanh": lambda: carried(nn.Sequential(nn.Linear(H, H), nn.Tanh())),
+    "a softmax as weight": lambda: made_weight(lambda w: torch.softmax(w, -1), (H, H)),
+    "a weight of low rank": lambda: made_weight(torch.matmul, (H, 2), (2, H)),
+    "a normed weight": lambda: made_weight(
+        lambda v, g: g * v / v.norm(dim=1, keepdim=True), (H, H), (H, 1)
+    ),
     "LayerNorm": lambda: carried(nn.LayerNorm(H)),
     "RMSNorm": lambda: carried(nn.RMSNorm(H)),
     "GroupNorm": lambda: carried(nn.GroupNorm(4, H)),

@@ -171,6 +171,26 @@ def gate(g: Builder) -> None:
     g.let(text, (n, k))
 
 
+@rule("cells")
+def gate_of_a_made_weight(g: Builder) -> None:
+    """A carry times what the step makes of weights, whose gradients go back through that."""
+    carries = [v for v in g.vars if v.name[0] == "c" and v.type.dtype == "f"]
+    c = g.choose([v for v in carries if len(v.type.shape) == 2])
+    n, k = c.type.shape
+    weights = [v for v in g.vars if v.name[0] == "w" and v.type.shape == (k, k)]
+    w, u = g.choose(weights), g.choose(weights)
+    made = [
+        "torch.softmax({w}, -1)",
+        "({w} @ {u})",
+        "({w} + 0.5 * {u} @ {w}.mT)",
+        "(torch.tanh({w}) * {u}.sum())",
+        "({w}.tril() - {u}.tril(-1).mT)",
+        "({u} * {w} / (1 + {w}.norm(dim=-1, keepdim=True)))",
+    ]
+    weight = g.choose(made).format(w=w.name, u=u.name)
+    g.let(f"torch.tanh({c.name} @ {weight} + {g.like((n, k)).name})", (n, k))
+
+
 @rule("products")
 def batched_product(g: Builder) -> None:
     a = g.float(3, 3)

@@ -13,6 +13,7 @@ from torch import fx
 
 from torch_scan_hop import inductor
 from torch_scan_hop._torch.capabilities import require
+from torch_scan_hop._torch.functorch_levels import is_wrapped
 from torch_scan_hop._torch.isolation import torch_functions_disabled
 from torch_scan_hop.body.meta_values import placeholder
 from torch_scan_hop.body.node_kinds import operator_name
@@ -22,6 +23,8 @@ from torch_scan_hop.explain.facts import Kernel, Resources
 from torch_scan_hop.explain.sites import Site
 from torch_scan_hop.op import scan_op, scan_options
 
+_BATCHED = "not known here: vmap around it adds a batch, which these sizes leave out"
+
 log = logging.getLogger(__name__)
 
 
@@ -29,6 +32,9 @@ def kernels_of(site: Site) -> tuple[Kernel, ...]:
     """Return what each loop becomes; one entry that says why, if that is not known."""
     if site.operands.xs[0].device.type == "xla":
         return ()  # a While, in every case
+    tensors = [v for v in site.operands.flat() if isinstance(v, torch.Tensor)]
+    if any(map(is_wrapped, tensors)):
+        return (Kernel("forward", _BATCHED, "", ""),)
     found: list[Kernel] = []
     name = "forward"
 
