@@ -35,6 +35,7 @@ class Uses(ast.NodeVisitor):
         self.paths = dict(known)
         self.own = own | {n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
         self.calls: list[tuple[str, ast.Call, bool]] = []
+        self.wraps: dict[str, str] = {}
         self.replaced: set[str] = set()
         for node in ast.walk(tree):
             self._learn(node)
@@ -47,6 +48,16 @@ class Uses(ast.NodeVisitor):
             path = self.path(node.value)
             if path is not None and isinstance(targets[0], ast.Name):
                 self.paths.setdefault(targets[0].id, path)
+
+    def _wraps(self, tree: ast.AST) -> dict[str, str]:
+        """The method that a function is wrapped around, by the function's name."""
+        found: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("wrap", "wrapped"):
+                owner = self.path(node.args[0])
+                around = {ast.unparse(k.value): f"{owner}.{k.arg}" for k in node.keywords if k.arg}
+                found |= around if owner else {}
+        return found
 
     def path(self, node: ast.AST) -> str | None:
         if isinstance(node, ast.Name):
@@ -62,11 +73,20 @@ class Uses(ast.NodeVisitor):
         is_own = isinstance(node.func, ast.Name) and node.func.id in self.own
         if path is not None and is_private(path) and not is_own:
             self.calls.append((path, node, bool(held)))
-        if isinstance(node.func, ast.Name) and node.func.id == "replaced":
+        if isinstance(node.func, ast.Name) and node.func.id in ("replaced", "wrap", "wrapped"):
             owner = self.path(node.args[0])
             paths = (f"{owner}.{k.arg}" for k in node.keywords if owner and k.arg)
             self.replaced |= set(filter(is_private, paths))
         self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """Of one that is wrapped around a method, the first parameter is that method."""
+        paths, wraps = self.paths, self.wraps
+        if node.name in wraps:
+            self.paths = {**paths, node.args.args[0].arg: wraps[node.name]}
+        self.wraps = {**wraps, **self._wraps(node)}
+        self.generic_visit(node)
+        self.paths, self.wraps = paths, wraps
 
     def visit_Assign(self, node: ast.Assign) -> None:
         path = self.path(node.targets[0])

@@ -14,6 +14,7 @@ import importlib.abc
 import importlib.util
 import sys
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,7 @@ SHIMS: dict[str, set[str]] = {
 
 HEADER = '''"""The private names of torch that each capability needs, of torch {versions}.
 
-Written by ``python tests/private_names.py``, once on each of these.
+Written by ``python tests/private_names.py``, once on each of these; ``forms`` reads it.
 """
 
 VERSIONS = "{versions}"
@@ -234,13 +235,13 @@ CHECKED = "{checked}"
 #: what some versions have not, and which have it: its shim looks first
 ONLY_IN: dict[str, str] = {only}
 
+#: the names of each capability, each after the module or class that has it
 NAMES: dict[str, str] = {names}
 
-#: how each is called, by position and by keyword ("? ": on some versions only); see ``forms``
-CALLED: dict[str, str] = {called}
-
-#: the parameters of each that is patched or overridden
-REPLACED: dict[str, str] = {replaced}
+#: how each is called, and the parameters of each that is patched or overridden; see ``forms``
+FORMS = """
+{forms}
+"""
 '''
 
 
@@ -278,11 +279,12 @@ def written() -> str:
     import torch
     from private_forms import forms
 
-    from torch_scan_hop._torch.forms import resolve
-    from torch_scan_hop._torch.private_names import CALLED, ONLY_IN, REPLACED
+    from torch_scan_hop._torch.forms import CALLED, ONLY_IN, REPLACED, resolve
 
     version = torch.__version__.partition("+")[0]
     called, replaced = forms(CALLED, REPLACED)
+    entries = {name: f"({sites})" for name, sites in called.items()}
+    entries |= {name: f"{entries.get(name, '')}[{own}]" for name, own in replaced.items()}
     only = {}
     for name in sorted({*private_names(), *called, *replaced}):
         have = set(ONLY_IN.get(name, " ".join(CHECKED)).split()) - {version}
@@ -295,9 +297,30 @@ def written() -> str:
         versions="2.9 to 2.15",
         checked=" ".join(CHECKED),
         only=_dict(only),
-        names=_lists({name: " ".join(names) for name, names in used_by_capability().items()}),
-        called=_lists(called),
-        replaced=_lists(replaced),
+        names=_lists(
+            {name: " ".join(_rows(names)) for name, names in used_by_capability().items()}
+        ),
+        forms=_indented(_rows(dict(sorted(entries.items())))),
+    )
+
+
+def _rows(paths: Iterable[str]) -> list[str]:
+    """One for each owner, with its names, and with the form of each if ``paths`` has it."""
+    rows: dict[str, list[str]] = {}
+    for path in paths:
+        owner, _, name = path.rpartition(".")
+        form = paths[path] if isinstance(paths, dict) else ""
+        rows.setdefault(owner, []).append(f"{name}{form}")
+    return [f"{owner}: {' '.join(names)}" for owner, names in rows.items()]
+
+
+def _indented(rows: list[str]) -> str:
+    return "\n".join(_wrapped(row, 100, "    ") for row in rows)
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> str:
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
 
 
@@ -311,7 +334,7 @@ def _lists(entries: dict[str, str]) -> str:
     for key, words in entries.items():
         line = f'    "{key}": "{words}",\n'
         if len(line) > 101:
-            wrapped = textwrap.wrap(words, 88, break_on_hyphens=False, break_long_words=False)
+            wrapped = _wrapped(words, 88).splitlines()
             ends = [*(f"{text} " for text in wrapped[:-1]), wrapped[-1]]
             line = f'    "{key}": (\n' + "".join(f'        "{t}"\n' for t in ends) + "    ),\n"
         lines.append(line)

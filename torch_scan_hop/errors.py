@@ -53,6 +53,15 @@ def describe(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def named(error: BaseException) -> str:
+    """Return the error's type, and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def add_note(error: BaseException, note: str) -> None:
     """Add a note to another library's ``error``: what it has to do with a scan."""
     if hasattr(error, "add_note"):

@@ -25,7 +25,7 @@ from without_each_name import forbidden, tables
 
 import torch_scan_hop
 from torch_scan_hop._torch import capabilities, forms
-from torch_scan_hop._torch.private_names import CALLED, NAMES, ONLY_IN, REPLACED
+from torch_scan_hop._torch.forms import CALLED, NAMES, ONLY_IN, REPLACED
 
 HERE = Path(__file__).parents[1]
 
@@ -35,7 +35,7 @@ VERSION = torch.__version__.partition("+")[0]
 
 def test_the_package_knows_the_names_that_it_uses():
     """``python tests/private_names.py`` writes them anew."""
-    assert {name: names.split() for name, names in NAMES.items()} == used_by_capability()
+    assert used_by_capability() == NAMES
     if VERSION in CHECKED:  # and how it calls and replaces them
         assert NAMES_OF_SHIMS.read_text() == written()
 
@@ -255,7 +255,7 @@ FORMS = {
 
 @pytest.mark.parametrize("path", FORMS)
 def test_what_has_another_form_is_not_there(path, monkeypatch):
-    names = {name for names in NAMES.values() for name in names.split()}
+    names = {name for names in NAMES.values() for name in names}
     used = path if path in names else path.rpartition(".")[0]
     assert used in names and forms.why_not(used) is None
     other = FORMS[path]

@@ -25,7 +25,7 @@ from torch._subclasses.meta_utils import MetaTensorDescriber
 
 from torch_scan_hop._torch.engine_in_python import gradients, noting_who_takes_none
 from torch_scan_hop._torch.fakes import FakeTensor
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import replaced, wrapped
 
 #: the properties of an H100 that Inductor asks for
 PROPERTIES = types.SimpleNamespace(
@@ -104,9 +104,7 @@ def standing_in(parts: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
         for name, answer in _ANSWERS.items():
             owner, attribute = _place_of(name)
             stack.enter_context(replaced(owner, **{attribute: answer}))
-        folder = UniformValueConstantFolder
-        deduce = _folds_on_the_cpu(folder._deduce_value)
-        stack.enter_context(replaced(folder, _deduce_value=deduce))
+        stack.enter_context(wrapped(UniformValueConstantFolder, _deduce_value=_deduced_on_the_cpu))
         stack.enter_context(noting_who_takes_none())
         stack.enter_context(replaced(autograd, _engine_run_backward=_engine()))
         shapes = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
@@ -118,15 +116,13 @@ def standing_in(parts: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
 
 def taken_for_those_on(device: str) -> contextlib.AbstractContextManager[None]:
     """Let fakes that are made of tensors on the CPU be on that device."""
-    as_it_is = MetaTensorDescriber.describe_tensor
     there = torch.device(device, 0)
 
-    @functools.wraps(as_it_is)
-    def describe(self: Any, t: torch.Tensor, **kwargs: Any) -> Any:
+    def describe(as_it_is: Any, self: Any, t: torch.Tensor, **kwargs: Any) -> Any:
         found = as_it_is(self, t, **kwargs)
         return dataclasses.replace(found, device=there) if t.device.type == "cpu" else found
 
-    return replaced(MetaTensorDescriber, describe_tensor=describe)
+    return wrapped(MetaTensorDescriber, describe_tensor=describe)
 
 
 def _engine() -> Callable[..., Any]:
@@ -150,21 +146,16 @@ def _engine() -> Callable[..., Any]:
     return run
 
 
-def _folds_on_the_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+def _deduced_on_the_cpu(original: Callable[..., Any], self: Any, node: fx.Node) -> Any:
     """Let Inductor's pass that folds tensors of one value make its samples on the CPU."""
-
-    @functools.wraps(original)
-    def deduce(self: Any, node: fx.Node) -> Any:
-        kwargs = node.kwargs
-        if getattr(kwargs.get("device"), "type", "") != "cuda":
-            return original(self, node)
-        node.kwargs = {**kwargs, "device": torch.device("cpu")}
-        try:
-            return original(self, node)
-        finally:
-            node.kwargs = kwargs
-
-    return deduce
+    kwargs = node.kwargs
+    if getattr(kwargs.get("device"), "type", "") != "cuda":
+        return original(self, node)
+    node.kwargs = {**kwargs, "device": torch.device("cpu")}
+    try:
+        return original(self, node)
+    finally:
+        node.kwargs = kwargs
 
 
 def _place_of(name: str) -> tuple[Any, str]:

@@ -23,9 +23,8 @@ from pathlib import Path
 
 import torch
 
-from torch_scan_hop._torch.forms import why_not
-from torch_scan_hop._torch.private_names import NAMES
-from torch_scan_hop.errors import ScanTypeError
+from torch_scan_hop._torch.forms import NAMES, why_not
+from torch_scan_hop.errors import ScanTypeError, named
 
 _DYNAMO = "torch._dynamo"
 VARIABLE = "TORCH_SCAN_HOP_WITHOUT"
@@ -131,7 +130,7 @@ def attempt(name: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, Warning):  # raised, for whoever runs with warnings as errors
             raise
-        _failed[name] = f"torch {torch.__version__} is not as expected ({_said(error)})"
+        _failed[name] = f"torch {torch.__version__} is not as expected ({named(error)})"
         captures = captures and name not in ("operator", "capture")
         is_there(name)
 
@@ -160,14 +159,9 @@ def own_failures_said(what: str, name: str) -> Iterator[None]:
         if not is_own_failure(error):
             raise
         raise CapabilityMissing(
-            f"torch_scan_hop: {what} failed on torch {torch.__version__} ({_said(error)}). With "
+            f"torch_scan_hop: {what} failed on torch {torch.__version__} ({named(error)}). With "
             f"{VARIABLE}={name}, {CAPABILITIES[name].instead}. Please report it."
         ) from error
-
-
-def _said(error: BaseException) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}"
 
 
 def require(name: str) -> None:
@@ -183,7 +177,7 @@ def require(name: str) -> None:
 
 @functools.cache
 def _missing(name: str, imports: bool, has_dynamo: bool) -> str | None:
-    for path in NAMES.get(name, "").split():
+    for path in NAMES.get(name, ()):
         reason = why_not(path, imports)
         if reason is not None:
             return f"torch {torch.__version__} {reason}"

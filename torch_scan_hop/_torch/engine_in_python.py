@@ -8,7 +8,6 @@ is torch's; the walk decides only when a node is called, and adds up what reache
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.autograd.graph import get_gradient_edge
 
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import wrapped
 
 _TAKES_NONE = "takes_none_for_zeros"
 
@@ -25,14 +24,12 @@ _TAKES_NONE = "takes_none_for_zeros"
 def noting_who_takes_none() -> AbstractContextManager[None]:
     """Within, functions of Python are asked whether they ``set_materialize_grads``: the walk needs
     to know, and torch keeps it where Python cannot read it."""
-    original = FunctionCtx.set_materialize_grads
 
-    @functools.wraps(original)
-    def noted(self: Any, value: bool) -> None:
+    def noted(original: Any, self: Any, value: bool) -> None:
         setattr(self, _TAKES_NONE, not value)
         original(self, value)
 
-    return replaced(FunctionCtx, set_materialize_grads=noted)
+    return wrapped(FunctionCtx, set_materialize_grads=noted)
 
 
 def gradients(

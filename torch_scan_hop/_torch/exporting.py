@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 from torch import fx
 from torch.export import ExportedProgram
 
+from torch_scan_hop._torch.replaced import wrap
 from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop._torch.tracing import is_exporting_to_onnx
 
@@ -35,10 +35,8 @@ def before_a_program_runs(rewrite: Callable[[fx.GraphModule], None]) -> None:
 
     torch runs that module, and compiles it, decomposes it and exports it to ONNX.
     """
-    make = ExportedProgram.module
 
-    @functools.wraps(make)
-    def module(self: ExportedProgram, *args: Any, **kwargs: Any) -> Any:
+    def module(make: Any, self: ExportedProgram, *args: Any, **kwargs: Any) -> Any:
         made = make(self, *args, **kwargs)
         try:
             rewrite(made)
@@ -47,4 +45,4 @@ def before_a_program_runs(rewrite: Callable[[fx.GraphModule], None]) -> None:
             made = make(self, *args, **kwargs)
         return made
 
-    ExportedProgram.module = module  # type: ignore[method-assign]
+    wrap(ExportedProgram, module=module)

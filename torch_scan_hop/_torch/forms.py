@@ -4,11 +4,15 @@ A function that takes its arguments in another order, or a method that torch no 
 this package overrides it, has its old name and is not what it was. ``private_names`` has the names,
 and the forms of the torch versions that were checked, read from their signatures::
 
-    CALLED    "tx f|fn source_target="   the arguments of a call, by position and by keyword
-    REPLACED  "self item name"           the parameters of what is patched or overridden
+    (tx f|fn source_target=)   the arguments of a call, by position and by keyword
+    [self item name]           the parameters of what is patched or overridden
 
-A keyword ends in "=", "..." says that there may be more, "()" is a call with nothing, and "; "
-separates calls.
+Names come after the module or class that is their owner::
+
+    torch._C: _len_torch_dispatch_stack _set_grad_enabled torch._ops: key_extractor(tensors mask)
+
+A keyword ends in "=", "..." says that there may be more, "()" is a call with nothing, "? " one that
+is made on some versions only, and "; " separates calls.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import types
 from collections.abc import Sequence
@@ -24,9 +29,35 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.private_names import CALLED, CHECKED, NAMES, ONLY_IN, REPLACED, VERSIONS
+from torch_scan_hop._torch import private_names
+from torch_scan_hop._torch.private_names import CHECKED, ONLY_IN, VERSIONS
 
 _P = inspect.Parameter
+# an owner with its colon, or a name, with its calls and its parameters if it has any
+_ENTRY = re.compile(r"([\w.]+)(?:(:)|(?:\((.*?)\))?(?:\[(.*?)\])?)(?=\s|$)")
+
+
+def _by_path(table: str) -> dict[str, tuple[str | None, str | None]]:
+    """Return for each name of a table, by its path, how it is called and its parameters.
+
+    >>> _by_path("torch._C: _a torch._ops: f(()) g(x)[self x]")
+    {'torch._C._a': (None, None), 'torch._ops.f': ('()', None), 'torch._ops.g': ('x', 'self x')}
+    """
+    found: dict[str, tuple[str | None, str | None]] = {}
+    owner = ""
+    for entry in _ENTRY.finditer(" ".join(table.split())):
+        name, colon, *form = entry.groups()
+        if colon:
+            owner = name
+        else:
+            found[f"{owner}.{name}"] = form[0], form[1]
+    return found
+
+
+NAMES = {capability: sorted(_by_path(names)) for capability, names in private_names.NAMES.items()}
+_FORMS = _by_path(private_names.FORMS)
+CALLED = {path: sites for path, (sites, _) in _FORMS.items() if sites is not None}
+REPLACED = {path: own for path, (_, own) in _FORMS.items() if own is not None}
 
 
 def why_not(name: str, imports: bool = True) -> str | None:
@@ -45,7 +76,7 @@ def why_not(name: str, imports: bool = True) -> str | None:
 @functools.cache
 def _members() -> dict[str, list[str]]:
     """Return for each name that a shim uses the methods of it that are called or replaced."""
-    names = {path for paths in NAMES.values() for path in paths.split()}
+    names = {path for paths in NAMES.values() for path in paths}
     found: dict[str, list[str]] = {}
     for path in {*CALLED, *REPLACED} - names:
         owner = path.rpartition(".")[0]

@@ -6,7 +6,6 @@ Import it only once Inductor is needed: it takes seconds.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -34,7 +33,7 @@ from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
 from torch_scan_hop._torch.inductor_values import is_unrealized
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import wrapped
 
 # torch's, under our names
 __all__ = ["MultiOutputLayout"]
@@ -183,18 +182,17 @@ def codegen_subgraph_inline(wrapper: Any, subgraph: Subgraph, input_names: Seque
 def _writes_stay_in_order() -> contextlib.AbstractContextManager[None]:
     """Keep the order of writes to one buffer, which torch 2.9 forgets of a node whose loops change
     to fit those of another: a scatter may come before the values that it adds to."""
-    original: Any = SchedulerNode.recompute_size_and_body
-    if "fake_deps" in original.__code__.co_varnames:  # torch > 2.9
+    recompute_body: Any = SchedulerNode.recompute_size_and_body
+    if "fake_deps" in recompute_body.__code__.co_varnames:  # torch > 2.9
         return contextlib.nullcontext()
 
-    @functools.wraps(original)
-    def recompute(self: Any, *args: Any, **kwargs: Any) -> None:
+    def recompute(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         kinds = (WeakDep, StarDep)
         orders = OrderedSet(d for d in self.read_writes.reads if isinstance(d, kinds))
         original(self, *args, **kwargs)
         self.set_read_writes(self.read_writes.with_read(orders).rename(self.mutation_renames))
 
-    return replaced(SchedulerNode, recompute_size_and_body=recompute)
+    return wrapped(SchedulerNode, recompute_size_and_body=recompute)
 
 
 @contextlib.contextmanager

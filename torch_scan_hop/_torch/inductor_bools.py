@@ -17,30 +17,30 @@ from torch._inductor.utils import IndentedBuffer
 from torch._inductor.virtualized import V
 
 from torch_scan_hop._torch.inductor_checks import holds_a_scan
+from torch_scan_hop._torch.replaced import wrap
 
 
 @functools.cache
 def let_bools_be_vectors() -> None:
     """Load and store bools as vectors in the kernels of graphs that hold a scan."""
-    torchs_load, torchs_store = CppVecKernel._get_vec_load_line, CppVecKernel._get_store_line
 
-    @functools.wraps(torchs_load)
-    def load(self: Any, var: Any, index: Any, dtype: Any, *rest: Any, **named: Any) -> Any:
+    def load(
+        torchs: Any, self: Any, var: Any, index: Any, dtype: Any, *rest: Any, **named: Any
+    ) -> Any:
         if dtype != torch.bool or not holds_a_scan(V.graph):
-            return torchs_load(self, var, index, dtype, *rest, **named)
+            return torchs(self, var, index, dtype, *rest, **named)
         return _load_line(self, _address(var, index, "const uint8_t"))
 
-    @functools.wraps(torchs_store)
     def store(
-        self: Any, value: Any, var: Any, index: Any, dtype: Any, *rest: Any, **named: Any
-    ) -> Any:
+        torchs: Any, self: Any, value: Any, var: Any, index: Any, dtype: Any, *rest: Any,
+        **named: Any,
+    ) -> Any:  # fmt: skip
         is_mask = dtype == torch.bool and getattr(value, "dtype", None) == torch.bool
         if not is_mask or not _is_contiguous(self, index) or not holds_a_scan(V.graph):
-            return torchs_store(self, value, var, index, dtype, *rest, **named)
+            return torchs(self, value, var, index, dtype, *rest, **named)
         return _store_line(self, value, _address(var, index, "uint8_t"))
 
-    CppVecKernel._get_vec_load_line = load  # type: ignore[method-assign]
-    CppVecKernel._get_store_line = store  # type: ignore[method-assign]
+    wrap(CppVecKernel, _get_vec_load_line=load, _get_store_line=store)
 
 
 def _address(var: Any, index: Any, dtype: str) -> str:

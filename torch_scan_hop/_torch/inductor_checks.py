@@ -16,6 +16,8 @@ from torch import fx
 from torch._inductor.codegen.cpp import KernelGroup
 from torch._inductor.virtualized import V
 
+from torch_scan_hop._torch.replaced import wrap
+
 _CHECK = re.compile(r'^(\s*)(\w*TORCH_CHECK)\((.*), ("index out of bounds[^"]*")\);$')
 _FLAG = "scan_out_of_bounds"
 
@@ -31,14 +33,12 @@ def mark_as_holding_a_scan(module: fx.GraphModule) -> None:
 @functools.cache
 def report_outside_of_threads() -> None:
     """Report what threads found outside of them, in the kernels of marked graphs."""
-    original = KernelGroup.codegen_group
 
-    @functools.wraps(original)
-    def codegen_group(self: KernelGroup, *args: Any, **kwargs: Any) -> str:
+    def codegen_group(original: Any, self: KernelGroup, *args: Any, **kwargs: Any) -> Any:
         source = original(self, *args, **kwargs)
         return checked_outside(source) if holds_a_scan(V.graph) else source
 
-    KernelGroup.codegen_group = codegen_group  # type: ignore[method-assign]
+    wrap(KernelGroup, codegen_group=codegen_group)
 
 
 def holds_a_scan(lowering: Any) -> bool:

@@ -6,7 +6,6 @@ Import it only once Inductor is needed: it takes seconds.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import wrapped
 
 
 def compiled_graphs(gm: fx.GraphModule, examples: Sequence[Any]) -> dict[str, fx.GraphModule]:
@@ -95,15 +94,13 @@ class _Lowered(Exception):
 @contextlib.contextmanager
 def _without_code() -> Iterator[list[bool]]:
     """Stop this thread's Inductor where it would write code; note that in the list it yields."""
-    codegen = GraphLowering.codegen
     thread, reached = threading.get_ident(), []
 
-    @functools.wraps(codegen)
-    def stop(self: Any) -> Any:
+    def stop(codegen: Any, self: Any) -> Any:
         if threading.get_ident() != thread:
             return codegen(self)
         reached.append(True)
         raise _Lowered
 
-    with replaced(GraphLowering, codegen=stop):
+    with wrapped(GraphLowering, codegen=stop):
         yield reached

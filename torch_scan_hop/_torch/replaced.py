@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -46,3 +47,35 @@ def replaced(owner: Any, **instead: Any) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+
+
+def wrapped(owner: Any, **around: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Within, a call of a method of ``owner`` is one of the function ``around`` it, which is given
+    the method that was there before the arguments.
+
+    >>> class Torchs:
+    ...     def method(self, n):
+    ...         return n
+    >>> with wrapped(Torchs, method=lambda original, self, n: original(self, n) + 1):
+    ...     Torchs().method(1)
+    2
+    """
+    return replaced(owner, **_wrappers(owner, around))
+
+
+def wrap(owner: Any, **around: Callable[..., Any]) -> None:
+    """Do what :func:`wrapped` does, for good."""
+    for name, wrapper in _wrappers(owner, around).items():
+        setattr(owner, name, wrapper)
+
+
+def _wrappers(owner: Any, around: dict[str, Callable[..., Any]]) -> dict[str, Any]:
+    return {name: _wrapper(getattr(owner, name), call) for name, call in around.items()}
+
+
+def _wrapper(original: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return call(original, *args, **kwargs)
+
+    return wrapper

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.meta_utils import MetaTensorDescriber
 
 from torch_scan_hop._torch.operators import from_functional as unwrapped
+from torch_scan_hop._torch.replaced import wrap
 
 INSTALL = "pip install 'torch==2.9.1' 'torch_xla==2.9.0'"
 
@@ -198,16 +199,16 @@ def let_fakes_describe_wrapped_tensors() -> None:
     By itself it takes the tensor inside for one that ``torch.func.functionalize`` wrapped, although
     it handles bare XLA tensors, which are functional wrappers as well, without that.
     """
-    describe = MetaTensorDescriber.describe_tensor
 
-    @functools.wraps(describe)
-    def describe_tensor(self: Any, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def describe_tensor(
+        describe: Any, self: Any, t: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         found = describe(self, t, *args, **kwargs)
         if found.is_functional and found.unwrapped is None:
             object.__setattr__(found, "is_functional", False)
         return found
 
-    MetaTensorDescriber.describe_tensor = describe_tensor  # type: ignore[method-assign]
+    wrap(MetaTensorDescriber, describe_tensor=describe_tensor)
 
 
 def let_fakes_know_the_device() -> None:

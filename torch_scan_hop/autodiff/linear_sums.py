@@ -164,7 +164,7 @@ _LINEAR = {
 }
 
 # with what all steps share: the position of the argument that varies
-_LINEAR_IN_ONE = {
+_LINEAR_IN_ONE: dict[Any, int] = {
     aten._log_softmax_backward_data.default: 0,
     aten._softmax_backward_data.default: 0,
     aten.cholesky_solve.default: 0,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from torch_scan_hop._torch.dynamo.errors import UncapturedHigherOrderOpError
 from torch_scan_hop._torch.dynamo.torchs_scan import (
-    UncapturedHigherOrderOpError,
     check_step,
     mark_bodies_of,
 )

@@ -76,11 +76,13 @@ class Drawing:
         self.next_carries = inputs & {result.name for result in self.loop.results}
         for value in self.loop.inputs:
             if value.node in read:
-                self._add(_input_box(value, self._column_of_input(value, operators)))
+                column = self._column_of_input(value, operators)
+                self._add(_value_box(value, value.node, "input", column))
         for op in operators:
             self._add(_operator_box(op))
         for k, value in enumerate(self.loop.results):
-            self._add(_result_box(value, k, self._column_of_result(value)))
+            column = self._column_of_result(value)
+            self._add(_value_box(value, f"result:{k}", "result", column, (value.node,)))
 
     def _add(self, box: Box) -> None:
         self.boxes[box.key] = box
@@ -197,21 +199,9 @@ class Drawing:
         return found
 
 
-def _input_box(value: Value, column: int) -> Box:
-    return Box(value.node, value.name, value.type, "input", value.depends_on, column, value.name)
-
-
-def _result_box(value: Value, k: int, column: int) -> Box:
-    return Box(
-        f"result:{k}",
-        value.name,
-        value.type,
-        "result",
-        value.depends_on,
-        column,
-        value.name,
-        inputs=(value.node,),
-    )
+def _value_box(value: Value, key: str, kind: str, column: int, inputs: tuple[str, ...] = ()) -> Box:
+    name = value.name
+    return Box(key, name, value.type, kind, value.depends_on, column, name, inputs=inputs)
 
 
 def _operator_box(op: Operator) -> Box:

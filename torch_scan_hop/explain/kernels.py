@@ -18,6 +18,7 @@ from torch_scan_hop._torch.isolation import torch_functions_disabled
 from torch_scan_hop.body.meta_values import placeholder
 from torch_scan_hop.body.node_kinds import operator_name
 from torch_scan_hop.cuda_graphs.recording import MOST_STEPS
+from torch_scan_hop.errors import named
 from torch_scan_hop.explain.facts import Kernel, Resources
 from torch_scan_hop.explain.sites import Site
 from torch_scan_hop.op import scan_op, scan_options
@@ -55,8 +56,7 @@ def kernels_of(site: Site) -> tuple[Kernel, ...]:
                     lower(graph, name == "backward", len(graphs) == 1)
     except Exception as error:  # a compiler has many reasons, and none is one to fail for
         log.debug("Inductor was asked about a scan, and failed", exc_info=True)
-        first = (str(error).strip().splitlines() or [""])[0]
-        found.append(Kernel(name, f"unknown: {type(error).__name__}: {first}", "", ""))
+        found.append(Kernel(name, f"unknown: {named(error)}", "", ""))
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch_scan_hop.body.node_kinds import operator_name
 from torch_scan_hop.capture.user_code import users_line
 from torch_scan_hop.eager.run import is_planned, plan_of
-from torch_scan_hop.errors import describe
+from torch_scan_hop.errors import describe, named
 from torch_scan_hop.explain.costs import Cost, Limits, cost_of, work_of
 from torch_scan_hop.explain.facts import LOOP, Loop, Operator, Value, Work
 from torch_scan_hop.explain.places import Places
@@ -33,8 +33,7 @@ def loop_of(site: Site, name: str, limits: Limits | None, shifted: int = 0) -> L
 
 
 def _without_plan(site: Site, name: str, error: Exception) -> Loop:
-    first = (str(error).splitlines() or [""])[0]
-    note = f"rewrites fail, and it runs step by step: {type(error).__name__}: {first}"
+    note = f"rewrites fail, and it runs step by step: {named(error)}"
     return Loop(
         name, str(site.trip_count), site.reverse, (), (), (), Work(0, 0, 0, 0, 0), note=note
     )
@@ -80,7 +79,7 @@ class _Describer:
             depends_on=self.places.depends_on(node),
             why=self.places.why(node) if self.planned else "it runs step by step",
             line=line_of(node),
-            inputs=tuple(dict.fromkeys(map(_producer, node.all_input_nodes))),
+            inputs=tuple(dict.fromkeys(producer(n).name for n in node.all_input_nodes)),
             flops=cost.flops,
             nbytes_moved=cost.nbytes,
         )
@@ -110,7 +109,7 @@ class _Describer:
         outputs = self.plan.outputs
         names = [*(f"next {n}" for n in self.site.names.carry), *self.site.ys]
         return tuple(
-            Value(name, _producer(node), type_of(node), self.places.depends_on(node))
+            Value(name, producer(node).name, type_of(node), self.places.depends_on(node))
             for name, node in zip(names, outputs.flat(), strict=True)
         )
 
@@ -130,17 +129,17 @@ def _is_operator(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is not operator.getitem
 
 
-def _producer(node: fx.Node) -> str:
+def producer(node: fx.Node) -> fx.Node:
     """Return the node that computes ``node``: for an element of a tuple, that of the tuple."""
     while node.target is operator.getitem:
         node = node.args[0]  # type: ignore[assignment]
-    return node.name
+    return node
 
 
 def value_name(node: fx.Node) -> str:
     """Return the name of a node; ``split[1]`` for an element of the result of ``split``."""
     if node.target is operator.getitem:
-        return f"{_producer(node)}[{node.args[1]}]"
+        return f"{producer(node).name}[{node.args[1]}]"
     return node.name
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch_scan_hop.body.node_kinds import operator_name
 from torch_scan_hop.capture.reasons import Reason, reason_of
 from torch_scan_hop.capture.replay import NotCaptured
 from torch_scan_hop.explain.facts import Memory, Residual
-from torch_scan_hop.explain.loops import line_of, type_of, value_name
+from torch_scan_hop.explain.loops import line_of, producer, type_of, value_name
 from torch_scan_hop.explain.sites import Site, nbytes_of, recorded
 from torch_scan_hop.op import scans_in
 from torch_scan_hop.signature import Inputs
@@ -142,10 +141,6 @@ def memory_of(site: Site, derivative: Derivative) -> Memory:
     return Memory(tuple(residuals), kept, kept * site.n_steps)
 
 
-def _producer(node: fx.Node) -> str:
-    return operator_name(node.args[0] if node.target is operator.getitem else node)  # type: ignore[arg-type]
-
-
 def _readers(partition: Partition) -> dict[Handover, str]:
     """Return for each kept value the operators of the backward that read it."""
     placeholders = partition.backward.graph.find_nodes(op="placeholder")
@@ -179,7 +174,7 @@ def _residual(site: Site, derivative: Derivative, slot: Handover, readers: str) 
     source = _THERE_ANYWAY[slot.source]
     if kept:
         is_carry = node in roles.carry
-        source = "carry into the step" if is_carry else f"result of {_producer(node)}"
+        source = "carry into the step" if is_carry else f"result of {operator_name(producer(node))}"
     return Residual(
         name=_name(site, derivative, slot).removeprefix("saved "),
         type=type_of(node),

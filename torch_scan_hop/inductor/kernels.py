@@ -19,7 +19,7 @@ from torch_scan_hop._torch.capabilities import attempt, is_there, why_off
 from torch_scan_hop._torch.inductor_values import NotPointwise
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.body.meta_values import value_of
-from torch_scan_hop.errors import Refusal
+from torch_scan_hop.errors import Refusal, first_line
 from torch_scan_hop.inductor.node import KernelNode, ScanCall
 from torch_scan_hop.inductor.qualify import is_pointwise
 from torch_scan_hop.rewrites import current_options
@@ -128,14 +128,10 @@ def kernel_of(call: ScanCall) -> tuple[KernelNode | None, Refusals]:
             kernel.check(call.body)
             return kernel.lower(call), refusals
         except Refusal as refusal:
-            refusals[kernel] = _first_line(refusal)  # fx adds where in a graph it was
+            refusals[kernel] = first_line(refusal)  # fx adds where in a graph it was
         except NotPointwise as error:
-            refusals[kernel] = f"it needs a buffer within a step ({_first_line(error)})"
+            refusals[kernel] = f"it needs a buffer within a step ({first_line(error)})"
         except Exception as error:  # the counted loop runs every body
             log.warning("no %s for a scan, which is a counted loop", kernel.__name__, exc_info=True)
             refusals[kernel] = f"it failed: {type(error).__name__}"
     return None, refusals
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]

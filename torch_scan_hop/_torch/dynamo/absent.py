@@ -16,13 +16,11 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.dynamo.variables import GETATTR
+from torch_scan_hop._torch.replaced import wrapped
 
 _HAS: Any = GuardBuilder.HASATTR
 _NAMES_THE_OWNER = "attr" in inspect.signature(_HAS).parameters  # torch > 2.9
-_GETATTR = "tp_getattro_impl"
-if not hasattr(UserDefinedObjectVariable, _GETATTR):  # until torch 2.14
-    _GETATTR = "var_getattr"
 
 
 def guard_absence(owner: Any, name: str) -> None:
@@ -37,14 +35,12 @@ def guard_absence(owner: Any, name: str) -> None:
 
 def absences_are_guarded() -> AbstractContextManager[None]:
     """Within, an attribute of an object that is looked for in vain is guarded."""
-    original: Any = getattr(UserDefinedObjectVariable, _GETATTR)
 
-    @functools.wraps(original)
-    def read(self: Any, tx: Any, name: str) -> Any:
+    def read(original: Any, self: Any, tx: Any, name: str) -> Any:
         try:
             return original(self, tx, name)
         except ObservedAttributeError:
             guard_absence(self, name)
             raise
 
-    return replaced(UserDefinedObjectVariable, **{_GETATTR: read})
+    return wrapped(UserDefinedObjectVariable, **{GETATTR: read})

@@ -8,7 +8,6 @@ class had before. And torch 2.9 does not call the setter of a property.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import types
 from collections.abc import Iterator
@@ -18,31 +17,23 @@ from torch._dynamo.source import AttrSource, TypeSource
 from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedObjectVariable
 
-from torch_scan_hop._torch.replaced import replaced
-
-_GETATTR = "tp_getattro_impl"
-if not hasattr(UserDefinedObjectVariable, _GETATTR):  # until torch 2.14
-    _GETATTR = "var_getattr"
+from torch_scan_hop._torch.dynamo.variables import GETATTR
+from torch_scan_hop._torch.replaced import wrapped
 
 
 @contextlib.contextmanager
 def attributes_of_classes_are_found() -> Iterator[None]:
-    of_object: Any = getattr(UserDefinedObjectVariable, _GETATTR)
-    of_class: Any = getattr(UserDefinedClassVariable, _GETATTR)
-
-    @functools.wraps(of_object)
-    def read_of_object(self: Any, tx: Any, name: str) -> Any:
+    def read_of_object(of_object: Any, self: Any, tx: Any, name: str) -> Any:
         found = None if _has_itself(tx, self, name) else _assigned(tx, type(self.value), name)
         return of_object(self, tx, name) if found is None else found
 
-    @functools.wraps(of_class)
-    def read_of_class(self: Any, tx: Any, name: str) -> Any:
+    def read_of_class(of_class: Any, self: Any, tx: Any, name: str) -> Any:
         found = _assigned(tx, self.value, name)
         return of_class(self, tx, name) if found is None else found
 
     with (
-        replaced(UserDefinedObjectVariable, **{_GETATTR: read_of_object}),
-        replaced(UserDefinedClassVariable, **{_GETATTR: read_of_class}),
+        wrapped(UserDefinedObjectVariable, **{GETATTR: read_of_object}),
+        wrapped(UserDefinedClassVariable, **{GETATTR: read_of_class}),
         _setters_are_called(),
     ):
         yield
@@ -51,10 +42,10 @@ def attributes_of_classes_are_found() -> Iterator[None]:
 def _setters_are_called() -> contextlib.AbstractContextManager[None]:
     if not hasattr(UserDefinedObjectVariable, "try_get_descritor_and_setter_py_func"):
         return contextlib.nullcontext()  # torch > 2.9
-    original = UserDefinedObjectVariable.method_setattr_standard
 
-    @functools.wraps(original)
-    def assign(self: Any, tx: Any, name: Any, value: Any, *how: Any, **named: Any) -> Any:
+    def assign(
+        original: Any, self: Any, tx: Any, name: Any, value: Any, *how: Any, **named: Any
+    ) -> Any:
         known = name.as_python_constant() if name.is_python_constant() else ""
         static = inspect.getattr_static(type(self.value), known, None)
         setter = static.fset if isinstance(static, property) else None
@@ -63,7 +54,7 @@ def _setters_are_called() -> contextlib.AbstractContextManager[None]:
         source = self.source and AttrSource(AttrSource(TypeSource(self.source), known), "fset")
         return UserFunctionVariable(setter, source=source).call_function(tx, [self, value], {})
 
-    return replaced(UserDefinedObjectVariable, method_setattr_standard=assign)
+    return wrapped(UserDefinedObjectVariable, method_setattr_standard=assign)
 
 
 def _has_itself(tx: Any, instance: Any, name: str) -> bool:

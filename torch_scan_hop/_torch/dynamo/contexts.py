@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,7 +30,7 @@ from torch.overrides import (
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import replaced, wrapped
 
 
 @contextlib.contextmanager
@@ -107,16 +106,14 @@ def functorch_views() -> contextlib.AbstractContextManager[None]:
     """
     if peek_interpreter_stack() is None:
         return contextlib.nullcontext()
-    original = MetaTensorDescriber.describe_tensor
 
-    @functools.wraps(original)
-    def describe(self: Any, t: torch.Tensor, **kwargs: Any) -> Any:
+    def describe(original: Any, self: Any, t: torch.Tensor, **kwargs: Any) -> Any:
         description = original(self, t, **kwargs)
         if description.is_functorch_wrapped:
             description = dataclasses.replace(description, is_view=False, is_leaf=True)
         return description
 
-    return replaced(MetaTensorDescriber, describe_tensor=describe)
+    return wrapped(MetaTensorDescriber, describe_tensor=describe)
 
 
 @contextlib.contextmanager

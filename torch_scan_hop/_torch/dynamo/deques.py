@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lists import DequeVariable
 
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import wrapped
 
 #: a deque of so many items may be filled by first steps, which are traced one by one
 MOST_TO_FILL = 8
@@ -35,7 +34,6 @@ def deques_are_bounded(tx: Any) -> Iterator[None]:
 
     Afterwards it has none, or Dynamo would refuse to write back what is in it.
     """
-    wrap_value = VariableBuilder._wrap
     bounded: list[tuple[DequeVariable, Any]] = []
 
     def bound(value: Any, variable: Any) -> None:
@@ -45,8 +43,7 @@ def deques_are_bounded(tx: Any) -> Iterator[None]:
             bounded.append((variable, variable.maxlen))
             variable.maxlen = ConstantVariable.create(value.maxlen)
 
-    @functools.wraps(wrap_value)
-    def wrap(self: VariableBuilder, value: Any) -> Any:
+    def wrap(wrap_value: Any, self: VariableBuilder, value: Any) -> Any:
         found = wrap_value(self, value)
         bound(value, found)
         return found
@@ -56,7 +53,7 @@ def deques_are_bounded(tx: Any) -> Iterator[None]:
         if getattr(effects.id_to_variable.get(id(value)), "source", None) is not None:
             bound(value, effects.id_to_variable[id(value)])
     try:
-        with replaced(VariableBuilder, _wrap=wrap), _deques_are_rotated():
+        with wrapped(VariableBuilder, _wrap=wrap), _deques_are_rotated():
             yield
     finally:
         for variable, before in bounded:
@@ -64,10 +61,7 @@ def deques_are_bounded(tx: Any) -> Iterator[None]:
 
 
 def _deques_are_rotated() -> contextlib.AbstractContextManager[None]:
-    original = DequeVariable.call_method
-
-    @functools.wraps(original)
-    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def call_method(original: Any, self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name != "rotate" or not all(arg.is_python_constant() for arg in args):
             return original(self, tx, name, args, kwargs)
         tx.output.side_effects.mutation(self)
@@ -76,4 +70,4 @@ def _deques_are_rotated() -> contextlib.AbstractContextManager[None]:
         self.items[:] = items
         return ConstantVariable.create(None)
 
-    return replaced(DequeVariable, call_method=call_method)
+    return wrapped(DequeVariable, call_method=call_method)

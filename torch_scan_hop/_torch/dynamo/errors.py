@@ -23,23 +23,8 @@ from torch._dynamo.exc import (
 
 from torch_scan_hop._torch.capabilities import is_own_failure
 
-__all__ = [
-    "DYNAMO_ERRORS",
-    "Turned",
-    "UncapturedHigherOrderOpError",
-    "Unsupported",
-    "UserError",
-    "causes_of",
-    "compilers_error",
-    "is_branch",
-    "is_data_dependent",
-    "is_limit_hit",
-    "is_programs_own",
-    "own_failures_are_unsupported",
-    "stack_of",
-    "uncaptured",
-    "users_error",
-]
+# torch's, under our names
+__all__ = ["UncapturedHigherOrderOpError", "Unsupported", "UserError"]
 
 DYNAMO_ERRORS: tuple[type[BaseException], ...] = (
     TorchDynamoException,

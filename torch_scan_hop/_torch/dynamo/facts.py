@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,12 +23,11 @@ from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
 from torch_scan_hop._torch.dynamo.places import NOT_THE_USERS, users_line
-from torch_scan_hop._torch.dynamo.variables import example_value, example_value_or_none
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.dynamo.variables import GETATTR, example_value, example_value_or_none
+from torch_scan_hop._torch.replaced import replaced, wrapped
 
 # attributes that tell a leaf that requires grad from the result of an operator
 _OF_LEAVES = frozenset({"grad", "grad_fn", "is_leaf", "retains_grad"})
-_GETATTR = "tp_getattro_impl" if "tp_getattro_impl" in vars(TensorVariable) else "var_getattr"
 
 
 class _GradFunction(VariableTracker):
@@ -46,13 +45,11 @@ class _GradFunction(VariableTracker):
 
 def grad_functions_are_known() -> AbstractContextManager[None]:
     """``h.grad_fn is None`` is answered, where Dynamo would give up."""
-    original = TensorVariable.method_attr_grad_fn
 
-    @functools.wraps(original)
-    def grad_fn(self: TensorVariable, tx: Any) -> Any:
+    def grad_fn(original: Any, self: TensorVariable, tx: Any) -> Any:
         return _GradFunction() if self.has_grad_fn else original(self, tx)
 
-    return replaced(TensorVariable, method_attr_grad_fn=grad_fn)
+    return wrapped(TensorVariable, method_attr_grad_fn=grad_fn)
 
 
 @dataclass(eq=False)
@@ -128,7 +125,7 @@ def _is_number(variable: VariableTracker) -> bool:
 
 def _has(tx: Any, variable: VariableTracker, name: str) -> bool:
     try:
-        getattr(variable, _GETATTR)(tx, name)
+        getattr(variable, GETATTR)(tx, name)
     except Exception:
         return False
     return True
@@ -142,11 +139,9 @@ _noting: list[Facts] = []
 def facts_noted() -> Iterator[Facts]:
     """Note facts while a body is traced."""
     facts = Facts()
-    read: Callable[..., Any] = getattr(TensorVariable, _GETATTR)
     call = BuiltinVariable.call_function
 
-    @functools.wraps(read)
-    def note_attribute(self: TensorVariable, tx: Any, name: str) -> Any:
+    def note_attribute(read: Any, self: TensorVariable, tx: Any, name: str) -> Any:
         if is_users(tx):
             facts.grad = facts.grad or name == "requires_grad"
             facts.leaf = facts.leaf or name in _OF_LEAVES
@@ -172,7 +167,7 @@ def facts_noted() -> Iterator[Facts]:
     _noting.append(facts)
     try:
         with (
-            replaced(TensorVariable, **{_GETATTR: note_attribute}),
+            wrapped(TensorVariable, **{GETATTR: note_attribute}),
             replaced(BuiltinVariable, call_function=note_comparison),
             replaced(symbolic_convert, compare_op_handlers={**handlers, **noting}),
         ):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
 from torch._dynamo.variables.builder import VariableBuilder
 
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import replaced, wrapped
 
 
 def floats_are_read_outside_bodies() -> AbstractContextManager[None]:
@@ -17,12 +16,10 @@ def floats_are_read_outside_bodies() -> AbstractContextManager[None]:
     Dynamo reads it, as a tensor, in the graph of the body that meets it first, and remembers the
     number. Another body that meets it would get a node of that graph, which is not around it.
     """
-    wrap_symfloat = VariableBuilder.wrap_symfloat
 
-    @functools.wraps(wrap_symfloat)
-    def wrap(self: Any, value: float) -> Any:
+    def wrap(wrap_symfloat: Any, self: Any, value: float) -> Any:
         output = self.tx.output
         with replaced(output, tracers=output.tracers[:1]):
             return wrap_symfloat(self, value)
 
-    return replaced(VariableBuilder, wrap_symfloat=wrap)
+    return wrapped(VariableBuilder, wrap_symfloat=wrap)

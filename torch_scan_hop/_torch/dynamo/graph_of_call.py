@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from torch_scan_hop._torch.dynamo.contexts import (
     without_dispatch_modes,
 )
 from torch_scan_hop._torch.dynamo.variables import example_value
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import wrapped
 
 
 def capture_graph(
@@ -72,14 +71,12 @@ def capture_graph(
 
 def _objects_stay_as_they_are() -> contextlib.AbstractContextManager[None]:
     """Let a captured graph assign nothing to the program's objects when it is called."""
-    original = SideEffects._get_modified_vars
 
-    @functools.wraps(original)
-    def new_objects(self: SideEffects) -> list[Any]:
+    def new_objects(original: Any, self: SideEffects) -> list[Any]:
         made = (AttributeMutationNew, ValueMutationNew)
         return [v for v in original(self) if isinstance(v.mutation_type, made)]
 
-    return replaced(SideEffects, _get_modified_vars=new_objects)
+    return wrapped(SideEffects, _get_modified_vars=new_objects)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ Dynamo registers a hook once, when the program has run, on a tensor of the progr
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -26,7 +25,7 @@ from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
 from torch_scan_hop._torch.dynamo.speculation import forget_changes
 from torch_scan_hop._torch.dynamo.variables import install_body, known_modules, make_attr
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import wrapped
 from torch_scan_hop._torch.sizes import is_exporting
 
 #: ``hooked(tensor, hook, *captured)``: its result, for whoever reads the tensor after it
@@ -35,10 +34,8 @@ Hooked = Callable[..., torch.Tensor]
 
 def hooks_are_captured(hooked: Hooked, operator: Any) -> AbstractContextManager[None]:
     """Let a tensor that ``operator``, a scan, makes get its hook from a call of ``hooked``."""
-    original = TensorVariable._method_register_hook
 
-    @functools.wraps(original)
-    def register_hook(self: TensorVariable, *args: Any) -> VariableTracker:
+    def register_hook(original: Any, self: TensorVariable, *args: Any) -> VariableTracker:
         kind, hook = args[-2:]  # after the translator, which torch 2.9 does not pass
         tx: Any = InstructionTranslator.current_tx()
         if kind != "register_hook" or _is_outer(tx, self):
@@ -50,7 +47,7 @@ def hooks_are_captured(hooked: Hooked, operator: Any) -> AbstractContextManager[
         _register(tx, self, hook, hooked, operator)
         return _Handle(mutation_type=ValueMutationNew())
 
-    return replaced(TensorVariable, _method_register_hook=register_hook)
+    return wrapped(TensorVariable, _method_register_hook=register_hook)
 
 
 class _Handle(RemovableHandleVariable):

@@ -24,7 +24,7 @@ from torch._dynamo.variables.lists import SliceVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
 from torch_scan_hop._torch.dynamo.variables import example_value
-from torch_scan_hop._torch.replaced import ambient, replaced
+from torch_scan_hop._torch.replaced import ambient, replaced, wrap
 from torch_scan_hop.capture.index_nodes import length_between
 from torch_scan_hop.capture.indexing import (
     entries_of,
@@ -135,10 +135,8 @@ _state = ambient(capturing=False)
 @functools.cache
 def _keep_bounds_of_slices() -> None:
     """Let a slice hold tensors, in threads that capture a body. Done once for the process."""
-    original = SliceVariable.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, items: Any, *args: Any, **kwargs: Any) -> None:
+    def init(original: Any, self: Any, items: Any, *args: Any, **kwargs: Any) -> None:
         if not _state.capturing:
             original(self, items, *args, **kwargs)
             return
@@ -151,7 +149,7 @@ def _keep_bounds_of_slices() -> None:
             start_first = items if len(items) > 1 else [none, *items]  # slice(stop)
             self.items = (*start_first, none)[:3]
 
-    SliceVariable.__init__ = init  # type: ignore[method-assign]
+    wrap(SliceVariable, __init__=init)
 
 
 def _version(value: Any) -> int | None:

@@ -28,7 +28,8 @@ from torch._guards import Guard, TracingContext
 from torch.nn.modules import module as module_hooks
 
 from torch_scan_hop._torch.dynamo.modules import TAKES_THE_STACK
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.dynamo.variables import GETATTR
+from torch_scan_hop._torch.replaced import replaced, wrapped
 from torch_scan_hop.capture.replaced_methods import (
     module_methods,
     replaced_module_methods,
@@ -42,7 +43,6 @@ def methods_are_guarded() -> Iterator[None]:
     _guard_methods_of_tensors()
     of_tensors = replaced_tensor_methods()
     original = InliningInstructionTranslator.build_inline_tracer
-    read: Any = getattr(UserDefinedClassVariable, _GETATTR)
 
     @functools.wraps(original)
     def build_inline_tracer(parent: Any, func: Any, args: Any, *rest: Any, **named: Any) -> Any:
@@ -52,8 +52,7 @@ def methods_are_guarded() -> Iterator[None]:
             _guard_method(fn, args)
         return original(parent, func, args, *rest, **named)
 
-    @functools.wraps(read)
-    def read_class(self: Any, tx: Any, name: str) -> Any:
+    def read_class(read: Any, self: Any, tx: Any, name: str) -> Any:
         _guard_name(type(self.value), name)
         _guard_name(self.value, name)
         return read(self, tx, name)
@@ -61,14 +60,11 @@ def methods_are_guarded() -> Iterator[None]:
     inlined = staticmethod(build_inline_tracer)
     with (
         replaced(InliningInstructionTranslator, build_inline_tracer=inlined),
-        replaced(UserDefinedClassVariable, **{_GETATTR: read_class}),
+        wrapped(UserDefinedClassVariable, **{GETATTR: read_class}),
     ):
         yield
 
 
-_GETATTR = "var_getattr"
-if hasattr(UserDefinedClassVariable, "tp_getattro_impl"):
-    _GETATTR = "tp_getattro_impl"
 # the modules of classes that nobody changes
 _NOT_REPLACED = ("builtins", "abc", "enum", "typing", "torch_scan_hop")
 

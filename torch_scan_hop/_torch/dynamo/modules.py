@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -16,7 +15,7 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import UserMethodVariable
 from torch._guards import Guard
 
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import wrapped
 
 #: torch > 2.9 says where in the user's code a guard comes from
 TAKES_THE_STACK = "arg2" in (GuardManager.add_lambda_guard.__doc__ or "")
@@ -30,15 +29,13 @@ def methods_have_functions() -> AbstractContextManager[None]:
     A module asks so if its ``register_buffer`` is torch's when a buffer is assigned to. Else it
     looks at the signature, which Dynamo cannot trace for a module that is made in the trace.
     """
-    original = UserMethodVariable.call_obj_hasattr
 
-    @functools.wraps(original)
-    def has_attribute(self: Any, tx: Any, name: str) -> Any:
+    def has_attribute(original: Any, self: Any, tx: Any, name: str) -> Any:
         if name in ("__func__", "__self__"):
             return ConstantVariable.create(True)
         return original(self, tx, name)
 
-    return replaced(UserMethodVariable, call_obj_hasattr=has_attribute)
+    return wrapped(UserMethodVariable, call_obj_hasattr=has_attribute)
 
 
 class NotConstant:

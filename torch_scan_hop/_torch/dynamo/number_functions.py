@@ -6,7 +6,6 @@ Such a number is a scalar tensor, whose value Dynamo would read for ``math.exp(n
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     create_node,
     example_value,
 )
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import replaced, wrapped
 
 
 @contextlib.contextmanager
@@ -48,29 +47,21 @@ def functions_take_scalars(
     """The graph has ``call(name, scalar)``, where a function in ``names`` is called with one; more
     of them, if it has more names. ``read(tx, tensor)`` is the number that a tensor holds, or None
     if it may not be read."""
-    original = GetAttrVariable.call_function
 
-    @functools.wraps(original)
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(original: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         number = numbers_in(tx, self, read) if self.name in _READ and not args else None
         return original(self, tx, args, kwargs) if number is None else number
 
     with (
-        replaced(GetAttrVariable, call_function=call_function),
-        replaced(BuiltinVariable, call_function=_taking(BuiltinVariable, "fn", call, names, read)),
-        replaced(
-            TorchInGraphFunctionVariable,
-            call_function=_taking(TorchInGraphFunctionVariable, "value", call, names, read),
-        ),
+        wrapped(GetAttrVariable, call_function=call_function),
+        wrapped(BuiltinVariable, call_function=_taking("fn", call, names, read)),
+        wrapped(TorchInGraphFunctionVariable, call_function=_taking("value", call, names, read)),
     ):
         yield
 
 
-def _taking(kind: Any, attribute: str, call: Any, names: Mapping[Any, str], read: Any) -> Any:
-    original = kind.call_function
-
-    @functools.wraps(original)
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+def _taking(attribute: str, call: Any, names: Mapping[Any, str], read: Any) -> Any:
+    def call_function(original: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         fn = getattr(self, attribute)
         if fn is operator.getitem and names:
             item = item_at(tx, args, read)
@@ -112,10 +103,8 @@ def kinds_of_numbers_are_known() -> Iterator[None]:
     Arithmetic of numbers alone is Python's: a TorchFunctionMode (a default device, torch.export's
     own, a user's) does not see it.
     """
-    original = BuiltinVariable.call_function
 
-    @functools.wraps(original)
-    def call_function(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(original: Any, self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
         asks = self.fn in (isinstance, type) and args and tells_numbers(tx)
         if asks and is_made_number(args[0]) and _is_scalar(args[0].realize()):
             kind = _kind_of(example_value(args[0]).dtype)
@@ -127,18 +116,15 @@ def kinds_of_numbers_are_known() -> Iterator[None]:
                 return original(self, tx, args, kwargs)
         return original(self, tx, args, kwargs)
 
-    has = TensorVariable.call_obj_hasattr
-
-    @functools.wraps(has)
-    def has_attribute(self: TensorVariable, tx: Any, name: str) -> Any:
+    def has_attribute(has: Any, self: TensorVariable, tx: Any, name: str) -> Any:
         if tells_numbers(tx) and is_made_number(self):
             kind = _kind_of(example_value(self).dtype)
             return ConstantVariable.create(hasattr(kind, name))
         return has(self, tx, name)
 
     with (
-        replaced(BuiltinVariable, call_function=call_function),
-        replaced(TensorVariable, call_obj_hasattr=has_attribute),
+        wrapped(BuiltinVariable, call_function=call_function),
+        wrapped(TensorVariable, call_obj_hasattr=has_attribute),
         identity_is_refused(),
     ):
         yield
@@ -153,15 +139,13 @@ def _is_jump() -> bool:
 @contextlib.contextmanager
 def comparisons_are_known(decide: Callable[[TensorVariable], bool | None]) -> Iterator[None]:
     """Python branches on a scalar as ``decide`` says, if it knows."""
-    of_tensor = TensorVariable.as_python_constant
 
-    @functools.wraps(of_tensor)
-    def as_python_constant(self: TensorVariable) -> Any:
+    def as_python_constant(of_tensor: Any, self: TensorVariable) -> Any:
         asks = _is_scalar(self) and (example_value(self).dtype == torch.bool or _is_jump())
         decided = decide(self) if asks else None
         return of_tensor(self) if decided is None else decided
 
-    with replaced(TensorVariable, as_python_constant=as_python_constant):
+    with wrapped(TensorVariable, as_python_constant=as_python_constant):
         yield
 
 
@@ -255,10 +239,8 @@ def _tensors_are_made_of_numbers() -> Iterator[None]:
     """``torch.full`` is a node if it is given a number, which decides its dtype; Dynamo reads it,
     or fills an empty tensor of the default dtype. ``torch.as_tensor(n > 3)`` of a symbol, of which
     Dynamo makes no tensor, is one of the flag, which is guarded. And a number is no tensor."""
-    original = TorchInGraphFunctionVariable.call_function
 
-    @functools.wraps(original)
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(original: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if self.value in _ASK_FOR_TENSORS and tells_numbers(tx) and _are_numbers(args):
             return ConstantVariable.create(False)
         if self.value not in _MAKE_TENSORS:
@@ -274,7 +256,7 @@ def _tensors_are_made_of_numbers() -> Iterator[None]:
             args = [ConstantVariable.create(given[0].evaluate_expr(tx.output)), *args[1:]]
         return original(self, tx, args, kwargs)
 
-    with replaced(TorchInGraphFunctionVariable, call_function=call_function):
+    with wrapped(TorchInGraphFunctionVariable, call_function=call_function):
         yield
 
 

@@ -4,7 +4,6 @@ its text, and what it is identical to (checked on torch 2.9.1, 2.13.0, 2.15.0)."
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from torch._dynamo.variables.tensor import SymNodeVariable
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import example_value
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import replaced, wrapped
 
 _Key: Any
 _asks_first: Any = None
@@ -52,14 +51,11 @@ def numbers_are_told(known: Known) -> Iterator[None]:
     """Numbers are what is ``known`` of them where they are looked for by their hash, or a text of
     them is read; others are refused there, since the tensor alone would be found. A message that
     nobody reads (of an assertion, of a profiler) asks for none."""
-    init, call = _Key.__init__, BuiltinVariable.call_function
 
-    @functools.wraps(init)
-    def init_of_known(self: Any, variable: Any) -> None:
+    def init_of_known(init: Any, self: Any, variable: Any) -> None:
         init(self, _told(known, _KEY, variable))
 
-    @functools.wraps(call)
-    def call_function(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(call: Any, self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
         if (self.fn in _MAKE_TEXTS or _is_text(self, args)) and any(map(_holds_number, args)):
             args = [_told(known, _TEXT, arg) for arg in args]
             if all(arg.is_python_constant() for arg in args):
@@ -74,8 +70,8 @@ def numbers_are_told(known: Known) -> Iterator[None]:
         return text.as_python_constant()
 
     with (
-        replaced(_Key, __init__=init_of_known),
-        replaced(BuiltinVariable, call_function=call_function),
+        wrapped(_Key, __init__=init_of_known),
+        wrapped(BuiltinVariable, call_function=call_function),
         replaced(StringFormatVariable, as_python_constant=as_python_constant),
         _texts_are_hashable(),
     ):

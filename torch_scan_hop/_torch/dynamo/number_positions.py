@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,17 +23,15 @@ from torch_scan_hop._torch.dynamo.number_identity import seen
 from torch_scan_hop._torch.dynamo.number_items import is_table
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import call_inlined, example_value
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import wrapped
 
 
 @contextlib.contextmanager
 def positions_are_known(position: Callable[[TensorVariable], int | None]) -> Iterator[None]:
     """``cells[n]`` and ``operator.index(n)``, which a ModuleList asks for, take ``position(n)`` of
     a number of the body's, if that is known. A list of numbers is a table, read by the body."""
-    original = BuiltinVariable.call_function
 
-    @functools.wraps(original)
-    def call_function(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(original: Any, self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
         if self.fn in (operator.getitem, operator.index) and _asks_for_item(tx, args):
             known = position(args[-1].realize())
             if known is not None:
@@ -43,32 +40,28 @@ def positions_are_known(position: Callable[[TensorVariable], int | None]) -> Ite
             args = [_times(position, arg) for arg in args]
         return original(self, tx, args, kwargs)
 
+    def as_index(original: Any, self: TensorVariable, tx: Any) -> Any:
+        known = position(self) if is_made_number(self) else None
+        return original(self, tx) if known is None else ConstantVariable.create(known)
+
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(BuiltinVariable, call_function=call_function))
-        as_index = getattr(TensorVariable, "nb_index_impl", None)  # since torch 2.13
-        if as_index is not None:
-
-            def nb_index_impl(self: TensorVariable, tx: Any) -> Any:
-                known = position(self) if is_made_number(self) else None
-                return as_index(self, tx) if known is None else ConstantVariable.create(known)
-
-            stack.enter_context(replaced(TensorVariable, nb_index_impl=nb_index_impl))
+        stack.enter_context(wrapped(BuiltinVariable, call_function=call_function))
+        if hasattr(TensorVariable, "nb_index_impl"):  # since torch 2.13
+            stack.enter_context(wrapped(TensorVariable, nb_index_impl=as_index))
         yield
 
 
 @contextlib.contextmanager
 def ranges_are_compared() -> Iterator[None]:
     """``n in range(2, 5)`` compares, of a number that is not known to the trace."""
-    count_in_range = RangeVariable.range_count
 
-    @functools.wraps(count_in_range)
-    def range_count(self: RangeVariable, number: VariableTracker) -> Any:
+    def range_count(count_in_range: Any, self: RangeVariable, number: VariableTracker) -> Any:
         if not (isinstance(number.realize(), SymNodeVariable) or is_made_number(number)):
             return count_in_range(self, number)
         tx = InstructionTranslator.current_tx()
         return int(call_inlined(tx, _is_in, number, *self.items).as_python_constant())
 
-    with replaced(RangeVariable, range_count=range_count):
+    with wrapped(RangeVariable, range_count=range_count):
         yield
 
 
@@ -87,27 +80,21 @@ def _is_in(number: int, start: int, stop: int, step: int) -> bool:
 def flags_branch() -> Iterator[None]:
     """``torch.set_grad_enabled(n > 2)`` is a branch on a flag that is not known to the trace, and
     so is a symbol among the arguments of a function or a method of torch."""
-    enter = TorchCtxManagerClassVariable.call_function
-    function = TorchInGraphFunctionVariable.call_function
-    method = TensorVariable.call_method
 
-    @functools.wraps(enter)
-    def call_context(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def call_context(enter: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         return enter(self, tx, *_each(_flag, tx, args, kwargs))
 
-    @functools.wraps(function)
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(function: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         return function(self, tx, *_each(_known_flag, tx, args, kwargs))
 
-    @functools.wraps(method)
-    def call_method(self: Any, tx: Any, name: Any, args: Any, kwargs: Any) -> Any:
+    def call_method(method: Any, self: Any, tx: Any, name: Any, args: Any, kwargs: Any) -> Any:
         return method(self, tx, name, *_each(_known_flag, tx, args, kwargs))
 
     with (
         _symbols_are_numbers(),
-        replaced(TorchCtxManagerClassVariable, call_function=call_context),
-        replaced(TorchInGraphFunctionVariable, call_function=call_function),
-        replaced(TensorVariable, call_method=call_method),
+        wrapped(TorchCtxManagerClassVariable, call_function=call_context),
+        wrapped(TorchInGraphFunctionVariable, call_function=call_function),
+        wrapped(TensorVariable, call_method=call_method),
     ):
         yield
 
@@ -134,10 +121,8 @@ def _is_true(flag: bool) -> bool:
 def _symbols_are_numbers() -> contextlib.AbstractContextManager[None]:
     """``divmod`` of ints is taken apart, which Dynamo does not know; and torch 2.9 does not know
     ``h * (n > 2)`` of a symbol."""
-    original = BuiltinVariable.call_function
 
-    @functools.wraps(original)
-    def call_function(self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(original: Any, self: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
         if any(isinstance(seen(arg), TensorVariable) for arg in args):
             args = [arg if seen(arg) is None else _known_flag(tx, arg) for arg in args]
         elif self.fn is divmod:
@@ -145,7 +130,7 @@ def _symbols_are_numbers() -> contextlib.AbstractContextManager[None]:
             return TupleVariable([part.call_function(tx, args, kwargs) for part in pair])
         return original(self, tx, args, kwargs)
 
-    return replaced(BuiltinVariable, call_function=call_function)
+    return wrapped(BuiltinVariable, call_function=call_function)
 
 
 def _times(position: Callable[[TensorVariable], int | None], arg: VariableTracker) -> Any:

@@ -34,7 +34,7 @@ from torch_scan_hop._torch.dynamo.absent import guard_absence
 from torch_scan_hop._torch.dynamo.errors import Turned
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
-from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop._torch.dynamo.variables import GETATTR, example_value
 
 
 def is_same(before: Any, after: Any) -> bool:
@@ -292,9 +292,7 @@ def attribute_of(effects: SideEffects, item: VariableTracker, name: str) -> Vari
     output = effects.output_graph_weakref()
     if isinstance(item, CellVariable):
         return item.pre_existing_contents
-    tracker: Any = item
-    read = getattr(tracker, "tp_getattro_impl", None) or tracker.var_getattr  # the first since 2.15
     try:
-        return read(output.current_tx, name)  # type: ignore[union-attr]
+        return getattr(item, GETATTR)(output.current_tx, name)  # type: ignore[no-any-return, union-attr]
     except Exception:  # nothing is there, or what Dynamo cannot read
         return None

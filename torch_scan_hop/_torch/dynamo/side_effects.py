@@ -38,7 +38,7 @@ from torch_scan_hop._torch.dynamo.places import (
     users_line,
 )
 from torch_scan_hop._torch.dynamo.tables import changes_by_tables_told
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import replaced, wrapped
 
 try:
     from torch._dynamo.variables.sets import SetVariable
@@ -223,19 +223,17 @@ def changes_are_undone() -> Iterator[None]:
         _undone.pop()
 
 
-def _changes_noted(watch: _Watch) -> contextlib.AbstractContextManager[None]:
-    check, store_attr = SideEffects.check_allowed_side_effect, SideEffects.store_attr
-
-    @functools.wraps(check)
-    def watch_change(self: SideEffects, item: VariableTracker) -> bool:
+@contextlib.contextmanager
+def _changes_noted(watch: _Watch) -> Iterator[None]:
+    def watch_change(check: Any, self: SideEffects, item: VariableTracker) -> bool:
         if not _is_watched(self, item):
-            return _traces(self, _SWAPPERS) or check(self, item)
+            return _traces(self, _SWAPPERS) or bool(check(self, item))
         refuse_within_functions(self, item)
         watch.changes(item, _traces(self, _CACHES))
         return True
 
-    @functools.wraps(store_attr)
     def watch_assignment(
+        store_attr: Any,
         self: SideEffects,
         item: VariableTracker,
         name: str,
@@ -251,9 +249,11 @@ def _changes_noted(watch: _Watch) -> contextlib.AbstractContextManager[None]:
     own: dict[str, Any] = {}
     if hasattr(SideEffects, "snapshot_attr_mutation"):  # torch > 2.9 has a check of its own
         own["snapshot_attr_mutation"] = lambda *_: False
-    return replaced(
-        SideEffects, check_allowed_side_effect=watch_change, store_attr=watch_assignment, **own
-    )
+    with (
+        wrapped(SideEffects, check_allowed_side_effect=watch_change, store_attr=watch_assignment),
+        replaced(SideEffects, **own),
+    ):
+        yield
 
 
 @functools.cache
@@ -266,35 +266,32 @@ def _methods_that_change() -> list[tuple[type, str]]:
         (cls, name)
         for cls in found
         for name, method in vars(cls).items()
-        if isinstance(method, types.FunctionType) and "mutation" in method.__code__.co_names
+        if isinstance(method, types.FunctionType)
+        # one that is wrapped for the capture at hand says so in torch's own code
+        if "mutation" in inspect.unwrap(method).__code__.co_names
     ]
 
 
 @contextlib.contextmanager
 def _contents_noted(watch: _Watch) -> Iterator[None]:
-    def noting(method: Any) -> Any:
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            watch.may_change(self)
-            return method(self, *args, **kwargs)
-
-        return functools.wraps(method)(call)
+    def call(method: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        watch.may_change(self)
+        return method(self, *args, **kwargs)
 
     with contextlib.ExitStack() as stack:
         for cls, name in _methods_that_change():
-            stack.enter_context(replaced(cls, **{name: noting(vars(cls)[name])}))
+            stack.enter_context(wrapped(cls, **{name: call}))
         stack.enter_context(changes_by_tables_told(watch.may_change))
         yield
 
 
 def _generators_refused() -> contextlib.AbstractContextManager[None]:
     """A body that reads from an iterator changes it, and no attribute tells."""
-    wrap_value = VariableBuilder._wrap
 
-    @functools.wraps(wrap_value)
-    def wrap(self: VariableBuilder, value: Any) -> Any:
+    def wrap(wrap_value: Any, self: VariableBuilder, value: Any) -> Any:
         is_in_c = isinstance(getattr(type(value), "__next__", None), types.WrapperDescriptorType)
         if is_in_c and not hasattr(value, "readline"):  # a file
             raise Unsupported(f"the body reads from an iterator, at {users_line()}")
         return wrap_value(self, value)
 
-    return replaced(VariableBuilder, _wrap=wrap)
+    return wrapped(VariableBuilder, _wrap=wrap)

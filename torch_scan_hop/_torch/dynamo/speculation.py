@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,7 +27,7 @@ from torch_scan_hop._torch.dynamo.match_statements import sequences_are_matched
 from torch_scan_hop._torch.dynamo.methods import methods_are_guarded
 from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
 from torch_scan_hop._torch.dynamo.variables import example_value
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import replaced, wrapped
 from torch_scan_hop._torch.tracing import lstm_in_parts
 from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM, NUMBER_OF_TENSOR
 
@@ -91,16 +90,14 @@ def _custom_functions_are_nodes() -> contextlib.AbstractContextManager[None]:
     Dynamo inlines its forward if no argument requires grad; but a carry may from the second
     step on, and a functorch level may want its derivative.
     """
-    original = AutogradFunctionVariable.call_apply
 
-    @functools.wraps(original)
-    def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def call_apply(original: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if peek_interpreter_stack() is not None:
             raise Unsupported(CUSTOM_FUNCTION_UNDER_TRANSFORM)
         args = [_as_requiring_grad(a.realize()) for a in args]
         return original(self, tx, args, kwargs)
 
-    return replaced(AutogradFunctionVariable, call_apply=call_apply)
+    return wrapped(AutogradFunctionVariable, call_apply=call_apply)
 
 
 def _attributes_are_read_by_the_body(tx: Any) -> contextlib.AbstractContextManager[None]:

@@ -6,13 +6,12 @@ A table holds the functions themselves: another function in the class is not cal
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from torch._dynamo.variables import base
 
-from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop._torch.replaced import wrapped
 
 _Entry: Any = getattr(base, "Method", None)
 
@@ -21,12 +20,10 @@ def changes_by_tables_told(tell: Callable[[Any], None]) -> contextlib.AbstractCo
     """Within, ``tell(tracker)`` comes before such a method changes what the tracker stands for."""
     if _Entry is None:
         return contextlib.nullcontext()
-    original = _Entry.__call__
 
-    @functools.wraps(original)
-    def call(self: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(original: Any, self: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
         if "mutation" in self.handler.__code__.co_names:
             tell(variable)
         return original(self, variable, *args, **kwargs)
 
-    return replaced(_Entry, __call__=call)
+    return wrapped(_Entry, __call__=call)

@@ -19,8 +19,6 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop._torch.own_scan import mark_as_torchs
 
-__all__ = ["UncapturedHigherOrderOpError", "check_step", "mark_bodies_of"]
-
 
 def mark_bodies_of(op: Any) -> None:
     """Mark the bodies that torch's tracker captures, whose node it gives the operator ``op``.

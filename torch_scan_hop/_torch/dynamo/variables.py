@@ -22,6 +22,10 @@ from torch._dynamo.variables.lists import ListVariable, TupleVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+#: the method by which a variable reads an attribute has another name since torch 2.14
+GETATTR = "tp_getattro_impl" if hasattr(VariableTracker, "tp_getattro_impl") else "var_getattr"
+
+# torch's, under our names
 __all__ = [
     "ConstantVariable",
     "LazyVariableTracker",
@@ -29,19 +33,8 @@ __all__ = [
     "TorchHigherOrderOperatorVariable",
     "TupleVariable",
     "VariableTracker",
-    "call_inlined",
-    "create_node",
-    "create_proxy",
     "discard_graph_changes",
-    "example_value",
-    "graph_being_traced",
-    "install_body",
-    "known_modules",
     "make_attr",
-    "make_traceable",
-    "reconstruct_outputs",
-    "sequence_items",
-    "write_back",
 ]
 
 
