@@ -89,6 +89,16 @@ SAID: dict[str, tuple[Any, Any, str]] = {
 }
 
 
+def rounds(o: Any, x: Any) -> Any:
+    o.k *= 0.9
+    return x * round(o.k, 2)
+
+
+def drops(o: Any, x: Any) -> Any:
+    o.k *= 0.9
+    return torch.nn.functional.dropout(x, o.k)
+
+
 def draws(o: Any, x: Any) -> Any:
     return x * random.random()
 
@@ -147,6 +157,8 @@ _WEIGHT = torch.ones(3, requires_grad=True)
 SAID |= {
     "random": (draws, 0, "draws from Python's `random`.*random.random.*Draw before the scan"),
     "randint": (draws_and_decides, 0, "draws from Python's `random`.*random.randint"),
+    "rounds": (rounds, 0.5, r"calls __round__.*round\(o.k, 2\).*torch.as_tensor\(d\), decimals=2"),
+    "drops": (drops, 0.5, r"make to dropout\(\), at .*rand_like\(h\) < p"),
     "bincount": (counts_values, 0, "size .*bincount.*Count into as many places"),
     "one_hot": (one_hot, 0, "as many classes as.*num_classes=n"),
     "complex": (reads_a_complex_number, 0, "reads a complex number.*Keep it a tensor"),

@@ -90,6 +90,8 @@ FIXES = (
     ("attribute of a class", "Keep it in an attribute of the object."),
     ("makes a complex number", "Compute it, as k + 1j * d."),
     ("cached_property", "Read it before the scan."),
+    ("__dict__", "Assign to each attribute: obj.h = h."),
+    (r"quantile\(", "Sort, and take what is there: h.sort().values[k]."),
     ("SimpleNamespace", "Keep it in an object of a class of your own, or in a dict."),
     ("removes a hook", "Leave the hook out: no backward comes before it is removed."),
     ("how tensors are saved", "Enter the context around the scan."),
@@ -135,6 +137,14 @@ FIXES = (
         r"\brange\(",
         "If a tensor says how often, repeat as often as it may say, and keep what counts with "
         "torch.where(k < n, new, old).",
+    ),
+    (
+        r"make to \w*dropout\(",
+        "Write it out: torch.where(torch.rand_like(h) < p, 0.0, h / (1 - p)).",
+    ),
+    (
+        "calls __round__",
+        "Round before the scan, or a tensor: torch.round(torch.as_tensor(d), decimals=2).",
     ),
     (
         "torch takes a Python number there",

@@ -27,23 +27,19 @@ from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.misc import AutogradFunctionContextVariable
 
 from torch_scan_hop._torch.dynamo.deques import is_filling
+from torch_scan_hop._torch.dynamo.differences import is_same
 from torch_scan_hop._torch.dynamo.left import GrowingList, StateAssigned, is_growing, put_back
 from torch_scan_hop._torch.dynamo.places import (
     AN_OBJECT,
     Place,
+    SetVariable,
     attribute_of,
-    is_same,
     refuse_within_functions,
     refused_change,
     users_line,
 )
 from torch_scan_hop._torch.dynamo.tables import changes_by_tables_told
 from torch_scan_hop._torch.replaced import replaced
-
-try:
-    from torch._dynamo.variables.sets import SetVariable
-except ImportError:  # torch 2.9
-    from torch._dynamo.variables.dicts import SetVariable  # type: ignore[attr-defined, no-redef]
 
 # what swaps a module's tensors; lists the weights of an nn.LSTM anew, which it does before it runs
 # if they have been swapped; and begins and ends a cache of weights: a body's own is elsewhere
@@ -100,9 +96,8 @@ class _Contents:
         if is_growing(self.variable, before, now):
             return [GrowingList(self.variable, self.line)]
         if isinstance(self.variable, SetVariable):
-            if set(before) != set(now):
-                raise refused_change("a set that it did not make", self.line)
-            return []
+            changed = [key.vt for key in set(before) ^ set(now)]  # by the first step alone, maybe
+            return [Place(self.variable, key, True, self.line, None, key) for key in changed[:1]]
         if isinstance(before, dict):
             if [key for key in now if key in before] != [*before]:
                 raise refused_change("a dict's keys, or their order", self.line)
