@@ -417,6 +417,21 @@ def hook_of_a_carry_that_is_two_carries() -> Program:
 
 
 @program
+def hook_of_a_state_in_an_attribute() -> Program:
+    w, o = weight(), KeepsH()
+    o.state = None
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        before = zeros() if o.state is None else o.state
+        if before.requires_grad:
+            before.register_hook(lambda g: g.clamp(-0.05, 0.05))
+        o.state = torch.tanh(before @ w + x)
+        return h, o.state * 2
+
+    return Program(cell, zeros(), steps(), [w], lambda: [o.state])
+
+
+@program
 def hook_of_what_the_body_made() -> Program:
     w = weight()
 

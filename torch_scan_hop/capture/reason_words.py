@@ -39,6 +39,7 @@ MEANINGS = (
         r"(?i:data.dependent|marked as skipped).*(?<![\w.])random\.\w+\(",
         "the body draws from Python's `random`",
     ),
+    (r"OrderedDict.*state_dict\(", "the body asks a module for its state_dict()"),
     (r"\bfork_rng\(", "the body puts the states of random numbers back (fork_rng)"),
     (r"marked as skipped.*detect_anomaly", "the body sets torch's anomaly detection"),
     (
@@ -90,6 +91,11 @@ FIXES = (
     ("attribute of a class", "Keep it in an attribute of the object."),
     ("makes a complex number", "Compute it, as k + 1j * d."),
     ("cached_property", "Read it before the scan."),
+    (
+        r"state_dict\(",
+        "Go through parameters, as in for a, b in zip(t.parameters(), s.parameters()): a.copy_(b), "
+        "under torch.no_grad().",
+    ),
     ("__dict__", "Assign to each attribute: obj.h = h."),
     (r"quantile\(", "Sort, and take what is there: h.sort().values[k]."),
     ("SimpleNamespace", "Keep it in an object of a class of your own, or in a dict."),

@@ -38,7 +38,7 @@ from torch_scan_hop._torch.dynamo.places import (
     refused_change,
     users_line,
 )
-from torch_scan_hop._torch.dynamo.tables import changes_by_tables_told
+from torch_scan_hop._torch.dynamo.tables import changes_by_tables_told, methods_that_change
 from torch_scan_hop._torch.replaced import replaced
 
 # what swaps a module's tensors; lists the weights of an nn.LSTM anew, which it does before it runs
@@ -130,6 +130,8 @@ class _Watch:
         self.unchanged: dict[int, tuple[VariableTracker, Any]] = {}
         self.attributes: dict[tuple[int, str], Place] = {}
         self.assigning = False
+        #: why the body is not captured, unless it leaves something for its next step
+        self.refusals: list[Unsupported] = []
 
     def may_change(self, item: VariableTracker) -> None:
         """Remember what ``item`` holds: some of Dynamo's trackers report a change after it."""
@@ -194,15 +196,31 @@ def _is_watched(effects: SideEffects, item: VariableTracker) -> bool:
 def lasting_changes_are_refused() -> Iterator[None]:
     """Trace a body; raise StateAssigned if it leaves something changed, or Unsupported."""
     watch = _Watch()
+    _watches.append(watch)
     try:
         with _changes_noted(watch), _contents_noted(watch), _generators_refused():
             yield
     except BaseException:
         watch.put_back()
         raise
+    finally:
+        _watches.pop()
     found = watch.places()
     if found and not _undone:
         raise StateAssigned(found)
+    for refusal in watch.refusals:
+        raise refusal
+
+
+_watches: list[_Watch] = []
+
+
+def refuse_unless_carried(refusal: Unsupported) -> None:
+    """Raise ``refusal`` of what a body does to a tensor of the program's. If the body turns out to
+    leave something for its next step, it is traced once more, and the tensor may be a carry."""
+    if not _watches:
+        raise refusal
+    _watches[-1].refusals.append(refusal)
 
 
 _undone: list[bool] = []
@@ -251,20 +269,6 @@ def _changes_noted(watch: _Watch) -> contextlib.AbstractContextManager[None]:
     )
 
 
-@functools.cache
-def _methods_that_change() -> list[tuple[type, str]]:
-    """Return the methods by which trackers of containers tell of a change."""
-    found: list[Any] = [BaseListVariable, ConstDictVariable, SetVariable]
-    for cls in found:
-        found += [c for c in cls.__subclasses__() if c not in found]
-    return [
-        (cls, name)
-        for cls in found
-        for name, method in vars(cls).items()
-        if isinstance(method, types.FunctionType) and "mutation" in method.__code__.co_names
-    ]
-
-
 @contextlib.contextmanager
 def _contents_noted(watch: _Watch) -> Iterator[None]:
     def noting(method: Any) -> Any:
@@ -275,7 +279,7 @@ def _contents_noted(watch: _Watch) -> Iterator[None]:
         return functools.wraps(method)(call)
 
     with contextlib.ExitStack() as stack:
-        for cls, name in _methods_that_change():
+        for cls, name in methods_that_change(BaseListVariable, ConstDictVariable, SetVariable):
             stack.enter_context(replaced(cls, **{name: noting(vars(cls)[name])}))
         stack.enter_context(changes_by_tables_told(watch.may_change))
         yield

@@ -1,4 +1,5 @@
-"""Methods that trackers have in tables (checked on torch 2.9.1, 2.13.0, 2.15.0: only there).
+"""Methods by which trackers change what they stand for: in their classes, and in tables (checked on
+torch 2.9.1, 2.13.0, 2.15.0: tables only there).
 
 A table holds the functions themselves: another function in the class is not called.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -30,3 +32,17 @@ def changes_by_tables_told(tell: Callable[[Any], None]) -> contextlib.AbstractCo
         return original(self, variable, *args, **kwargs)
 
     return replaced(_Entry, __call__=call)
+
+
+@functools.cache
+def methods_that_change(*containers: type) -> list[tuple[type, str]]:
+    """Return the methods by which trackers of ``containers`` tell of a change."""
+    found: list[type] = [*containers]
+    for cls in found:
+        found += [c for c in cls.__subclasses__() if c not in found]
+    return [
+        (cls, name)
+        for cls in found
+        for name, method in vars(cls).items()
+        if isinstance(method, types.FunctionType) and "mutation" in method.__code__.co_names
+    ]
