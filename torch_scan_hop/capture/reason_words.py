@@ -39,7 +39,10 @@ MEANINGS = (
         r"(?i:data.dependent|marked as skipped).*(?<![\w.])random\.\w+\(",
         "the body draws from Python's `random`",
     ),
-    (r"OrderedDict.*state_dict\(", "the body asks a module for its state_dict()"),
+    (
+        r"(OrderedDict|returned non-Tensor).*state_dict\(",
+        "the body asks a module for its state_dict()",
+    ),
     (r"\bfork_rng\(", "the body puts the states of random numbers back (fork_rng)"),
     (r"marked as skipped.*detect_anomaly", "the body sets torch's anomaly detection"),
     (

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.lists import BaseListVariable, ListVariable
+from torch._dynamo.variables.lists import BaseListVariable, DequeVariable, ListVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable
 from torch._guards import TracingContext
 
@@ -90,6 +91,18 @@ def _containers_in(value: VariableTracker) -> Iterator[VariableTracker]:
         items: Any = value.items
         for item in items.values() if isinstance(items, dict) else items:
             yield from _containers_in(item)
+
+
+def mutable_containers_in(value: VariableTracker) -> list[Any]:
+    """Return the lists, deques and dicts in ``value``, which may be changed in place."""
+    kinds = (ListVariable, DequeVariable, ConstDictVariable)
+    return [container for container in _containers_in(value) if isinstance(container, kinds)]
+
+
+def contents_of(container: Any) -> list[Any]:
+    """Return the items of a list, or the keys and the values of a dict."""
+    items = copy.copy(container.items)
+    return [*items, *items.values()] if isinstance(items, dict) else [*items]
 
 
 class StateAssigned(Unsupported):

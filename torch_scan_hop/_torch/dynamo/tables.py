@@ -37,7 +37,7 @@ def changes_by_tables_told(tell: Callable[[Any], None]) -> contextlib.AbstractCo
 @functools.cache
 def methods_that_change(*containers: type) -> list[tuple[type, str]]:
     """Return the methods by which trackers of ``containers`` tell of a change."""
-    found: list[type] = [*containers]
+    found: list[Any] = [*containers]
     for cls in found:
         found += [c for c in cls.__subclasses__() if c not in found]
     return [
