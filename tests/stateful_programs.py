@@ -417,6 +417,21 @@ def hook_of_a_carry_that_is_two_carries() -> Program:
 
 
 @program
+def hook_of_a_state_in_an_attribute() -> Program:
+    w, o = weight(), KeepsH()
+    o.state = None
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        before = zeros() if o.state is None else o.state
+        if before.requires_grad:
+            before.register_hook(lambda g: g.clamp(-0.05, 0.05))
+        o.state = torch.tanh(before @ w + x)
+        return h, o.state * 2
+
+    return Program(cell, zeros(), steps(), [w], lambda: [o.state])
+
+
+@program
 def hook_of_what_the_body_made() -> Program:
     w = weight()
 
@@ -762,6 +777,86 @@ def delay_line_that_fills() -> Program:
         return h, h
 
     return Program(cell, zeros(), steps(), [w], lambda: [*line, *longer])
+
+
+def windowed(keep: Callable[[Any, Tensor], None]) -> Program:
+    """A cell that reads the last few carries, which it keeps in lists that are empty at first."""
+    w, o = weight(), KeepsH()
+    o.kept, o.others = [], []
+    begun = o.kept
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        keep(o, h)
+        h = torch.tanh(torch.stack(o.kept).mean(0) @ w + x)
+        return h, h
+
+    return Program(cell, zeros(), steps(), [w], lambda: [*begun, *o.kept, *o.others])
+
+
+@program
+def last_values_by_pop() -> Program:
+    def keep(o: Any, h: Tensor) -> None:
+        o.kept.append(h)
+        if len(o.kept) > 2:
+            o.kept.pop(0)
+        o.others.insert(0, h * 2)
+        del o.others[3:]
+
+    return windowed(keep)
+
+
+@program
+def last_values_by_slice() -> Program:
+    def keep(o: Any, h: Tensor) -> None:
+        o.kept.append(h)
+        o.kept = o.kept[-2:]
+        o.others = [h * 2, *o.others][:3]
+
+    return windowed(keep)
+
+
+@program
+def all_values_of_few_steps() -> Program:
+    def keep(o: Any, h: Tensor) -> None:
+        o.kept = o.kept + [h]  # noqa: RUF005  (as people write it)
+        o.others.append(o.kept[0] * len(o.kept))
+
+    return windowed(keep)
+
+
+@program
+def queue_with_its_end_in_a_buffer() -> Program:
+    w, o = weight(), KeepsH()
+    o.register_buffer("queue", torch.randn(4, 8, dtype=F64))
+    o.register_buffer("end", torch.zeros(1, dtype=torch.int64))
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        key = torch.tanh(h @ w + x)
+        scores = key @ o.queue.clone()
+        k = int(o.end)
+        o.queue[:, k : k + 2] = torch.stack([key, x], 1).detach()
+        o.end[0] = (k + 2) % 8
+        return key, scores
+
+    return Program(cell, zeros(), steps(), [w], lambda: [o.queue, o.end])
+
+
+@program
+def set_that_the_first_step_fills() -> Program:
+    w, o = weight(), KeepsH()
+    o.seen, o.done = {"h"}, set()
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        h = torch.tanh(h @ w + x * len(o.seen)) + len(o.done)
+        o.seen.update(["x", "h"])
+        o.seen.discard("h")
+        o.done |= {3, "h"}
+        return h, h
+
+    def state() -> list[Any]:
+        return [len(o.seen), "x" in o.seen, len(o.done), 3 in o.done]
+
+    return Program(cell, zeros(), steps(), [w], state)
 
 
 @program

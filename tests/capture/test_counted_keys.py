@@ -66,6 +66,7 @@ USES = {
     "exchanged": lambda self, h: exchanged(self.memory, self.n % 2, h),
     "exchanged by name": lambda self, h: exchanged(self.named, "at" + str(self.n % 2), h),
     "str": lambda self, h: self.cells[str(self.n % 2)](h),
+    "length of a text": lambda self, h: h * len(f"step {self.n + 98}") * len(str(self.n % 2)),
     "f-string": lambda self, h: self.cells[f"{self.n % 2}"](h),
     "getattr": lambda self, h: getattr(self, f"cell{self.n % 2}")(h),
     "percent": lambda self, h: getattr(self, "cell%d" % (self.n % 2))(h),  # noqa: UP031

@@ -79,6 +79,7 @@ OPERATORS = {
         lambda h, n, d: F.hardtanh(h, -d, d),
         lambda h, n, d: F.softshrink(h, d),
         lambda h, n, d: F.hardshrink(h, d),
+        lambda h, n, d: F.dropout(h, d, False) + F.alpha_dropout(h, p=d, training=n > 99),
     ],
     "products and rolls": [
         lambda h, n, d: torch.addmm(h[None], h[None], torch.eye(4), beta=1 - d, alpha=d),

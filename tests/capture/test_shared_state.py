@@ -51,6 +51,41 @@ def two_names():
     return cell, lambda: [o.a, o.b]
 
 
+def two_names_of_a_dict():
+    o = Thing(a={"h": zero()}, b={"h": zero(3)})
+
+    def cell(c, x):
+        o.b["h"] = o.b["h"] + 1
+        y = o.a["h"] + x
+        o.a = o.b = {"h": y}
+        return c, y
+
+    return cell, lambda: [o.a["h"], o.b["h"]]
+
+
+def a_list_within_a_tuple():
+    o = Thing(a=(zero(), [zero()]), b=[zero(3)])
+
+    def cell(c, x):
+        o.b[0] = o.b[0] + 1
+        o.b = [o.a[1][0] + x]
+        o.a = (x, o.b)
+        return c, o.b[0]
+
+    return cell, lambda: [o.a[1][0], o.b[0]]
+
+
+def a_dict_that_is_kept():
+    o = Thing(state={"h": zero()}, kept=[])
+
+    def cell(c, x):
+        o.state["h"] = o.state["h"] + x
+        o.kept.append(o.state)
+        return c, o.state["h"]
+
+    return cell, lambda: [state["h"] for state in o.kept]
+
+
 def an_item_and_an_attribute():
     o = Thing(h=zero(), last=[zero()])
 
@@ -216,6 +251,9 @@ def sums_over_a_counted_dimension():
 REFUSED = {
     difference_to_the_previous: "in place",
     two_names: "in place",
+    two_names_of_a_dict: "a list or a dict that attribute 'b'.*Make a new one",
+    a_list_within_a_tuple: "a list or a dict that attribute 'b'.*Make a new one",
+    a_dict_that_is_kept: "a list or a dict that item 'h'.*Make a new one",
     an_item_and_an_attribute: "in place",
     a_view_of_other_state: "in place",
     what_the_body_closes_over: "in place",
@@ -304,6 +342,18 @@ def one_tensor_afterwards():
     return cell, lambda: [o.a, o.a is o.b, o.b is o.c]
 
 
+def one_dict_afterwards():
+    o = Thing(a={"h": zero()}, b=None, c=(None,))
+
+    def cell(c, x):
+        y = o.a["h"] + x
+        o.a = o.b = {"h": y}
+        o.c = (o.a, x)
+        return c, y
+
+    return cell, lambda: [o.a["h"], o.a is o.b, o.c[0]["h"]]
+
+
 def asked_if_the_carry_is_x():
     return lambda c, x: (x * 2, (x if c is x else x * 3)), lambda: []
 
@@ -317,6 +367,7 @@ def asked_if_the_carry_is_x():
         written_and_replaced,
         one_tensor_before_the_scan,
         one_tensor_afterwards,
+        one_dict_afterwards,
         asked_if_the_carry_is_x,
         sums_over_a_counted_dimension,
     ],

@@ -32,6 +32,7 @@ STEPS = {
     "float": lambda h, w: h * w / (1 + float(h.norm())),
     "int": lambda h, w: h * w + int(h.sum() * 7),
     "math": lambda h, w: h * w * math.exp(-h.sum()),
+    "int of one element": lambda h, w: h * w + int(h[1:2] * 7) + math.exp(h[:1].detach() * 0.1),
     "arithmetic of numbers": lambda h, w: h * w * (1 - 0.9 ** (2 + h.sum().item()) / 3),
     "an index": lambda h, w: h * w + TABLE[int(h.argmax()), h.argmin().item()],
     "a size is known": lambda h, w: h * w + h.numel() + torch.tensor(h.max().item()),

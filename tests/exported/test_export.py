@@ -396,6 +396,32 @@ def test_a_body_that_adds_to_a_buffer_is_exported(strict):
         assert exported.count == reference.count
 
 
+class Normalising(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, h, xs):
+        return scan(lambda h, x: (h, self.norm(x) + h), h, xs)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_running_statistics_are_exported(strict):
+    """Autograd counts no writes to them; by way of ``.data``, torch.export takes no buffer."""
+    model, args = Normalising(), (torch.zeros(4, 3), torch.randn(5, 4, 3))
+    reference = copy.deepcopy(model)
+    exported = torch.export.export(model, args, strict=strict).module()
+    for _ in range(2):
+        assert_same(exported(*args), loop_of_steps(reference, *args))
+        ours = dict(exported.named_buffers())
+        for name, theirs in reference.named_buffers():
+            assert_same(ours[name], theirs)
+
+
+def loop_of_steps(model, h, xs):
+    return h, torch.stack([model.norm(x) + h for x in xs])
+
+
 @pytest.fixture
 def _no_hooks_stay():
     """What a failed export leaves on all modules stops torch.compile in later tests."""

@@ -94,6 +94,12 @@ def _clamp(x: Tensor, low: Any = None, high: Any = None, **named: Any) -> Tensor
     return x.clamp(min=named.get("min", low)).clamp(max=named.get("max", high))
 
 
+def _dropout(x: Tensor, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Return ``x``, which is not in training: what is drawn for a scalar is not what torch draws
+    for a number, on some processors."""
+    return x
+
+
 def _batch_norm(
     x: Tensor,
     mean: Tensor,
@@ -112,6 +118,10 @@ def _batch_norm(
         # autograd counts no writes of the operator's
         average.data.copy_(average * (1 - momentum) + of_batch * momentum)
     return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
+
+
+def _is_off(_: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> bool:
+    return training is False
 
 
 def _activation(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -146,6 +156,7 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "hardshrink": lambda x, lambd: torch.where(x.abs() <= lambd, 0.0, x),
 }
 
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 _BOUNDED = ("clamp", "clip")
 #: functions that make a tensor of numbers alone
 _MAKE_TENSORS = {"tensor", "as_tensor", "asarray", "scalar_tensor", "full"}
@@ -162,6 +173,7 @@ _WRITTEN: dict[str, Callable[..., Tensor]] = {
     "tril": _triangle(operator.gt),
     "triu": _triangle(operator.lt),
     "batch_norm": _batch_norm,
+    **dict.fromkeys(_DROPOUTS, _dropout),
     **dict.fromkeys(_BOUNDED, _clamp),
     **{
         f"{name}_": lambda x, *bounds, **named: _clamp(x.clone(), *bounds, **named)
@@ -206,6 +218,8 @@ def name_with_scalar(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         return ""
     if name in _MAKE_TENSORS:
         return name if kwargs.keys() <= {"dtype", "device", "size", "fill_value"} else ""
+    if name in _DROPOUTS and not _is_off(*args, **kwargs):
+        return ""
     words = _KEYWORDS.get(name.rstrip("_"))
     others = args if name == "normal" else args[1:]
     given = pytree.tree_leaves((others, kwargs)) if words is None else [*map(kwargs.get, words)]

@@ -39,6 +39,10 @@ MEANINGS = (
         r"(?i:data.dependent|marked as skipped).*(?<![\w.])random\.\w+\(",
         "the body draws from Python's `random`",
     ),
+    (
+        r"(OrderedDict|returned non-Tensor).*state_dict\(",
+        "the body asks a module for its state_dict()",
+    ),
     (r"\bfork_rng\(", "the body puts the states of random numbers back (fork_rng)"),
     (r"marked as skipped.*detect_anomaly", "the body sets torch's anomaly detection"),
     (
@@ -90,6 +94,13 @@ FIXES = (
     ("attribute of a class", "Keep it in an attribute of the object."),
     ("makes a complex number", "Compute it, as k + 1j * d."),
     ("cached_property", "Read it before the scan."),
+    (
+        r"state_dict\(",
+        "Go through parameters, as in for a, b in zip(t.parameters(), s.parameters()): a.copy_(b), "
+        "under torch.no_grad().",
+    ),
+    ("__dict__", "Assign to each attribute: obj.h = h."),
+    (r"quantile\(", "Sort, and take what is there: h.sort().values[k]."),
     ("SimpleNamespace", "Keep it in an object of a class of your own, or in a dict."),
     ("removes a hook", "Leave the hook out: no backward comes before it is removed."),
     ("how tensors are saved", "Enter the context around the scan."),
@@ -135,6 +146,14 @@ FIXES = (
         r"\brange\(",
         "If a tensor says how often, repeat as often as it may say, and keep what counts with "
         "torch.where(k < n, new, old).",
+    ),
+    (
+        r"make to \w*dropout\(",
+        "Write it out: torch.where(torch.rand_like(h) < p, 0.0, h / (1 - p)).",
+    ),
+    (
+        "calls __round__",
+        "Round before the scan, or a tensor: torch.round(torch.as_tensor(d), decimals=2).",
     ),
     (
         "torch takes a Python number there",

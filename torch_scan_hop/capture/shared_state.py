@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.dynamo.errors import Unsupported
-from torch_scan_hop._torch.dynamo.left import GrowingList
+from torch_scan_hop._torch.dynamo.left import GrowingList, mutable_containers_in
 from torch_scan_hop._torch.dynamo.places import Place
 from torch_scan_hop._torch.dynamo.variables import (
     TensorVariable,
@@ -101,7 +101,8 @@ class SharedState:
 
 
 def twins_among(values: Sequence[VariableTracker]) -> dict[int, int]:
-    """Return the positions of tensors that are there already, with the position of the first.
+    """Return the positions of tensors, lists and dicts that are there already, with the position of
+    the first.
 
     >>> twins_among([])
     {}
@@ -109,9 +110,12 @@ def twins_among(values: Sequence[VariableTracker]) -> dict[int, int]:
     first: dict[int, int] = {}
     found = {}
     for k, value in enumerate(values):
-        example = _example(value) if isinstance(value.realize(), TensorVariable) else None
-        if example is not None and first.setdefault(id(example), k) != k:
-            found[k] = first[id(example)]
+        is_tensor = isinstance(value.realize(), TensorVariable)
+        known = _example(value) if is_tensor else next(iter(mutable_containers_in(value)), None)
+        if not is_tensor and known is not value.realize():
+            known = None  # it is within a tuple
+        if known is not None and first.setdefault(id(known), k) != k:
+            found[k] = first[id(known)]
     return found
 
 

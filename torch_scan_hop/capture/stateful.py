@@ -22,6 +22,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     write_back,
 )
 from torch_scan_hop._torch.sizes import is_exporting
+from torch_scan_hop.capture.shared_containers import SharedContainers
 from torch_scan_hop.capture.shared_state import SharedState, twins_among
 from torch_scan_hop.capture.told import is_within_a_body
 from torch_scan_hop.step import device_of, split_result
@@ -42,7 +43,7 @@ class Stateful(VariableTracker):
         self.combine_fn = combine_fn
         self.places = tuple(places)
         self.lists = tuple(lists)
-        #: of places that a step leaves with the tensor of an earlier one: that one
+        #: of places that a step leaves with the tensor, or the list, of an earlier one: that one
         self.twins: dict[int, int] = {}
         #: by list, what the parts of what a step appends are
         self.appended: dict[int, list[str]] = {}
@@ -64,6 +65,7 @@ class Stateful(VariableTracker):
                 for pair in zip(*(parts_of(tx, value) for value in values), strict=True)
             ],
         )
+        containers = SharedContainers(self.places, now)
         self._write(tx, now)
         with appended_to(tx, self.lists) as appended:
             result = self.combine_fn.call_function(tx, [carry, x], {})
@@ -72,6 +74,7 @@ class Stateful(VariableTracker):
         self.twins.update(twins_among(left))
         ends = [*parts_of(tx, carry), *(p for value in left for p in parts_of(tx, value))]
         shared.check(ends)
+        containers.check(left, [item for new in appended for item in new.so_far()])
         kept = TupleVariable(
             [
                 self._as_tensors(tx, n, new.so_far(), (shared, ends), (carry, x))

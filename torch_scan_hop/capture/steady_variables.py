@@ -281,7 +281,7 @@ def _leaf_in(error: BaseException) -> str:
 
 def _settling(places: Sequence[Place]) -> str:
     """Return the first place that the first step leaves with a value of another kind, or ""."""
-    return next((str(place) for place in places if place.must_settle()), "")
+    return next((place.settling() for place in places if place.must_settle()), "")
 
 
 def _is_layers(combine_fn: VariableTracker) -> bool:

@@ -12,18 +12,21 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.lists import DequeVariable
+from torch._dynamo.variables.lists import DequeVariable, ListVariable
 
 from torch_scan_hop._torch.replaced import wrapped
 
-#: a deque of so many items may be filled by first steps, which are traced one by one
+#: a deque or a list of so many items may be filled by first steps, which are traced one by one
 MOST_TO_FILL = 8
 
 
 def is_filling(variable: Any, before: Any, now: Any) -> bool:
-    """Return True if a deque grows, and will be full after a few steps: those run on their own."""
-    if not isinstance(variable, DequeVariable) or len(before) > len(now):
+    """Return True if a deque or a list grows, and may be full after a few steps: those run on their
+    own."""
+    if len(before) > len(now):
         return False
+    if not isinstance(variable, DequeVariable):
+        return type(variable) is ListVariable and len(now) <= MOST_TO_FILL
     maxlen = variable.maxlen.as_python_constant()
     return maxlen is not None and maxlen <= MOST_TO_FILL
 

@@ -22,7 +22,10 @@ from torch._dynamo.variables.tensor import TensorVariable
 
 from torch_scan_hop._torch.dynamo.left import StateAssigned
 from torch_scan_hop._torch.dynamo.places import users_line
-from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
+from torch_scan_hop._torch.dynamo.side_effects import (
+    lasting_changes_are_refused,
+    refuse_unless_carried,
+)
 from torch_scan_hop._torch.dynamo.speculation import forget_changes
 from torch_scan_hop._torch.dynamo.variables import install_body, known_modules, make_attr
 from torch_scan_hop._torch.replaced import wrapped
@@ -39,12 +42,15 @@ def hooks_are_captured(hooked: Hooked, operator: Any) -> AbstractContextManager[
         kind, hook = args[-2:]  # after the translator, which torch 2.9 does not pass
         tx: Any = InstructionTranslator.current_tx()
         if kind != "register_hook" or _is_outer(tx, self):
-            raise Unsupported(
-                "the body registers a hook on a tensor that it did not make, which the loop does "
-                f"at every step, at {users_line()}. Register it before the scan, or on a tensor "
-                "that the body makes"
+            refuse_unless_carried(
+                Unsupported(
+                    "the body registers a hook on a tensor that it did not make, which the loop "
+                    f"does at every step, at {users_line()}. Register it before the scan, or on a "
+                    "tensor that the body makes"
+                )
             )
-        _register(tx, self, hook, hooked, operator)
+        else:
+            _register(tx, self, hook, hooked, operator)
         return _Handle(mutation_type=ValueMutationNew())
 
     return wrapped(TensorVariable, _method_register_hook=register_hook)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.lists import BaseListVariable, ListVariable
+from torch._dynamo.variables.lists import BaseListVariable, DequeVariable, ListVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable
 from torch._guards import TracingContext
 
-from torch_scan_hop._torch.dynamo.places import Place, is_number, refused_change, tensor_of
+from torch_scan_hop._torch.dynamo.deques import MOST_TO_FILL
+from torch_scan_hop._torch.dynamo.differences import tensor_of
+from torch_scan_hop._torch.dynamo.places import Place, is_number, refused_change
 
 TENSOR, NUMBER, ARRAY = "tensor", "number", "array"
 
@@ -90,6 +93,18 @@ def _containers_in(value: VariableTracker) -> Iterator[VariableTracker]:
             yield from _containers_in(item)
 
 
+def mutable_containers_in(value: VariableTracker) -> list[Any]:
+    """Return the lists, deques and dicts in ``value``, which may be changed in place."""
+    kinds = (ListVariable, DequeVariable, ConstDictVariable)
+    return [container for container in _containers_in(value) if isinstance(container, kinds)]
+
+
+def contents_of(container: Any) -> list[Any]:
+    """Return the items of a list, or the keys and the values of a dict."""
+    items = copy.copy(container.items)
+    return [*items, *items.values()] if isinstance(items, dict) else [*items]
+
+
 class StateAssigned(Unsupported):
     """A step leaves something ``left`` for the next one, in places or in lists that grow."""
 
@@ -102,14 +117,15 @@ class StateAssigned(Unsupported):
 
 class GrowingListRead(Unsupported):
     """A step reads the list that it appends to, or empties it, so that it may be as long as this
-    from the second step on."""
+    from the second step on; or from a later one, as a list of the last three values is."""
 
-    def __init__(self, growing: GrowingList) -> None:
+    def __init__(self, growing: GrowingList, items: int) -> None:
         super().__init__(
             f"the body reads a list that it appends to, at {growing.line}: a scan traces a step "
             "once, and the list is longer at each. Carry what the next step reads"
         )
-        self.place = str(growing)
+        #: another place while the list is short: as many first steps run on their own
+        self.place = f"{growing}, with {items} items" if items < MOST_TO_FILL else str(growing)
 
 
 def is_growing(variable: VariableTracker, before: Any, now: Any) -> bool:
@@ -125,9 +141,9 @@ class Appended(list[VariableTracker]):
     """What a body appends to a list, in place of its items as Dynamo knows them: how many there are
     changes from step to step, so that a body which asks is refused."""
 
-    def __init__(self, growing: GrowingList) -> None:
+    def __init__(self, growing: GrowingList, before: int) -> None:
         super().__init__()
-        self._growing = growing
+        self._growing, self._before = growing, before
 
     def so_far(self) -> list[VariableTracker]:
         return [*list.__iter__(self)]
@@ -141,7 +157,7 @@ class Appended(list[VariableTracker]):
         self._refuse()
 
     def _refuse(self, *_: Any) -> NoReturn:
-        raise GrowingListRead(self._growing)
+        raise GrowingListRead(self._growing, self._before)
 
     def __len__(self) -> int:
         # torch > 2.9 compares the lengths before and after it extends a list
@@ -166,8 +182,8 @@ def put_back(variable: Any, before: Any) -> None:
 @contextlib.contextmanager
 def appended_to(tx: Any, lists: Sequence[GrowingList]) -> Iterator[list[Appended]]:
     """Give for each of ``lists`` what is appended to it within, which it does not have then."""
-    appended = [Appended(growing) for growing in lists]
     befores = [growing.owner.items for growing in lists]
+    appended = [Appended(*pair) for pair in zip(lists, map(list.__len__, befores), strict=True)]
     were = [growing.has_grown() for growing in lists]
     for growing, new in zip(lists, appended, strict=True):
         tx.output.side_effects.mutation(growing.owner)  # as it was: that is remembered

@@ -68,11 +68,11 @@ def _taking(attribute: str, call: Any, names: Mapping[Any, str], read: Any) -> A
             return original(self, tx, args, kwargs) if item is None else item
         args = beside_complex(tx, fn, args)
         known = names.get(fn) if len(args) == _OPERANDS.get(fn, 1) and not kwargs else None
-        if known is None or not any(_is_scalar(arg.realize()) for arg in args):
-            return original(self, tx, args, kwargs)
-        if fn not in _OF_NUMBERS_ALONE:
+        if known is not None and fn not in _OF_NUMBERS_ALONE:  # int(t) of [7], too
             numbers = [read(tx, arg.realize()) for arg in args]
             args = [a if n is None else n for a, n in zip(args, numbers, strict=True)]
+        if known is None or not any(_is_scalar(arg.realize()) for arg in args):
+            return original(self, tx, args, kwargs)
         given = [arg.as_proxy() for arg in args]
         made = [create_node(tx, "call_function", call, (n, *given), {}) for n in known.split()]
         return made[0] if len(made) == 1 else TupleVariable(made)

@@ -61,6 +61,8 @@ def numbers_are_told(known: Known) -> Iterator[None]:
             if all(arg.is_python_constant() for arg in args):
                 values = (arg.as_python_constant() for arg in args)
                 return ConstantVariable.create(self.fn(*values))
+        elif self.fn is len:
+            args = [_read(known, arg) for arg in args]
         return call(self, tx, args, kwargs)
 
     def as_python_constant(self: StringFormatVariable) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.lists import BaseListVariable, TupleVariable
+from torch._dynamo.variables.lists import BaseListVariable, ListVariable, TupleVariable
 from torch._dynamo.variables.misc import (
     CellVariable,
     DeletedVariable,
@@ -26,37 +25,27 @@ from torch._dynamo.variables.misc import (
 from torch._dynamo.variables.tensor import (
     NumpyNdarrayVariable,
     SymNodeVariable,
-    TensorVariable,
 )
 from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.absent import guard_absence
+from torch_scan_hop._torch.dynamo.deques import MOST_TO_FILL
+from torch_scan_hop._torch.dynamo.differences import (
+    has_other_length,
+    is_same,
+    reorders,
+    resizes,
+    tensor_of,
+)
 from torch_scan_hop._torch.dynamo.errors import Turned
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.variables import GETATTR, example_value
 
-
-def is_same(before: Any, after: Any) -> bool:
-    if before is after:
-        return True
-    if not (isinstance(before, VariableTracker) and isinstance(after, VariableTracker)):
-        return bool(before == after)
-    if before.is_python_constant() and after.is_python_constant():
-        one, other = before.as_python_constant(), after.as_python_constant()
-        return type(one) is type(other) and bool(one == other)
-    if before.source is not None and before.source == after.source:
-        return True
-    return tensor_of(before) is not None and tensor_of(before) is tensor_of(after)
-
-
-def tensor_of(variable: VariableTracker) -> Any:
-    """Return the example of a tensor variable as it is now; None for any other variable.
-
-    ``module.steps += 1`` assigns what ``iadd`` returns: the tensor that was there, changed.
-    """
-    variable = variable.realize()
-    return example_value(variable) if isinstance(variable, TensorVariable) else None
+try:
+    from torch._dynamo.variables.sets import SetVariable
+except ImportError:  # torch 2.9
+    from torch._dynamo.variables.dicts import SetVariable  # type: ignore[attr-defined, no-redef]
 
 
 #: code that is not the user's: torch's, and this package's
@@ -78,19 +67,6 @@ def refused_change(what: str, line: str) -> Unsupported:
         f"the body changes {what}, at {line}: a scan traces a step once, so that this would happen "
         "once, or not at all. Return the value in ys, or carry it"
     )
-
-
-def _reorders(before: VariableTracker, after: VariableTracker) -> bool:
-    """Return True if ``after`` has the keys of a dict in another order."""
-    before, after = before.realize(), after.realize()
-    if isinstance(before, ConstDictVariable) and isinstance(after, ConstDictVariable):
-        keys = [key for key in before.items if key in after.items]
-        if keys != [key for key in after.items if key in before.items]:
-            return True
-        return any(_reorders(before.items[key], after.items[key]) for key in keys)
-    if isinstance(before, BaseListVariable) and isinstance(after, BaseListVariable):
-        return any(map(_reorders, before.items, after.items))
-    return False
 
 
 _CONTAINERS = (BaseListVariable, ConstDictVariable)
@@ -140,10 +116,20 @@ class Place:
         if isinstance(self.owner, NewGlobalVariable):
             return f"the global variable {self.name!r}"
         kind = self.owner.python_type().__name__
+        if isinstance(self.owner, SetVariable):
+            return "what is in a set"
         if self.is_item and not self.name.is_python_constant():
             return f"an item of a {kind}"
         name = self.name.as_python_constant() if self.is_item else self.name
         return f"item {name!r} of a {kind}" if self.is_item else f"attribute {name!r} of a {kind}"
+
+    def settling(self) -> str:
+        """Return what the first step is on its own for, if :meth:`must_settle`. A list that is
+        filled changes so more than once."""
+        before = None if self.before is None else self.before.realize()
+        if isinstance(before, ListVariable) and len(before.items) < MOST_TO_FILL:
+            return f"{self}, with {len(before.items)} items"
+        return str(self)
 
     def is_temporary(self) -> bool:
         """Return True if nothing was there, and the step deletes what it leaves there."""
@@ -162,7 +148,7 @@ class Place:
     def must_settle(self) -> bool:
         """Return True if the first step changes the kind, shape or dtype of the value."""
         before, after = self.before, self.after
-        if before is None or _reorders(before, after):  # nothing was there, or in another order
+        if before is None or reorders(before, after):  # nothing was there, or in another order
             return True
         number, next_number = number_of(before), number_of(after)
         if number is not None and is_made_number(after):  # made of what a step reads as a number
@@ -171,7 +157,11 @@ class Place:
             return made != torch.int64 if is_int else not made.is_floating_point
         if number is not None and next_number is not None:
             return isinstance(number, int) and isinstance(next_number, float)
-        if before.is_python_constant() or after.is_python_constant():
+        if (
+            before.is_python_constant()
+            or after.is_python_constant()
+            or has_other_length(before, after)
+        ):
             return True
         one, other = tensor_of(before), tensor_of(after)
         if one is None or other is None:
@@ -220,25 +210,13 @@ class Place:
                 f"the body turns {self} at {self.line}, and a scan traces a step once. Turn a "
                 "tensor, as in flag = ~flag, and choose with torch.where(flag, new, old)"
             )
-        if _resizes(self.before, self.after):
+        if resizes(self.before, self.after):
             return Unsupported(
                 f"the body leaves {self} of another size at each step, at {self.line}, and what a "
                 "scan carries keeps its size. What no step reads may be appended to a list: "
                 "kept.append(h). Else write to a tensor of all steps, as table[n] = h"
             )
         return refused_change(str(self), self.line)
-
-
-def _resizes(before: VariableTracker | None, after: VariableTracker) -> bool:
-    """Return True if a tensor has another shape, or a list another length, or what is in it."""
-    if before is None:
-        return False
-    before, after = before.realize(), after.realize()
-    if isinstance(before, BaseListVariable) and isinstance(after, BaseListVariable):
-        pairs = zip(before.items, after.items, strict=False)
-        return len(before.items) != len(after.items) or any(itertools.starmap(_resizes, pairs))
-    one, other = tensor_of(before), tensor_of(after)
-    return one is not None and other is not None and one.shape != other.shape
 
 
 def _is_mode(variable: VariableTracker | None) -> bool:

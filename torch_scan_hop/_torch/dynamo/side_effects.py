@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import inspect
 import types
 from collections.abc import Iterator
@@ -27,23 +26,19 @@ from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.misc import AutogradFunctionContextVariable
 
 from torch_scan_hop._torch.dynamo.deques import is_filling
+from torch_scan_hop._torch.dynamo.differences import is_same
 from torch_scan_hop._torch.dynamo.left import GrowingList, StateAssigned, is_growing, put_back
 from torch_scan_hop._torch.dynamo.places import (
     AN_OBJECT,
     Place,
+    SetVariable,
     attribute_of,
-    is_same,
     refuse_within_functions,
     refused_change,
     users_line,
 )
-from torch_scan_hop._torch.dynamo.tables import changes_by_tables_told
+from torch_scan_hop._torch.dynamo.tables import changes_by_tables_told, methods_that_change
 from torch_scan_hop._torch.replaced import replaced, wrapped
-
-try:
-    from torch._dynamo.variables.sets import SetVariable
-except ImportError:  # torch 2.9
-    from torch._dynamo.variables.dicts import SetVariable  # type: ignore[attr-defined, no-redef]
 
 # what swaps a module's tensors; lists the weights of an nn.LSTM anew, which it does before it runs
 # if they have been swapped; and begins and ends a cache of weights: a body's own is elsewhere
@@ -100,9 +95,8 @@ class _Contents:
         if is_growing(self.variable, before, now):
             return [GrowingList(self.variable, self.line)]
         if isinstance(self.variable, SetVariable):
-            if set(before) != set(now):
-                raise refused_change("a set that it did not make", self.line)
-            return []
+            changed = [key.vt for key in set(before) ^ set(now)]  # by the first step alone, maybe
+            return [Place(self.variable, key, True, self.line, None, key) for key in changed[:1]]
         if isinstance(before, dict):
             if [key for key in now if key in before] != [*before]:
                 raise refused_change("a dict's keys, or their order", self.line)
@@ -135,6 +129,8 @@ class _Watch:
         self.unchanged: dict[int, tuple[VariableTracker, Any]] = {}
         self.attributes: dict[tuple[int, str], Place] = {}
         self.assigning = False
+        #: why the body is not captured, unless it leaves something for its next step
+        self.refusals: list[Unsupported] = []
 
     def may_change(self, item: VariableTracker) -> None:
         """Remember what ``item`` holds: some of Dynamo's trackers report a change after it."""
@@ -199,15 +195,31 @@ def _is_watched(effects: SideEffects, item: VariableTracker) -> bool:
 def lasting_changes_are_refused() -> Iterator[None]:
     """Trace a body; raise StateAssigned if it leaves something changed, or Unsupported."""
     watch = _Watch()
+    _watches.append(watch)
     try:
         with _changes_noted(watch), _contents_noted(watch), _generators_refused():
             yield
     except BaseException:
         watch.put_back()
         raise
+    finally:
+        _watches.pop()
     found = watch.places()
     if found and not _undone:
         raise StateAssigned(found)
+    for refusal in watch.refusals:
+        raise refusal
+
+
+_watches: list[_Watch] = []
+
+
+def refuse_unless_carried(refusal: Unsupported) -> None:
+    """Raise ``refusal`` of what a body does to a tensor of the program's. If the body turns out to
+    leave something for its next step, it is traced once more, and the tensor may be a carry."""
+    if not _watches:
+        raise refusal
+    _watches[-1].refusals.append(refusal)
 
 
 _undone: list[bool] = []
@@ -256,22 +268,6 @@ def _changes_noted(watch: _Watch) -> Iterator[None]:
         yield
 
 
-@functools.cache
-def _methods_that_change() -> list[tuple[type, str]]:
-    """Return the methods by which trackers of containers tell of a change."""
-    found: list[Any] = [BaseListVariable, ConstDictVariable, SetVariable]
-    for cls in found:
-        found += [c for c in cls.__subclasses__() if c not in found]
-    return [
-        (cls, name)
-        for cls in found
-        for name, method in vars(cls).items()
-        if isinstance(method, types.FunctionType)
-        # one that is wrapped for the capture at hand says so in torch's own code
-        if "mutation" in inspect.unwrap(method).__code__.co_names
-    ]
-
-
 @contextlib.contextmanager
 def _contents_noted(watch: _Watch) -> Iterator[None]:
     def call(method: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -279,7 +275,7 @@ def _contents_noted(watch: _Watch) -> Iterator[None]:
         return method(self, *args, **kwargs)
 
     with contextlib.ExitStack() as stack:
-        for cls, name in _methods_that_change():
+        for cls, name in methods_that_change(BaseListVariable, ConstDictVariable, SetVariable):
             stack.enter_context(wrapped(cls, **{name: call}))
         stack.enter_context(changes_by_tables_told(watch.may_change))
         yield

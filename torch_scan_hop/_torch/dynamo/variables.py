@@ -22,6 +22,8 @@ from torch._dynamo.variables.lists import ListVariable, TupleVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from torch_scan_hop._torch.sizes import is_exporting
+
 #: the method by which a variable reads an attribute has another name since torch 2.14
 GETATTR = "tp_getattro_impl" if hasattr(VariableTracker, "tp_getattro_impl") else "var_getattr"
 
@@ -85,7 +87,7 @@ def write_back(tx: Any, destination: fx.Proxy, source: fx.Proxy, is_counted: boo
     Autograd refuses all else: a program that changed it has done so under ``no_grad``, too.
     ``is_counted``: whether autograd counts that write, as it has counted those of the program.
     """
-    if not is_counted:
+    if not is_counted and not is_exporting():  # an exported program counts none
         data = create_node(
             tx,
             "call_function",
@@ -95,14 +97,15 @@ def write_back(tx: Any, destination: fx.Proxy, source: fx.Proxy, is_counted: boo
         )
         destination = data.as_proxy()
     value = example_value(destination)
-    is_leaf = value.is_leaf and value.requires_grad and torch.is_grad_enabled()
-    if is_leaf:
+    is_unseen = not is_counted or (value.is_leaf and value.requires_grad)
+    is_unseen = is_unseen and torch.is_grad_enabled()
+    if is_unseen:
         _set_grad_enabled(tx, False)
     written = create_node(tx, "call_method", "copy_", (destination, source), {})
     # torch drops nodes that nobody reads if their example may have been read as a float, which the
     # destination's may if it is a scalar in double
     written.as_proxy().node.meta["example_value"] = example_value(source)
-    if is_leaf:
+    if is_unseen:
         _set_grad_enabled(tx, True)
 
 
