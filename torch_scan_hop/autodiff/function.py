@@ -201,7 +201,7 @@ class _BackwardPass:
         like, partition = self.record.additional_like, self.scan.partition
         sums = [self.zeros(like[k], only_read) for k in partition.accumulated]
         if partition.linear is not None:
-            sums += [self.zeros(one, only_read) for one in partition.linear.like()]
+            sums += [self.zeros(one, only_read) for one in partition.linear.like]
         return Inputs([*inputs.carry, *sums], inputs.xs, inputs.additional)
 
     def _scan(self, inputs: Inputs[Any]) -> Sequence[Any]:

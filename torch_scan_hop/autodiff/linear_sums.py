@@ -12,6 +12,7 @@ the way of.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_number_node, is_tensor_node
 from torch_scan_hop.body.operator_table import operators
-from torch_scan_hop.rewrites.classify import ancestors
+from torch_scan_hop.rewrites.classify import ancestors, nbytes
 from torch_scan_hop.rewrites.parts import Part, unique
 
 aten = torch.ops.aten
@@ -61,6 +62,7 @@ class LinearSums:
     reads: tuple[int, ...]
     after: fx.GraphModule
 
+    @functools.cached_property
     def like(self) -> list[tuple[Any, ...]]:
         """Return ``(shape, dtype, device)`` of each sum."""
         values = map(value_of, self.terms)
@@ -95,8 +97,8 @@ class _Walk:
         terms = unique(self._terms(gradient))
         if not any(map(_is_work, self.passed)) or not self._are_at_hand(terms):
             return []
-        kept = sum(_nbytes(t) for t in terms if t.target not in _PRODUCTS)
-        return terms if kept <= _MOST_GROWTH * _nbytes(gradient) else []
+        kept = sum(nbytes(t) for t in terms if t.target not in _PRODUCTS)
+        return terms if kept <= _MOST_GROWTH * nbytes(gradient) else []
 
     def _terms(self, node: fx.Node) -> list[fx.Node]:
         if node in self.passed:
@@ -187,8 +189,3 @@ def _is_work(node: fx.Node) -> bool:
 
 def _is_static(node: fx.Node) -> bool:
     return all(isinstance(size, int) for size in value_of(node).shape)
-
-
-def _nbytes(node: fx.Node) -> Any:
-    value = value_of(node)
-    return value.numel() * value.element_size()
