@@ -10,6 +10,7 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.left import ARRAY, NUMBER, TENSOR, GrowingList
+from torch_scan_hop._torch.dynamo.objects import opened
 from torch_scan_hop._torch.dynamo.places import Place
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -96,7 +97,8 @@ def _start_at(capture: Any, place: Place) -> VariableTracker:
     value = place.read(capture.tx)
     for part in parts_of(capture.tx, value):
         place.check(part)
-    return call_inlined(capture.tx, exact_numbers, value, capture.init, capture.over[0])
+    carried = opened(capture.tx, value)
+    return call_inlined(capture.tx, exact_numbers, carried, capture.init, capture.over[0])
 
 
 def _note(appended: list[Any], items: list[Any], stacks: Any, kinds: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.left import ARRAY, NUMBER, GrowingList, appended_to
 from torch_scan_hop._torch.dynamo.made_numbers import mark
+from torch_scan_hop._torch.dynamo.objects import closed, form_of, opened
 from torch_scan_hop._torch.dynamo.places import Place, as_number, is_number
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -54,17 +55,19 @@ class Stateful(VariableTracker):
         both, x = args
         carry, state = sequence_items(tx, both)
         before = [place.read(tx) for place in self.places]
-        now = sequence_items(tx, state)
+        forms = [form_of(value) for value in before]
+        state = sequence_items(tx, state)
         shared = SharedState(
             tx,
             parts_of(tx, carry),
             parts_of(tx, x),
             [
                 (place, *pair)
-                for place, *values in zip(self.places, before, now, strict=True)
+                for place, *values in zip(self.places, before, state, strict=True)
                 for pair in zip(*(parts_of(tx, value) for value in values), strict=True)
             ],
         )
+        now = [closed(tx, *pair) for pair in zip(state, forms, strict=True)]
         containers = SharedContainers(self.places, now)
         self._write(tx, now)
         with appended_to(tx, self.lists) as appended:
@@ -81,6 +84,9 @@ class Stateful(VariableTracker):
                 for n, new in enumerate(appended)
             ]
         )
+        for place, form, value in zip(self.places, forms, left, strict=True):
+            if form_of(value) != form:
+                raise place.refusal()
         state = TupleVariable([_left_at(tx, place) for place in self.places])
         self._write(tx, before)
         return TupleVariable([TupleVariable([carry, state]), TupleVariable([y, kept])])
@@ -122,7 +128,7 @@ def _left_at(tx: Any, place: Place) -> VariableTracker:
             return part
         return part.call_method(tx, "to", [ConstantVariable.create(torch.float64)], {})
 
-    return with_numbers(tx, place, place.read(tx), in_double)
+    return with_numbers(tx, place, opened(tx, place.read(tx)), in_double)
 
 
 def _is_floating(variable: VariableTracker) -> bool:
@@ -131,7 +137,7 @@ def _is_floating(variable: VariableTracker) -> bool:
 
 
 def parts_of(tx: Any, value: VariableTracker) -> list[VariableTracker]:
-    return sequence_items(tx, call_inlined(tx, tree.tensors, value))
+    return sequence_items(tx, call_inlined(tx, tree.tensors, opened(tx, value)))
 
 
 def with_numbers(
@@ -161,8 +167,9 @@ def leave(
         assert place.before is not None
         write_back(tx, place.before.as_proxy(), value.as_proxy())
     else:
+        form = form_of(place.read(tx))
         numbers = with_numbers(tx, place, value, lambda k, p: counts[k] or number_after(tx, p))
-        place.write(tx, numbers)
+        place.write(tx, closed(tx, numbers, form))
 
 
 def number_after(tx: Any, value: VariableTracker) -> VariableTracker:

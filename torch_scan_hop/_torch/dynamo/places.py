@@ -40,7 +40,8 @@ from torch_scan_hop._torch.dynamo.differences import (
 from torch_scan_hop._torch.dynamo.errors import Turned
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
-from torch_scan_hop._torch.dynamo.variables import GETATTR, example_value
+from torch_scan_hop._torch.dynamo.objects import attribute_of
+from torch_scan_hop._torch.dynamo.variables import example_value
 
 try:
     from torch._dynamo.variables.sets import SetVariable
@@ -95,6 +96,7 @@ class Place:
     before: VariableTracker | None
     after: VariableTracker
     how: Sequence[Any] = field(default=(), compare=False)  # torch > 2.9: a kind of assignment
+    is_rebuilt: bool = False  # an object of another class is there, or one with another flag
 
     def read(self, tx: Any) -> VariableTracker:
         if self.is_item:
@@ -149,6 +151,8 @@ class Place:
         """Return True if the first step changes the kind, shape or dtype of the value."""
         before, after = self.before, self.after
         if before is None or reorders(before, after):  # nothing was there, or in another order
+            return True
+        if self.is_rebuilt:
             return True
         number, next_number = number_of(before), number_of(after)
         if number is not None and is_made_number(after):  # made of what a step reads as a number
@@ -261,16 +265,3 @@ def scalars_are_read(tx: Any) -> Iterator[None]:
     config: Any = dynamo_config
     with config.patch(capture_scalar_outputs=True):
         yield
-
-
-def attribute_of(effects: SideEffects, item: VariableTracker, name: str) -> VariableTracker | None:
-    stored = effects.store_attr_mutations.get(item, {})
-    if name in stored:
-        return None if isinstance(stored[name], DeletedVariable) else stored[name]
-    output = effects.output_graph_weakref()
-    if isinstance(item, CellVariable):
-        return item.pre_existing_contents
-    try:
-        return getattr(item, GETATTR)(output.current_tx, name)  # type: ignore[no-any-return, union-attr]
-    except Exception:  # nothing is there, or what Dynamo cannot read
-        return None

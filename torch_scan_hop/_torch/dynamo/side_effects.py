@@ -28,11 +28,11 @@ from torch._dynamo.variables.misc import AutogradFunctionContextVariable
 from torch_scan_hop._torch.dynamo.deques import is_filling
 from torch_scan_hop._torch.dynamo.differences import is_same
 from torch_scan_hop._torch.dynamo.left import GrowingList, StateAssigned, is_growing, put_back
+from torch_scan_hop._torch.dynamo.objects import attribute_of, form_of
 from torch_scan_hop._torch.dynamo.places import (
     AN_OBJECT,
     Place,
     SetVariable,
-    attribute_of,
     refuse_within_functions,
     refused_change,
     users_line,
@@ -182,7 +182,13 @@ class _Watch:
                 place.check_owner()
                 if not place.is_temporary():
                     found.append(place)
-        return found
+        # what an object made in the body holds is forgotten with the trace
+        return [
+            replace(place, is_rebuilt=form_of(place.before) != form_of(place.after))
+            if isinstance(place, Place)
+            else place
+            for place in found
+        ]
 
 
 def _is_watched(effects: SideEffects, item: VariableTracker) -> bool:
