@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from typing import Any, NamedTuple
 
@@ -146,8 +145,6 @@ def _instead_of(leaf: Any, otherwise: str) -> str:
         return "Pass torch.arange(...), or length=... for so many steps without xs."
     if kind == "Proxy":
         return "torch.fx.symbolic_trace runs no operators: use torch.export, or make_fx."
-    if dataclasses.is_dataclass(leaf):
-        return f"A dataclass is a pytree after torch.export.register_dataclass({kind})."
     return otherwise
 
 

@@ -5,6 +5,7 @@ leaf everywhere."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -42,6 +43,11 @@ def is_registered(value: Any) -> bool:
     return kind in pytree.SUPPORTED_NODES and kind not in _OWN and not is_namedtuple(value)
 
 
+def _is_dataclass(value: Any) -> bool:
+    is_type_or_module = isinstance(value, (type, torch.nn.Module))
+    return dataclasses.is_dataclass(value) and not is_type_or_module
+
+
 def children(value: Any) -> list[tuple[str, Any]] | None:
     """Return ``(path suffix, child)`` pairs of a container, or None for a leaf."""
     if value is None or isinstance(value, torch.Tensor):
@@ -55,6 +61,8 @@ def children(value: Any) -> list[tuple[str, Any]] | None:
         return [(f".{name}", getattr(value, name)) for name in value._fields]
     if isinstance(value, (list, tuple)):
         return [(f"[{k}]", child) for k, child in enumerate(value)]
+    if _is_dataclass(value):
+        return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
     return None
 
 
@@ -110,7 +118,11 @@ def _rebuild(template: Any, parts: list[Any]) -> Any:
         return type(template)(*parts)
     if isinstance(template, (list, tuple)):
         return type(template)(parts)
-    raise AssertionError(f"not a container: {type(template)}")
+    assert _is_dataclass(template), f"not a container: {type(template)}"
+    new = object.__new__(type(template))  # its __init__ may do more than to assign
+    for field, part in zip(dataclasses.fields(template), parts, strict=True):
+        object.__setattr__(new, field.name, part)
+    return new
 
 
 def unflatten(template: Any, values: list[Any]) -> Any:

@@ -47,6 +47,28 @@ class State:
 pytree.register_dataclass(State, serialized_type_name="tests.test_api.State")
 
 
+@dataclasses.dataclass
+class Unregistered:
+    h: Any
+    c: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Frozen:
+    h: Any
+    c: Any = dataclasses.field(default=None)
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    h: Any
+    c: Any
+    made: int = dataclasses.field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.made = self.made + 1
+
+
 def cumulative(h, x):
     h = h + x
     return h, h
@@ -117,13 +139,27 @@ def test_namedtuples(variant):
 
 
 @EAGER_AND_COMPILED
-def test_registered_dataclasses(variant):
+@pytest.mark.parametrize("kind", [State, Unregistered, Frozen, Slots])
+def test_dataclasses(kind, variant):
     def cell(state, x):
-        h = torch.tanh(state.h + x)
-        return State(h, state.c + h), State(h, h * state.c)
+        h = torch.tanh(state.h + x.h * x.c)
+        return kind(h=h, c=state.c + h), kind(h=h, c=[h * state.c, None])
 
-    result = check(cell, State(randn(2), randn(2)), randn(3, 2), variant=variant)
-    assert isinstance(result[0], State) and isinstance(result[1], State)
+    init, xs = kind(h=randn(2), c=0.0), kind(h=randn(3, 2), c=randn(3, 2))
+    if kind is Slots:
+        xs.made = torch.zeros(3)
+    carry, ys = check(cell, init, xs, variant=variant)
+    assert type(carry) is kind and type(ys) is kind and ys.c[1] is None
+    assert carry.c.shape == (2,) and ys.c[0].shape == (3, 2)
+
+
+def test_a_dataclass_is_named_by_its_fields():
+    init = {"a": Unregistered(torch.zeros(2), "word")}
+    with pytest.raises(TypeError, match=r"init\['a'\]\.c must be a tensor, a number or None"):
+        scan(lambda c, x: (c, x), init, torch.zeros(3))
+    with pytest.raises(TypeError, match=r"carry must be a Unregistered, but got"):
+        init = Unregistered(torch.zeros(2), torch.zeros(2))
+        scan(lambda c, x: ((c.h, c.c), x), init, torch.zeros(3))
 
 
 @EAGER_AND_COMPILED

@@ -74,7 +74,7 @@ def setting_of(fn: Any, inputs: Any) -> Any:
         torch.is_inference_mode_enabled(),
         *replaced_module_methods(),
         *replaced_tensor_methods(),
-        len(pytree.SUPPORTED_NODES),  # a dataclass that is registered can be carried
+        len(pytree.SUPPORTED_NODES),  # a class that is registered can be carried
         *map(_kind_of, tree.leaves(inputs)),
     ]
     while isinstance(fn, functools.partial):

@@ -68,7 +68,7 @@ class Stateful(VariableTracker):
             ],
         )
         now = [closed(tx, *pair) for pair in zip(state, forms, strict=True)]
-        containers = SharedContainers(self.places, now)
+        containers = SharedContainers(self.places, before, now)
         self._write(tx, now)
         with appended_to(tx, self.lists) as appended:
             result = self.combine_fn.call_function(tx, [carry, x], {})

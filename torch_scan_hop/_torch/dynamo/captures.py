@@ -17,6 +17,7 @@ from torch.overrides import _len_torch_function_stack
 
 from torch_scan_hop._torch.dynamo.contexts import (
     functorch_views,
+    gradients_looked_for,
     hop_capture,
     more_captures,
     no_code_is_kept,
@@ -102,6 +103,7 @@ class CapturedFunction:
         with (
             no_code_is_kept(),
             no_logs_of_mistakes(),
+            gradients_looked_for(),
             not_fx_tracing(),
             hop_capture(),
             more_captures(self._floats_vary),

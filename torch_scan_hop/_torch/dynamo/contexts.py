@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,6 +85,15 @@ def no_logs_of_mistakes() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(holds_no_error)
+
+
+@contextlib.contextmanager
+def gradients_looked_for() -> Iterator[None]:
+    """Silence the warning that Dynamo causes where state is no leaf, since it asks for a gradient:
+    a program that makes errors of warnings would not be captured."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
+        yield
 
 
 def parameters_of_symbolic_size() -> contextlib.AbstractContextManager[None]:

@@ -22,6 +22,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
+from torch_scan_hop._torch.dynamo.left import MUTABLE
 from torch_scan_hop._torch.dynamo.places import NOT_THE_USERS, users_line
 from torch_scan_hop._torch.dynamo.variables import GETATTR, example_value, example_value_or_none
 from torch_scan_hop._torch.replaced import replaced, wrapped
@@ -62,6 +63,8 @@ class Facts:
     kinds: list[tuple[Any, str]] = field(default_factory=list)
     attributes: set[str] = field(default_factory=set)
     compared: list[tuple[Any, Any]] = field(default_factory=list)
+    #: lists, dicts and objects, of which the body asked if one `is` the other; and the lines
+    containers: list[tuple[VariableTracker, VariableTracker, str]] = field(default_factory=list)
     #: carries of scans within the body, and what those begin with
     begun: list[tuple[Any, Any]] = field(default_factory=list)
 
@@ -135,6 +138,10 @@ def _has(tx: Any, variable: VariableTracker, name: str) -> bool:
 _noting: list[Facts] = []
 
 
+def facts_at_hand() -> Facts:
+    return _noting[-1]
+
+
 @contextlib.contextmanager
 def facts_noted() -> Iterator[Facts]:
     """Note facts while a body is traced."""
@@ -157,6 +164,10 @@ def facts_noted() -> Iterator[Facts]:
                 facts.kinds.append((example_value(tensors[0]), users_line()))
             if len(tensors) == 2:
                 facts.compared.append((example_value(tensors[0]), example_value(tensors[1])))
+            if self.fn in (operator.is_, operator.is_not):
+                one, other = (arg.realize() for arg in args)
+                if isinstance(one, MUTABLE) and isinstance(other, MUTABLE):
+                    facts.containers.append((one, other, users_line()))
         return call(self, tx, args, kwargs)
 
     handlers = symbolic_convert.compare_op_handlers  # their methods were bound before

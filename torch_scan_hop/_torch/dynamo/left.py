@@ -17,12 +17,16 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.lists import BaseListVariable, DequeVariable, ListVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable
+from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.deques import MOST_TO_FILL
 from torch_scan_hop._torch.dynamo.differences import tensor_of
+from torch_scan_hop._torch.dynamo.objects import held_by
 from torch_scan_hop._torch.dynamo.places import Place, is_number, refused_change
 
+#: lists, deques, dicts and objects, which may be changed in place
+MUTABLE = (ListVariable, DequeVariable, ConstDictVariable, UserDefinedObjectVariable)
 TENSOR, NUMBER, ARRAY = "tensor", "number", "array"
 
 
@@ -91,16 +95,21 @@ def _containers_in(value: VariableTracker) -> Iterator[VariableTracker]:
         items: Any = value.items
         for item in items.values() if isinstance(items, dict) else items:
             yield from _containers_in(item)
+    elif held := held_by(value):
+        yield value
+        for item in held:
+            yield from _containers_in(item)
 
 
 def mutable_containers_in(value: VariableTracker) -> list[Any]:
-    """Return the lists, deques and dicts in ``value``, which may be changed in place."""
-    kinds = (ListVariable, DequeVariable, ConstDictVariable)
-    return [container for container in _containers_in(value) if isinstance(container, kinds)]
+    """Return the lists, deques, dicts and objects in ``value``."""
+    return [container for container in _containers_in(value) if isinstance(container, MUTABLE)]
 
 
 def contents_of(container: Any) -> list[Any]:
-    """Return the items of a list, or the keys and the values of a dict."""
+    """Return the items of a list, the keys and the values of a dict, or what an object holds."""
+    if isinstance(container, UserDefinedObjectVariable) and (held := held_by(container)):
+        return held
     items = copy.copy(container.items)
     return [*items, *items.values()] if isinstance(items, dict) else [*items]
 

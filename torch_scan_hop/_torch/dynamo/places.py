@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,7 +95,7 @@ class Place:
     before: VariableTracker | None
     after: VariableTracker
     how: Sequence[Any] = field(default=(), compare=False)  # torch > 2.9: a kind of assignment
-    is_rebuilt: bool = False  # an object of another class is there, or one with another flag
+    is_rebuilt: bool = False  # an object of another class is there, or another flag in it
 
     def read(self, tx: Any) -> VariableTracker:
         if self.is_item:
@@ -182,8 +181,6 @@ class Place:
         if is_numpys:
             kind = "value of NumPy"
             advice = "Keep a tensor there, as torch.from_numpy(array), or a Python number."
-        elif dataclasses.is_dataclass(part.python_type()):
-            advice = f"A dataclass is carried after torch.export.register_dataclass({kind})."
         raise Unsupported(f"the body leaves a {kind} in {self}, at {self.line}. {advice}")
 
     def check_owner(self) -> None:

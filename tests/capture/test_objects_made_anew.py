@@ -1,0 +1,570 @@
+"""Objects that a step makes anew for the next one: what is in them is carried.
+
+Each function makes a program: a cell and what to look at afterwards. It is run in two calls as the
+loop that a user writes, and as a scan; values, what is left and all gradients agree.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from oracle import assert_same, written_loop
+from torch import Tensor, nn
+
+from torch_scan_hop import fallback, scan
+
+pytestmark = pytest.mark.torch_version
+
+F64 = torch.float64
+
+
+@dataclasses.dataclass
+class State:
+    h: Tensor
+    c: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    h: Tensor
+    steps: int = 0
+    kind: str = "frozen"
+
+
+class Plain:
+    """Objects of it are made by more than assignments."""
+
+    made = 0
+
+    def __init__(self, h: Tensor, scale: float = 1.0):
+        self.h = h * scale
+        self.twice = self.h * 2
+
+    @property
+    def total(self) -> Tensor:
+        return self.h.sum()
+
+    def after(self, x: Tensor) -> Plain:
+        return Plain(self.h + x, 0.5)
+
+
+class Derived(Plain):
+    def __init__(self, h: Tensor):
+        super().__init__(h)
+        self.inner = State(h + 1, h - 1)
+
+
+T = TypeVar("T")
+
+
+class Box(Generic[T]):
+    def __init__(self, value: T):
+        self.value = value
+
+
+class Slots:
+    __slots__ = ("h",)
+
+    def __init__(self, h: Tensor):
+        self.h = h
+
+
+class Guarded:
+    """To assign an attribute is more than that."""
+
+    def __init__(self, h: Tensor):
+        self.h = h
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value * 1)
+
+
+class Holder(nn.Module):
+    def __init__(self, **state: Any):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 3, dtype=F64))
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(*(shape or (3,)), dtype=F64)
+
+
+def a_dataclass():
+    m = Holder(state=State(zeros(), zeros()))
+
+    def cell(x):
+        c = m.state.c + torch.tanh(m.state.h @ m.w + x)
+        m.state = State(torch.tanh(c), c)
+        return m.state.h
+
+    return m, cell, lambda: [m.state.h, m.state.c]
+
+
+def a_dataclass_replaced():
+    m = Holder(state=State(zeros(), zeros()))
+
+    def cell(x):
+        m.state = dataclasses.replace(m.state, h=torch.tanh(m.state.h @ m.w + x))
+        return m.state.h + m.state.c
+
+    return m, cell, lambda: [m.state.h, m.state.c]
+
+
+def frozen_with_a_number_and_a_word():
+    m = Holder(state=Frozen(zeros()))
+
+    def cell(x):
+        was = m.state
+        m.state = Frozen(torch.tanh(was.h @ m.w + x * was.steps), was.steps + 1, was.kind)
+        return m.state.h
+
+    return m, cell, lambda: [m.state.h, m.state.steps, len(m.state.kind)]
+
+
+def none_at_first():
+    m = Holder(state=None)
+
+    def cell(x):
+        h = x if m.state is None else torch.tanh(m.state.h @ m.w + x)
+        m.state = State(h, h * 2)
+        return m.state.c
+
+    return m, cell, lambda: [m.state.h, m.state.c]
+
+
+def a_flag_that_the_first_step_sets():
+    m = Holder(state=Frozen(zeros(), kind="new"))
+
+    def cell(x):
+        h = x if m.state.kind == "new" else torch.tanh(m.state.h @ m.w + x)
+        m.state = Frozen(h, m.state.steps + 1, "old")
+        return h
+
+    return m, cell, lambda: [m.state.h, m.state.steps, len(m.state.kind)]
+
+
+def smaller_at_first():
+    m = Holder(state=State(zeros(1), 0.0))
+
+    def cell(x):
+        h = torch.tanh(m.state.h + x) @ m.w
+        m.state = State(h, m.state.c + h.sum())
+        return m.state.c * 1
+
+    return m, cell, lambda: [m.state.h, m.state.c]
+
+
+def a_class_with_methods():
+    m = Holder(state=Plain(zeros()))
+
+    def cell(x):
+        m.state = m.state.after(torch.tanh(x @ m.w))
+        return m.state.total + m.state.twice
+
+    return m, cell, lambda: [m.state.h, m.state.twice]
+
+
+def an_object_in_an_object():
+    m = Holder(state=Derived(zeros()))
+
+    def cell(x):
+        m.state = Derived(torch.tanh(m.state.inner.h @ m.w + x) + m.state.inner.c)
+        return m.state.total
+
+    return m, cell, lambda: [m.state.h, m.state.inner.h, m.state.inner.c, m.state.twice]
+
+
+def objects_in_containers():
+    m = Holder(a=[State(zeros(), zeros())] * 2, b={"x": (zeros(), Frozen(zeros()))})
+
+    def cell(x):
+        one, two = m.a
+        m.a = [State(two.h + x, one.c), State(torch.tanh(one.h @ m.w), two.c + x)]
+        old, frozen = m.b["x"]
+        m.b = {"x": (frozen.h * 2, Frozen(old + x @ m.w, frozen.steps + 2))}
+        return m.a[0].h + m.b["x"][0]
+
+    return m, cell, lambda: [m.a[1].h, m.a[0].c, m.b["x"][1].h, m.b["x"][1].steps]
+
+
+def an_item_of_a_dict():
+    memory: dict[str, Any] = {"lstm": State(zeros(), zeros())}
+    m = Holder()
+
+    def cell(x):
+        h = torch.tanh(memory["lstm"].h @ m.w + x)
+        memory["lstm"] = State(h, memory["lstm"].c + h)
+        return h
+
+    return m, cell, lambda: [memory["lstm"].h, memory["lstm"].c]
+
+
+def objects_in_a_list_that_stays():
+    m = Holder()
+    states = [State(zeros(), zeros()) for _ in range(2)]
+
+    def cell(x):
+        for k in range(2):
+            x = torch.tanh(states[k].h @ m.w + x)
+            states[k] = State(x, states[k].c + 1)
+        return x
+
+    return m, cell, lambda: [s.h for s in states] + [s.c for s in states]
+
+
+def changed_after_it_is_made():
+    m = Holder(state=State(zeros(), zeros()))
+
+    def cell(x):
+        m.state = State(torch.tanh(m.state.h @ m.w), m.state.c)
+        m.state.h = m.state.h + x
+        m.state.c += 1.0
+        return m.state.h
+
+    return m, cell, lambda: [m.state.h, m.state.c]
+
+
+def a_copy():
+    m = Holder(state=State(zeros(), zeros()))
+
+    def cell(x):
+        state = copy.copy(m.state)
+        state.h = torch.tanh(state.h @ m.w + x)
+        m.state = state
+        return state.h
+
+    return m, cell, lambda: [m.state.h, m.state.c]
+
+
+def a_stash():
+    """What no step reads is the last step's."""
+    m = Holder(seen=None, h=zeros())
+
+    def cell(x):
+        m.h = torch.tanh(m.h @ m.w + x)
+        m.seen = Box(m.h * 2)
+        return m.h
+
+    return m, cell, lambda: [m.seen.value, m.h]
+
+
+def a_distribution():
+    m = Holder(prior=torch.distributions.Normal(zeros(), zeros() + 1, validate_args=False))
+    torch.distributions.kl_divergence(m.prior, m.prior)  # which torch finds, and remembers
+
+    def cell(x):
+        mean = torch.tanh(m.prior.mean @ m.w + x)
+        now = torch.distributions.Normal(mean, m.prior.stddev * 0.9, validate_args=False)
+        kl = torch.distributions.kl_divergence(now, m.prior)
+        m.prior = now
+        return kl
+
+    return m, cell, lambda: [m.prior.mean, m.prior.stddev]
+
+
+def given_on_to_a_second_state():
+    m = Holder(now=State(zeros(), zeros()), before=State(zeros(), zeros() + 3))
+
+    def cell(x):
+        h = torch.tanh(m.now.h @ m.w + x) - m.before.c
+        m.before = m.now
+        m.now = State(h, h + 1)
+        return h
+
+    return m, cell, lambda: [m.now.h, m.before.h, m.before.c]
+
+
+def flags_and_words_in_containers():
+    m = Holder(
+        a=(zeros(), True, "tanh"), b={"mode": "train", "h": zeros(), "old": [zeros(), False]}
+    )
+
+    def cell(x):
+        h, is_tanh, word = m.a
+        h = torch.tanh(h @ m.w + x) if is_tanh and word == "tanh" else h
+        m.a = (h, is_tanh, word)
+        m.b = {"mode": m.b["mode"], "h": m.b["old"][0] + h, "old": [h, m.b["old"][1]]}
+        return m.b["h"]
+
+    return m, cell, lambda: [m.a[0], int(m.a[1]), len(m.a[2]), m.b["h"], m.b["old"][0], len(m.b)]
+
+
+def a_flag_in_a_tuple_that_the_first_step_sets():
+    m = Holder(state=(zeros(), False))
+
+    def cell(x):
+        h, seen = m.state
+        m.state = (torch.tanh(h @ m.w + x) if seen else x * 2, True)
+        return m.state[0]
+
+    return m, cell, lambda: [m.state[0], int(m.state[1])]
+
+
+class Pair(NamedTuple):
+    state: Any
+    h: Tensor
+
+
+def in_a_named_tuple():
+    m = Holder(pair=Pair(Box(zeros()), zeros()))
+
+    def cell(x):
+        m.pair = Pair(Box(m.pair.h + x @ m.w), m.pair.state.value * 2)
+        return m.pair.h
+
+    return m, cell, lambda: [m.pair.state.value, m.pair.h]
+
+
+def what_the_program_begins_with():
+    empty = State(zeros(), zeros())
+    m = Holder(state=empty, items=[zeros()])
+    m.first = m.items
+
+    def cell(x):
+        h = x * 3 if m.state is empty else torch.tanh(m.state.h @ m.w + x)
+        m.state = State(h, x)
+        h = h if m.items is m.first else h + m.items[0]
+        m.items = [h]
+        return h
+
+    return m, cell, lambda: [m.state.h, m.items[0]]
+
+
+CAPTURED = [
+    what_the_program_begins_with,
+    a_dataclass,
+    a_dataclass_replaced,
+    frozen_with_a_number_and_a_word,
+    none_at_first,
+    a_flag_that_the_first_step_sets,
+    smaller_at_first,
+    a_class_with_methods,
+    an_object_in_an_object,
+    objects_in_containers,
+    an_item_of_a_dict,
+    objects_in_a_list_that_stays,
+    changed_after_it_is_made,
+    a_stash,
+    a_distribution,
+    given_on_to_a_second_state,
+    flags_and_words_in_containers,
+    a_flag_in_a_tuple_that_the_first_step_sets,
+]
+
+
+def two_names_of_what_is_changed():
+    m = Holder(a=State(zeros(), zeros()), b=State(zeros(), zeros()))
+
+    def cell(x):
+        m.b.h = m.b.h + 1
+        y = torch.tanh(m.a.h @ m.w + x)
+        m.a = m.b = State(y, x)
+        return y
+
+    return m, cell, lambda: [m.a.h, m.b.h]
+
+
+def changed_and_then_replaced():
+    """The first step changes the object from before the scan, which others have."""
+    first = State(zeros(), zeros())
+    m = Holder(state=first)
+
+    def cell(x):
+        m.state.h = torch.tanh(m.state.h @ m.w + x)
+        m.state = State(m.state.h, x)
+        return m.state.h
+
+    return m, cell, lambda: [m.state.h, m.state.c, first.h, first.c]
+
+
+def a_dict_changed_and_then_replaced():
+    first = {"h": zeros()}
+    m = Holder(state=first)
+
+    def cell(x):
+        m.state["h"] = torch.tanh(m.state["h"] @ m.w + x)
+        m.state = {"h": m.state["h"] * 2}
+        return m.state["h"]
+
+    return m, cell, lambda: [m.state["h"], first["h"]]
+
+
+def a_list_within_changed_and_then_replaced():
+    first = Box([zeros()])
+    m = Holder(state=first)
+
+    def cell(x):
+        m.state.value[0] = torch.tanh(m.state.value[0] @ m.w + x)
+        m.state = Box([m.state.value[0] * 2])
+        return m.state.value[0]
+
+    return m, cell, lambda: [m.state.value[0], first.value[0]]
+
+
+def an_object_that_is_kept():
+    kept: list[Any] = []
+    m = Holder(state=State(zeros(), zeros()))
+
+    def cell(x):
+        m.state = State(torch.tanh(m.state.h @ m.w + x), x)
+        kept.append(m.state)
+        m.state.c = m.state.c + 1
+        return m.state.h
+
+    return m, cell, lambda: [m.state.h, *(s.h for s in kept), *(s.c for s in kept)]
+
+
+def changed_in_the_next_step_when_kept():
+    kept: list[Any] = []
+    m = Holder(state=State(zeros(), zeros()))
+
+    def cell(x):
+        m.state.c = m.state.c + 1
+        m.state = State(torch.tanh(m.state.h @ m.w + x), x)
+        kept.append(m.state)
+        return m.state.h
+
+    return m, cell, lambda: [m.state.h, *(s.h for s in kept), *(s.c for s in kept)]
+
+
+def another_object_of_the_program():
+    m = Holder(a=State(zeros(), zeros()), b=State(zeros() + 1, zeros()))
+
+    def cell(x):
+        m.a, m.b = m.b, m.a
+        m.a.h = torch.tanh(m.b.h @ m.w + x)
+        return m.a.h
+
+    return m, cell, lambda: [m.a.h, m.b.h]
+
+
+def another_class_each_second_step():
+    m = Holder(state=Box(zeros()))
+
+    def cell(x):
+        if isinstance(m.state, Box):
+            m.state = Plain(torch.tanh(m.state.value @ m.w + x))
+            return m.state.h
+        m.state = Box(m.state.h + x)
+        return m.state.value
+
+    return m, cell, lambda: [x for x in vars(m.state).values()]
+
+
+def a_flag_that_turns():
+    m = Holder(state=Frozen(zeros(), kind="a"))
+
+    def cell(x):
+        h = m.state.h * 2 if m.state.kind == "a" else torch.tanh(m.state.h @ m.w + x)
+        m.state = Frozen(h, 0, "b" if m.state.kind == "a" else "a")
+        return h
+
+    return m, cell, lambda: [m.state.h, len(m.state.kind)]
+
+
+def slots():
+    m = Holder(state=Slots(zeros()))
+
+    def cell(x):
+        m.state = Slots(torch.tanh(m.state.h @ m.w + x))
+        return m.state.h
+
+    return m, cell, lambda: [m.state.h]
+
+
+def assignments_that_are_more():
+    m = Holder(state=Guarded(zeros()))
+
+    def cell(x):
+        m.state = Guarded(torch.tanh(m.state.h @ m.w + x))
+        return m.state.h
+
+    return m, cell, lambda: [m.state.h]
+
+
+def one_object_under_two_names():
+    m = Holder(now=State(zeros(), zeros()), last=State(zeros(), zeros()))
+
+    def cell(x):
+        scale = 1.0 if m.now is m.last else 2.0
+        m.now = m.last = State(torch.tanh(m.now.h @ m.w + x) * scale, x)
+        return m.now.h
+
+    return m, cell, lambda: [m.now.h, m.last.c]
+
+
+def one_dict_under_two_names():
+    m = Holder(now={"h": zeros()}, last={"h": zeros()})
+
+    def cell(x):
+        scale = 1.0 if m.now is not m.last else 2.0
+        m.now = m.last = {"h": torch.tanh(m.now["h"] @ m.w + x) * scale}
+        return m.now["h"]
+
+    return m, cell, lambda: [m.now["h"]]
+
+
+OTHERS = [
+    two_names_of_what_is_changed,
+    changed_and_then_replaced,
+    a_dict_changed_and_then_replaced,
+    a_list_within_changed_and_then_replaced,
+    an_object_that_is_kept,
+    changed_in_the_next_step_when_kept,
+    another_object_of_the_program,
+    another_class_each_second_step,
+    a_flag_that_turns,
+    slots,
+    assignments_that_are_more,
+    in_a_named_tuple,
+    one_object_under_two_names,
+    one_dict_under_two_names,
+]
+
+# copy.copy is not traced by torch 2.9
+(CAPTURED if torch.__version__ >= "2.13" else OTHERS).append(a_copy)
+
+
+def outcome(make, run):
+    """Return ys, what is left and gradients after each of two calls."""
+    torch.manual_seed(0)
+    module, cell, state = make()
+    found: list[Any] = []
+    for _ in range(2):
+        xs = torch.randn(4, 3, dtype=F64, requires_grad=True)
+        _, ys = run(lambda c, x: (c, cell(x)), None, xs)
+        left = [ys, *state()]
+        total = sum((v * v).sum() for v in left if isinstance(v, Tensor) and v.requires_grad)
+        given = pytree.tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, left)
+        given += torch.autograd.grad(total, [xs, module.w], retain_graph=True)
+        found += [torch.as_tensor(v) for v in given]
+    return found
+
+
+def compiled(cell, init, xs):
+    run = torch.compile(lambda xs: scan(cell, init, xs), backend="aot_eager", fullgraph=True)
+    return run(xs)
+
+
+WAYS = {"eager": scan, "compiled": compiled}
+
+
+@pytest.mark.works("objects that a step makes anew, in attributes")
+@pytest.mark.parametrize("way", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", CAPTURED, ids=lambda make: make.__name__)
+def test_captured(make, way) -> None:
+    with fallback("error"):
+        assert_same(outcome(make, WAYS[way]), outcome(make, written_loop))
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+@pytest.mark.parametrize("make", OTHERS, ids=lambda make: make.__name__)
+def test_as_the_loop_if_not_captured(make) -> None:
+    assert_same(outcome(make, scan), outcome(make, written_loop))
