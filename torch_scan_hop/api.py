@@ -285,7 +285,8 @@ def scan_flat(
     def body(*flat: Any, keep_numbers: bool = False) -> Any:
         carry = tree.unflatten(init, list(flat[:n_carry]))
         x = xs if counted_only else tree.unflatten(xs, list(flat[n_carry:]))
-        return step(combine_fn, carry, x, template, device, keep_numbers)
+        leaves, y = step(combine_fn, carry, x, template, device, keep_numbers)
+        return leaves, tree.with_records(y)
 
     if counted_only:
         # no xs: an empty tensor carries the trip count
@@ -296,4 +297,4 @@ def scan_flat(
         carry, ys = scan_of_numbers(numbers, body, carry_leaves, x_leaves, (), **options)
     else:
         carry, ys = scan_op(body, carry_leaves, x_leaves, (), **options)
-    return tree.unflatten(init, list(carry)), ys
+    return tree.unflatten(init, list(carry)), tree.without_records(ys)

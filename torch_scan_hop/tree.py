@@ -119,10 +119,47 @@ def _rebuild(template: Any, parts: list[Any]) -> Any:
     if isinstance(template, (list, tuple)):
         return type(template)(parts)
     assert _is_dataclass(template), f"not a container: {type(template)}"
-    new = object.__new__(type(template))  # its __init__ may do more than to assign
-    for field, part in zip(dataclasses.fields(template), parts, strict=True):
-        object.__setattr__(new, field.name, part)
+    return _new_dataclass(type(template), [f.name for f in dataclasses.fields(template)], parts)
+
+
+def _new_dataclass(kind: Any, names: list[str], parts: list[Any]) -> Any:
+    new = object.__new__(kind)  # its __init__ may do more than to assign
+    for name, part in zip(names, parts, strict=True):
+        object.__setattr__(new, name, part)
     return new
+
+
+class _Record:
+    """A dataclass, for torch's pytree, with which Dynamo takes apart what a body returns."""
+
+    def __init__(self, kind: type, names: list[str], parts: list[Any]) -> None:
+        self.kind, self.names, self.parts = kind, names, parts
+
+
+pytree.register_pytree_node(
+    _Record,
+    lambda record: (record.parts, (record.kind, record.names)),
+    lambda parts, context: _Record(context[0], context[1], list(parts)),
+    serialized_type_name="torch_scan_hop.tree._Record",
+)
+
+
+def with_records(value: Any) -> Any:
+    """Return ``value`` with its dataclasses in a form that torch's pytree knows."""
+    parts = None if is_registered(value) else _parts(value)
+    if parts is None:
+        return value
+    others = list(map(with_records, parts))
+    if isinstance(value, (Mapping, list, tuple)):
+        return _rebuild(value, others)
+    return _Record(type(value), [f.name for f in dataclasses.fields(value)], others)
+
+
+def without_records(value: Any) -> Any:
+    if type(value) is _Record:
+        return _new_dataclass(value.kind, value.names, list(map(without_records, value.parts)))
+    parts = None if is_registered(value) else _parts(value)
+    return value if parts is None else _rebuild(value, list(map(without_records, parts)))
 
 
 def unflatten(template: Any, values: list[Any]) -> Any:

@@ -157,7 +157,9 @@ def test_a_dataclass_is_named_by_its_fields():
     init = {"a": Unregistered(torch.zeros(2), "word")}
     with pytest.raises(TypeError, match=r"init\['a'\]\.c must be a tensor, a number or None"):
         scan(lambda c, x: (c, x), init, torch.zeros(3))
-    with pytest.raises(TypeError, match=r"carry must be a Unregistered, but got"):
+    with pytest.raises(
+        TypeError, match=r"expected a Unregistered \(from init\), but combine_fn returned tuple"
+    ):
         init = Unregistered(torch.zeros(2), torch.zeros(2))
         scan(lambda c, x: ((c.h, c.c), x), init, torch.zeros(3))
 

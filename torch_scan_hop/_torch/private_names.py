@@ -75,7 +75,7 @@ NAMES: dict[str, str] = {
         "torch._dynamo.external_utils: insert_const_values_with_mask torch._dynamo.guards: "
         "GuardBuilder install_guard torch._dynamo.output_graph: OutputGraph "
         "torch._dynamo.side_effects: SideEffects torch._dynamo.source: AttrSource ConstantSource "
-        "GlobalStateSource TypeSource torch._dynamo.symbolic_convert: "
+        "GlobalSource GlobalStateSource TypeSource torch._dynamo.symbolic_convert: "
         "InliningInstructionTranslator InstructionTranslator compare_op_handlers "
         "torch._dynamo.utils: guard_failures torch._dynamo.variables: RemovableHandleVariable "
         "base builder dicts higher_order_ops torch torch._dynamo.variables.base: "
@@ -200,14 +200,14 @@ torch._dynamo.config: patch(allow_rnn=; capture_scalar_outputs=)
 torch._dynamo.exc: UncapturedHigherOrderOpError(msg; msg real_stack) Unsupported(msg)
 torch._dynamo.guards: install_guard(_)
 torch._dynamo.output_graph.OutputGraph: create_proxy(self _ _ _ _) get_submodule(self keys)
-    install_subgraph(self name sub_gm)
+    install_global_by_id(self prefix value) install_subgraph(self name sub_gm)
 torch._dynamo: run(fn)
 torch._dynamo.side_effects.SideEffects: _get_modified_vars(self)[self]
     check_allowed_side_effect(self item)[self item] clone(self) mutation(self var) store_attr(self
     item name value ...)[self item name value; self item name value mutation_kind; self item name
     value mutation_kind mutated_source]
-torch._dynamo.source: AttrSource(base member) ConstantSource(source_name) GlobalStateSource(())
-    TypeSource(base)
+torch._dynamo.source: AttrSource(base member) ConstantSource(source_name) GlobalSource(global_name)
+    GlobalStateSource(()) TypeSource(base)
 torch._dynamo.symbolic_convert.InliningInstructionTranslator: build_inline_tracer(parent func args
     ...)[parent func args kwargs; parent func args kwargs allow_nested_graph_breaks]
 torch._dynamo.symbolic_convert.InstructionTranslator: current_tx(())
@@ -217,8 +217,9 @@ torch._dynamo.variables.RemovableHandleVariable: call_method[self tx method_name
     tx name args kwargs]
 torch._dynamo.variables.base: ValueMutationNew(()) is_side_effect_safe(m)
 torch._dynamo.variables.base.VariableTracker: as_proxy(self) as_python_constant(self) build(tx
-    value) call_function[self tx args kwargs] clone(self requires_grad=) is_python_constant(self)
-    is_realized(self) python_type(self) realize(self) unpack_var_sequence(self tx)
+    value; tx value source) call_function[self tx args kwargs] clone(self requires_grad=)
+    is_python_constant(self) is_realized(self) python_type(self) realize(self)
+    unpack_var_sequence(self tx)
 torch._dynamo.variables.builder.SourcelessBuilder: create(tx value)
 torch._dynamo.variables.builder.VariableBuilder: _wrap(self value)[self value] wrap_symfloat(self
     value)[self value]

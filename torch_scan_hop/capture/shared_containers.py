@@ -53,7 +53,6 @@ class SharedContainers:
             if names[key] > 1:
                 raise _refusal(place)
 
-
     def _check_identity(self) -> None:
         """Let the first step run on its own if the body asks if what it finds `is` an object of the
         program; raise Unsupported if it asks that of two objects that it finds."""

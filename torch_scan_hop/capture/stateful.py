@@ -53,21 +53,21 @@ class Stateful(VariableTracker):
         self, tx: Any, args: Sequence[VariableTracker], kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
         both, x = args
-        carry, state = sequence_items(tx, both)
+        carry, carried = sequence_items(tx, both)
         before = [place.read(tx) for place in self.places]
         forms = [form_of(value) for value in before]
-        state = sequence_items(tx, state)
+        opened_now = sequence_items(tx, carried)
         shared = SharedState(
             tx,
             parts_of(tx, carry),
             parts_of(tx, x),
             [
                 (place, *pair)
-                for place, *values in zip(self.places, before, state, strict=True)
+                for place, *values in zip(self.places, before, opened_now, strict=True)
                 for pair in zip(*(parts_of(tx, value) for value in values), strict=True)
             ],
         )
-        now = [closed(tx, *pair) for pair in zip(state, forms, strict=True)]
+        now = [closed(tx, *pair) for pair in zip(opened_now, forms, strict=True)]
         containers = SharedContainers(self.places, before, now)
         self._write(tx, now)
         with appended_to(tx, self.lists) as appended:
