@@ -68,10 +68,16 @@ class Box(Generic[T]):
 
 
 class Slots:
-    __slots__ = ("h",)
+    __slots__ = ("h", "unset")
 
     def __init__(self, h: Tensor):
         self.h = h
+
+
+@dataclasses.dataclass(slots=True)
+class DataSlots:
+    h: Tensor
+    n: int = 0
 
 
 class Guarded:
@@ -337,28 +343,6 @@ def what_the_program_begins_with():
     return m, cell, lambda: [m.state.h, m.items[0]]
 
 
-CAPTURED = [
-    what_the_program_begins_with,
-    a_dataclass,
-    a_dataclass_replaced,
-    frozen_with_a_number_and_a_word,
-    none_at_first,
-    a_flag_that_the_first_step_sets,
-    smaller_at_first,
-    a_class_with_methods,
-    an_object_in_an_object,
-    objects_in_containers,
-    an_item_of_a_dict,
-    objects_in_a_list_that_stays,
-    changed_after_it_is_made,
-    a_stash,
-    a_distribution,
-    given_on_to_a_second_state,
-    flags_and_words_in_containers,
-    a_flag_in_a_tuple_that_the_first_step_sets,
-]
-
-
 def two_names_of_what_is_changed():
     m = Holder(a=State(zeros(), zeros()), b=State(zeros(), zeros()))
 
@@ -470,13 +454,26 @@ def a_flag_that_turns():
 
 
 def slots():
-    m = Holder(state=Slots(zeros()))
+    m = Holder(state=Slots(zeros()), other=DataSlots(zeros()))
 
     def cell(x):
         m.state = Slots(torch.tanh(m.state.h @ m.w + x))
+        m.other = DataSlots(m.other.h + m.state.h, m.other.n + 1)
         return m.state.h
 
-    return m, cell, lambda: [m.state.h]
+    return m, cell, lambda: [m.state.h, m.other.h, m.other.n]
+
+
+def one_object_with_slots_under_two_names():
+    m = Holder(a=DataSlots(zeros()), b=DataSlots(zeros() + 1))
+
+    def cell(x):
+        m.b.h = m.b.h + 1
+        y = torch.tanh(m.a.h @ m.w + x)
+        m.a = m.b = DataSlots(y)
+        return y
+
+    return m, cell, lambda: [m.a.h, m.b.h]
 
 
 def assignments_that_are_more():
@@ -511,6 +508,28 @@ def one_dict_under_two_names():
     return m, cell, lambda: [m.now["h"]]
 
 
+CAPTURED = [
+    what_the_program_begins_with,
+    a_dataclass,
+    a_dataclass_replaced,
+    frozen_with_a_number_and_a_word,
+    none_at_first,
+    a_flag_that_the_first_step_sets,
+    smaller_at_first,
+    a_class_with_methods,
+    an_object_in_an_object,
+    objects_in_containers,
+    an_item_of_a_dict,
+    objects_in_a_list_that_stays,
+    changed_after_it_is_made,
+    a_stash,
+    a_distribution,
+    slots,
+    given_on_to_a_second_state,
+    flags_and_words_in_containers,
+    a_flag_in_a_tuple_that_the_first_step_sets,
+]
+
 OTHERS = [
     two_names_of_what_is_changed,
     changed_and_then_replaced,
@@ -521,8 +540,8 @@ OTHERS = [
     another_object_of_the_program,
     another_class_each_second_step,
     a_flag_that_turns,
-    slots,
     assignments_that_are_more,
+    one_object_with_slots_under_two_names,
     in_a_named_tuple,
     one_object_under_two_names,
     one_dict_under_two_names,
@@ -568,3 +587,24 @@ def test_captured(make, way) -> None:
 @pytest.mark.parametrize("make", OTHERS, ids=lambda make: make.__name__)
 def test_as_the_loop_if_not_captured(make) -> None:
     assert_same(outcome(make, scan), outcome(make, written_loop))
+
+
+@dataclasses.dataclass
+class Counted:
+    """Its fields are not in the order of their names."""
+
+    total: Tensor
+    steps: int
+    at: float
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_numbers_in_a_dataclass_that_is_carried(way) -> None:
+    def cell(state, x):
+        total = state.total + x * state.steps - state.at
+        return Counted(total, state.steps + 1, state.at * 0.5), Counted(total, 1, 2.0).total
+
+    xs, init = torch.randn(4, 3, dtype=F64), Counted(zeros(), 3, 1.0)
+    (carry, ys), (last, rows) = WAYS[way](cell, init, xs), written_loop(cell, init, xs)
+    assert_same((ys, carry.total), (rows, last.total))
+    assert type(carry) is Counted and (int(carry.steps), float(carry.at)) == (7, 0.0625)

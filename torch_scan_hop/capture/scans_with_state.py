@@ -21,7 +21,14 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop.capture.appending import append_row, rows_in_order
 from torch_scan_hop.capture.parts import count_after
-from torch_scan_hop.capture.stateful import Stateful, exact_numbers, leave, number_after, parts_of
+from torch_scan_hop.capture.stateful import (
+    Stateful,
+    exact_numbers,
+    leave,
+    number_after,
+    parts_left,
+    parts_of,
+)
 from torch_scan_hop.capture.told import loop_may_run
 from torch_scan_hop.schedule.strategies import Schedule
 
@@ -57,7 +64,8 @@ def scan_with_state(
     k = len(parts_of(tx, carry))
     for n, place in enumerate(places):
         counts = [
-            count_after(capture, k + i, part) for i, part in enumerate(parts_of(tx, place.read(tx)))
+            count_after(capture, k + i, part)
+            for i, part in enumerate(parts_left(tx, place.read(tx)))
         ]
         leave(tx, place, values[twins.get(n, n)], counts)
         k += len(counts)
@@ -95,7 +103,7 @@ def _refuse_costly_captures(tx: Any, step: Stateful, steps: VariableTracker | No
 
 def _start_at(capture: Any, place: Place) -> VariableTracker:
     value = place.read(capture.tx)
-    for part in parts_of(capture.tx, value):
+    for part in parts_left(capture.tx, value):
         place.check(part)
     carried = opened(capture.tx, value)
     return call_inlined(capture.tx, exact_numbers, carried, capture.init, capture.over[0])

@@ -64,7 +64,7 @@ class Stateful(VariableTracker):
             [
                 (place, *pair)
                 for place, *values in zip(self.places, before, opened_now, strict=True)
-                for pair in zip(*(parts_of(tx, value) for value in values), strict=True)
+                for pair in zip(*(parts_left(tx, value) for value in values), strict=True)
             ],
         )
         now = [closed(tx, *pair) for pair in zip(opened_now, forms, strict=True)]
@@ -75,7 +75,7 @@ class Stateful(VariableTracker):
         carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
         left = [place.read(tx) for place in self.places]
         self.twins.update(twins_among(left))
-        ends = [*parts_of(tx, carry), *(p for value in left for p in parts_of(tx, value))]
+        ends = [*parts_of(tx, carry), *(p for value in left for p in parts_left(tx, value))]
         shared.check(ends)
         containers.check(left, [item for new in appended for item in new.so_far()])
         kept = TupleVariable(
@@ -137,7 +137,12 @@ def _is_floating(variable: VariableTracker) -> bool:
 
 
 def parts_of(tx: Any, value: VariableTracker) -> list[VariableTracker]:
-    return sequence_items(tx, call_inlined(tx, tree.tensors, opened(tx, value)))
+    return sequence_items(tx, call_inlined(tx, tree.tensors, value))
+
+
+def parts_left(tx: Any, value: VariableTracker) -> list[VariableTracker]:
+    """Return what is carried of a ``value`` that is left at a place."""
+    return parts_of(tx, opened(tx, value))
 
 
 def with_numbers(
@@ -147,7 +152,7 @@ def with_numbers(
     make: Callable[[int, VariableTracker], VariableTracker],
 ) -> VariableTracker:
     """Return ``value`` with ``make(k, part)`` for its ``k``-th part, where there was a number."""
-    olds = [] if place.before is None else parts_of(tx, place.before)
+    olds = [] if place.before is None else parts_left(tx, place.before)
     parts = parts_of(tx, value)
     if len(olds) != len(parts) or not any(map(is_number, olds)):
         return value

@@ -52,7 +52,7 @@ from torch_scan_hop.capture.parts import is_less, trace_in_parts, with_numbers_a
 from torch_scan_hop.capture.reasons import NOT_CAPTURED, reason_of
 from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
 from torch_scan_hop.capture.scans_with_state import CostlyCapture, scan_with_state
-from torch_scan_hop.capture.stateful import parts_of
+from torch_scan_hop.capture.stateful import parts_left, parts_of
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
 from torch_scan_hop.capture.told import SomeSteps, in_part, loop_may_run, part_told, told
 from torch_scan_hop.capture.traced_steps import steps_are_traced
@@ -199,7 +199,7 @@ class _Capture:
     def _numbers_at(self, places: Sequence[Place]) -> dict[int, Any]:
         """Return the leaves of the carry that are numbers, which are left at ``places``."""
         tx = self.tx
-        parts = [part for place in places for part in parts_of(tx, place.read(tx))]
+        parts = [part for place in places for part in parts_left(tx, place.read(tx))]
         return _numbers(parts, len(parts_of(tx, self.carry)))
 
     def _counters(self, at_places: dict[int, Any]) -> Counters:

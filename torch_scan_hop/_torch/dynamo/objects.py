@@ -28,6 +28,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     sequence_items,
 )
 
+_OWN = {list, tuple, dict}
 #: what stays as it is from step to step; numbers and None may change
 _FIXED = (bool, str, bytes, torch.Size, torch.dtype, torch.device)
 
@@ -51,7 +52,7 @@ class Form:
 def form_of(value: VariableTracker | None) -> Form | None:
     """Return None for a value that is carried as it is."""
     held = {} if value is None else _held(value.realize())
-    if value is None or not held:
+    if value is None or not held or value.python_type() in pytree.SUPPORTED_NODES.keys() - _OWN:
         return None
     parts = tuple(
         Fixed(part.as_python_constant()) if _is_fixed(part) else form_of(part)
@@ -83,7 +84,7 @@ def closed(tx: Any, value: VariableTracker, form: Form | None) -> VariableTracke
         else closed(tx, next(carried), part)
         for part in form.parts
     ]
-    if form.kind in (list, tuple, dict):
+    if form.kind in _OWN:
         kind: VariableTracker = VariableTracker.build(tx, form.kind)
     else:  # under a name by which the code that Dynamo makes finds the class
         name = tx.output.install_global_by_id("scan_kind", form.kind)
@@ -122,11 +123,11 @@ def _held(value: Any) -> dict[Any, VariableTracker]:
     if not (isinstance(value, UserDefinedObjectVariable) and _is_plain(value.python_type())):
         return {}
     effects = InstructionTranslator.current_tx().output.side_effects
-    given = vars(value.value) if value.source is not None else {}
+    given = _names_in(value.value) if value.source is not None else ()
     fields = getattr(value, "fields", {})  # of a frozen dataclass, torch 2.9
     stored = effects.store_attr_mutations.get(value, {})
     deleted = {name for name, part in stored.items() if isinstance(part, DeletedVariable)}
-    names = [name for name in {**given, **fields, **stored} if name not in deleted]
+    names = {*given, *fields, *stored} - deleted
     found = {name: attribute_of(effects, value, name) for name in names}
     held = {name: part for name, part in sorted(found.items()) if part is not None}
     return held if len(held) == len(found) else {}  # there is one that Dynamo cannot read
@@ -147,11 +148,14 @@ def _is_plain(kind: type) -> bool:
         and own.__getattribute__ is object.__getattribute__
         and (is_frozen or own.__setattr__ is object.__setattr__)
         and not any(vars(cls).keys() & {"__getattr__", "__del__"} for cls in own.__mro__)
-        and not any(vars(cls).get("__slots__") for cls in own.__mro__)
-        and own.__dictoffset__ != 0
         and not issubclass(own, torch.nn.Module)
-        and own not in pytree.SUPPORTED_NODES
     )
+
+
+def _names_in(value: Any) -> list[str]:
+    slots = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
+    names = [name for own in slots for name in ((own,) if isinstance(own, str) else own)]
+    return [name for name in names if hasattr(value, name)] + [*getattr(value, "__dict__", ())]
 
 
 def attribute_of(effects: Any, item: VariableTracker, name: str) -> VariableTracker | None:
