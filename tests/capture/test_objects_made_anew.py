@@ -575,7 +575,7 @@ def compiled(cell, init, xs):
 WAYS = {"eager": scan, "compiled": compiled}
 
 
-@pytest.mark.works("objects that a step makes anew, in attributes")
+@pytest.mark.works("state in attributes, hooks, a first step that differs")
 @pytest.mark.parametrize("way", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", CAPTURED, ids=lambda make: make.__name__)
 def test_captured(make, way) -> None:
