@@ -14,6 +14,7 @@ from torch_scan_hop._torch.transforms import collect_failed_trace, in_plain_eage
 from torch_scan_hop.arguments import checked_call, stacked_along
 from torch_scan_hop.capture.appending import with_rows_appended
 from torch_scan_hop.capture.reasons import remember_reason, remembered_reason, setting_of
+from torch_scan_hop.capture.records import without_records
 from torch_scan_hop.capture.replay import NotCaptured, call_captured, check_captured
 from torch_scan_hop.capture.steady import steady_scan
 from torch_scan_hop.capture.traced_operators import scan_of_numbers, staying_numbers
@@ -285,8 +286,7 @@ def scan_flat(
     def body(*flat: Any, keep_numbers: bool = False) -> Any:
         carry = tree.unflatten(init, list(flat[:n_carry]))
         x = xs if counted_only else tree.unflatten(xs, list(flat[n_carry:]))
-        leaves, y = step(combine_fn, carry, x, template, device, keep_numbers)
-        return leaves, tree.with_records(y)
+        return step(combine_fn, carry, x, template, device, keep_numbers)
 
     if counted_only:
         # no xs: an empty tensor carries the trip count
@@ -297,4 +297,4 @@ def scan_flat(
         carry, ys = scan_of_numbers(numbers, body, carry_leaves, x_leaves, (), **options)
     else:
         carry, ys = scan_op(body, carry_leaves, x_leaves, (), **options)
-    return tree.unflatten(init, list(carry)), tree.without_records(ys)
+    return tree.unflatten(init, list(carry)), without_records(ys)

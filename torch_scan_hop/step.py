@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop.capture.records import with_records
 from torch_scan_hop.capture.refusals import changed_leaf, refused
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, describe, device_mismatch
 from torch_scan_hop.signature import Inputs
@@ -158,7 +159,7 @@ def step(
     ``init`` says what the carry must be; where it holds a number, any dtype will do.
     """
     next_carry, y = split_result(combine_fn(carry, x))
-    outputs = outputs_of(y, device)
+    outputs = with_records(outputs_of(y, device))
     leaves = tree.match_carry(init, next_carry, device, keep_numbers=keep_numbers)
     return leaves, outputs
 

@@ -5,7 +5,6 @@ leaf everywhere."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from torch_scan_hop.capture.dataclass_parts import field_names, is_dataclass, new_dataclass
 from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import (
     ScanTypeError,
@@ -43,11 +43,6 @@ def is_registered(value: Any) -> bool:
     return kind in pytree.SUPPORTED_NODES and kind not in _OWN and not is_namedtuple(value)
 
 
-def _is_dataclass(value: Any) -> bool:
-    is_type_or_module = isinstance(value, (type, torch.nn.Module))
-    return dataclasses.is_dataclass(value) and not is_type_or_module
-
-
 def children(value: Any) -> list[tuple[str, Any]] | None:
     """Return ``(path suffix, child)`` pairs of a container, or None for a leaf."""
     if value is None or isinstance(value, torch.Tensor):
@@ -61,8 +56,8 @@ def children(value: Any) -> list[tuple[str, Any]] | None:
         return [(f".{name}", getattr(value, name)) for name in value._fields]
     if isinstance(value, (list, tuple)):
         return [(f"[{k}]", child) for k, child in enumerate(value)]
-    if _is_dataclass(value):
-        return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+    if is_dataclass(value):
+        return [(f".{name}", getattr(value, name)) for name in field_names(value)]
     return None
 
 
@@ -80,7 +75,7 @@ def leaves_with_paths(value: Any, root: str) -> list[tuple[str, Any]]:
     return [pair for suffix, child in parts for pair in leaves_with_paths(child, root + suffix)]
 
 
-def _parts(value: Any) -> Sequence[Any] | None:
+def child_values(value: Any) -> Sequence[Any] | None:
     """Return :func:`children` without their paths, which loops do not need at every step."""
     if type(value) in (tuple, list):
         return value
@@ -93,7 +88,7 @@ def _parts(value: Any) -> Sequence[Any] | None:
 def leaves(value: Any) -> list[Any]:
     if isinstance(value, torch.Tensor):
         return [value]
-    parts = _parts(value)
+    parts = child_values(value)
     if parts is None:
         return [value]
     found: list[Any] = []
@@ -107,7 +102,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves(value) if leaf is not None]
 
 
-def _rebuild(template: Any, parts: list[Any]) -> Any:
+def rebuild(template: Any, parts: list[Any]) -> Any:
     if type(template) is dict:
         return dict(zip(template, parts, strict=True))
     if is_registered(template) or isinstance(template, Mapping):
@@ -118,48 +113,8 @@ def _rebuild(template: Any, parts: list[Any]) -> Any:
         return type(template)(*parts)
     if isinstance(template, (list, tuple)):
         return type(template)(parts)
-    assert _is_dataclass(template), f"not a container: {type(template)}"
-    return _new_dataclass(type(template), [f.name for f in dataclasses.fields(template)], parts)
-
-
-def _new_dataclass(kind: Any, names: list[str], parts: list[Any]) -> Any:
-    new = object.__new__(kind)  # its __init__ may do more than to assign
-    for name, part in zip(names, parts, strict=True):
-        object.__setattr__(new, name, part)
-    return new
-
-
-class _Record:
-    """A dataclass, for torch's pytree, with which Dynamo takes apart what a body returns."""
-
-    def __init__(self, kind: type, names: list[str], parts: list[Any]) -> None:
-        self.kind, self.names, self.parts = kind, names, parts
-
-
-pytree.register_pytree_node(
-    _Record,
-    lambda record: (record.parts, (record.kind, record.names)),
-    lambda parts, context: _Record(context[0], context[1], list(parts)),
-    serialized_type_name="torch_scan_hop.tree._Record",
-)
-
-
-def with_records(value: Any) -> Any:
-    """Return ``value`` with its dataclasses in a form that torch's pytree knows."""
-    parts = None if is_registered(value) else _parts(value)
-    if parts is None:
-        return value
-    others = list(map(with_records, parts))
-    if isinstance(value, (Mapping, list, tuple)):
-        return _rebuild(value, others)
-    return _Record(type(value), [f.name for f in dataclasses.fields(value)], others)
-
-
-def without_records(value: Any) -> Any:
-    if type(value) is _Record:
-        return _new_dataclass(value.kind, value.names, list(map(without_records, value.parts)))
-    parts = None if is_registered(value) else _parts(value)
-    return value if parts is None else _rebuild(value, list(map(without_records, parts)))
+    assert is_dataclass(template), f"not a container: {type(template)}"
+    return new_dataclass(type(template), field_names(template), parts)
 
 
 def unflatten(template: Any, values: list[Any]) -> Any:
@@ -172,14 +127,14 @@ def unflatten(template: Any, values: list[Any]) -> Any:
 def _unflatten(template: Any, values: list[Any]) -> tuple[Any, list[Any]]:
     if template is None:
         return None, values
-    parts = _parts(template)
+    parts = child_values(template)
     if parts is None:
         return values[0], values[1:]
     rebuilt = []
     for child in parts:
         part, values = _unflatten(child, values)
         rebuilt.append(part)
-    return _rebuild(template, rebuilt), values
+    return rebuild(template, rebuilt), values
 
 
 def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
@@ -331,19 +286,11 @@ def _match_leaf(template: Any, value: Any, device: torch.device, path: str) -> t
         raise refused(ScanValueError, device_mismatch(path, template.device, value.device))
     if value.dtype == template.dtype:
         return value
-    if _autocast_changed_dtype(template, value):
-        return value.to(template.dtype)
+    both_float = template.dtype.is_floating_point and value.dtype.is_floating_point
+    if both_float and torch.is_autocast_enabled(template.device.type):
+        return value.to(template.dtype)  # autocast changed the dtype, not the user
     fix = (
         f"Convert init with init.to({value.dtype}), or the returned carry with "
         f".to({template.dtype})."
     )
     raise _changed(ScanTypeError, path, _expected(template), describe(value), fix)
-
-
-def _autocast_changed_dtype(template: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return True if autocast changed the dtype, not the user: the carry keeps init's dtype."""
-    return (
-        template.dtype.is_floating_point
-        and value.dtype.is_floating_point
-        and torch.is_autocast_enabled(template.device.type)
-    )

@@ -11,7 +11,7 @@ from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.left import ARRAY, NUMBER, GrowingList, appended_to
 from torch_scan_hop._torch.dynamo.made_numbers import mark
-from torch_scan_hop._torch.dynamo.objects import closed, form_of, opened
+from torch_scan_hop._torch.dynamo.objects import ObjectSpec, closed, opened, spec_of
 from torch_scan_hop._torch.dynamo.places import Place, as_number, is_number
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -55,19 +55,15 @@ class Stateful(VariableTracker):
         both, x = args
         carry, carried = sequence_items(tx, both)
         before = [place.read(tx) for place in self.places]
-        forms = [form_of(value) for value in before]
+        specs = [spec_of(value) for value in before]
         opened_now = sequence_items(tx, carried)
-        shared = SharedState(
-            tx,
-            parts_of(tx, carry),
-            parts_of(tx, x),
-            [
-                (place, *pair)
-                for place, *values in zip(self.places, before, opened_now, strict=True)
-                for pair in zip(*(parts_left(tx, value) for value in values), strict=True)
-            ],
-        )
-        now = [closed(tx, *pair) for pair in zip(opened_now, forms, strict=True)]
+        state = [
+            (place, *pair)
+            for place, was, value in zip(self.places, before, opened_now, strict=True)
+            for pair in zip(parts_left(tx, was), parts_of(tx, value), strict=True)
+        ]
+        shared = SharedState(tx, parts_of(tx, carry), parts_of(tx, x), state)
+        now = [closed(tx, *pair) for pair in zip(opened_now, specs, strict=True)]
         containers = SharedContainers(self.places, before, now)
         self._write(tx, now)
         with appended_to(tx, self.lists) as appended:
@@ -84,12 +80,10 @@ class Stateful(VariableTracker):
                 for n, new in enumerate(appended)
             ]
         )
-        for place, form, value in zip(self.places, forms, left, strict=True):
-            if form_of(value) != form:
-                raise place.refusal()
-        state = TupleVariable([_left_at(tx, place) for place in self.places])
+        ends_at = [_left_at(tx, *pair) for pair in zip(self.places, specs, strict=True)]
         self._write(tx, before)
-        return TupleVariable([TupleVariable([carry, state]), TupleVariable([y, kept])])
+        carry = TupleVariable([carry, TupleVariable(ends_at)])
+        return TupleVariable([carry, TupleVariable([y, kept])])
 
     def _as_tensors(
         self, tx: Any, n: int, items: list[VariableTracker], state: tuple[Any, Any], given: Any
@@ -120,8 +114,10 @@ class Stateful(VariableTracker):
             place.write(tx, value)
 
 
-def _left_at(tx: Any, place: Place) -> VariableTracker:
+def _left_at(tx: Any, place: Place, spec: ObjectSpec | None) -> VariableTracker:
     """Return what a step leaves at ``place``: numbers as they are carried, in double."""
+    if spec_of(place.read(tx)) != spec:
+        raise place.refusal()
 
     def in_double(_: int, part: VariableTracker) -> VariableTracker:
         if not _is_floating(part):
@@ -172,9 +168,9 @@ def leave(
         assert place.before is not None
         write_back(tx, place.before.as_proxy(), value.as_proxy())
     else:
-        form = form_of(place.read(tx))
+        spec = spec_of(place.read(tx))
         numbers = with_numbers(tx, place, value, lambda k, p: counts[k] or number_after(tx, p))
-        place.write(tx, closed(tx, numbers, form))
+        place.write(tx, closed(tx, numbers, spec))
 
 
 def number_after(tx: Any, value: VariableTracker) -> VariableTracker:

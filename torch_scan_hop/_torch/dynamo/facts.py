@@ -107,6 +107,10 @@ class Facts:
 
         return any(map(are_there, self.compared))
 
+    def note_containers(self, one: VariableTracker, other: VariableTracker) -> None:
+        if isinstance(one, MUTABLE) and isinstance(other, MUTABLE):
+            self.containers.append((one, other, users_line()))
+
     def line_of_kind(self, example: VariableTracker) -> str:
         """Return the line on which the body asked for the type of ``example``; "" for none."""
         if example.is_python_constant():
@@ -165,9 +169,7 @@ def facts_noted() -> Iterator[Facts]:
             if len(tensors) == 2:
                 facts.compared.append((example_value(tensors[0]), example_value(tensors[1])))
             if self.fn in (operator.is_, operator.is_not):
-                one, other = (arg.realize() for arg in args)
-                if isinstance(one, MUTABLE) and isinstance(other, MUTABLE):
-                    facts.containers.append((one, other, users_line()))
+                facts.note_containers(*(arg.realize() for arg in args))
         return call(self, tx, args, kwargs)
 
     handlers = symbolic_convert.compare_op_handlers  # their methods were bound before

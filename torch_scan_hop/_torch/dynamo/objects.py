@@ -41,55 +41,55 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Form:
+class ObjectSpec:
     """How a value that has objects, or fixed parts, is built from what is carried of it."""
 
     kind: type
     names: tuple[Any, ...]
-    parts: tuple[Form | Fixed | None, ...]  # None: a value that is carried as it is
+    parts: tuple[ObjectSpec | Fixed | None, ...]  # None: a value that is carried as it is
 
 
-def form_of(value: VariableTracker | None) -> Form | None:
+def spec_of(value: VariableTracker | None) -> ObjectSpec | None:
     """Return None for a value that is carried as it is."""
     held = {} if value is None else _held(value.realize())
     if value is None or not held or value.python_type() in pytree.SUPPORTED_NODES.keys() - _OWN:
         return None
     parts = tuple(
-        Fixed(part.as_python_constant()) if _is_fixed(part) else form_of(part)
+        Fixed(part.as_python_constant()) if _is_fixed(part) else spec_of(part)
         for part in held.values()
     )
     if any(parts) or isinstance(value.realize(), UserDefinedObjectVariable):
-        return Form(value.python_type(), tuple(held), parts)
+        return ObjectSpec(value.python_type(), tuple(held), parts)
     return None
 
 
 def opened(tx: Any, value: VariableTracker) -> VariableTracker:
-    """Return ``value`` with a tuple of what is carried in place of what has a form."""
-    form = form_of(value)
-    if form is None:
+    """Return ``value`` with a tuple of what is carried in place of what has a spec."""
+    spec = spec_of(value)
+    if spec is None:
         return value
-    held = zip(_held(value.realize()).values(), form.parts, strict=True)
+    held = zip(_held(value.realize()).values(), spec.parts, strict=True)
     return TupleVariable([opened(tx, item) for item, part in held if not isinstance(part, Fixed)])
 
 
-def closed(tx: Any, value: VariableTracker, form: Form | None) -> VariableTracker:
-    """Return what :func:`opened` has opened, or was made of that; ``form`` is that of the value
+def closed(tx: Any, value: VariableTracker, spec: ObjectSpec | None) -> VariableTracker:
+    """Return what :func:`opened` has opened, or was made of that; ``spec`` is that of the value
     before. Objects are new ones."""
-    if form is None:
+    if spec is None:
         return value
     carried = iter(sequence_items(tx, value))
     parts = [
         ConstantVariable.create(part.value)
         if isinstance(part, Fixed)
         else closed(tx, next(carried), part)
-        for part in form.parts
+        for part in spec.parts
     ]
-    if form.kind in _OWN:
-        kind: VariableTracker = VariableTracker.build(tx, form.kind)
+    if spec.kind in _OWN:
+        kind: VariableTracker = VariableTracker.build(tx, spec.kind)
     else:  # under a name by which the code that Dynamo makes finds the class
-        name = tx.output.install_global_by_id("scan_kind", form.kind)
-        kind = VariableTracker.build(tx, form.kind, GlobalSource(name))
-    return call_inlined(tx, _made, kind, ConstantVariable.create(form.names), TupleVariable(parts))
+        name = tx.output.install_global_by_id("scan_kind", spec.kind)
+        kind = VariableTracker.build(tx, spec.kind, GlobalSource(name))
+    return call_inlined(tx, _made, kind, ConstantVariable.create(spec.names), TupleVariable(parts))
 
 
 def _made(kind: Any, names: Any, values: Any) -> Any:

@@ -28,7 +28,7 @@ from torch._dynamo.variables.misc import AutogradFunctionContextVariable
 from torch_scan_hop._torch.dynamo.deques import is_filling
 from torch_scan_hop._torch.dynamo.differences import is_same
 from torch_scan_hop._torch.dynamo.left import GrowingList, StateAssigned, is_growing, put_back
-from torch_scan_hop._torch.dynamo.objects import attribute_of, form_of
+from torch_scan_hop._torch.dynamo.objects import attribute_of, spec_of
 from torch_scan_hop._torch.dynamo.places import (
     AN_OBJECT,
     Place,
@@ -184,7 +184,7 @@ class _Watch:
                     found.append(place)
         # what an object made in the body holds is forgotten with the trace
         return [
-            replace(place, is_rebuilt=form_of(place.before) != form_of(place.after))
+            replace(place, is_rebuilt=spec_of(place.before) != spec_of(place.after))
             if isinstance(place, Place)
             else place
             for place in found

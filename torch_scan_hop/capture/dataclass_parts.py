@@ -1,0 +1,27 @@
+"""Dataclasses as containers of their fields, as Dynamo can trace them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+
+def is_dataclass(value: Any) -> bool:
+    is_type_or_module = isinstance(value, (type, torch.nn.Module))
+    return dataclasses.is_dataclass(value) and not is_type_or_module
+
+
+def field_names(value: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(value)]
+
+
+def new_dataclass(kind: Any, names: Iterable[str], parts: Sequence[Any]) -> Any:
+    """Return an object with these ``parts`` as its fields. Its ``__init__`` is not called, which
+    may do more than to assign."""
+    new = object.__new__(kind)
+    for name, part in zip(names, parts, strict=True):
+        object.__setattr__(new, name, part)
+    return new
