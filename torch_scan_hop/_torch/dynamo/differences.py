@@ -35,6 +35,12 @@ def tensor_of(variable: VariableTracker) -> Any:
     return example_value(variable) if isinstance(variable, TensorVariable) else None
 
 
+def seen_tensor(variable: Any) -> Any:
+    """Return :func:`tensor_of`; None for what the trace has not looked at."""
+    is_seen = isinstance(variable, VariableTracker) and variable.is_realized()
+    return tensor_of(variable) if is_seen else None
+
+
 def reorders(before: VariableTracker, after: VariableTracker) -> bool:
     """Return True if ``after`` has the keys of a dict in another order."""
     before, after = before.realize(), after.realize()

@@ -5,8 +5,9 @@ Dynamo registers a hook once, when the program has run, on a tensor of the progr
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,20 +15,28 @@ import torch
 from torch import fx
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo.exc import Unsupported
+from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import RemovableHandleVariable
 from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
 from torch._dynamo.variables.higher_order_ops import discard_graph_changes, speculate_subgraph
 from torch._dynamo.variables.tensor import TensorVariable
 
-from torch_scan_hop._torch.dynamo.left import StateAssigned
+from torch_scan_hop._torch.dynamo.differences import seen_tensor
+from torch_scan_hop._torch.dynamo.left import StateAssigned, contents_of, items_of
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.side_effects import (
+    check_at_the_end,
     lasting_changes_are_refused,
     refuse_unless_carried,
 )
 from torch_scan_hop._torch.dynamo.speculation import forget_changes
-from torch_scan_hop._torch.dynamo.variables import install_body, known_modules, make_attr
+from torch_scan_hop._torch.dynamo.variables import (
+    example_value,
+    install_body,
+    known_modules,
+    make_attr,
+)
 from torch_scan_hop._torch.replaced import wrapped
 from torch_scan_hop._torch.sizes import is_exporting
 
@@ -76,7 +85,9 @@ def _register(
         raise Unsupported("the body registers a hook on a tensor that does not require gradient")
     with discard_graph_changes(tx):
         gradient = tensor.call_method(tx, "detach", [], {}).call_method(tx, "clone", [], {})
-    result, graph, lifted = _traced(tx, hook, gradient, operator)
+    with _reads_noted() as reads:
+        result, graph, lifted = _traced(tx, hook, gradient, operator)
+    _check_reads(tx, reads, {id(example_value(proxy)) for proxy in lifted})
     # None: the gradient stays what it is; and no exported program has the hooks of its source
     if result.is_python_constant() or is_exporting():
         return
@@ -115,6 +126,44 @@ def _traced(tx: Any, hook: VariableTracker, gradient: VariableTracker, operator:
     raise Unsupported(
         f"a hook that the body registers changes {what}, in the backward, at {users_line()}"
     )
+
+
+@contextlib.contextmanager
+def _reads_noted() -> Iterator[list[tuple[Any, str, Any]]]:
+    """Note what a hook reads of what the body has assigned: attributes, and variables of others."""
+    reads = []
+
+    def note(load: Any, self: Any, item: Any, name: str, *how: Any, **named: Any) -> Any:
+        value = load(self, item, name, *how, **named)
+        reads.append((item, name, value))
+        return value
+
+    with wrapped(SideEffects, load_attr=note):
+        yield reads
+
+
+def _check_reads(tx: Any, reads: Sequence[tuple[Any, str, Any]], tensors: set[int]) -> None:
+    """Refuse a hook that reads what steps change: in a loop, the backward finds there what the last
+    step has left, and the trace what the hook's own step had. ``tensors``: ids of examples."""
+    line = users_line()
+
+    def check(watch: Any) -> None:
+        stored = tx.output.side_effects.store_attr_mutations
+        is_changed = any(
+            (id(item), name) in watch.attributes or stored.get(item, {}).get(name) is not value
+            for item, name, value in reads
+        )
+        contents = watch.contents.values()
+        items = [v for c in contents for v in (*items_of(c.before), *contents_of(c.variable))]
+        changed = {id(seen) for seen in map(seen_tensor, items) if seen is not None}
+        if is_changed or changed & tensors:
+            raise Unsupported(
+                f"a hook that the body registers reads what steps change, at {line}: in a loop, "
+                "the backward finds there what the last step left. Read it before, as in scale = "
+                "self.scale; h.register_hook(lambda g: g * scale)"
+            )
+
+    check_at_the_end(check)
 
 
 def _let_all_read(node: fx.Node, made: fx.Node) -> None:

@@ -110,7 +110,11 @@ def contents_of(container: Any) -> list[Any]:
     """Return the items of a list, the keys and the values of a dict, or what an object holds."""
     if isinstance(container, UserDefinedObjectVariable) and (held := held_by(container)):
         return held
-    items = copy.copy(container.items)
+    return items_of(copy.copy(container.items))
+
+
+def items_of(items: Any) -> list[Any]:
+    """Return the ``items`` of a list as Dynamo knows them, or the keys and the values of a dict."""
     return [*items, *items.values()] if isinstance(items, dict) else [*items]
 
 

@@ -39,7 +39,7 @@ from torch_scan_hop._torch.dynamo.differences import (
 from torch_scan_hop._torch.dynamo.errors import Turned
 from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
-from torch_scan_hop._torch.dynamo.objects import attribute_of
+from torch_scan_hop._torch.dynamo.objects import attribute_of, spec_of
 from torch_scan_hop._torch.dynamo.variables import example_value
 
 try:
@@ -96,6 +96,10 @@ class Place:
     after: VariableTracker
     how: Sequence[Any] = field(default=(), compare=False)  # torch > 2.9: a kind of assignment
     is_rebuilt: bool = False  # an object of another class is there, or another flag in it
+
+    def compared(self) -> Place:
+        """Note what differs between objects, while the trace that has made one knows it."""
+        return replace(self, is_rebuilt=spec_of(self.before) != spec_of(self.after))
 
     def read(self, tx: Any) -> VariableTracker:
         if self.is_item:

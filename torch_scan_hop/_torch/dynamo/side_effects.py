@@ -11,7 +11,7 @@ import contextlib
 import copy
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -28,7 +28,7 @@ from torch._dynamo.variables.misc import AutogradFunctionContextVariable
 from torch_scan_hop._torch.dynamo.deques import is_filling
 from torch_scan_hop._torch.dynamo.differences import is_same
 from torch_scan_hop._torch.dynamo.left import GrowingList, StateAssigned, is_growing, put_back
-from torch_scan_hop._torch.dynamo.objects import attribute_of, spec_of
+from torch_scan_hop._torch.dynamo.objects import attribute_of
 from torch_scan_hop._torch.dynamo.places import (
     AN_OBJECT,
     Place,
@@ -107,7 +107,7 @@ class _Contents:
             kind = self.variable.python_type().__name__
             raise refused_change(f"the length of a {kind} that it did not make", self.line)
         return [
-            Place(self.variable, key, True, self.line, old, new)
+            Place(self.variable, key, True, self.line, old, new).compared()
             for key, old, new in pairs
             if not is_same(old, new)
         ]
@@ -131,6 +131,7 @@ class _Watch:
         self.assigning = False
         #: why the body is not captured, unless it leaves something for its next step
         self.refusals: list[Unsupported] = []
+        self.checks: list[Callable[[_Watch], None]] = []
 
     def may_change(self, item: VariableTracker) -> None:
         """Remember what ``item`` holds: some of Dynamo's trackers report a change after it."""
@@ -140,9 +141,8 @@ class _Watch:
         """Note that ``item``, which the body did not make, is about to change."""
         _, contents = self.unchanged.get(id(item)) or (item, _contents(item))
         line = users_line()
-        is_memo = contents is not None and _MEMO in line.replace("\\", "/")
-        if is_memo or self.assigning:  # which is noted by ``assigns``
-            return
+        if self.assigning or (contents is not None and _MEMO in line.replace("\\", "/")):
+            return  # the first is noted by ``assigns``
         if contents is None:
             raise refused_change(AN_OBJECT, line)
         if id(item) not in self.contents:
@@ -181,14 +181,8 @@ class _Watch:
             if place.before is None or not is_same(place.before, place.after):
                 place.check_owner()
                 if not place.is_temporary():
-                    found.append(place)
-        # what an object made in the body holds is forgotten with the trace
-        return [
-            replace(place, is_rebuilt=spec_of(place.before) != spec_of(place.after))
-            if isinstance(place, Place)
-            else place
-            for place in found
-        ]
+                    found.append(place.compared())
+        return found
 
 
 def _is_watched(effects: SideEffects, item: VariableTracker) -> bool:
@@ -210,6 +204,8 @@ def lasting_changes_are_refused() -> Iterator[None]:
         raise
     finally:
         _watches.pop()
+    for check in watch.checks:
+        check(watch)
     found = watch.places()
     if found and not _undone:
         raise StateAssigned(found)
@@ -218,6 +214,11 @@ def lasting_changes_are_refused() -> Iterator[None]:
 
 
 _watches: list[_Watch] = []
+
+
+def check_at_the_end(check: Callable[[Any], None]) -> None:
+    """Call ``check`` with what the body at hand has changed, when it has been traced."""
+    _watches[-1].checks.append(check)
 
 
 def refuse_unless_carried(refusal: Unsupported) -> None:
