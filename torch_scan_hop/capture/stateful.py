@@ -119,7 +119,7 @@ class Stateful(VariableTracker):
     ) -> None:
         if len(ends) != len(shared.starts):
             return  # which is refused
-        keys = [(n, k) for n, value in enumerate(left) for k in range(len(parts_of(tx, value)))]
+        keys = [(n, k) for n, value in enumerate(left) for k in range(len(parts_left(tx, value)))]
         first = len(ends) - len(keys)
         found: dict[tuple[int, int], VariableTracker | None] = {}
         for key, end, is_same in zip(
@@ -136,7 +136,7 @@ class Stateful(VariableTracker):
         """Return ``value``, which a scan has left at the ``n``-th place, with the tensors that are
         the program's: others write to these, as optimisers do to parameters."""
         parts, known = parts_of(tx, value), self.programs or {}
-        olds = parts_of(tx, self.places[n].read(tx))
+        olds = parts_left(tx, self.places[n].read(tx))
         if len(olds) != len(parts):
             return value
         for k, old in enumerate(olds):
