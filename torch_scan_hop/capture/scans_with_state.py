@@ -60,21 +60,7 @@ def scan_with_state(
     if loop_may_run():
         _refuse_costly_captures(tx, step, trip_count if capture.appended is None else None)
     carry, state = sequence_items(tx, carry)
-    values = sequence_items(tx, state)
-    has_steps = not capture.has_no_steps()
-    if has_steps:
-        values = [step.with_tensors_of_the_program(tx, n, value) for n, value in enumerate(values)]
-    k = len(parts_of(tx, carry))
-    for n, place in enumerate(places):
-        counts = [
-            count_after(capture, k + i, part)
-            for i, part in enumerate(parts_left(tx, place.read(tx)))
-        ]
-        if has_steps and n in step.twins and not is_exporting():
-            place.write(tx, places[step.twins[n]].read(tx))
-        else:
-            leave(tx, place, values[n], counts)
-        k += len(counts)
+    _leave_state(capture, step, carry, sequence_items(tx, state))
     ys, stacked = sequence_items(tx, ys)
     for n, stacks in enumerate(sequence_items(tx, stacked)):
         if capture.appended is None:
@@ -85,6 +71,27 @@ def scan_with_state(
             if not lists[n].has_grown():
                 lists[n].forget_items()
     return TupleVariable([carry, ys])
+
+
+def _leave_state(
+    capture: Any, step: Stateful, carry: VariableTracker, values: list[VariableTracker]
+) -> None:
+    """Leave the ``values`` at the places, as the last step did."""
+    tx = capture.tx
+    has_steps = not capture.has_no_steps()
+    if has_steps:
+        values = [step.with_tensors_of_the_program(tx, n, value) for n, value in enumerate(values)]
+    k = len(parts_of(tx, carry))
+    for n, place in enumerate(step.places):
+        counts = [
+            count_after(capture, k + i, part)
+            for i, part in enumerate(parts_left(tx, place.read(tx)))
+        ]
+        if has_steps and n in step.twins and not is_exporting():
+            place.write(tx, step.places[step.twins[n]].read(tx))
+        else:
+            leave(tx, place, values[n], counts)
+        k += len(counts)
 
 
 def _refuse_costly_captures(tx: Any, step: Stateful, steps: VariableTracker | None) -> None:
