@@ -530,6 +530,66 @@ CAPTURED = [
     a_flag_in_a_tuple_that_the_first_step_sets,
 ]
 
+
+def optimised(state, of):
+    """Return what steps leave if an optimiser writes to a parameter that is in it."""
+
+    def outcome(run):
+        torch.manual_seed(0)
+        m, outs = Holder(), []
+        m.state = state(zeros(), m.w)
+        optimiser = torch.optim.SGD(m.parameters(), 0.1)
+        for _ in range(3):
+
+            def cell(c, x):
+                h, w = of(m)
+                h = torch.tanh(h @ w + x)
+                m.state = state(h, w)
+                return c, h
+
+            _, ys = run(cell, zeros(), torch.randn(4, 3, dtype=F64))
+            optimiser.zero_grad()
+            ys.square().sum().backward()
+            optimiser.step()
+            h, w = of(m)
+            m.state = state(h.detach(), w)
+            outs += [ys.detach(), m.w.detach().clone(), w.detach().clone()]
+            assert w is m.w
+        return outs
+
+    return outcome
+
+
+@pytest.mark.parametrize(
+    "state, of",
+    [
+        (lambda h, w: (h, w), lambda m: m.state),
+        (lambda h, w: {"h": h, "w": w}, lambda m: m.state.values()),
+        (State, lambda m: (m.state.h, m.state.c)),
+        (lambda h, w: [(h, w)], lambda m: (m.state[0][0], m.w)),
+    ],
+    ids=["tuple", "dict", "object", "from elsewhere"],
+)
+def test_parameters_within_state_stay_the_programs(state, of):
+    """A copy was left, in which no later call found what an optimiser had written."""
+    outcome = optimised(state, of)
+    with fallback("error"):
+        assert_same(outcome(scan), outcome(written_loop))
+
+
+def test_one_object_left_under_two_names():
+    m = Holder(now=State(zeros(), zeros()), last=None, log={"now": None})
+
+    def cell(c, x):
+        m.now = m.last = m.log["now"] = State(torch.tanh(m.now.h @ m.w + x), x)
+        return c, x
+
+    with fallback("error"):
+        scan(cell, zeros(), torch.randn(4, 3, dtype=F64))
+    assert m.now is m.last
+    assert m.now is m.log["now"]
+
+
 OTHERS = [
     two_names_of_what_is_changed,
     changed_and_then_replaced,

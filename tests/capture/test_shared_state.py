@@ -251,9 +251,9 @@ def sums_over_a_counted_dimension():
 REFUSED = {
     difference_to_the_previous: "in place",
     two_names: "in place",
-    two_names_of_a_dict: "a list or a dict that attribute 'b'.*Make a new one",
-    a_list_within_a_tuple: "a list or a dict that attribute 'b'.*Make a new one",
-    a_dict_that_is_kept: "a list or a dict that item 'h'.*Make a new one",
+    two_names_of_a_dict: "a list, a dict or an object that attribute 'b'.*Make a new one",
+    a_list_within_a_tuple: "a list, a dict or an object that attribute 'b'.*Make a new one",
+    a_dict_that_is_kept: "a list, a dict or an object that item 'h'.*Make a new one",
     an_item_and_an_attribute: "in place",
     a_view_of_other_state: "in place",
     what_the_body_closes_over: "in place",

@@ -414,6 +414,48 @@ def test_writes_that_autograd_does_not_count(before, momentum):
     assert versions == versions_after_the_loop
 
 
+class CopiesWhatItReads(torch.nn.BatchNorm1d):
+    """torch's own derivative reads statistics that a later call has written."""
+
+    def forward(self, x):
+        if self.training:
+            return super().forward(x)
+        statistics = self.running_mean.clone(), self.running_var.clone()
+        return torch.nn.functional.batch_norm(x, *statistics, self.weight, self.bias)
+
+
+@pytest.mark.parametrize("trip_count", [1, 2, 9])
+@pytest.mark.parametrize("is_read_first", [True, False])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_statistics_that_a_step_reads_and_writes(trip_count, is_read_first, momentum):
+    """The derivative of a norm that reads statistics was that by those which another has written."""
+
+    def outcome(kind, run):
+        torch.manual_seed(0)
+        norm = kind(3, momentum=momentum).double().train(is_read_first)
+        xs = torch.randn(trip_count, 4, 3, dtype=torch.float64, requires_grad=True)
+
+        def read(h):
+            norm.eval()
+            return norm(h)
+
+        def write(h):
+            norm.train()
+            return norm(h)
+
+        def body(h, x):
+            h = torch.tanh(x + h)
+            h = write(read(h) + 2 * x) if is_read_first else read(h) + 0 * write(h + 2 * x)
+            h = h if is_read_first else read(h)
+            return h, h
+
+        _, ys = run(body, torch.zeros(4, 3, dtype=torch.float64), xs)
+        ys.sin().sum().backward()
+        return [ys.detach(), norm.running_mean, xs.grad, norm.weight.grad, norm.bias.grad]
+
+    assert_same(outcome(torch.nn.BatchNorm1d, scan), outcome(CopiesWhatItReads, written_loop))
+
+
 def test_methods_that_change_are_found_while_one_is_wrapped():
     """They are looked for once, which may be within a capture that wraps one of a deque."""
     find = methods_that_change.__wrapped__

@@ -112,7 +112,8 @@ def _batch_norm(
 ) -> Tensor:
     """Average the statistics as ``torch.nn.BatchNorm1d`` says, ``momentum=None`` among them."""
     if not training:
-        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+        # copies: other norms may write to these, which autograd does not count
+        return F.batch_norm(x, mean.clone(), var.clone(), weight, bias, False, 0.0, eps)
     batch, dims = x.detach(), [dim for dim in range(x.dim()) if dim != 1]
     for average, of_batch in ((mean, batch.mean(dims)), (var, batch.var(dims))):
         # autograd counts no writes of the operator's

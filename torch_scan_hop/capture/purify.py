@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from torch_scan_hop._torch.dynamo.errors import Unsupported
@@ -58,6 +59,8 @@ class CapturedBody:
         for position, k in enumerate(carried):
             self._move(placeholders[k], self.n_carry + position)
         self._return_as_carries([copies[k] for k in carried])
+        if self.uncounted:
+            _copy_read_statistics(self.module())
         self._copy_for_scans()
         _erase_unread_sizes(self.graph)
         self._unwrap_examples()
@@ -145,6 +148,30 @@ class CapturedBody:
         output: Any = output_node(self.graph)
         results = list(output.args[0])
         output.args = ((*results[: self.n_carry], *values, *results[self.n_carry :]),)
+
+
+# By which argument, the sixth, a norm says if it writes to the statistics, and its default.
+_IS_WRITING = {F.batch_norm: ("training", False), F.instance_norm: ("use_input_stats", True)}
+
+
+def _copy_read_statistics(body: fx.GraphModule) -> None:
+    """Give norms that read running statistics copies of them.
+
+    Another norm may write to them later in a step. Autograd does not count that, so that the
+    derivative of the first one would read what the other has written.
+    """
+    for module in nested_modules(body):
+        for node in [n for n in module.graph.nodes if n.target in _IS_WRITING]:
+            name, default = _IS_WRITING[node.target]
+            if node.args[5] if len(node.args) > 5 else node.kwargs.get(name, default):
+                continue
+            named = (node.kwargs.get(f"running_{which}") for which in ("mean", "var"))
+            for given in {n for n in (*node.args[1:3], *named) if isinstance(n, fx.Node)}:
+                with module.graph.inserting_before(node):
+                    copy = module.graph.call_method("clone", (given,))
+                copy.meta = dict(given.meta)
+                node.replace_input_with(given, copy)
+        module.recompile()
 
 
 def _erase_unread_sizes(graph: fx.Graph) -> None:

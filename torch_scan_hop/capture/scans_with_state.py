@@ -19,6 +19,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     call_inlined,
     sequence_items,
 )
+from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop.capture.appending import append_row, rows_in_order
 from torch_scan_hop.capture.parts import count_after
 from torch_scan_hop.capture.stateful import (
@@ -59,16 +60,7 @@ def scan_with_state(
     if loop_may_run():
         _refuse_costly_captures(tx, step, trip_count if capture.appended is None else None)
     carry, state = sequence_items(tx, carry)
-    values = sequence_items(tx, state)
-    twins = {} if capture.has_no_steps() else step.twins
-    k = len(parts_of(tx, carry))
-    for n, place in enumerate(places):
-        counts = [
-            count_after(capture, k + i, part)
-            for i, part in enumerate(parts_left(tx, place.read(tx)))
-        ]
-        leave(tx, place, values[twins.get(n, n)], counts)
-        k += len(counts)
+    _leave_state(capture, step, carry, sequence_items(tx, state))
     ys, stacked = sequence_items(tx, ys)
     for n, stacks in enumerate(sequence_items(tx, stacked)):
         if capture.appended is None:
@@ -79,6 +71,27 @@ def scan_with_state(
             if not lists[n].has_grown():
                 lists[n].forget_items()
     return TupleVariable([carry, ys])
+
+
+def _leave_state(
+    capture: Any, step: Stateful, carry: VariableTracker, values: list[VariableTracker]
+) -> None:
+    """Leave the ``values`` at the places, as the last step did."""
+    tx = capture.tx
+    has_steps = not capture.has_no_steps()
+    if has_steps:
+        values = [step.with_tensors_of_the_program(tx, n, value) for n, value in enumerate(values)]
+    k = len(parts_of(tx, carry))
+    for n, place in enumerate(step.places):
+        counts = [
+            count_after(capture, k + i, part)
+            for i, part in enumerate(parts_left(tx, place.read(tx)))
+        ]
+        if has_steps and n in step.twins and not is_exporting():
+            place.write(tx, step.places[step.twins[n]].read(tx))
+        else:
+            leave(tx, place, values[n], counts)
+        k += len(counts)
 
 
 def _refuse_costly_captures(tx: Any, step: Stateful, steps: VariableTracker | None) -> None:

@@ -64,6 +64,16 @@ class SharedState:
             if any(self._is_one(j, k, after) for j in range(len(ends))):
                 raise _refusal(place)
 
+    def untouched(self, ends: Sequence[VariableTracker]) -> list[bool]:
+        """Return which of ``ends`` are the tensors that the step found there, not written to."""
+        found = zip(self.starts, self.versions, ends, strict=True)
+        return [
+            _example(start) is not None
+            and _example(end) is _example(start)
+            and _version(start) == version
+            for start, version, end in found
+        ]
+
     def check_kept(
         self, growing: GrowingList, part: VariableTracker, ends: Sequence[VariableTracker]
     ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop._torch.dynamo.differences import tensor_of
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.left import ARRAY, NUMBER, GrowingList, appended_to
 from torch_scan_hop._torch.dynamo.made_numbers import mark
@@ -46,6 +47,9 @@ class Stateful(VariableTracker):
         self.lists = tuple(lists)
         #: of places that a step leaves with the tensor, or the list, of an earlier one: that one
         self.twins: dict[int, int] = {}
+        #: of parts of what is at the places, which are the program's tensors: None, or the tensor,
+        #: for one that a step leaves as it finds it, or finds elsewhere
+        self.programs: dict[tuple[int, int], VariableTracker | None] | None = None
         #: by list, what the parts of what a step appends are
         self.appended: dict[int, list[str]] = {}
 
@@ -73,6 +77,7 @@ class Stateful(VariableTracker):
         self.twins.update(twins_among(left))
         ends = [*parts_of(tx, carry), *(p for value in left for p in parts_left(tx, value))]
         shared.check(ends)
+        self._note_tensors_of_the_program(tx, left, shared, ends)
         containers.check(left, [item for new in appended for item in new.so_far()])
         kept = TupleVariable(
             [
@@ -108,6 +113,38 @@ class Stateful(VariableTracker):
                 f"the body appends more in some steps than in others, at {self.lists[n].line}, and "
                 "what steps leave is stacked. Append in each, and drop later what is not wanted"
             )
+
+    def _note_tensors_of_the_program(
+        self, tx: Any, left: Sequence[VariableTracker], shared: SharedState, ends: Sequence[Any]
+    ) -> None:
+        if len(ends) != len(shared.starts):
+            return  # which is refused
+        keys = [(n, k) for n, value in enumerate(left) for k in range(len(parts_left(tx, value)))]
+        first = len(ends) - len(keys)
+        found: dict[tuple[int, int], VariableTracker | None] = {}
+        for key, end, is_same in zip(
+            keys, ends[first:], shared.untouched(ends)[first:], strict=True
+        ):
+            if is_same or (tensor_of(end) is not None and end.source is not None):
+                found[key] = None if is_same else end
+        before = found if self.programs is None else self.programs
+        self.programs = {k: v for k, v in found.items() if k in before and before[k] is v}
+
+    def with_tensors_of_the_program(
+        self, tx: Any, n: int, value: VariableTracker
+    ) -> VariableTracker:
+        """Return ``value``, which a scan has left at the ``n``-th place, with the tensors that are
+        the program's: others write to these, as optimisers do to parameters."""
+        parts, known = parts_of(tx, value), self.programs or {}
+        olds = parts_left(tx, self.places[n].read(tx))
+        if len(olds) != len(parts):
+            return value
+        for k, old in enumerate(olds):
+            own = known.get((n, k), value)
+            own = old if own is None else own
+            if own is not value and tensor_of(own) is not None:
+                parts[k] = own
+        return call_inlined(tx, tree.unflatten, value, TupleVariable(parts))
 
     def _write(self, tx: Any, values: Sequence[VariableTracker]) -> None:
         for place, value in zip(self.places, values, strict=True):

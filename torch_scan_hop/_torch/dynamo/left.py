@@ -70,9 +70,11 @@ class GrowingList:
         guards.inner.update(kept)
 
     def check_item(self, item: VariableTracker) -> None:
-        """Raise Unsupported if there is a torch.Size in it, of which a trace makes a tuple."""
-        if any(container.python_type() is torch.Size for container in _containers_in(item)):
-            raise self.refusal()
+        """Raise Unsupported if there is a torch.Size in it, of which a trace makes a tuple, or an
+        object, which others may have, too."""
+        for container in _containers_in(item):
+            if container.python_type() is torch.Size or held_by(container):
+                raise self.refusal()
 
     def check_inputs(self, *given: VariableTracker) -> None:
         """Raise Unsupported if the list is among what the scan is ``given``, which has read it."""
