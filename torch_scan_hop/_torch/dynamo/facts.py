@@ -143,7 +143,8 @@ _noting: list[Facts] = []
 
 
 def facts_at_hand() -> Facts:
-    return _noting[-1]
+    """Return the facts of the innermost body; none where only its numbers are asked for."""
+    return _noting[-1] if _noting else Facts()
 
 
 @contextlib.contextmanager
