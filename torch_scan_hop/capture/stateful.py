@@ -135,14 +135,13 @@ class Stateful(VariableTracker):
     ) -> VariableTracker:
         """Return ``value``, which a scan has left at the ``n``-th place, with the tensors that are
         the program's: others write to these, as optimisers do to parameters."""
-        parts, known = parts_of(tx, value), self.programs or {}
-        olds = parts_left(tx, self.places[n].read(tx))
-        if len(olds) != len(parts):
+        known = {k: own for (place, k), own in (self.programs or {}).items() if place == n}
+        parts, olds = parts_of(tx, value), parts_left(tx, self.places[n].read(tx))
+        if not known or len(olds) != len(parts):
             return value
-        for k, old in enumerate(olds):
-            own = known.get((n, k), value)
-            own = old if own is None else own
-            if own is not value and tensor_of(own) is not None:
+        for k, tensor in known.items():
+            own = olds[k] if tensor is None else tensor
+            if tensor_of(own) is not None:
                 parts[k] = own
         return call_inlined(tx, tree.unflatten, value, TupleVariable(parts))
 
