@@ -165,8 +165,7 @@ class _Watch:
                 f"{users_line()}, and Dynamo does not call its setter. Assign to what it assigns to"
             )
         if place is None:
-            before = attribute_of(effects, item, name)
-            place = Place(item, name, False, users_line(), before, value)
+            place = Place(item, name, False, users_line(), attribute_of(effects, item, name), value)
         self.attributes[id(item), name] = replace(place, after=value, how=how)
 
     def put_back(self) -> None:
@@ -217,8 +216,9 @@ _watches: list[_Watch] = []
 
 
 def check_at_the_end(check: Callable[[Any], None]) -> None:
-    """Call ``check`` with what the body at hand has changed, when it has been traced."""
-    _watches[-1].checks.append(check)
+    """Call ``check`` with what the body at hand, not a first step, has changed."""
+    for watch in _watches[-1:]:
+        watch.checks.append(check)
 
 
 def refuse_unless_carried(refusal: Unsupported) -> None:
