@@ -589,7 +589,20 @@ def test_one_object_left_under_two_names():
     assert m.now is m.log["now"]
 
 
+def an_object_that_holds_itself():
+    m = Holder(state=Box(zeros()))
+    m.state.again = m.state
+
+    def cell(x):
+        m.state = Box(torch.tanh(m.state.again.value @ m.w + x))
+        m.state.again = m.state
+        return m.state.value
+
+    return m, cell, lambda: [m.state.again.value]
+
+
 OTHERS = [
+    an_object_that_holds_itself,
     two_names_of_what_is_changed,
     changed_and_then_replaced,
     a_dict_changed_and_then_replaced,

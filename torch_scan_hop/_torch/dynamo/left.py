@@ -90,17 +90,22 @@ class GrowingList:
         return ARRAY if isinstance(part.realize(), NumpyNdarrayVariable) else TENSOR
 
 
-def _containers_in(value: VariableTracker) -> Iterator[VariableTracker]:
+def _containers_in(
+    value: VariableTracker, around: tuple[VariableTracker, ...] = ()
+) -> Iterator[VariableTracker]:
     value = value.realize()
+    if any(value is other for other in around):
+        return  # it holds itself
+    around = (*around, value)
     if isinstance(value, (BaseListVariable, ConstDictVariable)):
         yield value
         items: Any = value.items
         for item in items.values() if isinstance(items, dict) else items:
-            yield from _containers_in(item)
+            yield from _containers_in(item, around)
     elif held := held_by(value):
         yield value
         for item in held:
-            yield from _containers_in(item)
+            yield from _containers_in(item, around)
 
 
 def mutable_containers_in(value: VariableTracker) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.source import GlobalSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import VariableTracker
@@ -49,13 +50,18 @@ class ObjectSpec:
     parts: tuple[ObjectSpec | Fixed | None, ...]  # None: a value that is carried as it is
 
 
-def spec_of(value: VariableTracker | None) -> ObjectSpec | None:
-    """Return None for a value that is carried as it is."""
+def spec_of(
+    value: VariableTracker | None, around: tuple[VariableTracker, ...] = ()
+) -> ObjectSpec | None:
+    """Return None for a value that is carried as it is; ``around`` are those that it is in."""
     held = {} if value is None else _held(value.realize())
     if value is None or not held or value.python_type() in pytree.SUPPORTED_NODES.keys() - _OWN:
         return None
+    inner = (*around, value.realize())
+    if any(value.realize() is other for other in around):
+        raise Unsupported("the body leaves an object that holds itself")
     parts = tuple(
-        Fixed(part.as_python_constant()) if _is_fixed(part) else spec_of(part)
+        Fixed(part.as_python_constant()) if _is_fixed(part) else spec_of(part, inner)
         for part in held.values()
     )
     if any(parts) or isinstance(value.realize(), UserDefinedObjectVariable):
