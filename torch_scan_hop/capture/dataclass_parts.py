@@ -8,10 +8,15 @@ from typing import Any
 
 import torch
 
+try:  # torch 2.9 does not trace if the class of an array is one of dataclasses
+    from numpy import ndarray as _ndarray
+except ImportError:
+    _ndarray = type  # type: ignore[assignment, misc]
+
 
 def is_dataclass(value: Any) -> bool:
-    is_type_or_module = isinstance(value, (type, torch.nn.Module))
-    return dataclasses.is_dataclass(value) and not is_type_or_module
+    is_none = isinstance(value, (type, torch.nn.Module, _ndarray))
+    return not is_none and dataclasses.is_dataclass(value)
 
 
 def field_names(value: Any) -> list[str]:
