@@ -203,9 +203,10 @@ torch._dynamo.output_graph.OutputGraph: create_proxy(self _ _ _ _) get_submodule
     install_global_by_id(self prefix value) install_subgraph(self name sub_gm)
 torch._dynamo: run(fn)
 torch._dynamo.side_effects.SideEffects: _get_modified_vars(self)[self]
-    check_allowed_side_effect(self item)[self item] clone(self) mutation(self var) store_attr(self
-    item name value ...)[self item name value; self item name value mutation_kind; self item name
-    value mutation_kind mutated_source]
+    check_allowed_side_effect(self item)[self item] clone(self) load_attr(self item name ...)[self
+    item name deleted_ok check] mutation(self var) store_attr(self item name value ...)[self item
+    name value; self item name value mutation_kind; self item name value mutation_kind
+    mutated_source]
 torch._dynamo.source: AttrSource(base member) ConstantSource(source_name) GlobalSource(global_name)
     GlobalStateSource(()) TypeSource(base)
 torch._dynamo.symbolic_convert.InliningInstructionTranslator: build_inline_tracer(parent func args
