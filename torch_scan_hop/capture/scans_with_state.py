@@ -118,7 +118,7 @@ def _start_at(capture: Any, place: Place) -> VariableTracker:
     value = place.read(capture.tx)
     for part in parts_left(capture.tx, value):
         place.check(part)
-    carried = opened(capture.tx, value)
+    carried = opened(value)
     return call_inlined(capture.tx, exact_numbers, carried, capture.init, capture.over[0])
 
 

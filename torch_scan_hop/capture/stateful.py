@@ -160,7 +160,7 @@ def _left_at(tx: Any, place: Place, spec: ObjectSpec | None) -> VariableTracker:
             return part
         return part.call_method(tx, "to", [ConstantVariable.create(torch.float64)], {})
 
-    return with_numbers(tx, place, opened(tx, place.read(tx)), in_double)
+    return with_numbers(tx, place, opened(place.read(tx)), in_double)
 
 
 def _is_floating(variable: VariableTracker) -> bool:
@@ -174,7 +174,7 @@ def parts_of(tx: Any, value: VariableTracker) -> list[VariableTracker]:
 
 def parts_left(tx: Any, value: VariableTracker) -> list[VariableTracker]:
     """Return what is carried of a ``value`` that is left at a place."""
-    return parts_of(tx, opened(tx, value))
+    return parts_of(tx, opened(value))
 
 
 def with_numbers(

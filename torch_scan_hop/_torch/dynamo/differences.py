@@ -35,10 +35,15 @@ def tensor_of(variable: VariableTracker) -> Any:
     return example_value(variable) if isinstance(variable, TensorVariable) else None
 
 
-def seen_tensor(variable: Any) -> Any:
-    """Return :func:`tensor_of`; None for what the trace has not looked at."""
-    is_seen = isinstance(variable, VariableTracker) and variable.is_realized()
-    return tensor_of(variable) if is_seen else None
+def seen(variable: VariableTracker) -> VariableTracker | None:
+    """Return what ``variable`` is; None if the trace has not looked at it, which is guarded."""
+    return variable.realize() if variable.is_realized() else None
+
+
+def seen_tensor(item: Any) -> Any:
+    """Return :func:`tensor_of` what is :func:`seen`; None for keys of a dict, too."""
+    found = seen(item) if isinstance(item, VariableTracker) else None
+    return None if found is None else tensor_of(found)
 
 
 def reorders(before: VariableTracker, after: VariableTracker) -> bool:

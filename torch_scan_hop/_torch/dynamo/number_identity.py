@@ -19,6 +19,7 @@ from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.misc import StringFormatVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
+from torch_scan_hop._torch.dynamo.differences import seen
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import example_value
@@ -88,11 +89,6 @@ def _is_text(function: BuiltinVariable, args: Sequence[VariableTracker]) -> bool
     if function.fn is not operator.mod or not args[0].is_python_constant():
         return False
     return isinstance(args[0].as_python_constant(), str)
-
-
-def seen(variable: VariableTracker) -> VariableTracker | None:
-    """Return what ``variable`` is; None if the trace has not looked at it, which is guarded."""
-    return variable.realize() if variable.is_realized() else None
 
 
 def _holds_number(variable: VariableTracker) -> bool:

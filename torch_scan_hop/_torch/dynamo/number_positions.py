@@ -18,8 +18,8 @@ from torch._dynamo.variables.lists import ListVariable, RangeVariable, TupleVari
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.torch import TorchCtxManagerClassVariable, TorchInGraphFunctionVariable
 
+from torch_scan_hop._torch.dynamo.differences import seen
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
-from torch_scan_hop._torch.dynamo.number_identity import seen
 from torch_scan_hop._torch.dynamo.number_items import is_table
 from torch_scan_hop._torch.dynamo.places import users_line
 from torch_scan_hop._torch.dynamo.variables import call_inlined, example_value

@@ -69,13 +69,16 @@ def spec_of(
     return None
 
 
-def opened(tx: Any, value: VariableTracker) -> VariableTracker:
+def opened(value: VariableTracker) -> VariableTracker:
     """Return ``value`` with a tuple of what is carried in place of what has a spec."""
-    spec = spec_of(value)
+    return _opened(value, spec_of(value))
+
+
+def _opened(value: VariableTracker, spec: ObjectSpec | None) -> VariableTracker:
     if spec is None:
         return value
     held = zip(_held(value.realize()).values(), spec.parts, strict=True)
-    return TupleVariable([opened(tx, item) for item, part in held if not isinstance(part, Fixed)])
+    return TupleVariable([_opened(item, p) for item, p in held if not isinstance(p, Fixed)])
 
 
 def closed(tx: Any, value: VariableTracker, spec: ObjectSpec | None) -> VariableTracker:
