@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,10 +14,12 @@ try:  # torch 2.9 does not trace if the class of an array is one of dataclasses
 except ImportError:
     _ndarray = type  # type: ignore[assignment, misc]
 
+# Classes that Dynamo of torch 2.9 asks nothing of, or not everywhere.
+_NO_DATACLASSES = (type, torch.nn.Module, _ndarray, types.MethodDescriptorType)
+
 
 def is_dataclass(value: Any) -> bool:
-    is_none = isinstance(value, (type, torch.nn.Module, _ndarray))
-    return not is_none and dataclasses.is_dataclass(value)
+    return not isinstance(value, _NO_DATACLASSES) and dataclasses.is_dataclass(value)
 
 
 def field_names(value: Any) -> list[str]:
