@@ -14,8 +14,9 @@ try:  # torch 2.9 does not trace if the class of an array is one of dataclasses
 except ImportError:
     _ndarray = type  # type: ignore[assignment, misc]
 
-# Classes that Dynamo of torch 2.9 asks nothing of, or not everywhere.
-_NO_DATACLASSES = (type, torch.nn.Module, _ndarray, types.MethodDescriptorType)
+# Dynamo of torch 2.9 does not trace the question of the last two, which modes are given.
+_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+_NO_DATACLASSES = (type, torch.nn.Module, _ndarray, *_DESCRIPTORS)
 
 
 def is_dataclass(value: Any) -> bool:
