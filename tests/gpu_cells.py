@@ -318,6 +318,65 @@ ROW_CASES: dict[str, Case] = {
     ),
 }
 
+
+def hidden_markov(alpha, x, p):
+    alpha = torch.logsumexp(alpha[:, :, None] + p["m"], 1) + x
+    return alpha, alpha
+
+
+def chain_of_tags(alpha, x, p):
+    """A conditional random field: rows end at different steps."""
+    emitted, is_there = x
+    moved = torch.logsumexp(alpha[:, :, None] + p["m"] + emitted[:, None, :], 1)
+    return torch.where(is_there[:, None], moved, alpha), None
+
+
+def from_the_last(alpha, x, p):
+    return torch.logsumexp(alpha[:, None, :] + p["m"] + x, -1), alpha
+
+
+def of_one_row(alpha, x, p):
+    alpha = torch.logsumexp(alpha[:, None] + p["m"], 0) + x
+    return alpha, alpha
+
+
+def best_path(score, x, m):
+    score, before = (score[:, :, None] + m).max(1)
+    return score + x, before
+
+
+def shares(h, x, p):
+    """The squares themselves are ys, and one row of them; a product is beside them."""
+    square = torch.softmax(h[:, :, None] * p["m"] + x[:, None, :], 1)
+    h = torch.tanh((square * h[:, None, :]).sum(1) + h @ p["u"])
+    return h, (square, square.amax(1, keepdim=True), square.sum(2))
+
+
+def square_case(
+    step: Any, *xs: tuple[int, ...], lead: tuple[int, ...] = (3,), width: int = 10
+) -> Case:
+    def inputs(T: int) -> tuple[Any, Any, Any]:
+        parameters = {"m": randn(width, width), "u": randn(width, width) + 0.1}
+        given = tuple(randn(T, *shape) for shape in xs)
+        return randn(*lead, width), given[0] if len(given) == 1 else given, parameters
+
+    return Case(step, inputs)
+
+
+# a square of each row is reduced to a row, as in a product with a weight
+SQUARE_CASES: dict[str, Case] = {
+    "hidden markov": square_case(hidden_markov, (3, 10)),
+    "32 states": square_case(hidden_markov, (2, 32), lead=(2,), width=32),
+    "chain of tags": Case(
+        chain_of_tags,
+        lambda T: (randn(3, 10), (randn(T, 3, 10), randn(T, 3) > -0.2), {"m": randn(10, 10)}),
+    ),
+    "from the last": square_case(from_the_last, (3, 10, 10)),
+    "a row of states": square_case(of_one_row, (10,), lead=()),
+    "best path": Case(best_path, lambda T: (randn(3, 10), randn(T, 3, 10), randn(10, 10))),
+    "shares": square_case(shares, (3, 10)),
+}
+
 # of each row something is known: its mean, its greatest element
 NORM_CASES: dict[str, Case] = {
     "layer norm": row_case(layer_norm, "gd", 35, 24),

@@ -15,14 +15,14 @@ import torch
 import triton_interpreter  # noqa: F401  before Inductor
 from fuzz.campaign import run_here
 from fuzz.modes import parse_mode
-from gpu_cells import CASES, NORM_CASES, ROW_CASES, Case, randn, row_case
+from gpu_cells import CASES, NORM_CASES, ROW_CASES, SQUARE_CASES, Case, randn, row_case
 from graph_caches import graph_caches
 from on_the_cpu import triton_kernels
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop.inductor import cpu, gpu
-from torch_scan_hop.inductor.gpu import row_code
+from torch_scan_hop.inductor.gpu import row_programs
 from torch_scan_hop.inductor.watch import watching
 from torch_scan_hop.reference import scan_loop
 
@@ -65,7 +65,7 @@ def in_float64(inputs):
 
 def check(name, T, reverse=False, dtype=torch.float64, train=True, **options):
     """Values, and all gradients, equal those of the loop; the kernels of the scans."""
-    case = (CASES | ROW_CASES | NORM_CASES)[name]
+    case = (CASES | ROW_CASES | NORM_CASES | SQUARE_CASES)[name]
     inputs = case.drawn(T, dtype)
     exact = in_float64(inputs)
     if train:
@@ -189,8 +189,8 @@ def test_rows(name, reverse):
 @pytest.mark.parametrize("rows", [4, 16])
 def test_programs_of_several_rows(rows, monkeypatch):
     """Of a few, as where there are many rows, and of as many as a tensor core multiplies."""
-    monkeypatch.setattr(row_code, "MOST_FOR_ONE_ROW", 0)
-    monkeypatch.setattr(row_code, "MOST_FOR_FEW_ROWS", 0 if rows == 16 else 1024)
+    monkeypatch.setattr(row_programs, "MOST_FOR_ONE_ROW", 0)
+    monkeypatch.setattr(row_programs, "MOST_FOR_FEW_ROWS", 0 if rows == 16 else 1024)
     assert check("lstm of 35 rows", 5, False, torch.float32) == [ROWS] * 2
 
 
@@ -206,6 +206,20 @@ def test_reductions_of_rows(name, reverse):
     has_products = {"u", "w"} & set(NORM_CASES[name].inputs(1)[2] or ())
     dtype = torch.float32 if has_products else torch.float64
     assert check(name, 5, reverse, dtype) == [ROWS, BACKWARDS[name]]
+
+
+SQUARES_ONCE = {"chain of tags": True, "shares": False}
+OTHER_SQUARES = [
+    (n, r) for n in SQUARE_CASES for r in (False, True) if SQUARES_ONCE.get(n) is not r
+]
+OTHER_SQUARES = [pytest.param(*other, marks=pytest.mark.slow) for other in OTHER_SQUARES]
+
+
+@pytest.mark.parametrize(("name", "reverse"), [*SQUARES_ONCE.items(), *OTHER_SQUARES])
+def test_squares_of_rows(name, reverse):
+    # the gradient of the greatest is written where it was, which no kernel of rows does
+    backward = None if name == "best path" else ROWS
+    assert check(name, 5, reverse, torch.float32) == [ROWS, backward]
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from torch_scan_hop import explain
 from torch_scan_hop._torch.absent_gpu import why_not_here
 from torch_scan_hop._torch.fakes import FakeTensorMode
 from torch_scan_hop._torch.triton_code import Code, code_of
-from torch_scan_hop.inductor.gpu import launch, row_code
+from torch_scan_hop.inductor.gpu import launch, row_programs
 from torch_scan_hop.inductor.gpu.launch import Launch, call_program
 from torch_scan_hop.rewrites import using_options
 
@@ -189,7 +189,7 @@ ROWS += [
     ("name", "dtype"), ROWS[:1] + [pytest.param(*row, marks=pytest.mark.slow) for row in ROWS[1:]]
 )
 def test_cubins_with_products(name, dtype, monkeypatch):
-    monkeypatch.setattr(row_code, "MOST_FOR_ONE_ROW", 0)
+    monkeypatch.setattr(row_programs, "MOST_FOR_ONE_ROW", 0)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -207,7 +207,7 @@ NORMS += [("4096 wide", False)]
     NORMS[:1] + [pytest.param(*row, marks=pytest.mark.slow) for row in NORMS[1:]],
 )
 def test_cubins_with_reductions(name, products, monkeypatch):
-    monkeypatch.setattr(row_code, "MOST_FOR_ONE_ROW", 0)
+    monkeypatch.setattr(row_programs, "MOST_FOR_ONE_ROW", 0)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -220,7 +220,7 @@ def test_cubins_with_reductions(name, products, monkeypatch):
 @pytest.mark.parametrize(("most", "rows"), [(256, 1), pytest.param(0, 4, marks=pytest.mark.slow)])
 def test_exact_products_of_float32(most, rows, monkeypatch):
     """Unless the user lets them be rounded, they run on no tensor core."""
-    monkeypatch.setattr(row_code, "MOST_FOR_ONE_ROW", most)
+    monkeypatch.setattr(row_programs, "MOST_FOR_ONE_ROW", most)
     assert torch.get_float32_matmul_precision() == "highest"
     kernels = check_cubins("lstm, 64 wide", torch.float32, suffix=f", {rows} rows")
     assert [kernel.block for kernel in kernels] == [rows, rows]
@@ -228,7 +228,7 @@ def test_exact_products_of_float32(most, rows, monkeypatch):
 
 @pytest.mark.parametrize("most", [256, 0])
 def test_one_launch_of_rows_each_way(most, monkeypatch):
-    monkeypatch.setattr(row_code, "MOST_FOR_ONE_ROW", most)
+    monkeypatch.setattr(row_programs, "MOST_FOR_ONE_ROW", most)
     found, kernels = compiled_for_cuda("lstm, 64 wide")
     multiplies = "tl.sum(" if most else "tl.dot("
     assert len(kernels) == 2 and all(multiplies in kernel.source.text for kernel in kernels)
@@ -237,7 +237,7 @@ def test_one_launch_of_rows_each_way(most, monkeypatch):
 
 
 def test_weights_that_do_not_fit_are_a_counted_loop(monkeypatch):
-    monkeypatch.setattr(row_code, "MOST_FOR_ONE_ROW", 0)
+    monkeypatch.setattr(row_programs, "MOST_FOR_ONE_ROW", 0)
     found, kernels = compiled_for_cuda("lstm, 128 wide", torch.float32)
     assert not kernels and all(loops([wrapper]) == [1] for wrapper in found.values())
 

@@ -140,15 +140,16 @@ def _is_written_out(plan: ScanPlan) -> bool:
 
 
 def _in_the_way(plan: ScanPlan) -> set[str]:
-    """Return what keeps a loop from being a kernel of rows: operators, and what a head makes of a
-    row, in no blocks that are as wide as the carry."""
+    """Return what keeps a loop from being a kernel of rows: operators, what a head makes of a row,
+    in no blocks that are as wide as the carry, and a carry that has a square of each row."""
     carry = [value_of(plan.roles.carry[k]).shape for k in plan.decisions.loop_carry]
+    squares = {"a square" for row in carry if row and [*row, row[-1]] in map(list, carry)}
     width = max((likely_value(shape[-1]) for shape in carry if shape), default=1)
     made = [n for n in plan.body.graph.nodes if n.target in {*PRODUCTS, CAT}]
     columns = {likely_value(value_of(n).shape[-1]) for n in made}
     narrow = {f"{n} columns" for n in columns if n % max(1, width)}
     rows = {"several rows" for n in made if n.target is CAT and not is_along_rows(n)}
-    return {*operators_in_the_way(plan.body), *narrow, *rows}
+    return {*operators_in_the_way(plan.body), *narrow, *rows, *squares}
 
 
 def _is_lane_by_lane(plan: ScanPlan) -> bool:

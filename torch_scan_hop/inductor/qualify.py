@@ -76,7 +76,7 @@ def check_rows(body: fx.GraphModule) -> None:
 
     One that is pointwise may have a carry of one number of each row, or of all.
     """
-    has_rows = any(n.target in PRODUCTS or reduces_rows(n) for n in body.graph.nodes)
+    has_rows = any(n.target in PRODUCTS or _is_of_rows(n) for n in body.graph.nodes)
     if not has_rows and not is_pointwise(body):
         raise Refusal("neither a product nor a reduction of rows")
     _refuse(operators_in_the_way(body), "neither pointwise, a product with a weight nor of a row")
@@ -89,7 +89,7 @@ def operators_in_the_way(body: fx.GraphModule) -> Set[str]:
         body,
         lambda node: (
             node.target in joined
-            or reduces_rows(node)
+            or _is_of_rows(node)
             or getattr(node.target, "_opname", "") == "fma"  # which torch 2.9 has not tagged
         ),
     )
@@ -112,6 +112,26 @@ def reduces_rows(node: fx.Node) -> bool:
     return given.ndim > 0 and any(
         len(made.shape) == len(shape) and are_all_known_equal(made.shape, shape)
         for shape in (kept, (*kept, 1))
+    )
+
+
+def _is_of_rows(node: fx.Node) -> bool:
+    return reduces_rows(node) or _reduces_square_columns(node)
+
+
+def _reduces_square_columns(node: fx.Node) -> bool:
+    """Return True for a reduction of square matrices over the last dimension but one, as in a
+    product with a square weight: there is one result for each column."""
+    if getattr(node.target, "_opname", "") not in _REDUCTIONS - {"var", "var_mean"}:
+        return False
+    (given, *_), made = (value_of(n) for n in node.all_input_nodes), value_of(node)
+    made = made[0] if isinstance(made, (tuple, list)) else made
+    if given.ndim < 2 or not are_all_known_equal(given.shape[-1:], given.shape[-2:-1]):
+        return False
+    *lead, _, width = given.shape
+    return any(
+        len(made.shape) == len(shape) and are_all_known_equal(made.shape, shape)
+        for shape in ((*lead, width), (*lead, 1, width))
     )
 
 

@@ -2,7 +2,9 @@
 
 Products and reductions are recorded, and stand for buffers. A row is as wide as the carry. What a
 product makes is read by columns: ``(h @ w)[:, a:b]`` is ``h @ w[:, a:b]``. So every value of a step
-is a block of that width, or one number of each row, and each of them stays in registers.
+is a block of that width, or one number of each row, and each of them stays in registers. So does
+a square of a row: its element ``(k, column)`` is made of elements ``k`` and ``column`` of the row,
+and of a weight, as in a product with another addition (log-sum-exp, or the greatest).
 """
 
 from __future__ import annotations
@@ -56,10 +58,12 @@ class Product:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Reduces a row; ``element`` gives its elements, of ``dtype``, by row and column."""
+    """Reduces a row, or each column of a square; ``element`` gives the elements, of ``dtype``: of a
+    row by row and column, of a square by row and column of the result, and what is reduced."""
 
-    element: Callable[[Sequence[Any], Any], Any]
+    element: Callable[..., Any]
     columns: int
+    is_of_square: bool
     kind: str
     dtype: torch.dtype
     result: torch.dtype
@@ -83,6 +87,15 @@ class Frame:
     def is_number(self, sizes: Sequence[Any]) -> bool:
         """Return True for one number of each row, or one of all, such as the count of a step."""
         return not sizes or self.is_of_rows(sizes)
+
+    def place(self, sizes: Sequence[Any], own: Any, down: Any) -> tuple[Any, ...] | None:
+        """Return the index, after that of the row, of an element of a row, of a square, or of one
+        row or column of it; None for other sizes."""
+        lead, last = tuple(sizes[: len(self.lead)]), tuple(sizes[len(self.lead) :])
+        zero, width = sympy.Integer(0), self.width
+        places = {(width, width): (down, own), (width, 1): (own, zero), (1, width): (zero, own)}
+        places[(width,)] = (own,)
+        return places.get(last) if lead == self.lead else None
 
     def blocks_of(self, sizes: Sequence[Any]) -> int:
         """Return how many times a row is as wide as the frame; 0 for other sizes."""
@@ -149,6 +162,8 @@ class RowLowering(ProductLowering):
         ranges, kind = how["ranges"], how["reduction_type"]
         blocks = self.frame.blocks_of((*self.frame.lead, *how["reduction_ranges"]))
         known = kind in REDUCTIONS and (blocks == 1 or not kind.startswith("arg"))
+        if blocks == 1 and known and not self.frame.is_of_rows(ranges):
+            return self._reduced_square(how)
         if not (blocks and known and self.frame.is_of_rows(ranges)):
             return None
         keeps = len(ranges) > len(self.frame.lead)
@@ -156,9 +171,28 @@ class RowLowering(ProductLowering):
         def element(lead: Sequence[Any], column: Any) -> Any:
             return how["inner_fn"]([*lead, sympy.Integer(0)] if keeps else [*lead], [column])
 
-        result, columns = how["dst_dtype"], blocks * self.frame.width
-        self.reductions.append(Reduction(element, columns, kind, how["src_dtype"], result))
-        return _buffer(f"{REDUCED}{len(self.reductions) - 1}", how["device"], result, ranges)
+        return self._record(how, element, blocks * self.frame.width)
+
+    def _reduced_square(self, how: Mapping[str, Any]) -> Any:
+        """Return what stands for a reduction of which each column of a square has a result."""
+        ranges, inner_fn = how["ranges"], how["inner_fn"]
+        if None in (self.frame.place(ranges, 0, None) or (None,)):
+            return None
+
+        def element(lead: Sequence[Any], own: Any, down: Any) -> Any:
+            return inner_fn([*lead, *(self.frame.place(ranges, own, None) or ())], [down])
+
+        return self._record(how, element, self.frame.width, is_of_square=True)
+
+    def _record(
+        self, how: Mapping[str, Any], element: Any, columns: int, is_of_square: bool = False
+    ) -> Any:
+        kind, result = how["reduction_type"], how["dst_dtype"]
+        self.reductions.append(
+            Reduction(element, columns, is_of_square, kind, how["src_dtype"], result)
+        )
+        name = f"{REDUCED}{len(self.reductions) - 1}"
+        return _buffer(name, how["device"], result, how["ranges"])
 
     def _variance_and_mean(
         self, value: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False
@@ -216,6 +250,8 @@ class RowBody:
         results: final carries and ys, each as the blocks that it is put together from.
         numbers: the positions of those that have one number of each row, or one of all, and how
             many dimensions these have.
+        squares: the positions of those that have a square of each row, or one row or column of it,
+            with their sizes.
     """
 
     def __init__(self, call: ScanCall) -> None:
@@ -229,8 +265,15 @@ class RowBody:
             raise Refusal("a result that is no tensor")
         sizes = [value.get_size() for value in results]
         self.numbers = {k: len(s) for k, s in enumerate(sizes) if frame.is_number(s)}
+        self.squares = {
+            k: s
+            for k, s in enumerate(sizes)
+            if k >= len(call.operands.carry)
+            and not (k in self.numbers or frame.blocks_of(s))
+            and frame.place(s, 0, 0)
+        }
         self.results = [
-            [(value, 0)] if k in self.numbers else self.lowering.blocks(value)
+            [(value, 0)] if k in self.numbers or k in self.squares else self.lowering.blocks(value)
             for k, value in enumerate(results)
         ]
         if not all(len(blocks) == 1 for blocks in self.results[: len(call.operands.carry)]):

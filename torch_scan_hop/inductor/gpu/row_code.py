@@ -13,74 +13,44 @@ rows, and with many 64 in float32, 128 in bfloat16. Without weights, a row fits 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.inductor_triton import TritonLines, computed_dtype, storage_type
-from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand, likely_size
+from torch_scan_hop._torch.inductor_triton import (
+    TritonLines,
+    computed_dtype,
+    dtype_of,
+    storage_type,
+)
+from torch_scan_hop._torch.inductor_values import handled_by
+from torch_scan_hop._torch.replaced import replaced
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode, indices
-from torch_scan_hop.inductor.gpu.launch import WARP, GpuKernel, Launch
+from torch_scan_hop.inductor.gpu.launch import GpuKernel, Launch
 from torch_scan_hop.inductor.gpu.reductions import of_row
-from torch_scan_hop.inductor.gpu.row_body import PRODUCT, REDUCED, Product, RowBody
-from torch_scan_hop.inductor.gpu.serving import capability_of, check_devices, check_tensors
-from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE, have_one_shape
+from torch_scan_hop.inductor.gpu.row_body import REDUCED, Product, RowBody
+from torch_scan_hop.inductor.gpu.row_ops import RowOps
+from torch_scan_hop.inductor.gpu.row_programs import (
+    WARPS,
+    precision_of,
+    rows_of_a_program,
+    rows_with_products,
+    warps_of_squares,
+)
+from torch_scan_hop.inductor.gpu.serving import check_devices, check_tensors
+from torch_scan_hop.inductor.lane_body import have_one_shape
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import check_rows, is_plain, is_pointwise
-from torch_scan_hop.inductor.step import StepOps, variable
+from torch_scan_hop.inductor.step import variable
 
-# Rows of a program with products. With few rows in all, a program has one, whose weights stay in
-# registers: nothing is staged, and there are more programs. A tensor core multiplies 16 rows at
-# least; exact products of float32 run on none, and have fewer rows, sooner done. On an H200, ms of
-# an LSTM of 64 rows, 256 steps, forward, with 16 rows, 4 and one: 1.14, 0.63, 0.42 of width 64;
-# 1.39, -, 0.79 of width 128 in bfloat16. Of 512 rows and width 64: 1.45, 0.98, 1.08.
-ROWS, FEW_ROWS = 16, 4
-MOST_FOR_ONE_ROW, MOST_FOR_FEW_ROWS = 256, 1024
-
-# Bytes of weights of a program, and its warps: of one row, which are all registers that there are
-# at most (an LSTM of width 128: 1.32 ms, 2.25 trained; as a counted loop 2.75 and 6.5); and of more
-# rows, in shared memory. For a GPU older than that which it was measured on, the largest programs
-# spill three times as much, and one of them crashes the ptxas of Triton 3.9.
-WARPS_OF_ONE_ROW = ((8, 2**16), (16, 2**18))
-OLDEST_FOR_MOST_WARPS = (9, 0)
-WARPS, SHARED_BYTES = 8, 2**17
-
-# Elements of a thread, and the most that rows without products have. Not measured on a GPU.
-ELEMENTS, MOST_ELEMENTS = 8, 32
-MOST_WARPS = 8
-
-
-def rows_of_a_program(width: int) -> tuple[int, int]:
-    """Rows and warps of a program without products: a warp, or as many as one row needs.
-
-    >>> rows_of_a_program(16), rows_of_a_program(256), rows_of_a_program(4096)
-    ((16, 1), (1, 1), (1, 8))
-    """
-    one = WARP * ELEMENTS
-    if width > MOST_WARPS * WARP * MOST_ELEMENTS:
-        raise Refusal(f"a row of {width} elements: not in registers")
-    return max(1, one // width), min(MOST_WARPS, max(1, width // one))
-
-
-def rows_with_products(body: RowBody, width: int, device: torch.device) -> tuple[int, int, int]:
-    """Return the rows and warps of a program that multiplies, and its bytes of shared memory."""
-    dtypes = {product.weight.dtype for product in body.products}
-    blocks = sum(len(p.left) * p.columns // body.width for p in body.products)
-    nbytes = blocks * width**2 * max(dtype.itemsize for dtype in dtypes)
-    rows = likely_size(body.rows, fallback=MOST_FOR_FEW_ROWS + 1)
-    is_new = capability_of(device) >= OLDEST_FOR_MOST_WARPS
-    for warps, most in WARPS_OF_ONE_ROW if is_new else WARPS_OF_ONE_ROW[:1]:
-        if rows <= MOST_FOR_ONE_ROW and nbytes <= most:
-            return 1, warps, 0
-    if nbytes > SHARED_BYTES:
-        raise Refusal(f"{nbytes} bytes of weights: not in shared memory")
-    is_exact = torch.float32 in dtypes and _precision(torch.float32) == "ieee"
-    return FEW_ROWS if is_exact and rows <= MOST_FOR_FEW_ROWS else ROWS, WARPS, nbytes
+# The rows of a square, which of them there are, and which elements of it.
+DOWN, INSIDE_DOWN, IN_SQUARE = "down", "inside_down", "in_square"
 
 
 class RowCode(StepCode):
@@ -96,15 +66,27 @@ class RowCode(StepCode):
         # Inductor leaves the index of a dimension of size 1 out
         known = dict(zip(self.lanes, sizes, strict=True))
         self.lane = [sympy.Integer(0) if n == 1 else x for x, n in known.items()]
-        self.is_wide = self.needs_64_bits([], known)
+        self.down, self.own_column = variable(DOWN), self.lanes[-1]
         body.lowering.sizes = {self.lane[-1]: body.width}
+        if self.has_squares():
+            self.shape = ("1", str(self.width))  # a row, which goes with all rows of a square
+            self.lanes += [self.down, *self.leads_of_square()]
+            known[self.down] = body.lowering.sizes[self.down] = body.width
+        self.is_wide = self.needs_64_bits([], known)
         self.nbytes = 0
         if body.products:
             device = self.carry[0].device
             self.rows, self.warps, self.nbytes = rows_with_products(body, self.width, device)
         else:
             self.rows, self.warps = rows_of_a_program(self.width)
+        if self.has_squares():
+            if body.products and self.rows > 1:
+                raise Refusal("squares of several rows")
+            self.rows, self.warps = 1, max(self.warps, warps_of_squares(self.width))
         self.blocks: dict[Any, Any] = {}
+
+    def has_squares(self) -> bool:
+        return bool(self.body.squares) or any(r.is_of_square for r in self.body.reductions)
 
     def launch(self) -> Launch:
         return Launch(self.source(), self.rows, self.warps, self.nbytes)
@@ -123,11 +105,18 @@ class RowCode(StepCode):
         return min(4, ahead) if self.body.products and self.rows > 1 else ahead
 
     def head(self) -> list[str]:
-        columns, own = f"tl.arange(0, {self.width})", self.lanes[-1]
+        columns, own = f"tl.arange(0, {self.width})", self.own_column
         both, width = ", ".join(self.shape), self.body.width
         in_weight = [
             f"row, column = {columns}[:, None], {columns}[None, :]",
             f"in_weight = (row < {width}) & (column < {width})",
+        ]
+        lane = f"{LANE}[:, None, None]"
+        in_square = [
+            f"{DOWN} = {columns}[None, :, None]",
+            f"{INSIDE_DOWN} = ({lane} < {self.text(self.body.rows)}) & ({DOWN} < {width})",
+            f"{IN_SQUARE} = {MASK}[:, None, :] & {INSIDE_DOWN}",
+            *(f"square_{line}" for line in indices(lane, self.body.frame.lead, self.text)),
         ]
         return [
             f"{LANE} = {self.program} * BLOCK + tl.arange(0, BLOCK)",
@@ -135,26 +124,41 @@ class RowCode(StepCode):
             f"{own} = tl.broadcast_to({columns}[None, :], [{both}])",
             f"{MASK} = ({LANE}[:, None] < {self.text(self.body.rows)}) & ({own} < {width})",
             *(in_weight if self.body.products else []),
+            *(in_square if self.has_squares() else []),
         ]
 
+    def leads_of_square(self) -> list[Any]:
+        """Return the variables that number the rows, in a shape of three dimensions."""
+        return [variable(f"square_x{k}") for k in range(len(self.body.frame.lead))]
+
     def lane_of(self, position: int) -> Sequence[Any]:
+        *lead, own = self.lane
+        if position in self.body.squares:
+            return [
+                *lead,
+                *(self.body.frame.place(self.body.squares[position], own, self.down) or ()),
+            ]
         rank = self.body.numbers.get(position)
         return self.lane if rank is None else [*self.lane[:-1], sympy.Integer(0)][:rank]
 
     def stored_of(self, position: int) -> str:
         rank = self.body.numbers.get(position)
+        if self.down in self.lane_of(position):
+            return IN_SQUARE
         if rank is None:
             return MASK
         first = "" if rank else f" & ({LANE}[:, None] == 0)"  # the one of all rows
-        return f"{MASK} & ({self.lanes[-1]} == 0){first}"
+        return f"{MASK} & ({self.own_column} == 0){first}"
 
     def step(self, lines: TritonLines) -> list[str]:
-        handler = _RowOps(self, lines, self.carries(lines))
+        handler = RowOps(self, lines, self.carries(lines))
         stores, carry = [], []
         with handled_by(handler), self.body.lowering.fresh_values():
             for k, blocks in enumerate(self.body.results):
                 for number, (block, column) in enumerate(blocks):
-                    value = block.make_loader()(self.lane_at(k, column))
+                    lane = self.lane_at(k, column)
+                    with self.in_square(lines, self.down in lane):
+                        value = block.make_loader()(lane)
                     if k < len(self.carry):
                         carry.append(value)
                     else:
@@ -162,32 +166,66 @@ class RowCode(StepCode):
                         stores.append(self.store(k, value, self.own(k, shift)))
         return stores + self.next_carries(carry)
 
+    @contextlib.contextmanager
+    def in_square(self, lines: TritonLines, is_square: bool = True) -> Iterator[None]:
+        """Compute values of a square of each row, or of a row."""
+        shape = (*self.shape, self.shape[1]) if is_square else self.shape
+        if lines.shape == shape:
+            yield
+            return
+        # what one of a row computes for a square has the dimensions of a square
+        with replaced(lines, shape=shape), self.body.lowering.fresh_values():
+            yield
+
+    def load(self, name: str, index: Any, mask: str | None) -> tuple[str, torch.dtype]:
+        if self.down not in index.free_symbols and (mask is None or not self.has_squares()):
+            return super().load(name, index, mask)
+        dtype = dtype_of(name)
+        inside = IN_SQUARE if self.own_column in index.free_symbols else INSIDE_DOWN
+        leads = dict(zip(self.lanes, self.leads_of_square(), strict=False))
+        address = self.address(self.parameters.read(name, dtype), index.xreplace(leads))
+        if mask is not None:
+            shape = f"[{', '.join((*self.shape, self.shape[1]))}]"
+            address, inside = f"tl.broadcast_to({address}, {shape})", f"{IN_SQUARE} & {mask}"
+        if not self._is_invariant(index):
+            self.load_bytes += dtype.itemsize * self.width
+        return f"tl.load({address}, {inside})", dtype
+
     def reduced(self, lines: TritonLines, position: int) -> Any:
-        """Return what a reduction makes of each row, in all columns of it."""
+        """Return what a reduction makes of each row, in all columns of it, or of each column of a
+        square."""
         key = REDUCED, position
         if key not in self.blocks:
             reduction = self.body.reductions[position]
             *lead, own = self.lane
-            with lines.unmasked():
-                blocks = range(0, reduction.columns, self.body.width)
-                elements = [reduction.element(lead, own + column) for column in blocks]
+            with lines.unmasked(), self.in_square(lines, reduction.is_of_square):
+                if reduction.is_of_square:
+                    elements = [reduction.element(lead, own, self.down)]
+                else:
+                    blocks = range(0, reduction.columns, self.body.width)
+                    elements = [reduction.element(lead, own + column) for column in blocks]
             texts = [str(getattr(element, "value", element)) for element in elements]
-            code = of_row(reduction, texts, MASK, self.lanes[-1])
-            code = f"tl.broadcast_to({code}[:, None], [{', '.join(self.shape)}])"
-            self.blocks[key] = lines.line(code, computed_dtype(reduction.result))
+            if reduction.is_of_square:
+                shape = f"[{', '.join((*self.shape, self.shape[1]))}]"
+                code = of_row(reduction, texts, IN_SQUARE, f"tl.broadcast_to({DOWN}, {shape})")
+            else:
+                code = of_row(reduction, texts, MASK, self.own_column)
+                code = f"tl.broadcast_to({code}[:, None], [{', '.join(self.shape)}])"
+            with self.in_square(lines, False):
+                self.blocks[key] = lines.line(code, computed_dtype(reduction.result))
         return self.blocks[key]
 
     def multiplied(self, lines: TritonLines, position: int, column: int) -> Any:
         """Return as many columns of a product as the carry has, from ``column`` on."""
         key = position, column
         if key not in self.blocks:
-            with lines.unmasked():
+            with lines.unmasked(), self.in_square(lines, False):
                 self.blocks[key] = self._product(lines, self.body.products[position], column)
         return self.blocks[key]
 
     def _product(self, lines: TritonLines, product: Product, column: int) -> Any:
         dtype = product.weight.dtype
-        kind, precision = storage_type(dtype), _precision(dtype)
+        kind, precision = storage_type(dtype), precision_of(dtype)
         total: Any = None
         *lead, own = self.lane
         for k, (block, first) in enumerate(product.left):
@@ -213,51 +251,6 @@ class RowCode(StepCode):
         first = self.text(weight.offset + row * down + column * right)
         place = f"{pointer} + ({first}) + row * ({self.text(down)}) + column * ({self.text(right)})"
         return lines.line(f"tl.load({place}, in_weight, 0.0)", weight.dtype, before_steps=True)
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """Return Triton's precision of products: tf32 for float32, if the user allowed torch's so."""
-    exact = dtype is not torch.float32 or torch.get_float32_matmul_precision() == "highest"
-    return "ieee" if exact else "tf32"
-
-
-class _RowOps(StepOps):
-    """Operators of a row: a carry is a register, at its own element; a product is multiplied."""
-
-    def __init__(self, code: RowCode, lines: TritonLines, carry: Sequence[Any]) -> None:
-        super().__init__(handler_at_hand(), code.body.lowering, self._carry)
-        self.code, self.lines, self.carry = code, lines, carry
-
-    def _carry(self, position: int, index: Any) -> Any:
-        body = self.code.body
-        rank = body.numbers.get(position)
-        width = body.width if rank is None else 1
-        if rank != 0 and self._columns_from(index, width, rank is not None) != 0:
-            raise Refusal(READS_ELSEWHERE)
-        return self.carry[position]
-
-    def load(self, name: str, index: Any) -> Any:
-        if name.startswith(REDUCED):
-            if self._columns_from(index, 1, True) != 0:
-                raise Refusal("what is known of a row is read in another row")
-            return self.code.reduced(self.lines, int(name.removeprefix(REDUCED)))
-        if not name.startswith(PRODUCT):
-            return super().load(name, index)
-        position = int(name.removeprefix(PRODUCT))
-        columns = self.code.body.products[position].columns
-        first = self._columns_from(index, columns)
-        if first is None or not 0 <= first <= columns - self.code.body.width:
-            raise Refusal("a product is read elsewhere than in blocks as wide as the carry")
-        return self.code.multiplied(self.lines, position, int(first))
-
-    def _columns_from(self, index: Any, width: int, is_number: bool = False) -> Any:
-        """Return how far ``index`` is from a row's own element, in rows of that width."""
-        *lead, own = self.code.lane
-        row = sympy.Integer(0)
-        for position, size in zip(lead, self.code.body.frame.lead, strict=True):
-            row = row * size + position
-        distance = sympy.expand(index - row * width - (0 if is_number else own))
-        return distance if isinstance(distance, (int, sympy.Integer)) else None
 
 
 class RowsKernel(GpuKernel):
