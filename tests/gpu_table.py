@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from cells import CELLS
-from gpu_cells import CASES, NORM_CASES, ROW_CASES
+from gpu_cells import CASES, NORM_CASES, ROW_CASES, SQUARE_CASES
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -231,7 +231,7 @@ def of_cell(name: str) -> Any:
 
 
 def of_case(name: str) -> Any:
-    case = (CASES | ROW_CASES | NORM_CASES)[name]
+    case = (CASES | ROW_CASES | NORM_CASES | SQUARE_CASES)[name]
     with _disable_current_modes(), torch.device("cpu"):
         drawn = case.drawn(T, torch.float32)
         for value in pytree.tree_leaves(drawn):
@@ -274,7 +274,7 @@ def on_the_gpu(values: Any) -> Any:
 KINDS: dict[str, tuple[Callable[[str], Any], list[str]]] = {
     "torch.nn": (of_module, list(MODULES)),
     "cells": (of_cell, list(CELLS)),
-    "kernels": (of_case, [*CASES, *ROW_CASES, *NORM_CASES]),
+    "kernels": (of_case, [*CASES, *ROW_CASES, *NORM_CASES, *SQUARE_CASES]),
     "cookbook": (of_recipe, sorted(p.stem for p in RECIPES.glob("*.py") if p.stem != "compare")),
 }
 ROWS = [f"{kind}: {name}" for kind, (_, names) in KINDS.items() for name in names]

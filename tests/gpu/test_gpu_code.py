@@ -21,7 +21,18 @@ import triton
 from affine_cells import AFFINE
 from fake_cuda import launches, scan_kernels, wrappers
 from fake_graphs import CountedGraphs
-from gpu_cells import CASES, NORM_CASES, ROW_CASES, gru, lstm, row_case, softmax
+from gpu_cells import (
+    CASES,
+    NORM_CASES,
+    ROW_CASES,
+    SQUARE_CASES,
+    gru,
+    hidden_markov,
+    lstm,
+    row_case,
+    softmax,
+    square_case,
+)
 from on_the_cpu import serving, triton_kernels
 from torch.utils import _pytree as pytree
 from wrappers import loops
@@ -49,6 +60,8 @@ LARGE = {
     "lstm, 128 wide": row_case(lstm, "wub", 40, 128, gates=4, carries=2),
     "gru, 128 wide": row_case(gru, "wub", 40, 128, gates=3),
     "4096 wide": row_case(softmax, "g", 40, 4096),
+    "64 states": square_case(hidden_markov, (8, 64), lead=(8,), width=64),
+    "65 states": square_case(hidden_markov, (8, 65), lead=(8,), width=65),
 }
 
 REGISTERS = Path(__file__).parents[1] / "gpu_registers.json"
@@ -62,7 +75,7 @@ def compiled_for_cuda(name: str, dtype: torch.dtype = torch.float32, T: int = 12
     def leaf(value):
         return value.requires_grad_() if value.dtype.is_floating_point else value
 
-    case, programs = (AFFINE | CASES | ROW_CASES | NORM_CASES | LARGE)[name], []
+    case, programs = (AFFINE | CASES | ROW_CASES | NORM_CASES | SQUARE_CASES | LARGE)[name], []
     inputs = pytree.tree_map_only(torch.Tensor, leaf, case.drawn(T, dtype))
 
     def call(wrapper, program, results):
@@ -215,6 +228,23 @@ def test_cubins_with_reductions(name, products, monkeypatch):
     finally:
         torch.set_float32_matmul_precision(before)
     assert kernels[0].source.text.count("tl.sum(") >= 1
+
+
+SQUARES = [
+    "32 states",
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ("chain of tags", "64 states")),
+]
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_cubins_with_squares(name):
+    kernels = check_cubins(name, torch.float32)
+    assert [kernel.block for kernel in kernels] == [1, 1]
+
+
+def test_squares_that_do_not_fit_are_a_counted_loop():
+    found, kernels = compiled_for_cuda("65 states")
+    assert not kernels and all(loops([wrapper]) == [1] for wrapper in found.values())
 
 
 @pytest.mark.parametrize(("most", "rows"), [(256, 1), pytest.param(0, 4, marks=pytest.mark.slow)])

@@ -21,6 +21,7 @@ ONE_KERNEL = (
     *("torch.nn: sLSTM", "torch.nn: LayerNorm", "torch.nn: RMSNorm", "torch.nn: softmax"),
     *("cookbook: own_cell", "cookbook: own_rnn", "cookbook: recurrent_policy"),
     *("cells: selective_ssm", "cookbook: lru", "cookbook: gae", "cookbook: kalman"),
+    *("kernels: hidden markov", "kernels: chain of tags", "kernels: 32 states"),
     *("cookbook: spiking_net", "cookbook: selective_ssm", "cookbook: delta_net"),
 )
 

@@ -33,8 +33,9 @@ from torch_scan_hop.signature import Outputs
 aten = torch.ops.aten
 
 # An addition costs eager mode one dispatch per step; summed after the loop, its terms are written
-# to a stack and read again. Terms of more bytes than this make the stack the dearer of the two.
-SMALL_TERM = 4096
+# to a stack and read again. Terms of more bytes than this make the stack the dearer of the two: on a
+# CPU as measured, on a GPU by what a launch and a byte take, by its vendor's figures.
+SMALL_TERM, SMALL_TERM_ON_GPU = 4096, 2**20
 
 # `acc + g.sum(0)` may stack g and sum all of it after the loop. That is cheap where g is small
 # beside what a step reads and writes anyway: at most a CHEAP_STACKS-th of those bytes.
@@ -77,6 +78,11 @@ class Accumulator:
     def dtype(self) -> torch.dtype:
         """The dtype of the term and the sum: torch sums small integers and bools as int64."""
         return value_of(self.term).dtype
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that a term has of which a stack is cheaper than additions."""
+        return SMALL_TERM if value_of(self.term).device.type == "cpu" else SMALL_TERM_ON_GPU
 
     @property
     def operand(self) -> fx.Node:

@@ -15,8 +15,9 @@ from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.rewrites.batchable import is_factorisation
 from torch_scan_hop.rewrites.classify import Dependence, is_contraction, nbytes
 
-# bytes; a block of MIN_BLOCK stacked states that are larger leaves a core's cache
-LARGE_STATE = 2**17
+# bytes; a block of MIN_BLOCK stacked states that are larger leaves a core's cache. On a GPU a copy
+# of that size takes as long as a launch or two, by its vendor's figures
+LARGE_STATE, LARGE_STATE_ON_GPU = 2**17, 2**24
 # bytes; two of a larger value leave that cache, and an operator takes as long as a hundred calls
 LARGE_VALUE = 2**19
 
@@ -75,7 +76,9 @@ class Costs:
         size: Any = sum(self.nbytes(n) for n in stacked)
         if size > budget:
             return False
-        if not self.pointwise_pays or size <= LARGE_STATE:
+        is_on_cpu = any(value_of(n).device.type == "cpu" for n in stacked)
+        large = LARGE_STATE if is_on_cpu else LARGE_STATE_ON_GPU
+        if not self.pointwise_pays or size <= large:
             return True
         return any(self._weight(n, dependence) >= size for n in filter(is_contraction, work))
 

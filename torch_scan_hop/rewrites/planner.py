@@ -12,7 +12,6 @@ from torch_scan_hop import legality
 from torch_scan_hop._torch.impure import is_impure
 from torch_scan_hop.body.node_kinds import is_tensor_node, is_view
 from torch_scan_hop.rewrites.accumulate import (
-    SMALL_TERM,
     Accumulator,
     accumulator_of,
     added_terms,
@@ -113,7 +112,8 @@ class Planner:
             return True
         # A fused loop adds in registers, for nothing. Where each operator costs a dispatch, a stack
         # of small terms, summed at once, is cheaper than an addition per step.
-        small = self.costs.nbytes(accumulator.term) <= min(self.step_bytes, SMALL_TERM)
+        most = min(self.step_bytes, accumulator.most_bytes)
+        small = self.costs.nbytes(accumulator.term) <= most
         return self.costs.pointwise_pays and bool(small)
 
     def _live_carry(self) -> list[int]:

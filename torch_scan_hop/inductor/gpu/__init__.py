@@ -9,7 +9,8 @@ a kernel, to run it (Triton's interpreter takes tensors on the CPU) or to compil
 ``parallel``    finds long and thin scans that are affine in their carries
 ``tiles``       their code: a program takes a few lanes, and many steps at once
 ``composition`` the code that composes steps
-``row_body``    their step, as blocks as wide as the carry, and numbers of each row
+``row_frame``   the rows of carries, and which sizes go with them
+``row_body``    their step, as blocks as wide as the carry, numbers of each row, and squares of it
 ``reductions``  the code of a reduction
 ``row_programs`` how many rows a program has
 ``row_ops``     what a step reads of carries, products and reductions

@@ -21,6 +21,7 @@ import torch
 from torch_scan_hop._torch.inductor_reductions import reductions_made_by
 from torch_scan_hop._torch.inductor_values import is_tensor, named_buffer, storage_of, tensor_of
 from torch_scan_hop.errors import Refusal
+from torch_scan_hop.inductor.gpu.row_frame import Frame, frame_of
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.product_lowering import ProductLowering
 from torch_scan_hop.inductor.step import are_static, step_inputs
@@ -69,42 +70,6 @@ class Reduction:
     result: torch.dtype
 
 
-@dataclass(frozen=True)
-class Frame:
-    """Rows of one static width; ``lead``: the dimensions that number them."""
-
-    lead: tuple[Any, ...]
-    width: int
-
-    @property
-    def rows(self) -> Any:
-        return sympy.sympify(math.prod(self.lead))
-
-    def is_of_rows(self, sizes: Sequence[Any]) -> bool:
-        """Return True for the sizes of values of which each row has one."""
-        return tuple(sizes) in (self.lead, (*self.lead, 1))
-
-    def is_number(self, sizes: Sequence[Any]) -> bool:
-        """Return True for one number of each row, or one of all, such as the count of a step."""
-        return not sizes or self.is_of_rows(sizes)
-
-    def place(self, sizes: Sequence[Any], own: Any, down: Any) -> tuple[Any, ...] | None:
-        """Return the index, after that of the row, of an element of a row, of a square, or of one
-        row or column of it; None for other sizes."""
-        lead, last = tuple(sizes[: len(self.lead)]), tuple(sizes[len(self.lead) :])
-        zero, width = sympy.Integer(0), self.width
-        places = {(width, width): (down, own), (width, 1): (own, zero), (1, width): (zero, own)}
-        places[(width,)] = (own,)
-        return places.get(last) if lead == self.lead else None
-
-    def blocks_of(self, sizes: Sequence[Any]) -> int:
-        """Return how many times a row is as wide as the frame; 0 for other sizes."""
-        *lead, width = sizes if sizes else (0,)
-        static = isinstance(width, (int, sympy.Integer))
-        fits = tuple(lead) == self.lead and static and width % self.width == 0
-        return int(width) // self.width if fits else 0
-
-
 class RowLowering(ProductLowering):
     def __init__(self, gm: Any, frame: Frame) -> None:
         super().__init__(gm)
@@ -121,6 +86,8 @@ class RowLowering(ProductLowering):
             return pair if target is aten.var_mean.correction else pair[0]
         if getattr(target, "_opname", "") == "prepare_softmax_online":
             return self._extreme_and_sum(*args)
+        if target in (aten.max.dim, aten.min.dim):
+            return self._extreme_and_place(target, *args, **kwargs)
         if target is aten.slice_scatter.default:
             return self._written(*args, **kwargs)
         return super().call_function(target, args, kwargs)
@@ -230,6 +197,16 @@ class RowLowering(ProductLowering):
         before, after = ([cut(args=(value, dim, *side))] * (side[0] < side[1]) for side in sides)
         return self._joined([*before, part, *after], dim)
 
+    def _extreme_and_place(
+        self, target: Any, value: Any, dim: int, keepdim: bool = False
+    ) -> tuple[Any, Any]:
+        extreme, place = {
+            aten.max.dim: (aten.amax.default, aten.argmax.default),
+            aten.min.dim: (aten.amin.default, aten.argmin.default),
+        }[target]
+        call = super().call_function
+        return call(extreme, (value, [dim], keepdim), {}), call(place, (value, dim, keepdim), {})
+
     def _extreme_and_sum(self, value: Any, dim: int) -> tuple[Any, Any]:
         """Return the greatest value of a row, and the sum of exponentials below it."""
         call = super().call_function
@@ -256,7 +233,7 @@ class RowBody:
 
     def __init__(self, call: ScanCall) -> None:
         self.index = call.index
-        self.frame = frame = _frame_of(call.operands.carry)
+        self.frame = frame = frame_of(call.operands.carry)
         self.rows, self.width = frame.rows, frame.width
         self.lowering = RowLowering(call.body, frame)
         results = self.lowering.lower(step_inputs(call.operands, call.index))
@@ -278,20 +255,3 @@ class RowBody:
         ]
         if not all(len(blocks) == 1 for blocks in self.results[: len(call.operands.carry)]):
             raise Refusal("carries of several widths")
-
-
-def _frame_of(carry: Sequence[Any]) -> Frame:
-    """Return the rows of the carries that have most dimensions."""
-    sizes = max((c.get_size() for c in carry), key=len)
-    if not sizes or not isinstance(sizes[-1], (int, sympy.Integer)):
-        raise Refusal(f"a carry of {sizes}, not rows of a static width")
-    widest = max((c.get_size() for c in carry if len(c.get_size()) == len(sizes)), key=_width)
-    frame = Frame(tuple(widest[:-1]), int(widest[-1]))
-    for c in carry:
-        if frame.blocks_of(c.get_size()) != 1 and not frame.is_number(c.get_size()):
-            raise Refusal(f"carries of {widest} and {c.get_size()}")
-    return frame
-
-
-def _width(sizes: Sequence[Any]) -> int:
-    return int(sizes[-1]) if isinstance(sizes[-1], (int, sympy.Integer)) else 0

@@ -66,11 +66,11 @@ def warps_of_squares(width: int) -> int:
     """Return the warps of a program of one row with squares.
 
     >>> warps_of_squares(16), warps_of_squares(64)
-    (1, 8)
+    (1, 16)
     """
     if width**2 > MOST_IN_SQUARE:
         raise Refusal(f"squares of {width} columns: not in registers")
-    return min(MOST_WARPS, max(1, width**2 // (WARP * ELEMENTS)))
+    return max(1, width**2 // (WARP * ELEMENTS))
 
 
 def precision_of(dtype: torch.dtype) -> str:
