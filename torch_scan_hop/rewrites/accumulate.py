@@ -33,8 +33,8 @@ from torch_scan_hop.signature import Outputs
 aten = torch.ops.aten
 
 # An addition costs eager mode one dispatch per step; summed after the loop, its terms are written
-# to a stack and read again. Terms of more bytes than this make the stack the dearer of the two: on a
-# CPU as measured, on a GPU by what a launch and a byte take, by its vendor's figures.
+# to a stack and read again. Terms of more bytes than this make the stack the dearer of the two: on
+# a CPU as measured, on a GPU by what a launch and a byte take, by its vendor's figures.
 SMALL_TERM, SMALL_TERM_ON_GPU = 4096, 2**20
 
 # `acc + g.sum(0)` may stack g and sum all of it after the loop. That is cheap where g is small

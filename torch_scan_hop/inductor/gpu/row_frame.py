@@ -1,4 +1,4 @@
-"""The rows of a scan's carries: which sizes are a row, blocks of it, one number of it, or a square."""
+"""The rows of a scan's carries, and which sizes go with them."""
 
 from __future__ import annotations
 
