@@ -36,8 +36,12 @@ class Frame:
         row or column of it; None for other sizes."""
         lead, last = tuple(sizes[: len(self.lead)]), tuple(sizes[len(self.lead) :])
         zero, width = sympy.Integer(0), self.width
-        places = {(width, width): (down, own), (width, 1): (own, zero), (1, width): (zero, own)}
-        places[(width,)] = (own,)
+        places: dict[Any, tuple[Any, ...]] = {
+            (width,): (own,),
+            (width, width): (down, own),
+            (width, 1): (own, zero),
+            (1, width): (zero, own),
+        }
         return places.get(last) if lead == self.lead else None
 
     def blocks_of(self, sizes: Sequence[Any]) -> int:
