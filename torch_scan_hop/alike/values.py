@@ -189,10 +189,8 @@ def _of_subclass(value: Any) -> Parts:
 
 
 def _are_equal(mine: Any, theirs: Any) -> bool | None:
-    """Return what the class's ``__eq__`` says.
-
-    None if it has none, or that answers neither True nor False, or fails (tensors in a field).
-    """
+    """Return what the class's ``__eq__`` says; None if there is none, or if it fails (tensors in a
+    field) or answers something else than True and False."""
     if type(mine).__eq__ is object.__eq__:
         return None
     try:

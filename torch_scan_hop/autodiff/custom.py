@@ -80,7 +80,7 @@ def gradients_of_loop(
         if not all(map(is_scaling, _hooks(body))):
             raise RuntimeError(_HOOK_TWICE)
     # other objects than the inputs: one input may have been computed from another
-    inputs = inputs.map(_alias)
+    inputs = inputs.map(lambda v: v.view_as(v) if isinstance(v, Tensor) else v)
     n_carry = inputs.signature.n_carry
 
     run = remember(body, ("connected functions",), lambda: with_connected_functions(body))
@@ -95,7 +95,3 @@ def gradients_of_loop(
     found = gradients_of([*carry, *ys], cotangents, wanted, create_graph=True)
     by_input = dict(zip(map(id, wanted), found, strict=True))
     return [by_input.get(id(v)) for v in flat]
-
-
-def _alias(value: Any) -> Any:
-    return value.view_as(value) if isinstance(value, torch.Tensor) else value

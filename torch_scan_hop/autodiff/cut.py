@@ -27,7 +27,13 @@ from torch_scan_hop.autodiff.handover import Handover, Source
 from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.autodiff.policy import Policy, must_save, wants_recompute
 from torch_scan_hop.body.meta_values import value_of
-from torch_scan_hop.body.node_kinds import is_number_node, is_tensor_node, is_view, same_value
+from torch_scan_hop.body.node_kinds import (
+    is_number_node,
+    is_tensor_node,
+    is_view,
+    same_value,
+    source_of_view,
+)
 from torch_scan_hop.rewrites.classify import ancestors
 
 
@@ -59,11 +65,8 @@ class Cut:
 
 
 def decide(joint: JointGraph, policy: Policy, saved: frozenset[int] | None = None) -> Cut:
-    """Decide what the backward of ``joint`` gets from the forward.
-
-    With ``saved``, the backward reads only those of the forward's ys. It recomputes everything else
-    that is not random from them and from the inputs.
-    """
+    """Decide what the backward of ``joint`` gets from the forward. With ``saved``, it reads only
+    those of the forward's ys, and recomputes everything else that is not random."""
     rules = _Rules(joint, policy, saved)
     needed, values = _needed(joint, rules)
     stacks = _Stacks(joint)
@@ -91,7 +94,8 @@ def _needed(joint: JointGraph, rules: _Rules) -> tuple[set[fx.Node], set[fx.Node
             continue
         needed.add(node)
         if node not in rules.of_cotangents:
-            if rules.is_given(node):
+            # the backward has it without saving it
+            if node in rules.source or node.op == "get_attr" or is_number_node(node):
                 continue
             if rules.must_save(node, values):
                 values.add(same_value(node))
@@ -132,10 +136,6 @@ class _Rules:
             held = [outputs.ys[k] for k in sorted(saved)]
             self.readable = {same_value(y) for y in held if isinstance(y, fx.Node)}
 
-    def is_given(self, node: fx.Node) -> bool:
-        """Return True if the backward has ``node`` without saving it."""
-        return node in self.source or node.op == "get_attr" or is_number_node(node)
-
     def must_save(self, node: fx.Node, values: AbstractSet[fx.Node]) -> bool:
         if not is_tensor_node(node) or node.op == "get_attr" or node not in self.varying:
             return False
@@ -163,11 +163,7 @@ class _Rules:
         node = same_value(node)
         if not is_view(node):
             return False
-        base = node.args[0]
-        assert isinstance(base, fx.Node)
-        if node.target is operator.getitem:
-            base = base.args[0]
-            assert isinstance(base, fx.Node)
+        base = source_of_view(node)
         if base in self.source or base not in self.varying or same_value(base) in values:
             return True
         return bool(value_of(base).numel() <= value_of(node).numel())
@@ -179,9 +175,6 @@ class _Stacks:
     def __init__(self, joint: JointGraph) -> None:
         self.ys = joint.signature.split_outputs(joint.outputs()).ys
         self.residuals: list[fx.Node] = []
-
-    def values(self) -> list[fx.Node]:
-        return [same_value(v) for v in (*self.ys, *self.residuals) if isinstance(v, fx.Node)]
 
     def hold(self, node: fx.Node) -> int:
         """Return the position of ``node`` among the stacks, adding a residual if it is in none."""
@@ -196,7 +189,7 @@ class _Stacks:
 def _stack_of_carry(joint: JointGraph, k: int, stacks: _Stacks) -> tuple[int, bool]:
     """Return the stack that holds a carry for the backward, and if it is shifted by a step."""
     carry_in, carry_out = joint.primals()[k], joint.outputs()[k]
-    held = stacks.values()
+    held = [same_value(v) for v in (*stacks.ys, *stacks.residuals) if isinstance(v, fx.Node)]
     shifted = isinstance(carry_out, fx.Node) and same_value(carry_out) in held
     if carry_in in held or not shifted:
         return stacks.hold(carry_in), False

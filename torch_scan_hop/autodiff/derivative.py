@@ -121,10 +121,8 @@ class Derivative:
 
     @functools.cached_property
     def differentiable(self) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-        """Flags of all outputs of the forward scan: of a scan of no steps, and of some.
-
-        Autograd says so of residuals: some are constants to it (a layer norm's mean).
-        """
+        """Flags of all outputs of the forward scan, of no steps and of some. Autograd decides about
+        residuals: some are constants to it (a layer norm's mean)."""
         residuals = () if self.second_flow is None else self.second_flow.ys[len(self.flow.ys) :]
         return self.flow.outputs() + residuals, self.flow.outputs(has_steps=True) + residuals
 

@@ -52,10 +52,8 @@ def determinant(matrix: Tensor) -> Tensor:
 
 
 def determinant_of_factors(matrix: Tensor) -> Any:
-    """Return the results of ``aten._linalg_det``, but None for the factors of a small matrix.
-
-    The factors are for the operator's own derivative, which a small matrix does not use.
-    """
+    """Return the results of ``aten._linalg_det``; None for a small matrix's factors, which are for
+    the operator's own derivative."""
     factors = (None, None) if _is_small(matrix) else aten._linalg_det.default(matrix)[1:]
     return determinant(matrix), *factors
 

@@ -85,11 +85,8 @@ def asks_for_flags_only() -> bool:
 def gradient_flow(
     body: Body, examples: Inputs[Any], wanted: Inputs[bool], mode: FakeTensorMode
 ) -> GradientFlow:
-    """Return how gradients flow through ``body`` when they are ``wanted`` for these inputs.
-
-    The answer is kept, because each run of a body that holds scans asks for theirs, and so do the
-    runs inside them.
-    """
+    """Return how gradients flow through ``body`` if they are ``wanted`` for these inputs. This is
+    kept, because each run of a body that holds scans asks for theirs."""
     key = (
         "gradient flow",
         tuple(map(metadata, examples.flat())),

@@ -50,11 +50,8 @@ _OF_COMPLEX = {
 
 
 def _index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
-    """Do ``index_fill`` by a mask.
-
-    Its derivative by a tensor ``value`` sums over ``index.unique()`` in torch. A trace cannot know
-    how many entries that has, but it knows the size of a mask.
-    """
+    """Do ``index_fill`` by a mask. torch's derivative by a tensor ``value`` sums over
+    ``index.unique()``, of a size that a trace cannot know, as it does a mask's."""
     if not isinstance(value, torch.Tensor):
         return torch.index_fill(input, dim, index, value)
     size, shape = 1, [1] * input.dim()
@@ -62,10 +59,6 @@ def _index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
         size = shape[dim] = input.shape[dim]
     is_filled = torch.zeros(size, dtype=torch.bool, device=input.device).index_fill(0, index, True)
     return torch.where(is_filled.view(shape), value.to(input.dtype), input)
-
-
-def _index_fill_in_place(input: Any, dim: int, index: Any, value: Any) -> Any:
-    return input.copy_(_index_fill(input, dim, index, value))
 
 
 def _cumulative_product(
@@ -149,7 +142,7 @@ _METHODS = {
     "cumprod": _cumulative_product,
     "det": determinant,
     "index_fill": _index_fill,
-    "index_fill_": _index_fill_in_place,
+    "index_fill_": lambda input, *args, **how: input.copy_(_index_fill(input, *args, **how)),
 }
 
 

@@ -113,24 +113,6 @@ def _may_have_tangent(value: torch.Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
 
 
-class _Zeros:
-    """Zeros by ``(shape, dtype, device)``; on XLA, where making them takes time, kept."""
-
-    def __init__(self) -> None:
-        self.on_xla: dict[tuple[Any, ...], torch.Tensor] = {}
-
-    def __call__(self, like: tuple[Any, ...], only_read: bool) -> torch.Tensor:
-        """Return zeros; those that are ``only_read`` take no memory anywhere."""
-        shape, dtype, device = like
-        if device.type == "xla":
-            if like not in self.on_xla:
-                self.on_xla[like] = torch.zeros(shape, dtype=dtype, device=device)
-            return self.on_xla[like]
-        if only_read:
-            return torch.zeros((), dtype=dtype, device=device).expand(shape)
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-
 class _BackwardPass:
     def __init__(self, ctx: Any, cotangents: Sequence[Any]) -> None:
         self.record: _Record = ctx.record
@@ -140,7 +122,19 @@ class _BackwardPass:
         self.scan = self.call.derivative.backward_scan(of_residuals)
         self.cotangents = cotangents
         self.saved = ctx.saved_tensors
-        self.zeros = _Zeros()
+        self.zeros_on_xla: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def _zeros(self, like: tuple[Any, ...], only_read: bool) -> torch.Tensor:
+        """Return zeros of ``(shape, dtype, device)``, which take no memory if ``only_read``; on
+        XLA, where making them takes time, kept ones."""
+        shape, dtype, device = like
+        if device.type == "xla":
+            if like not in self.zeros_on_xla:
+                self.zeros_on_xla[like] = torch.zeros(shape, dtype=dtype, device=device)
+            return self.zeros_on_xla[like]
+        if only_read:
+            return torch.zeros((), dtype=dtype, device=device).expand(shape)
+        return torch.zeros(shape, dtype=dtype, device=device)
 
     def _per_step(self, handover: Handover) -> torch.Tensor | CarriesIn:
         slots, saved = self.record.slots, self.saved
@@ -163,7 +157,7 @@ class _BackwardPass:
 
     def _cotangents(self, positions: Sequence[int]) -> list[torch.Tensor]:
         given, like = self.cotangents, self.record.outputs_like
-        return [self.zeros(like[k], True) if given[k] is None else given[k] for k in positions]
+        return [self._zeros(like[k], True) if given[k] is None else given[k] for k in positions]
 
     def run(self) -> list[Any]:
         """Return one gradient for each flat input, None where there is none."""
@@ -199,9 +193,9 @@ class _BackwardPass:
     def _with_sums(self, inputs: Inputs[Any], only_read: bool) -> Inputs[Any]:
         """Add the carries that accumulate gradients of inputs that are the same at every step."""
         like, partition = self.record.additional_like, self.scan.partition
-        sums = [self.zeros(like[k], only_read) for k in partition.accumulated]
+        sums = [self._zeros(like[k], only_read) for k in partition.accumulated]
         if partition.linear is not None:
-            sums += [self.zeros(one, only_read) for one in partition.linear.like]
+            sums += [self._zeros(one, only_read) for one in partition.linear.like]
         return Inputs([*inputs.carry, *sums], inputs.xs, inputs.additional)
 
     def _scan(self, inputs: Inputs[Any]) -> Sequence[Any]:

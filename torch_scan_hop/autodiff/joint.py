@@ -50,15 +50,12 @@ class JointGraph:
         return self.placeholders()[self.signature.n_inputs :]
 
     def outputs(self) -> list[Any]:
-        return list(self._output_args()[0])
+        return list(results_of(self.module.graph)[0])
 
     def gradients(self) -> list[Any]:
         """Return one gradient per input, None where it is not differentiated or not reached."""
-        values = iter(self._output_args()[1])
+        values = iter(results_of(self.module.graph)[1])
         return [next(values) if flag else None for flag in self.flow.inputs()]
-
-    def _output_args(self) -> Any:
-        return results_of(self.module.graph)
 
 
 # Their derivatives read factors that autograd takes for constants, but for one that is to be

@@ -28,18 +28,23 @@ from torch_scan_hop.autodiff.joint import JointGraph
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_number_node, is_tensor_node
 from torch_scan_hop.body.operator_table import operators
+from torch_scan_hop.rewrites.accumulate import WIDE
 from torch_scan_hop.rewrites.classify import ancestors, nbytes
 from torch_scan_hop.rewrites.parts import Part, unique
 
 aten = torch.ops.aten
 
-# A sum of narrower numbers may overflow, or round, where that of what is made of them does not.
-_WIDE = {torch.float32, torch.float64, torch.complex64, torch.complex128}
-
 _PLAIN = operators("linear") | {aten.neg.default}
 _PRODUCTS = operators("product")
 _SCALINGS = operators("scaling")
 _SUMS = operators("sum")
+_REARRANGING = operators("rearranging")
+#: the position of the argument in which they are linear
+_LINEAR_IN_ONE: dict[Any, int] = {
+    **dict.fromkeys(operators("linear_in_first"), 0),
+    aten.linalg_lu_solve.default: 2,
+    aten.linalg_solve_triangular.default: 1,
+}
 _DONE_THERE = _PLAIN | _SCALINGS | {aten.add.Tensor, aten.sub.Tensor}
 
 # A sum kept in the loop may be that much larger than the gradients that are made of it.
@@ -119,7 +124,7 @@ class _Walk:
         values = [value_of(n) for n in (node, *varying)]
         if not all(isinstance(v, torch.Tensor) for v in values):
             return []
-        if {v.dtype for v in values} - {values[0].dtype} or values[0].dtype not in _WIDE:
+        if {v.dtype for v in values} - {values[0].dtype} or values[0].dtype not in WIDE:
             return []
         return varying if _is_linear_in(node, varying) else []
 
@@ -140,7 +145,7 @@ def _is_linear_in(node: fx.Node, varying: list[fx.Node]) -> bool:
     target, tensors = node.target, node.all_input_nodes
     if target in (aten.add.Tensor, aten.sub.Tensor):
         return varying == tensors and all(isinstance(a, fx.Node) for a in node.args)
-    if target in _PLAIN or target in _SUMS or target in _LINEAR:
+    if target in _PLAIN or target in _SUMS or target in _REARRANGING:
         return varying == tensors
     if target in _SCALINGS or target in _PRODUCTS:
         if target in (aten.div.Tensor, aten.div.Scalar) and varying != [node.args[0]]:
@@ -150,41 +155,9 @@ def _is_linear_in(node: fx.Node, varying: list[fx.Node]) -> bool:
     return position is not None and varying == [node.args[position]]
 
 
-# rearranged, or parts of it; and such operators' own derivatives
-_LINEAR = {
-    aten.diag_embed.default,
-    aten.diagonal.default,
-    aten.diagonal_backward.default,
-    aten.flip.default,
-    aten.roll.default,
-    aten.select.int,
-    aten.select_backward.default,
-    aten.slice.Tensor,
-    aten.slice_backward.default,
-    aten.tril.default,
-    aten.triu.default,
-}
-
-# with what all steps share: the position of the argument that varies
-_LINEAR_IN_ONE: dict[Any, int] = {
-    aten._log_softmax_backward_data.default: 0,
-    aten._softmax_backward_data.default: 0,
-    aten.cholesky_solve.default: 0,
-    aten.elu_backward.default: 0,
-    aten.gelu_backward.default: 0,
-    aten.leaky_relu_backward.default: 0,
-    aten.linalg_lu_solve.default: 2,
-    aten.linalg_solve_triangular.default: 1,
-    aten.sigmoid_backward.default: 0,
-    aten.softplus_backward.default: 0,
-    aten.tanh_backward.default: 0,
-    aten.threshold_backward.default: 0,
-}
-
-
 def _is_work(node: fx.Node) -> bool:
     """Return True for what ``rewrites/accumulate`` would not do after the loop."""
-    return node.target not in _DONE_THERE and node.target not in _LINEAR
+    return node.target not in _DONE_THERE and node.target not in _REARRANGING
 
 
 def _is_static(node: fx.Node) -> bool:

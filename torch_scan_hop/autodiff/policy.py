@@ -43,10 +43,8 @@ def _decision(policy: Callable[..., Any], node: fx.Node) -> Any:
 
 
 def must_save(policy: Policy, producer: Any) -> bool:
-    """Return True if a policy function keeps a value that the derivative alone computes.
-
-    For ``sin x`` the loop saves ``x``; a policy may have ``cos x`` saved instead.
-    """
+    """Return True if a policy function keeps a value that the derivative alone computes, such as
+    ``cos x`` for ``sin x``, of which the loop saves ``x``."""
     if not callable(policy) or producer.op != "call_function":
         return False
     return _decision(policy, producer) is CheckpointPolicy.MUST_SAVE

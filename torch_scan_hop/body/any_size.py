@@ -84,24 +84,23 @@ def derived(
     try:
         found = recent.get((state, like))
     except TypeError:  # symbols: what is derived for them is not kept
-        made, numbers = _derived(body, (*key, state), inputs, like, make)
-        return made.at(numbers)
+        return _derived(body, (*key, state), inputs, like, make)
     if found is None:
-        made, numbers = _derived(body, (*key, state), inputs, like, make)
+        found = _derived(body, (*key, state), inputs, like, make)
         if len(recent) >= MAX_RECENT:
             recent.clear()
-        found = recent[state, like] = made.at(numbers)
+        recent[state, like] = found
     return found
 
 
 def _derived(
-    body: Body, key: tuple[Any, ...], inputs: Inputs[Any], like: Any, make: Make[Result]
-) -> tuple[Result, tuple[Number, ...]]:
+    body: Body, key: tuple[Any, ...], inputs: Inputs[Any], like: Any, make: Make[Derived[Found]]
+) -> Found:
     varying = _varying_of(body)
     if varying is not None and _are_plain(inputs.flat()):
         numbers = _numbers(varying, inputs)
         family_key = (*key, "any", _skeleton(varying, inputs))
-        family: _Family[Result] = remember(body, family_key, _Family)
+        family: _Family[Derived[Found]] = remember(body, family_key, _Family)
         member = family.find(numbers)
         if member is None and family.n_traces < MAX_TRACES:
             family.n_traces += 1
@@ -112,14 +111,14 @@ def _derived(
             else:
                 family.members.insert(0, member)
         if member is not None:
-            return member.result, numbers
+            return member.result.at(numbers)
 
-    def make_static() -> Result:
+    def make_static() -> Derived[Found]:
         # whatever is asked about symbolic sizes is no operator of a trace under way
         with disable_proxy_modes_tracing():
             return make(*step_examples(inputs), None)
 
-    return remember(body, (*key, like), make_static), ()
+    return remember(body, (*key, like), make_static).at(())
 
 
 def _trace_member(

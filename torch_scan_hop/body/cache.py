@@ -30,10 +30,8 @@ def metadata(value: Any) -> Any:
 
 
 def inputs_metadata(inputs: Inputs[Any]) -> tuple[Any, ...]:
-    """Return :func:`metadata` of each input, and how many of them are carries and xs.
-
-    Every call of a scan asks for it, so it is one loop without calls.
-    """
+    """Return :func:`metadata` of each input, behind the counts of carries and xs, in one loop
+    without calls, since every call of a scan asks for it."""
     n_carry, n_xs = len(inputs.carry), len(inputs.xs)
     found: list[Any] = [n_carry, n_xs]
     for k, value in enumerate([*inputs.carry, *inputs.xs, *inputs.additional], -n_carry):
@@ -70,11 +68,8 @@ def remember_for(
 
 
 def remember(body: Any, key: tuple[Any, ...], make: Callable[[], Result]) -> Result:
-    """Return ``make()``, or what it gave before for this body and key.
-
-    A body that is not a module, or a key that holds symbols (they belong to one trace), is
-    not remembered.
-    """
+    """Return ``make()``, or what it gave before for this body and key, if the body is a module and
+    the key holds no symbols, which belong to one trace."""
     if not isinstance(body, torch.nn.Module):
         return make()
     known = _derived.get(id(body))

@@ -126,10 +126,8 @@ carries_in_op = own_operator(
 
 
 def in_graph(carries: CarriesIn, after: Tensor | None = None) -> Tensor:
-    """Return ``carries.whole()`` as one node of a graph, which its compiler may read in place.
-
-    ``after``: a cotangent, where torch is yet to cut the graph into a forward and a backward.
-    """
+    """Return ``carries.whole()`` as one node, which a compiler may read in place. ``after``: a
+    cotangent, where torch is yet to cut the graph into a forward and a backward."""
     stack, init = carries.stack, carries.init
     after = stack if after is None else after
     if not is_dtensor(stack):

@@ -57,11 +57,12 @@ def allow_any_stride(graph: fx.Graph) -> None:
 def drop_copies(graph: fx.Graph) -> None:
     """Replace ``copy(old, new)`` by ``new`` in ``old``'s shape and dtype: it has no derivative."""
     for node in graph.find_nodes(op="call_function", target=aten.copy.default):
-        old: Any
-        new: Any
         old, new = (n.meta.get("val") if isinstance(n, fx.Node) else None for n in node.args[:2])
-        same_shape = _have_same_shape(old, new)
-        known = same_shape or (_has_static_shape(old) and _has_static_shape(new))
+        if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+            continue
+        # for any values of symbolic sizes
+        same_shape = are_all_known_equal(old.shape, new.shape)
+        known = same_shape or all(isinstance(n, int) for n in (*old.shape, *new.shape))
         if not known or old.device != new.device:
             continue
         value = node.args[1]
@@ -71,17 +72,6 @@ def drop_copies(graph: fx.Graph) -> None:
             if not same_shape:
                 value = call_recorded(aten.expand.default, value, list(old.shape))
         replace_by_source(node, value)
-
-
-def _have_same_shape(old: Any, new: Any) -> bool:
-    """Return True if both are tensors of one shape, for any values of their symbolic sizes."""
-    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-        return False
-    return are_all_known_equal(old.shape, new.shape)
-
-
-def _has_static_shape(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and all(isinstance(s, int) for s in value.shape)
 
 
 def drop_detaches(graph: fx.Graph) -> None:
@@ -151,10 +141,8 @@ def attributes_as_inputs(
     inputs: Inputs[Any],
     is_lifted: Callable[[torch.Tensor], bool] = lambda value: True,
 ) -> Inputs[Any]:
-    """Return ``inputs``, and tensors that ``body`` holds: it takes them as inputs from now on.
-
-    A saved program has none of them in it; on XLA their data change between two calls.
-    """
+    """Return ``inputs`` and tensors that ``body`` holds, which it takes as inputs from now on: a
+    saved program has none in it, and on XLA their data change between two calls."""
     graph = body.graph
     lifted: dict[str, fx.Node] = {}
     values: list[torch.Tensor] = []

@@ -54,13 +54,9 @@ def _of_any_order(matrix: Tensor) -> Tensor:
     # with singular values that all differ where this formula is not asked for
     singular = torch.where(is_singular, matrix, torch.diag(ones.cumsum(0)))
     left, values, right = torch.linalg.svd(singular)
-    phase = (_phase(left) * _phase(right)).conj()
+    phase = (torch.linalg.slogdet(left)[0] * torch.linalg.slogdet(right)[0]).conj()
     others = _products_of_others(values).to(matrix.dtype) * phase[..., None]
     return torch.where(is_singular, (left * others[..., None, :]) @ right, by_inverse)
-
-
-def _phase(unitary: Tensor) -> Tensor:
-    return torch.linalg.slogdet(unitary)[0]
 
 
 def _products_of_others(values: Tensor) -> Tensor:

@@ -118,7 +118,9 @@ def _read_as_tensor(number: fx.Node, origins: dict[fx.Node, set[fx.Node]]) -> No
     """Change ``number``'s computation and its readers, so that it is a tensor."""
     if number.op != "placeholder":
         for size in filter(is_number_node, number.all_input_nodes):
-            number.replace_input_with(size, _tensor_of(size, number))
+            with number.graph.inserting_before(number):
+                tensor = call_recorded(aten.scalar_tensor.default, size, dtype=torch.float64)
+            number.replace_input_with(size, tensor)
         number.target = _ARITHMETIC[number.target]
         number.meta["val"] = value_of_call(number)
     for user in [n for n in number.users if n not in origins]:
@@ -131,12 +133,6 @@ def _read_as_tensor(number: fx.Node, origins: dict[fx.Node, set[fx.Node]]) -> No
             _multiply_before(user, number)
         else:
             _use_form_for_tensors(user, number)
-
-
-def _tensor_of(size: fx.Node, before: fx.Node) -> fx.Node:
-    """Return a number that the body computes of sizes, as a tensor."""
-    with before.graph.inserting_before(before):
-        return call_recorded(aten.scalar_tensor.default, size, dtype=torch.float64)
 
 
 def _use_form_for_tensors(user: fx.Node, number: fx.Node) -> None:

@@ -141,10 +141,8 @@ def _is_flip(node: fx.Node) -> bool:
 
 
 def fit_for_onnx(body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions) -> ScanOptions:
-    """Remove what ONNX's ``Scan`` cannot take: a policy, and closures among a step's results.
-
-    torch's exporter translates the node and the body; this changes ``body`` in place before that.
-    """
+    """Change ``body`` to what torch's exporter can make ONNX's ``Scan`` of, which takes no policy,
+    and no closures among a step's results."""
     closed_over = inputs.signature.inputs_of(body).additional
     output = output_node(body.graph)
     results: Any = output.args[0]

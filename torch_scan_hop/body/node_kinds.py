@@ -59,6 +59,12 @@ def is_alike(value: Any, like: fx.Node) -> bool:
     return own.dtype is other.dtype and are_all_known_equal(own.shape, other.shape)
 
 
+def addends(node: Any) -> list[fx.Node]:
+    """Return what ``node`` is the plain sum of, if it is."""
+    is_sum = node.target is aten.add.Tensor and not node.kwargs
+    return list(node.args) if is_sum and all(is_alike(a, node) for a in node.args) else []
+
+
 def is_identity(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
@@ -92,12 +98,16 @@ def is_view(node: fx.Node) -> bool:
     return _returns_views(node) or is_stop(node)
 
 
+def source_of_view(view: Any) -> Any:
+    """Return the value that ``view``, or an element of one (``split``), is a view of."""
+    source = view.args[0]
+    return source.args[0] if view.target is operator.getitem else source
+
+
 def viewed(node: fx.Node) -> fx.Node:
     """Return the value whose memory ``node`` may share, looking through any number of views."""
     while is_view(node):
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        node = source.args[0] if node.target is operator.getitem else source  # type: ignore[assignment]
+        node = source_of_view(node)
     return node
 
 

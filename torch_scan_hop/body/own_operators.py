@@ -13,10 +13,8 @@ _library = torch.library.Library("torch_scan_hop", "DEF")
 def own_operator(
     schema: str, kernels: dict[str, Callable[..., Any]], fake: Callable[..., Any] | None = None
 ) -> Any:
-    """Return ``torch_scan_hop.name`` for a schema, with a kernel for each dispatch key.
-
-    ``fake``: what computes its result for fakes, if that is none of the kernels.
-    """
+    """Return ``torch_scan_hop.name`` for a schema, with a kernel for each dispatch key, and
+    ``fake`` for fakes if no kernel computes their results."""
     _library.define(schema)
     name = schema.partition("(")[0]
     for key, kernel in kernels.items():

@@ -23,7 +23,7 @@ from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.meta_values import call_recorded, replace, value_of
-from torch_scan_hop.body.node_kinds import is_alike, is_tensor_node, is_view, viewed
+from torch_scan_hop.body.node_kinds import addends, is_tensor_node, is_view, viewed
 from torch_scan_hop.body.operator_table import operators
 
 aten = torch.ops.aten
@@ -127,9 +127,7 @@ def add_to_slices(graph: fx.Graph) -> None:
 
 def _rewrite_additions(graph: fx.Graph, total_of: Callable[[Any, Any], fx.Node | None]) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
-        if node.kwargs or not all(is_alike(operand, node) for operand in node.args):
-            continue
-        if not is_large(value_of(node)):
+        if not addends(node) or not is_large(value_of(node)):
             continue
         for into, added in (node.args, reversed(node.args)):
             with graph.inserting_before(node):

@@ -122,7 +122,8 @@ class _MarkStops(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = _name_of(func)
+        is_aten = isinstance(func, OpOverload)
+        name = func._schema.name.rpartition("::")[2] if is_aten else getattr(func, "__name__", "")
         if func in _DETACHES:
             result = func(*args, **kwargs)
             self._stop(result, reverse_only=False)
@@ -148,12 +149,6 @@ class _MarkStops(TorchFunctionMode):
 
 def _root(value: Any) -> Any:
     return value._base if isinstance(value, Tensor) and value._is_view() else value
-
-
-def _name_of(func: Any) -> str:
-    if isinstance(func, OpOverload):
-        return func._schema.name.rpartition("::")[2]
-    return str(getattr(func, "__name__", ""))
 
 
 def drop_stops(module: fx.GraphModule) -> None:

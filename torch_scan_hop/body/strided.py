@@ -156,10 +156,8 @@ def _offset(node: fx.Node, position: int, read: torch.Tensor, owner: torch.Tenso
     return offset if isinstance(offset, int) else None
 
 
-def _as_index(node: fx.Node, owner: fx.Node, order: list[int], offset: Any) -> fx.Node:
-    value: torch.Tensor = value_of(owner)
-    size: Any = node.args[1]
-    stride: Any = node.args[2]
+def _as_index(node: Any, owner: fx.Node, order: list[int], offset: Any) -> fx.Node:
+    value, (_, size, stride, *_) = value_of(owner), node.args
     flat = call_recorded(aten.reshape.default, _permuted(owner, order), [-1])
     seen: torch.Tensor = value_of(node)
     if offset == 0 and seen.is_contiguous() and are_known_equal(seen.numel(), value.numel()):
@@ -168,13 +166,9 @@ def _as_index(node: fx.Node, owner: fx.Node, order: list[int], offset: Any) -> f
     return call_recorded(aten.index.Tensor, flat, [positions])
 
 
-def _as_index_put(node: fx.Node, order: list[int], offset: Any) -> fx.Node:
-    source: Any = node.args[0]
-    values: Any = node.args[1]
-    size: Any = node.args[2]
-    stride: Any = node.args[3]
-    value: torch.Tensor = value_of(source)
-    positions = _positions(node, value, size, stride, offset)
+def _as_index_put(node: Any, order: list[int], offset: Any) -> fx.Node:
+    source, values, size, stride, *_ = node.args
+    positions = _positions(node, value_of(source), size, stride, offset)
     index = call_recorded(aten.reshape.default, positions, [-1])
     ordered = _permuted(source, order)
     flat = call_recorded(aten.reshape.default, ordered, [-1])

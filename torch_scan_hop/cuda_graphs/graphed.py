@@ -52,10 +52,8 @@ class _Seen:
 
 
 class GraphedLoop:
-    """Calls one loop, or replays what it was captured as.
-
-    Slots serve one call at a time: a second thread runs the loop plainly meanwhile.
-    """
+    """Calls one loop, or replays what it was captured as. Its slots serve one call at a time, and a
+    second thread runs the loop plainly meanwhile."""
 
     def __init__(self, is_off: bool = False) -> None:
         self._seen: dict[Any, _Seen] = {}
@@ -73,27 +71,29 @@ class GraphedLoop:
     ) -> Sequence[Tensor]:
         """Return the results of ``loop`` for the other arguments; write to ``ys``."""
         operands = Operands(carry, xs, additional, ys)
-        if self._may_replay(order, operands) and self._lock.acquire(blocking=False):
+        graphs = self._graphs_for(order, operands)
+        if graphs is not None and self._lock.acquire(blocking=False):
             try:
-                recording = self._recording(loop, order, operands)
+                recording = self._recording(graphs, loop, order, operands)
                 if recording is not None:
                     return recording.run(loop, order, operands)
             finally:
                 self._lock.release()
         return loop(order, carry, xs, additional, ys)
 
-    def _may_replay(self, order: range, operands: Operands) -> bool:
+    def _graphs_for(self, order: range, operands: Operands) -> CudaGraphs | None:
+        """Return what captures and replays the loop; None if it is to run plainly."""
         if self._is_off or len(order) < LEAST_STEPS:
-            return False
+            return None
         if progress_bar.steps(order) is not order:
-            return False  # somebody wants to see each step
+            return None  # somebody wants to see each step
         graphs = graphs_for(operands.device)
-        return graphs is not None and not graphs.is_capturing(operands.device)
+        return None if graphs is None or graphs.is_capturing(operands.device) else graphs
 
-    def _recording(self, loop: Loop, order: range, operands: Operands) -> Recording | None:
+    def _recording(
+        self, graphs: CudaGraphs, loop: Loop, order: range, operands: Operands
+    ) -> Recording | None:
         """Return a recording that can be replayed for these operands; capture one if need be."""
-        graphs = graphs_for(operands.device)
-        assert graphs is not None
         key = _key(graphs, order, operands)
         seen = self._seen.get(key)
         if seen is None:
@@ -104,7 +104,7 @@ class GraphedLoop:
         if seen.calls <= PLAIN_CALLS:
             return None
         try:
-            return self._captured(seen, loop, order, operands)
+            return _captured(graphs, seen, loop, order, operands)
         except Exception:
             self._is_off = True
             self._seen.clear()
@@ -112,30 +112,23 @@ class GraphedLoop:
             _recover(graphs, operands)
             return None
 
-    def _captured(
-        self, seen: _Seen, loop: Loop, order: range, operands: Operands
-    ) -> Recording | None:
-        recording = seen.recording
-        if recording is None or 2 * recording.length <= min(len(order), MOST_STEPS):
-            recording = _longer(recording, len(order), operands, seen.moving)
-        if recording is None or len(order) < recording.length:
-            return None
-        if not recording.is_ready():
-            recording.capture(loop, order, operands)
-        seen.recording = recording
-        return recording
 
-
-def _longer(
-    recording: Recording | None, trip_count: int, operands: Operands, moving: set[int]
+def _captured(
+    graphs: CudaGraphs, seen: _Seen, loop: Loop, order: range, operands: Operands
 ) -> Recording | None:
-    """Return a recording of at least twice as many steps if there is room, else ``recording``."""
-    length = steps_of_a_block(trip_count, operands)
-    if length == 0 or (recording is not None and length < 2 * recording.length):
-        return recording
-    graphs = graphs_for(operands.device)
-    assert graphs is not None
-    return Recording(graphs, length, operands, moving)
+    """Return a recording, of at least twice as many steps as the last one if there is room."""
+    recording = seen.recording
+    least = 1 if recording is None else 2 * recording.length
+    if least <= min(len(order), MOST_STEPS):
+        length = steps_of_a_block(len(order), operands)
+        if length >= least:
+            recording = Recording(graphs, length, operands, seen.moving)
+    if recording is None or len(order) < recording.length:
+        return None
+    if not recording.is_ready():
+        recording.capture(loop, order, operands)
+    seen.recording = recording
+    return recording
 
 
 def _recover(graphs: CudaGraphs, operands: Operands) -> None:

@@ -37,18 +37,12 @@ def _shard(value: Any, mesh: Any, after: MeshLayout | None) -> Any:
 
 
 def _layouts_in_a_step(given: Inputs[Any], mesh: Any, over_steps: int | None) -> Inputs[Any]:
-    """Return the layouts in a step, where ranks run different steps at once.
-
-    Along that dimension of the mesh, all but xs is the same on all ranks.
-    """
+    """Return the layouts in a step. Along the dimension of the mesh whose ranks run different steps
+    at once, all but xs is the same on all ranks."""
     alone = replicated(mesh)[0]
-
-    def for_all(layout: MeshLayout | None) -> MeshLayout | None:
-        return None if layout is None else layout.at(over_steps, alone)
-
     # in a step nothing is split along time
     whole = Inputs(given.carry, [x.whole_along_steps() for x in given.xs], given.additional)
-    return whole.map(for_all)
+    return whole.map(lambda layout: None if layout is None else layout.at(over_steps, alone))
 
 
 @scan_op.sharded_kernel

@@ -26,8 +26,9 @@ def check_carry(init: list[Any], carry: list[Any]) -> None:
         check_device(f"carry[{k}]", before, after)
 
 
-def abstract_results(mode: FakeTensorMode, body: Body, inputs: Inputs[Any]) -> tuple[Any, ...]:
-    """Return the results' metadata; to be called under ``mode``."""
+@scan_op.kernel(FakeTensorMode)
+@torch.no_grad()
+def fake(mode: FakeTensorMode, body: Body, inputs: Inputs[Any], _: ScanOptions) -> tuple[Any, ...]:
     init, trip_count = inputs.carry, inputs.trip_count
     carry_in = [contiguous_like(mode, c) for c in init]
     x_in = [slice_like(mode, x) for x in inputs.xs]
@@ -37,9 +38,3 @@ def abstract_results(mode: FakeTensorMode, body: Body, inputs: Inputs[Any]) -> t
         carry = [torch.empty(c.shape, dtype=c.dtype, device=c.device) for c in init]
         ys = [empty_stack(y, trip_count) for y in out[len(init) :]]
     return (*carry, *ys)
-
-
-@scan_op.kernel(FakeTensorMode)
-def fake(mode: FakeTensorMode, body: Body, inputs: Inputs[Any], _: ScanOptions) -> tuple[Any, ...]:
-    with torch.no_grad():
-        return abstract_results(mode, body, inputs)

@@ -9,7 +9,7 @@ Only leaves that have a tangent get one here. Which carries have one is found by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -68,22 +68,17 @@ def _with_tangents(inputs: Inputs[Dual], flags: Flags) -> Inputs[Any]:
     )
 
 
-class TangentBody:
-    """``body`` as a function of what :func:`_with_tangents` returns, to pairs of its results."""
+def _on_pairs(body: Body, flags: Flags) -> Callable[..., list[Dual]]:
+    """Return ``body`` as a function of what :func:`_with_tangents` returns, to pairs of results."""
+    marked = with_stops(body)
 
-    def __init__(self, body: Body, flags: Flags) -> None:
-        self.body = with_stops(body)
-        self.flags = flags
-
-    def pairs(self, *flat: Any) -> list[Dual]:
-        values, flags = iter(flat), self.flags
-        roles = (flags.carry, flags.xs, flags.additional)
+    def pairs(*flat: Any) -> list[Dual]:
+        values, roles = iter(flat), (flags.carry, flags.xs, flags.additional)
         given = [pair for role in roles for pair in _paired(values, role)]
         with dual_level():
-            return [unpack_dual(o) for o in self.body(*_as_duals(given))]
+            return [unpack_dual(o) for o in marked(*_as_duals(given))]
 
-    def tangent_flags(self, *flat: Any) -> list[bool]:
-        return [tangent is not None for _, tangent in self.pairs(*flat)]
+    return pairs
 
 
 TangentTrace = tuple[fx.GraphModule, Flags, list[bool]]
@@ -103,30 +98,30 @@ def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: Flags) -> Tangen
     n_carry = len(inputs.carry)
     mode, primals = step_examples(inputs)
 
-    def at(carry: Sequence[bool]) -> tuple[TangentBody, Inputs[Any]]:
-        """Return the body for these carries with tangents, and examples for it."""
+    def at(carry: Sequence[bool]) -> tuple[Flags, Callable[..., list[Dual]], Inputs[Any]]:
+        """Return the body for these carries with tangents, behind its flags, and examples."""
         flags = Inputs(list(carry), start.xs, start.additional)
         _, tangents = step_examples(inputs)
         duals = zip(primals.flat(), tangents.flat(), strict=True)
         examples = _with_tangents(inputs.signature.split_inputs([*duals]), flags)
-        return TangentBody(body, flags), examples
+        return flags, _on_pairs(body, flags), examples
 
     def output_flags(carry: Sequence[bool]) -> list[bool]:
-        tangent_body, examples = at(carry)
-        return run_fake(tangent_body.tangent_flags, examples.flat(), mode)
+        _, pairs, examples = at(carry)
+        return [t is not None for _, t in run_fake(pairs, examples.flat(), mode)]
 
     carry = carry_fixpoint(start.carry, lambda flags: output_flags(flags)[:n_carry])
     y_flags = output_flags(carry)[n_carry:]
-    tangent_body, examples = at(carry)
+    flags, on_pairs, examples = at(carry)
 
     def run(*flat: Any) -> tuple[Any, ...]:
-        pairs = tangent_body.pairs(*flat)
+        pairs = on_pairs(*flat)
         return (*_in_a_row(pairs[:n_carry], carry), *_in_a_row(pairs[n_carry:], y_flags))
 
     module = trace(run, examples.flat(), mode)
     clean_up(module)
     legality.checked("jvp", module, examples.signature)
-    return module, tangent_body.flags, y_flags
+    return module, flags, y_flags
 
 
 def tangent_scan(body: Body, inputs: Inputs[Dual], options: ScanOptions) -> list[Dual]:

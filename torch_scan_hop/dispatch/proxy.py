@@ -48,31 +48,17 @@ from torch_scan_hop.step import device_of
 
 
 def _zeros(shape: Any, stride: Any, like: torch.Tensor) -> torch.Tensor:
-    """Return zeros of these very strides, because a body may view what it gets as it will run.
-
-    Not empty: in a trace on real tensors a body may index with integer values.
-    """
+    """Return zeros of these very strides, because a body may view what it gets as it will run, and
+    in a trace on real tensors index with integer values."""
     if 0 in shape:
         return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
     size = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     return torch.zeros(size, dtype=like.dtype, device=like.device).as_strided(shape, stride)
 
 
-def _fresh(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return _zeros(value.shape, value.stride(), value)
-    return value
-
-
-def _fresh_slice(xs: torch.Tensor) -> torch.Tensor:
-    return _zeros(xs.shape[1:], xs.stride()[1:], xs)
-
-
 def _without_unread(body: fx.GraphModule, inputs: Inputs[Any]) -> Inputs[Any]:
-    """Drop the additional inputs that ``body`` does not read, from the body as well.
-
-    Dynamo lifts the size of every symbolic shape.
-    """
+    """Drop from ``inputs``, and from ``body``, what that does not read, as sizes that Dynamo
+    lifts."""
     placeholders = inputs.signature.inputs_of(body).additional
     unread = [placeholder for placeholder in placeholders if not placeholder.users]
     if not unread:
@@ -100,8 +86,11 @@ def _body_of_this_trace(
     # never the caller's tensors: make_fx would merge arguments that are one object
     examples = [
         *(torch.zeros_like(c, memory_format=torch.contiguous_format) for c in inputs.carry),
-        *map(_fresh_slice, inputs.xs),
-        *map(_fresh, inputs.additional),
+        *(_zeros(x.shape[1:], x.stride()[1:], x) for x in inputs.xs),
+        *(
+            _zeros(a.shape, a.stride(), a) if isinstance(a, torch.Tensor) else a
+            for a in inputs.additional
+        ),
     ]
     if mode.pre_dispatch:
         combine_fn = running_regions(combine_fn)
@@ -116,25 +105,12 @@ def _body_of_this_trace(
 
 
 def _as_tensor(mode: ProxyTorchDispatchMode, inputs: Inputs[Any], number: Any) -> torch.Tensor:
-    """Write ``number`` as a tensor in the form that torch's pass for floats can compute.
-
-    That pass runs after this trace.
-    """
+    """Write ``number`` as a tensor, in the form that torch's later pass for floats can compute."""
     device = device_of(inputs.carry, inputs.xs)
     # others may have no float64; operators of theirs take a scalar from the CPU, too
     device = device if device.type == "cuda" else torch.device("cpu")
     with mode:
         return torch.ones((), dtype=torch.float64, device=device) * number
-
-
-def _with_its_steps(
-    mode: ProxyTorchDispatchMode, combine_fn: Body, inputs: Inputs[Any], options: ScanOptions
-) -> tuple[Any, ...]:
-    """Write the steps out in a graph for a compiler that cannot lower a scan."""
-    with disable_proxy_modes_tracing():
-        body = _body_of_this_trace(mode, combine_fn, inputs)
-    with mode:
-        return steps_of(body, inputs, options)
 
 
 def _flipped(
@@ -149,16 +125,6 @@ def _flipped(
         return (*results[:n_carry], *(torch.flip(ys, [0]) for ys in results[n_carry:]))
 
 
-def _detached(mode: ProxyTorchDispatchMode, results: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Write what ``no_grad`` does to a scan: torch.export drops a region that has a graph in it.
-
-    (Its pass looks for the node that sets the grad mode at the head of the region. There it finds
-    the body. Checked on torch 2.9.1 and 2.15.0, which so differentiate ``torch.cond``, too.)
-    """
-    with mode:
-        return tuple(result.detach() for result in results)
-
-
 before_a_program_runs(as_it_was)
 
 
@@ -166,8 +132,11 @@ before_a_program_runs(as_it_was)
 def proxy(
     mode: ProxyTorchDispatchMode, combine_fn: Body, inputs: Inputs[Any], options: ScanOptions
 ) -> Any:
-    if not inductor.register() and under_compiler():
-        return _with_its_steps(mode, combine_fn, inputs, options)
+    if not inductor.register() and under_compiler():  # one that cannot lower a scan
+        with disable_proxy_modes_tracing():
+            body = _body_of_this_trace(mode, combine_fn, inputs)
+        with mode:
+            return steps_of(body, inputs, options)
     is_exported = is_making_a_program() and not is_tracing_a_body()
     if is_exported and options.reverse:
         return _flipped(mode, combine_fn, inputs, options)
@@ -215,5 +184,9 @@ def _written(
     if any(map(is_random, body.graph.nodes)):  # a checkpoint around it must not draw again
         save_results(node.node)
     if mode.pre_dispatch and is_in_no_grad(tracer.graph):
-        return _detached(mode, tracked)
+        # torch.export drops a region that has a graph in it: its pass looks for the node that sets
+        # the grad mode at the head of the region, and finds the body. (Checked on torch 2.9.1 and
+        # 2.15.0, which so differentiate torch.cond, too.)
+        with mode:
+            return tuple(result.detach() for result in tracked)
     return tracked

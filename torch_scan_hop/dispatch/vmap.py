@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,45 +37,34 @@ def _move(value: Any, source: int | None, target: int) -> Any:
     return value if source is None else torch.movedim(value, source, target)
 
 
-class VmappedBody:
-    """``body`` over a batch; the flags say which of its inputs have a batch dimension 0."""
-
-    def __init__(
-        self, body: Body, batch_size: int, randomness: str, flags: Sequence[bool], n_carry: int
-    ) -> None:
-        self.body = with_stops(body)
-        self.batch_size = batch_size
-        self.randomness = randomness
-        self.flags = list(flags)
-        self.n_carry = n_carry
-
-    def _vmapped(self, flat: Sequence[Any]) -> tuple[list[Any], list[int | None]]:
-        in_dims = tuple(0 if flag else None for flag in self.flags)
-        out, out_dims = restore_vmap(
-            lambda *args: tuple(self.body(*args)), in_dims, self.batch_size, self.randomness
-        )(*flat)
-        return list(out), list(out_dims)
-
-    def output_dims(self, *flat: Any) -> list[int | None]:
-        return self._vmapped(flat)[1]
-
-    def __call__(self, *flat: Any) -> tuple[Any, ...]:
-        results = []
-        for k, (out, dim) in enumerate(zip(*self._vmapped(flat), strict=True)):
-            if dim is not None:
-                results.append(torch.movedim(out, dim, 0))
-            elif k < self.n_carry and self.flags[k]:
-                results.append(out.unsqueeze(0).expand(self.batch_size, *out.shape))
-            else:
-                results.append(out)
-        return tuple(results)
+def _over_batch(
+    body: Body, flags: Sequence[bool], batch_size: int, randomness: str
+) -> Callable[..., tuple[Sequence[Any], Sequence[int | None]]]:
+    """Return ``body`` over a batch in dimension 0 of the inputs with flags, to results and dims."""
+    marked, in_dims = with_stops(body), tuple(0 if flag else None for flag in flags)
+    run = lambda *args: tuple(marked(*args))  # noqa: E731
+    return restore_vmap(run, in_dims, batch_size, randomness)  # type: ignore[no-any-return]
 
 
-def _batched_init(value: Any, flag: bool, batched: bool, batch_size: int) -> Any:
-    """Expand the unbatched init of a carry that a step batches."""
-    if flag and not batched:
-        return value.unsqueeze(0).expand(batch_size, *value.shape)
-    return value
+def _expanded(carry: Any, batch_size: int) -> Any:
+    """Repeat a carry that has no batch, where that of another step has one."""
+    return carry.unsqueeze(0).expand(batch_size, *carry.shape)
+
+
+def _batch_in_front(
+    vmapped: Callable[..., Any], flags: Sequence[bool], batch_size: int
+) -> Callable[..., tuple[Any, ...]]:
+    """Return ``vmapped`` with all batches in dimension 0, of carries with flags in any case."""
+
+    def run(*flat: Any) -> tuple[Any, ...]:
+        outs, dims = vmapped(*flat)
+        always = [*flags, *[False] * (len(outs) - len(flags))]
+        return tuple(
+            _expanded(out, batch_size) if flag and dim is None else _move(out, dim, 0)
+            for out, dim, flag in zip(outs, dims, always, strict=True)
+        )
+
+    return run
 
 
 @scan_op.kernel(TransformType.Vmap)
@@ -94,7 +83,7 @@ def vmap(interpreter: Any, body: Body, inputs: Inputs[Any], options: ScanOptions
             body, moved, batched, batch_size, interpreter.randomness()
         )
         init = [
-            _batched_init(v, flag, given, batch_size)
+            _expanded(v, batch_size) if flag and not given else v
             for v, flag, given in zip(moved.carry, carry_flags, batched.carry, strict=True)
         ]
         results = call_scan(vmapped, dataclasses.replace(moved, carry=init), options)
@@ -146,23 +135,24 @@ def _trace_vmapped_body(
         shape = ((batch_size,) if flag else ()) + tuple(value.shape[1 if given else 0 :])
         return fake_tensor(mode, shape, None, value.dtype, value.device)
 
-    def at(flags: Sequence[bool]) -> tuple[VmappedBody, list[Any]]:
-        """Trace the body for these batched carries; also return examples for it."""
+    def at(flags: Sequence[bool]) -> tuple[Callable[..., Any], list[Any]]:
+        """Return the body for these batched carries, and examples for it."""
         carries = zip(inputs.carry, flags, batched.carry, strict=True)
         carry = [carry_like(*triple) for triple in carries]
         all_flags = [*flags, *batched.xs, *batched.additional]
-        vmapped = VmappedBody(body, batch_size, randomness, all_flags, n_carry)
+        vmapped = _over_batch(body, all_flags, batch_size, randomness)
         return vmapped, [*carry, *plain.xs, *plain.additional]
 
     def output_flags(flags: Sequence[bool]) -> list[bool]:
         vmapped, examples = at(flags)
         with torch.no_grad():
-            return [d is not None for d in run_fake(vmapped.output_dims, examples, mode)]
+            dims = run_fake(lambda *flat: vmapped(*flat)[1], examples, mode)
+            return [d is not None for d in dims]
 
     flags = carry_fixpoint(batched.carry, lambda f: output_flags(f)[:n_carry])
     vmapped, examples = at(flags)
     with torch.no_grad():
-        module = trace(vmapped, examples, mode)
+        module = trace(_batch_in_front(vmapped, flags, batch_size), examples, mode)
         clean_up(module)
         legality.checked("vmap", module, inputs.signature)
     if is_backward(body):

@@ -36,16 +36,7 @@ from torch_scan_hop.explain.sites import (
     renamed,
     site_of,
 )
-from torch_scan_hop.explain.training import (
-    backward_site,
-    derivative_at,
-    describe_policy,
-    forward_site,
-    is_trained,
-    memory_of,
-    nbytes_of_segment,
-    shifted_bytes,
-)
+from torch_scan_hop.explain.training import describe_policy, is_trained, training_of
 from torch_scan_hop.op import ScanOptions, scans_in
 from torch_scan_hop.step import start_of
 
@@ -54,13 +45,13 @@ from torch_scan_hop.step import start_of
 
 def scan_facts(site: Site, limits: Limits | None, kernels: bool) -> Scan:
     loops, memory = [], None
-    derivative = derivative_at(site) if is_trained(site) else None
+    training = training_of(site) if is_trained(site) else None
     # what requires a gradient may be read by way of detach() alone: then there is no backward
-    if derivative is not None and any(derivative.flow.outputs(has_steps=True)):
-        memory = memory_of(site, derivative)
-        loops.append(loop_of(forward_site(site, derivative), "forward", limits))
-        backward = backward_site(site, derivative)
-        loops.append(loop_of(backward, "backward", limits, shifted_bytes(derivative)))
+    if training is not None and any(training.derivative.flow.outputs(has_steps=True)):
+        memory = training.memory()
+        loops.append(loop_of(training.forward_site(), "forward", limits))
+        backward = training.backward_site()
+        loops.append(loop_of(backward, "backward", limits, training.shifted_bytes()))
     else:
         loops.append(loop_of(site, "forward", limits))
     return Scan(
@@ -175,18 +166,14 @@ def _paths(value: Any, root: str, settled: Sequence[str] = ()) -> list[str]:
 def _sites(gm: fx.GraphModule, names: Sequence[str], fn: Any = None) -> list[Site]:
     placeholders = gm.graph.find_nodes(op="placeholder")
     known = {n.name: name for n, name in zip(placeholders, names, strict=True)}
-    name = None if fn is None else code_of(fn).co_name
+    name = "" if fn is None else code_of(fn).co_name
     found = [scan for graph in graphs_in(gm) for scan in scans_in(graph)]
+    many = bool(name) and len(found) > 1
+    parts = [f", part {k + 1} of {len(found)}" if many else "" for k in range(len(found))]
     return [
-        site_of(node, body, namer(known), _numbered(name, k, len(found)) or node.name)
-        for k, (node, body) in enumerate(found)
+        site_of(node, body, namer(known), name + part or node.name)
+        for (node, body), part in zip(found, parts, strict=True)
     ]
-
-
-def _numbered(name: str | None, k: int, count: int) -> str:
-    if name is None or count == 1:
-        return name or ""
-    return f"{name}, part {k + 1} of {count}"
 
 
 def _as_loop(title: str, reason: str, captures: Captures | None, options: str) -> Explanation:
@@ -204,7 +191,7 @@ def _checkpoint(
     plain = call._replace(schedule=call.schedule._replace(checkpoint=None))
     without = _kept(_sites_of_call(combine_fn, init, plain))
     cost = "what it does not save is computed once more" if callable(policy) else _cost_of(policy)
-    segment = max(nbytes_of_segment(derivative_at(s)) for s in sites if is_trained(s))
+    segment = max(training_of(s).segment_bytes() for s in sites if is_trained(s))
     return Checkpoint(describe_policy(policy), _kept(sites), without, segment, cost)
 
 
@@ -214,7 +201,7 @@ def _cost_of(policy: Any) -> str:
 
 
 def _kept(sites: Sequence[Site]) -> int:
-    return sum(memory_of(s, derivative_at(s)).nbytes for s in sites if is_trained(s))
+    return sum(training_of(s).memory().nbytes for s in sites if is_trained(s))
 
 
 def readable_guard(guard: str, fn: Any = None) -> str:

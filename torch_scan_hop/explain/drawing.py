@@ -77,15 +77,11 @@ class Drawing:
         for value in self.loop.inputs:
             if value.node in read:
                 column = self._column_of_input(value, operators)
-                self._add(_value_box(value, value.node, "input", column))
-        for op in operators:
-            self._add(_operator_box(op))
+                self.boxes[value.node] = _value_box(value, value.node, "input", column)
+        self.boxes |= {op.name: _operator_box(op) for op in operators}
         for k, value in enumerate(self.loop.results):
-            column = self._column_of_result(value)
-            self._add(_value_box(value, f"result:{k}", "result", column, (value.node,)))
-
-    def _add(self, box: Box) -> None:
-        self.boxes[box.key] = box
+            key, column = f"result:{k}", self._column_of_result(value)
+            self.boxes[key] = _value_box(value, key, "result", column, (value.node,))
 
     def _column_of_input(self, value: Value, operators: Sequence[Operator]) -> int:
         if f"next {value.name}" not in self.next_carries:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,8 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all facts, as dicts, lists, strings, numbers and None."""
-        return _plain(dataclasses.asdict(self))
+        facts: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return facts
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return a page that needs nothing else, with each loop drawn; write it to ``path``."""
@@ -76,11 +78,3 @@ class Explanation:
         from torch_scan_hop.explain import html
 
         return html.fragment(self)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value

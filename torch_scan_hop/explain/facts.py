@@ -92,8 +92,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Residual:
-    """A value that the backward reads. ``kept``: whether it is kept for that alone, or is an
-    input or a result of the scan anyway."""
+    """A value that the backward reads; ``kept`` for that alone, or an input or a result anyway."""
 
     name: str
     type: str
@@ -116,10 +115,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources that a program of a GPU's kernel takes; None where they are not known.
-
-    ``capability``: the compute capability that it was compiled for; 90 is 9.0.
-    """
+    """The resources that a program of a GPU's kernel takes, None where not known, when it is
+    compiled for a compute ``capability``; 90 is 9.0."""
 
     elements: str
     warps: int
@@ -169,10 +166,8 @@ class Captures:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The bytes that are saved with the policy, and without one.
-
-    Also those that are saved while a segment of steps that is run again is differentiated.
-    """
+    """The bytes saved with the policy, without one, and while a segment that is run again is
+    differentiated."""
 
     policy: str
     nbytes: int

@@ -28,15 +28,10 @@ def loop_of(site: Site, name: str, limits: Limits | None, shifted: int = 0) -> L
         with preserve_node_meta():  # of which the lines of nodes are
             plan = plan_of(site.body, site.operands).plan
     except Exception as error:
-        return _without_plan(site, name, error)
+        note = f"rewrites fail, and it runs step by step: {named(error)}"
+        nothing = (), (), (), Work(0, 0, 0, 0, 0)
+        return Loop(name, str(site.trip_count), site.reverse, *nothing, note=note)
     return _Describer(site, plan, name, limits).loop(shifted)
-
-
-def _without_plan(site: Site, name: str, error: Exception) -> Loop:
-    note = f"rewrites fail, and it runs step by step: {named(error)}"
-    return Loop(
-        name, str(site.trip_count), site.reverse, (), (), (), Work(0, 0, 0, 0, 0), note=note
-    )
 
 
 class _Describer:

@@ -81,10 +81,8 @@ class Places:
         return self._cause(node)
 
     def _decision_about(self, node: fx.Node) -> str | None:
-        """Return the planner's decision about ``node``, or the first value after it that has one.
-
-        The planner decides only about values that are read across the border of the loop.
-        """
+        """Return the planner's decision about ``node``, or the first value after it that has one:
+        it decides only about values that are read across the border of the loop."""
         pending, seen = [node], {node}
         while pending:
             current = pending.pop(0)

@@ -172,11 +172,8 @@ def _with_cells_named(source: str, fn: Any) -> str:
 
 
 def renamed(site: Site, carry: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> Site:
-    """Return ``site`` with the pytree paths of its leaves.
-
-    Carries beyond those are closed-over tensors that the body writes to, ys beyond those are what
-    it appends to lists.
-    """
+    """Return ``site`` with the pytree paths of its leaves. Further carries are closed-over tensors
+    that the body writes to, and further ys what it appends to lists."""
     ys = [*ys, *("appended to a list" for _ in site.ys[len(ys) :])]
     written = [f"{name} (written)" for name in site.init[len(carry) :]]
     names = Inputs([*carry, *written], [*xs], site.names.additional)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torch_scan_hop.explain.facts import (
@@ -36,19 +36,10 @@ if TYPE_CHECKING:
 
 _BOLD, _DIM = "1", "2"
 _COLOURS = {INVARIANT: "32", XS: "34", CARRY: "33"}
-Paint = Callable[[str, str], str]
 
 
 def of(explanation: Explanation, colours: bool) -> str:
-    return "\n".join(_Writer(_ansi if colours else _plain).explanation(explanation))
-
-
-def _ansi(text: str, colour: str) -> str:
-    return f"\033[{colour}m{text}\033[0m"
-
-
-def _plain(text: str, _: str) -> str:
-    return text
+    return "\n".join(_Writer(colours).explanation(explanation))
 
 
 # --- lines ---
@@ -66,8 +57,11 @@ def _columns(rows: Sequence[Sequence[str]], indent: str) -> list[str]:
 
 
 class _Writer:
-    def __init__(self, paint: Paint) -> None:
-        self.paint = paint
+    def __init__(self, colours: bool) -> None:
+        self.colours = colours
+
+    def paint(self, text: str, colour: str) -> str:
+        return f"\033[{colour}m{text}\033[0m" if self.colours else text
 
     def bold(self, text: str) -> str:
         return self.paint(text, _BOLD)

@@ -105,11 +105,8 @@ class _Writer:
 def added_to(
     body: fx.GraphModule, examples: StepExamples, is_product: Callable[[fx.Node], bool]
 ) -> list[int]:
-    """Return the positions of the carries ``c' = c + product`` that nothing else reads.
-
-    These are added to in place. Other terms are not: Inductor fuses the addition with what makes
-    the term, and in place that costs more.
-    """
+    """Return the positions of carries ``c' = c + product`` that nothing else reads: to be added to
+    in place. With other terms that costs more: Inductor fuses the addition with what makes them."""
     signature = examples.inputs.signature
     terms = added_terms(signature.inputs_of(body).carry, signature.outputs_of(body))
     return [k for k, term in terms.items() if is_product(viewed(term))]
@@ -142,10 +139,8 @@ def _views(results: Sequence[Any]) -> set[fx.Node]:
 
 
 def _reads_are_new(writes: Sequence[fx.Node]) -> bool:
-    """Return True if each read of a written value makes a new value.
-
-    Inductor's conversion to the dtype that a value has already does not: it is the value itself.
-    """
+    """Return True if each read of a written value makes a new value, as a conversion to the dtype
+    that the value has already does not."""
     conversion = torch.ops.prims.convert_element_type.default
     values = {value for write in writes for value in (write, *write.all_input_nodes[:1])}
     return not any(

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop.body.meta_values import value_of
-from torch_scan_hop.body.node_kinds import is_tensor_node
+from torch_scan_hop.body.node_kinds import is_alike
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.parts_wanted import PartsWanted, Range, ends_of_reads, ends_of_writes
 from torch_scan_hop.rewrites.classify import is_pinned
@@ -121,7 +121,7 @@ class SplitValues:
         if node.target is aten.add.Tensor and not node.kwargs:
             zeros = [a for a in node.args if isinstance(a, fx.Node) and isinstance(own[a], _Zeros)]
             others = [a for a in node.args if a not in zeros]
-            if zeros and all(_is_like(other, node) for other in others):
+            if zeros and all(is_alike(other, node) for other in others):
                 return own[(others or zeros)[0]]  # type: ignore[index]
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _unwrapped(own[n]))
         return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -143,11 +143,6 @@ class SplitValues:
 
 def _unwrapped(value: Any) -> Any:
     return value.tensor if isinstance(value, _Zeros) else value
-
-
-def _is_like(value: Any, node: fx.Node) -> bool:
-    same = is_tensor_node(value) and value_of(value).shape == value_of(node).shape
-    return same and value_of(value).dtype is value_of(node).dtype
 
 
 MOST_PARTS = 8  # layers of a stack, or parts of a state

@@ -33,10 +33,8 @@ aten = torch.ops.aten
 def _write_in_parts(
     body: fx.GraphModule, parts: Mapping[Any, Callable[..., Any]], name: str
 ) -> fx.GraphModule:
-    """Write each operator in ``parts`` as its function does, and return ``body``, which is changed.
-
-    An operator stays if something reads a result that its function does not return.
-    """
+    """Write each operator in ``parts`` as its function does, and return ``body``, which is changed;
+    but not where something reads a result that the function does not return."""
     for node in [n for n in body.graph.nodes if n.target in parts]:
         given = node.all_input_nodes
 

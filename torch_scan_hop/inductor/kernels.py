@@ -58,10 +58,8 @@ def kernels() -> list[type[KernelNode]]:
 
 
 def may_be_one_kernel(body: fx.GraphModule, on_gpu: bool) -> bool:
-    """Return True if a kernel of that device may take ``body``, as far as its operators tell.
-
-    One of small matrices is not meant, since those may yet become numbers.
-    """
+    """Return True if a kernel of that device may take ``body``, as far as its operators tell; but
+    none of small matrices, since those may yet become numbers."""
     own = _kernels.get("gpu_kernels" if on_gpu else "cpu_kernels", ())
     found = (k for k in kernels() if k in own and not k.takes_small_matrices)
     return current_options().one_kernel and any(k.may_qualify(body) for k in found)
@@ -80,10 +78,8 @@ def is_on_gpu(values: Iterable[Any]) -> bool:
 
 
 def may_be_parallel_in_time(trip_count: Any, carry: Iterable[torch.Tensor]) -> bool:
-    """Return True if a GPU is to go through many steps at once, where they compose.
-
-    The steps are long and thin then, and there are no kernels for more lanes that are as quick.
-    """
+    """Return True if a GPU is to go through many steps at once: there are many, and so few lanes
+    that no other kernel is as quick."""
     if "gpu_kernels" not in _kernels or not current_options().parallel_in_time:
         return False
     return all(gpu.is_long_and_thin(trip_count, c) for c in carry)

@@ -10,12 +10,19 @@ import torch
 
 from torch_scan_hop._torch.inductor import size_expression
 from torch_scan_hop._torch.inductor_inline import InlineLowering
-from torch_scan_hop._torch.inductor_values import Reads, handled_by, is_tensor, merged_sizes, ops
+from torch_scan_hop._torch.inductor_values import (
+    Reads,
+    handled_by,
+    handler_at_hand,
+    is_tensor,
+    merged_sizes,
+    ops,
+)
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.node import ScanCall
-from torch_scan_hop.inductor.step import CARRY, lane_symbols, step_inputs
+from torch_scan_hop.inductor.step import CARRY, StepOps, lane_symbols, step_inputs
 
 # nodes of a body
 LONG = 100
@@ -54,6 +61,17 @@ class PointwiseBody:
                 result.make_loader()(lane) if is_tensor(result) else ops.constant(result, dtype)
                 for result, dtype in zip(self.results, dtypes, strict=False)
             ]
+
+    def step(
+        self,
+        lane: Sequence[Any],
+        carry: Sequence[Any],
+        dtypes: Sequence[torch.dtype],
+        operators: type[StepOps] = StepOps,
+    ) -> list[Any]:
+        """Return :meth:`values` of the ops handler at hand, where carries are ``carry``."""
+        with handled_by(operators(handler_at_hand(), self.lowering, lambda k, _: carry[k])):
+            return self.values(lane, dtypes)
 
     def reads(self, lane: Sequence[Any]) -> Reads:
         """Return what a step reads for ``lane``."""

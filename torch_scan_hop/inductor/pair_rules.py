@@ -6,11 +6,12 @@ A rule raises NotImplementedError for arguments that it is not for.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from torch_scan_hop.body.operator_table import operators
@@ -38,10 +39,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Interleaved:
-    """``view(dtype)`` of a complex tensor: its numbers in a row, real and imaginary in turn.
-
-    Where they are ``apart``, each number is a row of its own, as Inductor adds them.
-    """
+    """``view(dtype)`` of a complex tensor: real and imaginary numbers in turn. Where they are
+    ``apart``, each number is a row of its own, as Inductor adds them."""
 
     pair: Pair
     apart: bool = False
@@ -55,8 +54,10 @@ def is_complex(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_complex()
 
 
-def split(value: Tensor) -> Pair:
-    """Return the parts of a complex tensor."""
+def split(value: Any) -> Any:
+    """Return the parts of a complex tensor; any other value is itself."""
+    if not is_complex(value):
+        return value
     parts = torch.view_as_real(value.resolve_conj())
     return Pair(parts.select(-1, 0), parts.select(-1, 1))
 
@@ -83,15 +84,10 @@ def _parts(value: Any) -> tuple[Any, Any]:
 
 
 def _add(left: Any, right: Any, *, alpha: Any = 1) -> Any:
-    if isinstance(left, Interleaved) and isinstance(right, Interleaved):
-        if left.apart != right.apart:
-            raise NotImplementedError
+    rows = [isinstance(value, Interleaved) for value in (left, right)]
+    if all(rows) and left.apart == right.apart:
         return Interleaved(_add(left.pair, right.pair, alpha=alpha), left.apart)
-    if (
-        isinstance(left, Interleaved)
-        or isinstance(right, Interleaved)
-        or isinstance(alpha, complex)
-    ):
+    if any(rows) or isinstance(alpha, complex):
         raise NotImplementedError
     (a, b), (c, d) = _parts(left), _parts(right)
     real = torch.add(a, c, alpha=alpha)
@@ -141,22 +137,12 @@ def _added_product(multiply: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def _each(target: Any) -> Callable[..., Any]:
-    """Apply a linear operator with real coefficients to each part."""
-    return lambda value, *args, **kwargs: _pair(value).map(lambda v: target(v, *args, **kwargs))
+    """Apply a linear operator with real coefficients to each part, of one value or of a list."""
 
-
-def _of_list(target: Any) -> Callable[..., Any]:
-    def rule(values: Sequence[Any], *args: Any) -> Any:
-        pairs = [_pair(v) for v in values]
-        return Pair(target([p.re for p in pairs], *args), target([p.im for p in pairs], *args))
-
-    return rule
-
-
-def _several(target: Any) -> Callable[..., Any]:
-    def rule(value: Pair, *args: Any) -> Any:
-        parts = zip(target(value.re, *args), target(value.im, *args), strict=True)
-        return [Pair(re, im) for re, im in parts]
+    def rule(values: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = pytree.tree_map(_pair, values)
+        parts = (pytree.tree_map(operator.attrgetter(part), pairs) for part in ("re", "im"))
+        return pytree.tree_map(Pair, *(target(part, *args, **kwargs) for part in parts))
 
     return rule
 
@@ -245,10 +231,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.abs.default: lambda value: torch.hypot(value.re, value.im),
     aten.exp.default: _exp,
     aten.where.self: _where,
-    aten.cat.default: _of_list(torch.cat),
-    aten.stack.default: _of_list(torch.stack),
-    aten.split.Tensor: _several(torch.split),
-    aten.unbind.int: _several(torch.unbind),
+    aten.cat.default: _each(torch.cat),
+    aten.stack.default: _each(torch.stack),
+    aten.split.Tensor: _each(torch.split),
+    aten.unbind.int: _each(torch.unbind),
     aten.view_as_real.default: lambda value: torch.stack([value.re, value.im], -1),
     aten.view_as_complex.default: _view_as_complex,
     aten.complex.default: Pair,

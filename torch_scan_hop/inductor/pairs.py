@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import fx
 
 from torch_scan_hop._torch.inductor import called_as_it_is
@@ -91,7 +92,7 @@ def _is_about_pairs(node: fx.Node, args: Any) -> bool:
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else [value]
     return any(map(is_complex, values)) or any(
-        isinstance(v, (Pair, Interleaved)) for v in torch.utils._pytree.tree_leaves(args)
+        isinstance(v, (Pair, Interleaved)) for v in pytree.tree_leaves(args)
     )
 
 
@@ -99,17 +100,9 @@ def _whole(value: Any) -> Any:
     return value.whole() if isinstance(value, (Pair, Interleaved)) else value
 
 
-def _split_results(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return [split(v) if is_complex(v) else v for v in value]
-    return split(value) if is_complex(value) else value
-
-
 def _is_copy_for_inductor(node: fx.Node) -> bool:
-    """Return True for ``x + 0``, by which Inductor adds complex tensors as rows of reals.
-
-    It is a copy with no lazy bits. An addition of pairs would hide that a carry is only added to.
-    """
+    """Return True for ``x + 0``, a copy without lazy bits, by which Inductor adds complex tensors
+    as rows of reals. An addition of pairs would hide that a carry is only added to."""
     return (
         node.target is torch.ops.aten.add.Tensor
         and type(node.args[1]) is int
@@ -124,8 +117,7 @@ class PairInterpreter(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op != "call_function":
-            result = super().run_node(n)
-            return split(result) if is_complex(result) else result
+            return split(super().run_node(n))
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if not _is_about_pairs(n, (args, kwargs)) or n.target is operator.getitem:
             return super().run_node(n)
@@ -137,8 +129,8 @@ class PairInterpreter(fx.Interpreter):
                 return rule(*args, **kwargs)
             except (NotImplementedError, TypeError, AttributeError):
                 pass  # not for these arguments
-        args, kwargs = torch.utils._pytree.tree_map(_whole, (args, kwargs))
-        return _split_results(n.target(*args, **kwargs))  # type: ignore[operator]
+        args, kwargs = pytree.tree_map(_whole, (args, kwargs))
+        return pytree.tree_map(split, n.target(*args, **kwargs))  # type: ignore[operator]
 
 
 # --- a scan ---
@@ -158,7 +150,7 @@ def expanded(values: Sequence[Any]) -> list[Any]:
             pairs = zip(expanded([value.stack]), expanded([value.init]), strict=True)
             found += [in_graph(CarriesIn(stack, init, value.reverse)) for stack, init in pairs]
             continue
-        pair = split(value) if is_complex(value) else value
+        pair = split(value)
         found += [pair.re, pair.im] if isinstance(pair, Pair) else [pair]
     return found
 

@@ -67,10 +67,8 @@ def range_read_by(node: Any) -> tuple[fx.Node, int, Range, bool] | None:
 
 
 def range_of(node: Any, place: int) -> tuple[int, Range, bool] | None:
-    """Return the range of a ``select`` or a ``slice``, or of a write to one.
-
-    ``place``: of the dimension among the arguments.
-    """
+    """Return the range of a ``select``, a ``slice`` or a write to one; its dimension is at
+    ``place``."""
     dim, first = argument(node, place, "dim", 0), argument(node, place + 1, "start", None)
     is_element = node.target in (aten.select.int, aten.select_scatter.default)
     size = value_of(node.args[0]).shape[dim]

@@ -6,7 +6,7 @@ lane first. A counted loop has as little as may be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,6 @@ from torch_scan_hop.inductor.kernels import (
 from torch_scan_hop.inductor.qualify import CAT, PRODUCTS, is_along_rows, operators_in_the_way
 from torch_scan_hop.inductor.scalars.rewrite import lanes_of
 from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
-from torch_scan_hop.rewrites.blocks import whole_block_length
 from torch_scan_hop.rewrites.lane_sums import (
     LaneSums,
     are_small,
@@ -45,7 +44,6 @@ class PlanChoice:
 
     Attributes:
         carry: the examples of init.
-        copied_bytes: gives those of each step that a plan's loop would not read in place.
     """
 
     body: fx.GraphModule
@@ -54,21 +52,14 @@ class PlanChoice:
     trip_count: Any
     carry: Sequence[torch.Tensor]
     on_gpu: bool
-    copied_bytes: Callable[[ScanPlan], int]
 
-    def best(self) -> tuple[ScanPlan, LaneSums | None, Any]:
-        """Return a plan, the sums of lanes if the plan is of those, and the length of blocks."""
+    def best(self) -> tuple[ScanPlan, LaneSums | None]:
+        """Return a plan, and the sums of lanes if the plan is of those."""
         found = self._of_lanes() or self._of_matrices()
         plan, sums = found or (self._plan(), None)
         if sums is None and pack_weights(plan, self.trip_count):
             plan = self._plan()
-        return plan, sums, self._block_length(plan)
-
-    def _block_length(self, plan: ScanPlan) -> Any:
-        # blocks are for what a core's cache holds
-        if self.on_gpu or not isinstance(self.trip_count, int):
-            return self.trip_count
-        return whole_block_length(plan, self.trip_count, self.copied_bytes(plan))
+        return plan, sums
 
     def _plan(self, *of: Any) -> ScanPlan:
         """Make a plan that leaves pointwise work in the loop.

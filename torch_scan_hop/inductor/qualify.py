@@ -72,10 +72,8 @@ def reduces_narrow_rows(node: fx.Node) -> bool:
 
 
 def check_rows(body: fx.GraphModule) -> None:
-    """Refuse a body that is not pointwise but for products, and reductions of rows.
-
-    One that is pointwise may have a carry of one number of each row, or of all.
-    """
+    """Refuse a body that is not pointwise but for products, and reductions of rows. A pointwise one
+    may have a carry of one number of each row, or of all."""
     has_rows = any(n.target in PRODUCTS or _is_of_rows(n) for n in body.graph.nodes)
     if not has_rows and not is_pointwise(body):
         raise Refusal("neither a product nor a reduction of rows")

@@ -29,7 +29,7 @@ from torch_scan_hop.inductor.scalars.interpreter import FEW_OPERATORS, MOST_OPER
 from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
 from torch_scan_hop.op import ScanOptions, call_scan
 from torch_scan_hop.rewrites import ScanPlan, current_options
-from torch_scan_hop.rewrites.blocks import scan_of_blocks
+from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
 from torch_scan_hop.rewrites.classify import nbytes
 from torch_scan_hop.rewrites.products import split_fused_products, write_outer_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
@@ -103,9 +103,8 @@ class ScanRewriter:
             write_outer_products(body, signature)
         used = used_outputs(self.node)
         carry = [value_of(a) for a in self.operands[: signature.n_carry]]
-        plan, sums, length = PlanChoice(
-            body, signature, used, self.trip_count, carry, self.on_gpu, self._copied_bytes
-        ).best()
+        plan, sums = PlanChoice(body, signature, used, self.trip_count, carry, self.on_gpu).best()
+        length = self._block_length(plan)
         if plan.is_trivial() and not (self.shifted or sums):
             self._retrace_if_unlike()
             return
@@ -124,10 +123,8 @@ class ScanRewriter:
         self._replace_by(run, "rewrite")
 
     def write_out(self) -> None:
-        """Replace the scan by one over the entries of its tensors, if that is one kernel.
-
-        Where it is a kernel of small matrices instead, their checks come after it.
-        """
+        """Replace the scan by one over the entries of its tensors, if that is one kernel. The
+        checks of a kernel of small matrices come after it."""
         narrow = any(map(reduces_narrow_rows, self.body.graph.nodes))
         if not current_options().one_kernel or self.trip_count == 0:
             return
@@ -188,12 +185,15 @@ class ScanRewriter:
 
         self._replace_by(run, "retrace")
 
-    def _copied_bytes(self, plan: ScanPlan) -> int:
-        """Return the bytes per step of carries into steps that are not read in place."""
-        shifted = [plan.roles.xs[k] for k in self.shifted]
+    def _block_length(self, plan: ScanPlan) -> Any:
+        if self.on_gpu or not isinstance(self.trip_count, int):
+            return self.trip_count  # blocks are for what a core's cache holds
+        # the carries into steps that are not read in place
+        copied = [plan.roles.xs[k] for k in self.shifted]
         if may_be_one_kernel(plan.body, self.on_gpu):
-            shifted = [x for x in shifted if plan.is_read_outside(x)]
-        return sum(likely_value(nbytes(x)) for x in shifted)
+            copied = [x for x in copied if plan.is_read_outside(x)]
+        copied_bytes = sum(likely_value(nbytes(x)) for x in copied)
+        return whole_block_length(plan, self.trip_count, copied_bytes)
 
     def _replace_by(self, run: Any, name: str) -> None:
         """Put ``run``, a function of the operands, in place of the scan."""

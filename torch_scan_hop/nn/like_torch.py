@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -113,7 +114,7 @@ class _Layers(nn.RNNBase):
                 outputs.append(ys)
                 last.append(_as_given_out(own, ys))
             x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
-        return x, _stacked(last)
+        return x, pytree.tree_map(lambda *leaves: torch.stack(leaves), *last)
 
     def _weights(self, suffix: str) -> Weights:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
@@ -127,12 +128,6 @@ def _as_given_out(state: Any, ys: Tensor) -> Any:
         h, c = state
         return h.to(ys.dtype), c
     return state.to(ys.dtype)
-
-
-def _stacked(states: Sequence[Any]) -> Any:
-    if isinstance(states[0], tuple):
-        return tuple(map(torch.stack, zip(*states, strict=True)))
-    return torch.stack(list(states))
 
 
 def _products(weights: Weights, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ Everything is time first here: inputs are ``[T, B, ...]``, what is valid of them
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -77,7 +76,7 @@ def over_time(
         x, is_valid = now
         after, y = _next(cell, x, state)
         after = pytree.tree_map(lambda new, old: _where(is_valid, new, old), after, state)
-        return after, pytree.tree_map(functools.partial(_or_zero, is_valid), y)
+        return after, pytree.tree_map(lambda v: _where(is_valid, v, v.new_zeros(())), y)
 
     state, ys = scan(_of_layer(step, layer), state, (inputs, valid), reverse=reverse, **options)
     return ys, state
@@ -115,21 +114,14 @@ def _next(cell: Cell, x: Any, state: Any) -> tuple[Any, Any]:
 
 
 def _stand_in(valid: Tensor, value: Tensor) -> Tensor:
-    """Return the batch's first valid x, at which the cell can be differentiated.
-
-    At zeros a logarithm, a norm or a root has no finite derivative, and weights would get the
-    gradient 0 * inf.
-    """
+    """Return the batch's first valid x, at which the cell can be differentiated. At zeros a
+    logarithm or a root has no finite derivative, and weights would get the gradient 0 * inf."""
     none = torch.ones_like if value.is_floating_point() or value.is_complex() else torch.zeros_like
     if valid.numel() == 0:
         return none(value)
     first = valid.flatten().int().argmax().view(1)
     row = value.flatten(0, 1).index_select(0, first)
     return torch.where(valid.any(), row, none(row)).detach()
-
-
-def _or_zero(valid: Tensor, value: Tensor) -> Tensor:
-    return _where(valid, value, value.new_zeros(()))
 
 
 def _where(valid: Tensor, value: Tensor, other: Tensor) -> Tensor:

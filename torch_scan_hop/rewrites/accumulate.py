@@ -26,7 +26,7 @@ import torch
 from torch import fx
 
 from torch_scan_hop.body.meta_values import value_of
-from torch_scan_hop.body.node_kinds import is_alike, is_tensor_node
+from torch_scan_hop.body.node_kinds import addends, is_alike, is_tensor_node
 from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.signature import Outputs
 
@@ -50,15 +50,13 @@ _LINEAR, _PRODUCTS, _SCALINGS = operators("linear"), operators("product"), opera
 _CASTS = operators("cast")
 
 # A sum of narrower numbers may overflow where that of the scaled ones does not.
-_WIDE = {torch.float32, torch.float64, torch.complex64, torch.complex128}
+WIDE = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 
 
 @dataclass(frozen=True)
 class Accumulator:
-    """Carry ``index`` plus ``maps(sum_t term_t)``; ``leaves`` are the values stacked for it.
-
-    ``maps`` are linear, the last one first; what else they read is the same at every step.
-    """
+    """Carry ``index`` plus ``maps(sum_t term_t)``; ``leaves`` are stacked for it. ``maps`` are
+    linear, the last one first; what else they read is the same at every step."""
 
     index: int
     term: fx.Node
@@ -103,10 +101,8 @@ class Accumulator:
         return total.squeeze(0) if keepdim else total
 
     def total(self, stacks: Sequence[torch.Tensor], values: Mapping[fx.Node, Any]) -> torch.Tensor:
-        """Return ``maps(sum_t term_t)`` from the stacks of its leaves, each ``[T, ...]``.
-
-        ``values`` has what ``maps`` read besides.
-        """
+        """Return ``maps(sum_t term_t)`` from stacks of its leaves, and ``values`` that ``maps``
+        read."""
         total, known, last = self._sum(stacks, values), dict(values), self.term
         for node in reversed(self.maps):
             known[last], last = total, node
@@ -199,20 +195,14 @@ def read_stack_instead(accumulator: Accumulator, at_hand: set[fx.Node]) -> Accum
 
 
 def is_matrix_transpose(node: Any) -> bool:
-    if not isinstance(node, fx.Node):
-        return False
-    if node.target is aten.t.default:
-        return True
-    return node.target is aten.permute.default and tuple(node.args[1]) == (1, 0)  # type: ignore[arg-type]
+    target = getattr(node, "target", None)
+    is_turned = target is aten.permute.default and tuple(node.args[1]) == (1, 0)
+    return target is aten.t.default or is_turned
 
 
-def _untransposed(node: fx.Node) -> fx.Node:
+def _untransposed(node: Any) -> Any:
     """Return what to stack for a product's operand: its base, if it is a transposed matrix."""
-    if is_matrix_transpose(node):
-        base = node.args[0]
-        assert isinstance(base, fx.Node)
-        return base
-    return node
+    return node.args[0] if is_matrix_transpose(node) else node
 
 
 def added_terms(before: Sequence[fx.Node], after: Outputs[Any]) -> dict[int, fx.Node]:
@@ -235,29 +225,19 @@ def _added_term(carry_in: fx.Node, carry_out: Any) -> fx.Node | None:
 
 
 def accumulator_of(index: int, term: fx.Node, is_known: Callable[[fx.Node], bool]) -> Accumulator:
-    """Return the accumulator of ``term``, which is added to carry ``index``.
-
-    ``is_known``: whether a value is at hand after the loop, and the same for every step.
-    """
+    """Return the accumulator of ``term``, which is added to carry ``index``. A value that
+    ``is_known`` is at hand after the loop, and the same for every step."""
     first, maps = term, list[fx.Node]()
     while (base := argument_of_linear(term, is_known)) is not None:
         maps.append(term)
         term = base
-    parts = [accumulator_of(index, part, is_known) for part in _addends(term)]
+    parts = [accumulator_of(index, part, is_known) for part in addends(term)]
     if parts and all(part.is_product for part in parts):
         leaves = tuple(leaf for part in parts for leaf in part.leaves)
         return SumOfProducts(index, term, tuple(maps), leaves, tuple(parts))
     if any(n.target in _CASTS for n in maps) and term.target not in SUMS | _PRODUCTS:
         term, maps = first, []
     return Accumulator(index, term, tuple(maps), _leaves(term))
-
-
-def _addends(node: fx.Node) -> list[fx.Node]:
-    """Return what ``node`` is the plain sum of, if it is."""
-    is_sum = node.target is aten.add.Tensor and not node.kwargs
-    if is_sum and all(is_alike(a, node) for a in node.args):
-        return list(node.args)  # type: ignore[arg-type]
-    return []
 
 
 def argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx.Node | None:
@@ -273,7 +253,7 @@ def argument_of_linear(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> fx
     if node.target in _SCALINGS:
         dtypes = {value_of(base).dtype, value_of(node).dtype}
         once = node.args.count(base) == 1
-        if not (once and len(dtypes) == 1 and dtypes <= _WIDE and not node.kwargs):
+        if not (once and len(dtypes) == 1 and dtypes <= WIDE and not node.kwargs):
             return None
     if node.target is aten.div.Tensor and base is not node.args[0]:
         return None
@@ -287,11 +267,7 @@ def _is_widened(base: fx.Node, node: fx.Node) -> bool:
     return wide and value.device == like.device
 
 
-def _leaves(term: fx.Node) -> tuple[fx.Node, ...]:
+def _leaves(term: Any) -> tuple[fx.Node, ...]:
     if term.target is aten.mm.default:
-        left, right = term.args
-        assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
-        return _untransposed(left), _untransposed(right)
-    if term.target is aten.bmm.default:
-        return tuple(a for a in term.args if isinstance(a, fx.Node))
-    return (term,)
+        return tuple(map(_untransposed, term.args))
+    return tuple(term.args) if term.target is aten.bmm.default else (term,)

@@ -58,10 +58,8 @@ def _stand_in_for_select_scatter(value: Any, source: Any, dim: int, index: int) 
 def _stand_in_for_slice_scatter(
     value: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
-    """Replace ``slice_scatter``, whose rule overflows for an ``end`` that means "to the end".
-
-    The rule takes no negative ``end`` either.
-    """
+    """Replace ``slice_scatter``, whose rule takes no negative ``end``, and overflows for one that
+    means "to the end"."""
     dim %= value.dim()
     size = value.shape[dim]
     if not all(isinstance(n, (int, type(None))) for n in (start, end, size)) or step != 1:
@@ -81,10 +79,6 @@ def _stand_in_for_prepare_softmax(value: Any, dim: int) -> Any:
     return greatest, (value - greatest).exp().sum(dim, keepdim=True)
 
 
-def _stand_in_for_fma(a: Any, b: Any, c: Any) -> Any:
-    return a * b + c
-
-
 #: operators without a rule, or with one that is not for all arguments, as operators with one
 STAND_INS: dict[Any, Callable[..., Any]] = {
     torch.ops.prims.convert_element_type.default: torch.Tensor.to,
@@ -99,7 +93,7 @@ STAND_INS: dict[Any, Callable[..., Any]] = {
 #: those of Inductor, which defines them when it is imported
 _OF_INDUCTOR: dict[str, Callable[..., Any]] = {
     "prims::prepare_softmax_online": _stand_in_for_prepare_softmax,
-    "prims::fma": _stand_in_for_fma,
+    "prims::fma": lambda a, b, c: a * b + c,
 }
 
 
@@ -123,11 +117,6 @@ def is_batchable_operator(target: Any) -> bool:
     return target._opname not in NOT_POINTWISE and not target._opname.startswith("special_")
 
 
-def _raises_by_itself(node: fx.Node) -> bool:
-    """Return True for a factorisation whose error names a matrix among all that it was given."""
-    return bool(node.kwargs.get("check_errors"))
-
-
 def is_factorisation(node: fx.Node) -> bool:
     """Return True for a factorisation of a matrix, a solve, or the check that one succeeded."""
     return node.target in _FACTORISATIONS
@@ -137,18 +126,14 @@ def is_batchable(node: fx.Node, any_trip_count: bool = False) -> bool:
     """Return True if ``node`` may be done for all steps; ``any_trip_count``: for any number."""
     if any_trip_count and node.target in FOR_ONE_TRIP_COUNT:
         return False
-    if node.op != "call_function":
+    # an element of what was batched, and a size, which is the same at every step
+    if node.op != "call_function" or node.target is operator.getitem or is_number_node(node):
         return True
-    if node.target is operator.getitem:
-        return True  # an element of what was batched
-    if is_number_node(node):
-        return True  # a size: the same at every step
     if node.target in BY_INDEX:
-        return all(map(_is_integer_index, node.args[1]))  # type: ignore[arg-type]
+        indices: Any = node.args[1]
+        dtypes = {value_of(index).dtype for index in indices if index is not None}
+        return dtypes <= {torch.int64, torch.int32}
     if node.target is aten.index_select.default:
         return value_of(node.args[2]).dim() == 1
-    return is_batchable_operator(node.target) and not _raises_by_itself(node)
-
-
-def _is_integer_index(index: Any) -> bool:
-    return index is None or value_of(index).dtype in (torch.int64, torch.int32)
+    # the error of a factorisation names a matrix among all that it was given
+    return is_batchable_operator(node.target) and not node.kwargs.get("check_errors")

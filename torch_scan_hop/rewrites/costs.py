@@ -29,7 +29,7 @@ _CALLED = operators("called")
 
 @dataclass(frozen=True)
 class Costs:
-    """See :func:`~torch_scan_hop.rewrites.planner.make_plan` for the attributes."""
+    """See :class:`~torch_scan_hop.rewrites.planner.Planner` for the attributes."""
 
     pointwise_pays: bool
     guard_sizes: bool
@@ -52,8 +52,8 @@ class Costs:
         return likely_value(nbytes(node)) <= LARGE_VALUE
 
     def product_pays(self, node: fx.Node, dependence: Mapping[fx.Node, Dependence]) -> bool:
-        """Return True if ``node`` is a product that is faster when made for all steps at once, or
-        dearer than one."""
+        """Return True for a product that is faster when made for all steps at once, or that costs
+        more."""
         if node.target in _CALLED:
             return True
         if not is_contraction(node):

@@ -27,7 +27,7 @@ from torch import fx
 from torch_scan_hop import legality
 from torch_scan_hop._torch.sizes import are_all_known_equal, are_known_equal, likely_value
 from torch_scan_hop.body.meta_values import call_recorded, placeholder, replace, value_of
-from torch_scan_hop.body.node_kinds import is_alike, is_tensor_node
+from torch_scan_hop.body.node_kinds import addends, is_tensor_node
 from torch_scan_hop.rewrites.accumulate import (
     SUMS,
     added_terms,
@@ -135,11 +135,8 @@ def _sums_of(
 
 def linear_terms(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> list[fx.Node]:
     """Return the terms in which ``node`` is linear."""
-    if node.target is aten.add.Tensor and not node.kwargs:
-        if all(is_alike(a, node) for a in node.args):
-            return [term for a in node.args for term in linear_terms(a, is_known)]  # type: ignore[arg-type]
-    base = argument_of_linear(node, is_known)
-    return [node] if base is None else linear_terms(base, is_known)
+    parts: list[Any] = addends(node) or [argument_of_linear(node, is_known)]
+    return [t for p in parts if p is not None for t in linear_terms(p, is_known)] or [node]
 
 
 def _is_sum_like(lanes: torch.Tensor, term: fx.Node) -> bool:
@@ -185,10 +182,8 @@ MOST_ENTRIES = 1024
 
 
 def lanes_of_matrices(body: fx.GraphModule, signature: Signature) -> Any:
-    """Return the size that all values of a step that vary have first, or None: it is no batch.
-
-    Carries that are only added to do not count, nor do numbers.
-    """
+    """Return the size that all values which vary have first, or None: it is no batch. Carries that
+    are only added to do not count, nor do numbers."""
     roles, outputs = signature.inputs_of(body), signature.outputs_of(body)
     added = added_terms(roles.carry, outputs)
     carry = [n for k, n in enumerate(roles.carry) if k not in added and value_of(n).ndim]
@@ -217,10 +212,8 @@ def are_small(body: fx.GraphModule, lanes: Any) -> bool:
 def find_matrix_sums(
     body: fx.GraphModule, signature: Signature, used_outputs: Sequence[bool], lanes: Any
 ) -> LaneSums | None:
-    """Find carries to which a step adds a sum over lanes, or a product of all lanes' rows.
-
-    It writes such products of ``body`` as sums.
-    """
+    """Find carries to which a step adds a sum over lanes, or a product of all lanes' rows, which is
+    written as a sum in ``body``."""
     if lanes is None:
         return None
     terms = {t for _, found in _sums_of(body, signature).values() for t in found}

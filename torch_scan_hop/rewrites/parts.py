@@ -44,10 +44,8 @@ def computed_once(
 
 
 class Part:
-    """The part of a body that computes ``outputs`` from ``inputs``; unused inputs are dropped.
-
-    ``impure``: what it runs though nothing may read it, such as draws.
-    """
+    """The part of a body that computes ``outputs`` from ``inputs``, without those that are unused,
+    and runs what is ``impure``, such as draws, though nothing may read it."""
 
     def __init__(
         self,
@@ -76,9 +74,7 @@ class Part:
         self, stacks: dict[fx.Node, Any], values: dict[fx.Node, Any], reverse: bool
     ) -> dict[fx.Node, Any]:
         """Return the outputs of all steps, stacked; ``values`` are the same at every step.
-
-        ``reverse``: whether the last step runs first, so that its error is the one to raise.
-        """
+        ``reverse``: the last step runs first, so that its error is the one to raise."""
         arguments = [stacks[n] if n in stacks else values[n] for n in self.inputs]
         stacked = [n in stacks for n in self.inputs]
         n_steps = arguments[stacked.index(True)].shape[0]
@@ -141,8 +137,7 @@ def extract(
     names: Sequence[str] = (),
     impure: Sequence[fx.Node] = (),
 ) -> fx.GraphModule:
-    """Return a module of nodes of ``owner``'s graph; ``names``: of its inputs; ``impure``: as of a
-    :class:`Part`."""
+    """Return nodes of ``owner``'s graph as a module; ``names`` are its inputs'."""
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node, own in zip(inputs, names or [node.name for node in inputs], strict=True):

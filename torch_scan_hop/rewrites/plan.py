@@ -165,10 +165,8 @@ class ScanPlan:
         *,
         adds_in_place: bool = False,
     ) -> list[Any]:
-        """Return all results of the scan; ``run_scan`` runs the loop.
-
-        ``adds_in_place``: on real tensors, sums are written over.
-        """
+        """Return all results of the scan, whose loop ``run_scan`` runs. ``adds_in_place``: on real
+        tensors, sums are written over."""
         values = self.invariants(inputs)
         carry = [inputs.carry[k] for k in self.carried]
         if adds_in_place and self.decisions.accumulators:
@@ -263,11 +261,8 @@ class ScanPlan:
 
     @functools.cached_property
     def _gathered(self) -> list[tuple[fx.Node, bool | None]]:
-        """Return each y, and whether it must be copied; None where nothing reads it.
-
-        A y must not share memory with an input or with another y: such a view is copied. (The stack
-        of a carry is the loop's own.)
-        """
+        """Return each y, and whether it must be copied: a view of an input or of another y. (The
+        stack of a carry is the loop's own.) None where nothing reads it."""
         taken = {*self.roles.xs, *self.roles.additional}
         found: list[tuple[fx.Node, bool | None]] = []
         used = self.decisions.used_outputs[self.signature.n_carry :]

@@ -37,21 +37,38 @@ from torch_scan_hop.signature import Inputs, Signature, results_of
 
 
 class Planner:
+    """Splits a functional ATen ``body`` whose nodes hold ``meta["val"]``.
+
+    ``pointwise_pays``: whether moving pointwise work out of the loop is worth a stack of its
+    result: where dispatch is the cost (eager), not where it is fused (Inductor, XLA).
+    ``guard_sizes``: whether symbolic sizes may become guards where they decide what pays.
+    ``any_trip_count``: whether work for all steps is traced, for any number of them.
+    ``least_weight``: bytes of loop-invariant operands, as of weights, from which on a product is
+    better made for all steps at once: one that calls no library costs the same in the loop.
+    ``keeps_impure``: whether steps draw, check and act also where nothing reads it.
+    ``used_outputs``: which of the scan's results anything reads; others come back as None.
+    """
+
     def __init__(
         self,
         body: fx.GraphModule,
         signature: Signature,
         options: Options,
-        costs: Costs,
-        used_outputs: Sequence[bool],
-        any_trip_count: bool,
-        keeps_impure: bool,
+        *,
+        pointwise_pays: bool,
+        used_outputs: Sequence[bool] | None = None,
+        guard_sizes: bool = True,
+        any_trip_count: bool = False,
+        least_weight: int = 0,
+        keeps_impure: bool = False,
     ) -> None:
         self.body = body
         self.signature = signature
         self.options = options
-        self.costs = costs
+        self.costs = Costs(pointwise_pays, guard_sizes, least_weight)
         self.any_trip_count = any_trip_count
+        if used_outputs is None:
+            used_outputs = [True] * len(results_of(body.graph))
         self.impure = [n for n in body.graph.nodes if keeps_impure and is_impure(n)]
         self.used = [used or not options.drop_dead for used in used_outputs]
         self.roles = signature.inputs_of(body)
@@ -59,7 +76,10 @@ class Planner:
         pairs = zip(self.roles.carry, self.outputs.carry, strict=True)
         same = [k for k, (before, after) in enumerate(pairs) if before is after]
         self.constant_carry = same if options.drop_dead else []
-        self.dependence = self._classify()
+        constants = [self.roles.carry[k] for k in self.constant_carry]
+        carry = [n for n in self.roles.carry if n not in constants]
+        roles = Inputs(carry, self.roles.xs, [*self.roles.additional, *constants])
+        self.dependence = classify(body.graph, roles, self._may_be_batched)
         self.ys = [y for k, y in enumerate(self.outputs.ys) if self.used[signature.n_carry + k]]
         step_values = {*self.roles.xs, *self.roles.carry, *self.outputs.ys}
         self.step_bytes = sum(self.costs.nbytes(n) for n in step_values)
@@ -67,12 +87,6 @@ class Planner:
         self.accumulators = self._accumulators() if options.contract_accumulators else []
         self.loop_carry = self._live_carry()
         self.stays: dict[fx.Node, str] = {}
-
-    def _classify(self) -> dict[fx.Node, Dependence]:
-        constants = [self.roles.carry[k] for k in self.constant_carry]
-        carry = [n for n in self.roles.carry if n not in constants]
-        roles = Inputs(carry, self.roles.xs, [*self.roles.additional, *constants])
-        return classify(self.body.graph, roles, self._may_be_batched)
 
     def _may_be_batched(self, node: fx.Node) -> bool:
         return self.costs.may_be_batched(node) and is_batchable(node, self.any_trip_count)
@@ -272,29 +286,6 @@ class Planner:
         return bool(self.costs.nbytes(node) <= self.options.memory_gate * size + self.budget)
 
 
-def make_plan(
-    body: fx.GraphModule,
-    signature: Signature,
-    options: Options,
-    *,
-    pointwise_pays: bool,
-    used_outputs: Sequence[bool] | None = None,
-    guard_sizes: bool = True,
-    any_trip_count: bool = False,
-    least_weight: int = 0,
-    keeps_impure: bool = False,
-) -> ScanPlan:
-    """Split a functional ATen ``body`` whose nodes hold ``meta["val"]``.
-
-    ``pointwise_pays``: whether moving pointwise work out of the loop is worth a stack of its
-    result: where dispatch is the cost (eager), not where it is fused (Inductor, XLA).
-    ``guard_sizes``: whether symbolic sizes may become guards where they decide what pays.
-    ``any_trip_count``: whether work for all steps is traced, for any number of them.
-    ``least_weight``: bytes of loop-invariant operands, as of weights, from which on a product is
-    better made for all steps at once: one that calls no library costs the same in the loop.
-    ``keeps_impure``: whether steps draw, check and act also where nothing reads it.
-    ``used_outputs``: which of the scan's results anything reads; others come back as None.
-    """
-    used = [True] * len(results_of(body.graph)) if used_outputs is None else used_outputs
-    costs = Costs(pointwise_pays, guard_sizes, least_weight)
-    return Planner(body, signature, options, costs, used, any_trip_count, keeps_impure).plan()
+def make_plan(*args: Any, **how: Any) -> ScanPlan:
+    """Return the plan of a :class:`Planner`."""
+    return Planner(*args, **how).plan()

@@ -75,11 +75,8 @@ def _grown(rewrite: str, lifted: fx.GraphModule, signature: Signature, count: in
 def lift_integers(
     body: fx.GraphModule, signature: Signature
 ) -> tuple[fx.GraphModule, Signature, list[Any]]:
-    """Return ``body`` with every integer that it computes as an additional input, in this order.
-
-    Sizes, and integers computed from them, are the same at every step; a body that is given them
-    computes none.
-    """
+    """Return ``body`` with all integers that it computes as additional inputs, in this order: they
+    come of sizes, and are the same at every step."""
     lifted = copied(body, name="ScanBody")
     known: dict[Any, fx.Node] = {}
     integers = [n for n in lifted.graph.nodes if isinstance(n.meta.get("val"), torch.SymInt)]

@@ -43,11 +43,8 @@ def as_one_scan(schedule: Schedule) -> Schedule:
 
 
 def with_fixed_numbers(schedule: Schedule) -> Schedule:
-    """Return ``schedule`` with numbers that are constants in a capture.
-
-    Dynamo makes a symbol of a number that has differed between two calls. How a call is split
-    depends on its value.
-    """
+    """Return ``schedule`` with numbers that are constants in a capture: they decide how a call is
+    split, and Dynamo makes a symbol of one that differs between two calls."""
     policy = schedule.checkpoint
     if isinstance(policy, Binomial):
         policy = Binomial(operator.index(policy.snapshots), operator.index(policy.sweeps))
@@ -58,9 +55,7 @@ def with_fixed_numbers(schedule: Schedule) -> Schedule:
 
 def scheduled(one_scan: Callable[[Any], Run], template: Any, schedule: Schedule) -> Run:
     """Return the run that ``schedule`` asks for; ``one_scan(policy)`` is a scan of one policy.
-
-    Blocks of unrolled steps match their carry with ``template``.
-    """
+    Blocks of unrolled steps match their carry with ``template``."""
     schedule = with_fixed_numbers(schedule)
     run = _split_as_asked(one_scan, template, schedule)
     if is_one_scan(schedule):

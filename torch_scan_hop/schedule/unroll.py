@@ -29,13 +29,8 @@ def unrolled(run: Run, template: Any, unroll: int, reverse: bool) -> Run:
         if n_blocks == 0:
             return run(combine_fn, init, xs, trip_count)
         block = _block_of(combine_fn, template, unroll, reverse)
-
-        def run_blocks(carry: Any, xs: Any) -> tuple[Any, Any]:
-            return in_segments(run, block, carry, xs, unroll, n_blocks)
-
-        def run_rest(carry: Any, xs: Any) -> tuple[Any, Any]:
-            return run(combine_fn, carry, xs, n_rest)
-
+        run_blocks = lambda carry, xs: in_segments(run, block, carry, xs, unroll, n_blocks)  # noqa: E731
+        run_rest = lambda carry, xs: run(combine_fn, carry, xs, n_rest)  # noqa: E731
         cut = trip_count - n_rest
         return in_two(run_blocks, run_rest, init, xs, cut, trip_count, reverse)
 

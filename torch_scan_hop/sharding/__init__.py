@@ -88,11 +88,8 @@ class _Sharding:
         return min(map(self._traced, tried), key=lambda made: cost_of_collectives(made.body))
 
     def _starts(self) -> list[list[Placements]]:
-        """Return the layouts of carries to try first.
-
-        One has the carries as they are given. The others have plain carries as sums over ranks, or
-        laid out as an input of their shape.
-        """
+        """Return the layouts of carries to try first: as they are given; plain ones as sums over
+        ranks; or plain ones laid out as an input of their shape."""
         given = [c.placements for c in self.layouts.carry]
         plain = [
             not is_dtensor(c) and (c.is_floating_point() or c.is_complex())

@@ -48,11 +48,8 @@ def _roles(body: fx.GraphModule, signature: Signature) -> _Roles:
 def scan_over_ranks(
     body: fx.GraphModule, inputs: Inputs[Any], options: ScanOptions, stretches: Stretches
 ) -> tuple[list[Any], list[int]]:
-    """Return this rank's results, with the last carries, and the positions of summands.
-
-    A carry that is a summand has one part on each rank. ``inputs``: this rank's xs, and what all
-    ranks have.
-    """
+    """Return this rank's results, with the last carries, and the positions of summands: carries
+    with one part on each rank. ``inputs``: this rank's xs, and what all ranks have."""
     signature = inputs.signature
     roles: _Roles = remember_for(body, "over ranks", inputs, (), lambda: _roles(body, signature))
     order = stretches.in_order(options.reverse)

@@ -34,7 +34,8 @@ in `transform` (the chain rule), `rules/` (the table), `tracing` (shapes without
 """
 
 from .primitives import primitive, scale, unindex
-from .rules import DEFAULT_RULES, sin_saving_cos, sin_saving_x, strict_add, strict_mul, sum_saving_x
+from .rules import DEFAULT_RULES
+from .rules.alternatives import sin_saving_cos, sin_saving_x, strict_add, strict_mul, sum_saving_x
 from .shapes import ndim, shape, unbroadcast, value
 from .table import MissingRule, Rule, RuleTable
 from .transform import ForwardBackward, forward_and_backward, readable, vjp_graph

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 
 def value(x: Any) -> Any:
@@ -38,17 +39,14 @@ def is_tensor(x: Any) -> bool:
 def is_differentiable(x: Any) -> bool:
     """Return True if `x` stands for a tensor of floating point numbers, or a tuple with one."""
     v = value(x)
-    if isinstance(v, (tuple, list)):
-        return any(map(is_differentiable, v))
-    return isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())
+    return is_complex(x) or any(
+        isinstance(t, Tensor) and t.is_floating_point() for t in pytree.tree_leaves(v)
+    )
 
 
 def is_complex(x: Any) -> bool:
     """Return True if `x` stands for a complex tensor, or a tuple with one in it."""
-    v = value(x)
-    if isinstance(v, (tuple, list)):
-        return any(map(is_complex, v))
-    return isinstance(v, Tensor) and v.is_complex()
+    return any(isinstance(t, Tensor) and t.is_complex() for t in pytree.tree_leaves(value(x)))
 
 
 def unbroadcast(d: Any, x: Any) -> Any:

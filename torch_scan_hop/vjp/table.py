@@ -6,6 +6,7 @@ so are `a + b`, `torch.add(a, b)` and `a.add(b)`.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,17 @@ class Rule:
 
     fwd: Callable[..., tuple[Any, Any]]
     bwd: Callable[[Any, Any], Any]
+
+
+def saving_arguments(fn: Callable[..., Any], bwd: Callable[..., Any]) -> Rule:
+    """Make the rule of `y = fn(*args)` with `d_args = bwd(d_y, *args)`; `bwd` has the defaults."""
+    _, *parameters = inspect.signature(bwd).parameters.values()
+
+    def fwd(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs), (args, kwargs)
+
+    fwd.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return Rule(fwd, lambda saved, d: bwd(d, *saved[0], **saved[1]))
 
 
 class MissingRule(NotImplementedError):

@@ -12,7 +12,6 @@ few entries in each lane, and if a lane reads no other lane of the carry.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import sympy
@@ -54,7 +53,10 @@ class MatricesKernel(KernelInSpans):
             raise Refusal("matrices is switched off")
         if sys.platform == "win32":
             raise Refusal("not for compilers without vector types")
-        _check_devices(value_of(n) for n in body.graph.find_nodes(op="placeholder"))
+        # of a GPU's first: what comes next asks the compiler, which takes seconds
+        values = map(value_of, body.graph.find_nodes(op="placeholder"))
+        if any(isinstance(v, torch.Tensor) and v.device.type != "cpu" for v in values):
+            raise Refusal("its tensors are not on the CPU")
         _check_that_threads_would_not_pay(body)
         check_pointwise_but_for(_OPERATORS, body)
 
@@ -71,12 +73,6 @@ class MatricesKernel(KernelInSpans):
 
     def call_span(self, wrapper: Any) -> None:
         MatrixCode(self).emit(wrapper)
-
-
-def _check_devices(values: Iterable[Any]) -> None:
-    """Refuse tensors of a GPU first: what comes next asks the compiler, which takes seconds."""
-    if any(isinstance(v, torch.Tensor) and v.device.type != "cpu" for v in values):
-        raise Refusal("its tensors are not on the CPU")
 
 
 def _check_that_threads_would_not_pay(body: fx.GraphModule) -> None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,7 +110,7 @@ class MatrixCode:
         self.code.writeline("else")
         with self.code.indent():
             for scratch, destination in zip(body.carry, destinations, strict=False):
-                self._fetch(scratch, destination)
+                self._copy_in(scratch, functools.partial(_read, destination))
         self.code.writeline(f"for (int64_t {STEP} = {begin}; {STEP} < {end}; ++{STEP})")
         with self.code.indent():
             for copied in body.at_step:
@@ -187,10 +188,6 @@ class MatrixCode:
 
     def _copy_value(self, copied: Made) -> None:
         self._copy_in(copied.to, lambda index: self._load(copied.value, index))
-
-    def _fetch(self, scratch: Scratch, destination: Any) -> None:
-        """Copy a carry from where the span before has left it."""
-        self._copy_in(scratch, lambda index: _read(destination, index))
 
     def _copy_out(self, returned: Returned, destination: Any) -> None:
         scratch = returned.scratch

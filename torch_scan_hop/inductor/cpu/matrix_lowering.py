@@ -16,8 +16,7 @@ import torch
 from torch_scan_hop._torch.inductor_cpp import Min
 from torch_scan_hop._torch.inductor_values import is_tensor, ops, pointwise_like
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.cpu.matrix_memory import EntriesLowering
-from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS
+from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS, FactorLowering
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -28,7 +27,7 @@ MOST_TERMS = 64
 MOST_DEPTH = 32
 
 
-class MatrixLowering(EntriesLowering):
+class MatrixLowering(FactorLowering):
     """A body whose sums, products and factorisations are of few entries."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -41,18 +40,11 @@ class MatrixLowering(EntriesLowering):
                 return self._view(*args)
         if target is aten.as_strided.default:
             raise Refusal("a view by strides")
-        if target in _PRODUCTS:
-            return _PRODUCTS[target](self, *args, **kwargs)
-        if target is aten.diagonal_scatter.default:
-            return self.diagonal_scatter(*args, **kwargs)
         if target in REDUCTIONS:
             return self._reduced(target, *args, **kwargs)
-        if target in FACTORISATIONS:
-            return FACTORISATIONS[target](self, *args, **kwargs)
+        if target in _RULES:
+            return _RULES[target](self, *args, **kwargs)
         return super().call_function(target, args, kwargs)
-
-    def apply(self, target: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.call_function(target, args, kwargs)
 
     # --- sums ---
 
@@ -166,11 +158,17 @@ class MatrixLowering(EntriesLowering):
         return self.apply(aten.add.Tensor, added, product)
 
 
-_PRODUCTS: dict[Any, Callable[..., Any]] = {
+PRODUCTS: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: MatrixLowering.added_product,
     aten.baddbmm.default: MatrixLowering.added_product,
     aten.bmm.default: MatrixLowering.matmul,
     aten.mm.default: MatrixLowering.matmul,
+}
+
+_RULES = {
+    **PRODUCTS,
+    **FACTORISATIONS,
+    aten.diagonal_scatter.default: MatrixLowering.diagonal_scatter,
 }
 
 _SUMS = {aten.sum.default, aten.sum.dim_IntList}
@@ -194,5 +192,3 @@ BY_INDEX = {
     aten.slice_scatter.default,
     prims.rev.default,
 }
-
-PRODUCTS = set(_PRODUCTS)

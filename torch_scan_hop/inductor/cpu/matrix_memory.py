@@ -82,10 +82,8 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Called:
-    """A function of ``matrix_source`` that changes each of a stack of matrices in place.
-
-    ``notes``: integers beside each matrix; ``sizes``: of a matrix, as the function has them.
-    """
+    """A function of ``matrix_source`` that changes each of a stack of matrices in place; ``sizes``
+    are those of a matrix, and ``notes`` integers beside each."""
 
     function: str
     sizes: tuple[int, ...]

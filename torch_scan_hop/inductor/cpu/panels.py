@@ -53,10 +53,8 @@ panel_product = own_operator(
 
 
 def pack_weights(plan: ScanPlan, trip_count: Any) -> bool:
-    """Let products of the planned body read panels; return True if there are any.
-
-    Packing is put into the body as loop-invariant work, so that a plan takes it out of the loop.
-    """
+    """Let products of the planned body read panels; return True if there are any. Packing is loop-
+    invariant work of the body, which a plan takes out of the loop."""
     options = current_options()
     few_steps = isinstance(trip_count, int) and trip_count < FEWEST_STEPS
     is_kernel = options.one_kernel and RowsKernel.may_qualify(plan.body)

@@ -10,9 +10,11 @@ cache, and xs are read and ys written once, in long enough pieces.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch_scan_hop._torch.inductor_cpp import (
@@ -28,7 +30,6 @@ from torch_scan_hop._torch.inductor_cpp import (
     written_pointer,
 )
 from torch_scan_hop._torch.inductor_values import (
-    handled_by,
     handler_at_hand,
     likely_size,
     no_interpreter,
@@ -46,16 +47,15 @@ from torch_scan_hop.inductor.spans import KernelInSpans, Span
 from torch_scan_hop.inductor.step import STEP, TILE
 
 
+@dataclass(frozen=True)
 class TimeLoop:
     """The code for a lane, scalar or vector; between steps the buffers ``carry`` hold carries."""
 
-    operators = VectorOps
-
-    def __init__(self, body: PointwiseBody, init: Any, carry: Any, ys: Any) -> None:
-        self.body = body
-        self.init = init
-        self.carry = carry
-        self.ys = ys
+    body: PointwiseBody
+    init: Any
+    carry: Any
+    ys: Any
+    operators: type[VectorOps] = VectorOps
 
     def seed(self, lane: Sequence[Any]) -> None:
         for value, buffer in zip(self.init, self.carry, strict=True):
@@ -69,8 +69,7 @@ class TimeLoop:
             keep_stores_to(buffer.name)
         handler = handler_at_hand()
         carry = [handler.load(b.name, b.layout.make_indexer()(lane)) for b in self.carry]
-        with handled_by(self.operators(handler, self.body.lowering, lambda k, _: carry[k])):
-            values = self.body.values(lane, dtypes)
+        values = self.body.step(lane, carry, dtypes, self.operators)
         n, next_index = len(carry), self.body.index.subs(STEP, STEP + 1)
         self._store_ys([self.body.index, *lane], values[n:])
         for buffer in _one_of_each_name(self.ys):
@@ -138,21 +137,6 @@ def _is_one_tile(sizes: Sequence[Any], tile: int) -> bool:
     return all(size == 1 for size in outer) and lanes.is_Integer and int(lanes) <= tile
 
 
-def emit_kernel(
-    wrapper: Any, node: Any, loop: TimeLoop, index_of: Any, sizes: Sequence[Any]
-) -> None:
-    """Define a kernel that runs a span of ``loop`` for each lane of ``sizes``, and call it here."""
-    function = KernelFunction(node, are_tails_worth_masks(node.body))
-    stacks = [_parts(function, node, k) for k in node.joined]
-    with no_interpreter(), function.local_buffers(stacks):
-        if are_few(sizes) and not function.masks_tail_of(sizes[-1]):
-            _FewLanes(function, loop, index_of, sizes).emit(node.span)
-        else:
-            _emit_tiles(function, loop, index_of, sizes, node.span)
-    function.declare(PREFETCH_SOURCE)
-    function.define_and_call(wrapper)
-
-
 def _parts(function: KernelFunction, node: Any, position: int) -> Any:
     """Declare a variable of the function for a complex result as reals in a row."""
     name, layout = f"{PARTS_PREFIX}{position}", node.destinations[position].layout
@@ -184,10 +168,6 @@ def _emit_tiles(
         function.add(nest)
 
 
-class _LoopOfScalars(TimeLoop):
-    operators = FusedCarries
-
-
 HELD = "scan_buf_held_"
 
 
@@ -197,8 +177,10 @@ def are_few(sizes: Sequence[Any]) -> bool:
     return _is_one_tile(sizes, few - 1) and sizes[-1] != 0
 
 
-class _FewLanes:
-    """Carries are variables of the function, and all lanes of a step are written out.
+def _emit_few_lanes(
+    function: KernelFunction, loop: TimeLoop, index_of: Any, sizes: Sequence[Any], span: Span
+) -> None:
+    """Write out all lanes of a step; carries are variables of the function.
 
     ::
 
@@ -211,33 +193,21 @@ class _FewLanes:
     A carry in a buffer is stored and loaded again between two steps, which takes longer than the
     arithmetic of a small step does.
     """
+    held = [buffer_like(f"{HELD}{k}", b.layout) for k, b in enumerate(loop.carry)]
+    of_scalars = dataclasses.replace(loop, carry=held, operators=FusedCarries)
 
-    def __init__(
-        self, function: KernelFunction, loop: TimeLoop, index_of: Any, sizes: Sequence[Any]
-    ) -> None:
-        self.function = function
-        self.index_of = index_of
-        self.sizes = sizes
-        self.carry = loop.carry
-        self.held = [buffer_like(f"{HELD}{k}", b.layout) for k, b in enumerate(loop.carry)]
-        self.loop = _LoopOfScalars(loop.body, loop.init, self.held, loop.ys)
-
-    def emit(self, span: Span) -> None:
-        with self.function.local_buffers(self.held):
-            for buffer in self.held:
-                self.function.declare_array(buffer)
-            self._add(self.loop.seed, (0, Max(0, 1 - span.first)))
-            take_up = functools.partial(_copy, self.carry, self.held)
-            self._add(take_up, (0, Min(1, span.first)))
-            self._add(self.loop.step, (span.first, span.end))
-            self._add(functools.partial(_copy, self.held, self.carry), (0, 1))
-
-    def _add(self, emit: Callable[[Sequence[Any]], None], steps: tuple[Any, Any]) -> None:
-        nest = self.function.nest(
-            lambda lane: emit(self.index_of(lane)), self.sizes, in_vectors=False
-        )
+    def add(emit: Callable[[Sequence[Any]], None], steps: tuple[Any, Any]) -> None:
+        nest = function.nest(lambda lane: emit(index_of(lane)), sizes, in_vectors=False)
         nest.repeat_unrolled(STEP, steps)
-        self.function.add(nest)
+        function.add(nest)
+
+    with function.local_buffers(held):
+        for buffer in held:
+            function.declare_array(buffer)
+        add(of_scalars.seed, (0, Max(0, 1 - span.first)))
+        add(functools.partial(_copy, loop.carry, held), (0, Min(1, span.first)))
+        add(of_scalars.step, (span.first, span.end))
+        add(functools.partial(_copy, held, loop.carry), (0, 1))
 
 
 def _copy(sources: Sequence[Any], destinations: Sequence[Any], lane: Sequence[Any]) -> None:
@@ -265,4 +235,11 @@ class PointwiseKernel(KernelInSpans):
         )
         layouts = [destination.layout for destination in self.destinations]
         sizes, index_of = merged_dimensions(self.step, layouts[0].size, layouts)
-        emit_kernel(wrapper, self, loop, index_of, sizes)
+        function = KernelFunction(self, are_tails_worth_masks(self.body))
+        stacks = [_parts(function, self, k) for k in self.joined]
+        with no_interpreter(), function.local_buffers(stacks):
+            few = are_few(sizes) and not function.masks_tail_of(sizes[-1])
+            emit = _emit_few_lanes if few else _emit_tiles
+            emit(function, loop, index_of, sizes, self.span)
+        function.declare(PREFETCH_SOURCE)
+        function.define_and_call(wrapper)

@@ -115,7 +115,7 @@ def rows_at_once(rows: int, width: int) -> int:
 def packed(product: Product, rows: int, name: str) -> tuple[Callable[[list[Any]], None], list[Any]]:
     """Pack panels of a weight: return what stores an element, and the sizes of the loops."""
     k, n = product.sizes
-    width = vector_lanes() * register_block(rows, n)[1]
+    width = panel_width(rows, n)
     load = product.weight.make_loader()
 
     def store(index: list[Any]) -> None:

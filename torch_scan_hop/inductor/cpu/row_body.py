@@ -8,12 +8,14 @@ rows and the elements of a row. Nests are put in *stages*: those of stage ``j`` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from torch_scan_hop._torch.inductor_values import (
+    bounds_of,
     handled_by,
     handler_at_hand,
     is_tensor,
@@ -37,7 +39,7 @@ from torch_scan_hop.inductor.cpu.places import (
 from torch_scan_hop.inductor.cpu.vector_ops import VectorOps
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.product_lowering import ProductLowering
-from torch_scan_hop.inductor.step import CARRY, are_static, step_inputs
+from torch_scan_hop.inductor.step import CARRY, STEP, are_static, carry_position, step_inputs
 
 
 class RowLowering(ProductLowering):
@@ -63,55 +65,6 @@ class RowLowering(ProductLowering):
         for part in parts:
             yield from self.stores(place.part(dim, start), part)
             start = start + part.get_size()[dim]
-
-
-def assign_stages(stores: Sequence[Store], operands: Sequence[Matrix]) -> None:
-    """Put each store as early as what it reads allows; a carry once nothing reads its old value."""
-    last_read: dict[str, int] = {}
-    for store in stores:
-        made = [product_position(n) for n, _ in store.reads]
-        store.stage = max((j + 1 for j in made if j is not None), default=0)
-        for name, _ in store.reads:
-            last_read[name] = max(last_read.get(name, 0), store.stage)
-    for j, operand in enumerate(operands):
-        last_read[operand.name] = max(last_read.get(operand.name, 0), j + 1)
-    for store in stores:
-        if store.carry is not None:
-            store.stage = max(store.stage, last_read.get(f"{CARRY}{store.carry}", 0))
-
-
-def nests_of_stages(stores: Sequence[Store], n_stages: int) -> list[list[list[Store]]]:
-    """Return the nests of each stage, in order; stores of one shape are a nest."""
-    stages = []
-    for stage in range(n_stages):
-        nests: dict[tuple[Any, ...], list[Store]] = {}
-        for store in stores:
-            if store.stage == stage:
-                nests.setdefault(store.shape, []).append(store)
-        # what reads a carry's old value comes before what writes one
-        stages.append(sorted(nests.values(), key=lambda nest: any(map(_is_carry, nest))))
-    return stages
-
-
-def overwritten_carry(
-    carry: Sequence[Place], stages: Sequence[Sequence[Sequence[Store]]], delayed: Collection[int]
-) -> int | None:
-    """Return a carry, not in ``delayed``, whose old value is read after it was written, or None."""
-    order = [nest for stage in stages for nest in stage]
-    for k in range(len(carry)):
-        if k in delayed:
-            continue
-        written = next(i for i, nest in enumerate(order) if any(s.carry == k for s in nest))
-        for i, store in ((i, store) for i, nest in enumerate(order) for store in nest):
-            for name, at in store.reads:
-                same_lane = i == written and at == _own_lane(carry[k], store)
-                if name == f"{CARRY}{k}" and i >= written and not same_lane:
-                    return k
-    return None
-
-
-def _is_carry(store: Store) -> bool:
-    return store.carry is not None
 
 
 def _own_lane(carry: Place, store: Store) -> Any:
@@ -152,9 +105,9 @@ class RowBody:
         ]
         for store in self.stores:
             store.reads, store.ranges = self._reads_of(store)
-        assign_stages(self.stores, self.operands)
+        self._assign_stages()
         self.delayed: list[int] = []
-        while (carry := overwritten_carry(self.carry, self.nests(), self.delayed)) is not None:
+        while (carry := self._overwritten_carry()) is not None:
             self._delay(carry)
 
     def _store(self, place: Place, value: Any, carry: int | None = None) -> None:
@@ -195,9 +148,46 @@ class RowBody:
         with self._lowering.fresh_values(), handled_by(handler):
             return [value.make_loader()(lanes) for value in values]
 
+    # --- stages ---
+
+    def _assign_stages(self) -> None:
+        """Put each store as early as its reads allow, a carry once nothing reads its old value."""
+        last_read: dict[str, int] = {}
+        for store in self.stores:
+            made = [product_position(n) for n, _ in store.reads]
+            store.stage = max((j + 1 for j in made if j is not None), default=0)
+            for name, _ in store.reads:
+                last_read[name] = max(last_read.get(name, 0), store.stage)
+        for j, operand in enumerate(self.operands):
+            last_read[operand.name] = max(last_read.get(operand.name, 0), j + 1)
+        for store in self.stores:
+            if store.carry is not None:
+                store.stage = max(store.stage, last_read.get(f"{CARRY}{store.carry}", 0))
+
     def nests(self) -> list[list[list[Store]]]:
-        """Return the nests of each stage, in order: the last one comes after all products."""
-        return nests_of_stages(self.stores, len(self.products) + 2)
+        """Return each stage's nests, of stores of one shape; the last comes after all products."""
+        stages = []
+        for stage in range(len(self.products) + 2):
+            nests: dict[tuple[Any, ...], list[Store]] = {}
+            for store in self.stores:
+                if store.stage == stage:
+                    nests.setdefault(store.shape, []).append(store)
+            # what reads a carry's old value comes before what writes one
+            writes = lambda nest: any(store.carry is not None for store in nest)  # noqa: E731
+            stages.append(sorted(nests.values(), key=writes))
+        return stages
+
+    def _overwritten_carry(self) -> int | None:
+        """Return a carry, not delayed, whose old value is read after it was written, or None."""
+        order = [nest for stage in self.nests() for nest in stage]
+        for k in (k for k in range(len(self.carry)) if k not in self.delayed):
+            written = next(i for i, nest in enumerate(order) if any(s.carry == k for s in nest))
+            for i, store in ((i, store) for i, nest in enumerate(order) for store in nest):
+                for name, at in store.reads:
+                    same_lane = i == written and at == _own_lane(self.carry[k], store)
+                    if name == f"{CARRY}{k}" and i >= written and not same_lane:
+                        return k
+        return None
 
     def _delay(self, carry: int) -> None:
         """Write a carry to scratch memory, and copy it at the end of the step."""
@@ -212,3 +202,53 @@ class RowBody:
         copy.reads, copy.ranges = self._reads_of(copy)
         copy.stage = len(self.products) + 1
         self.stores.append(copy)
+
+    # --- independence ---
+
+    def rows_are_independent(self) -> bool:
+        operands = zip(self.operands, self.products, strict=True)
+        return (
+            all(s.shape[:1] == (self.rows,) and are_static(s.shape[1:]) for s in self.stores)
+            and all(p.left.get_size()[0] == self.rows for p in self.products)
+            and all(self._is_invariant(p.weight) for p in self.products)
+            and all(self._multiplies_own_row(*pair) for pair in operands)
+            and all(map(self._reads_own_row, self.stores))
+        )
+
+    def _is_invariant(self, value: Any) -> bool:
+        reads = self.reads(value)
+        return all(self._row_stride(name) is None and not at.has(STEP) for name, at in reads)
+
+    def _row_stride(self, name: str) -> Any:
+        """Return a row's stride in a carry or a product; None for a value that no step changes."""
+        carry, product = carry_position(name), product_position(name)
+        if carry is not None:
+            return self.carry[carry].layout.stride[0]
+        return None if product is None else sympy.Integer(self.products[product].padded)
+
+    def _multiplies_own_row(self, operand: Matrix, product: Product) -> bool:
+        """Return True if a product reads the carry's own rows: a view may put others together."""
+        stride = self._row_stride(operand.name)
+        if stride is None:
+            return True
+        if not are_static([stride, operand.offset, operand.row_stride]):
+            return False
+        same_rows = self.rows == 1 or operand.row_stride == stride
+        return bool(same_rows and operand.offset + product.sizes[0] <= stride)
+
+    def _reads_own_row(self, store: Store) -> bool:
+        row = store.lanes[0]
+        sizes = {symbol: size for symbol, size in store.ranges.items() if symbol != row}
+        if not are_static(sizes.values()):
+            return False
+        for name, at in store.reads:
+            stride = self._row_stride(name)
+            if stride is None:
+                continue
+            within = sympy.expand(at - (0 if self.rows == 1 else row * stride))
+            if not (within.free_symbols <= set(sizes) and are_static([stride])):
+                return False
+            least, greatest = bounds_of(within, sizes)
+            if not (least >= 0 and greatest < stride):
+                return False
+        return True

@@ -184,11 +184,7 @@ class RowCode:
         matrix, (k, n) = self.body.operands[position], product.sizes
         written = self.names.get(matrix.name)
         function = self.function
-        left = (
-            function.read_pointer(matrix.name)
-            if written is None
-            else function.written_pointer(written)
-        )
+        left = function.written_pointer(written) if written else function.read_pointer(matrix.name)
         first = matrix.offset + self.begins.get(matrix.name, 0) + FIRST_ROW * matrix.row_stride
         arguments = [
             f"{left} + {function.text(first)}",

@@ -109,9 +109,5 @@ class FusedCarries(VectorOps):
 
     def _is_apart(self, value: Any, *values: Any) -> bool:
         """Return True if ``value`` depends on no carry, and all are floats of one dtype."""
-        return str(value) not in self._dependent and _are_floats(value, *values)
-
-
-def _are_floats(*values: Any) -> bool:
-    dtypes = {getattr(value, "dtype", None) for value in values}
-    return dtypes in ({torch.float32}, {torch.float64})
+        dtypes = {getattr(v, "dtype", None) for v in (value, *values)}
+        return str(value) not in self._dependent and dtypes in ({torch.float32}, {torch.float64})

@@ -21,7 +21,7 @@ from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.lane_body import PointwiseBody
 from torch_scan_hop.inductor.step import StepOps
-from torch_scan_hop.rewrites.affine import NOT_LINEAR, ONE, RULES, Form, Pair, closure
+from torch_scan_hop.rewrites.affine import NOT_LINEAR, ONE, RULES, Form, closure
 
 # Carries of other types are rounded, or wrap around, in every step.
 DTYPES = {torch.float32, torch.float64, torch.int32, torch.int64}
@@ -146,20 +146,19 @@ class Composition:
             f"    return {', '.join(results)}",
         ]
 
-    def _of(self, side: str, at: Pair) -> str:
-        return "" if at in self._ones else f"{side}_a{at[0]}_{at[1]}"
+    def _a(self, i: int, j: int, side: str = "") -> str:
+        return "" if (i, j) in self._ones else f"{side}a{i}_{j}"
 
     def _entry(self, i: int, j: int) -> str:
         through = [k for n, k in self._reached if n == i and (k, j) in self._reached]
-        return added(
-            multiplied(self._of("then", (i, k)), self._of("first", (k, j))) for k in sorted(through)
-        )
+        pairs = ((self._a(i, k, "then_"), self._a(k, j, "first_")) for k in sorted(through))
+        return added(multiplied(*pair) for pair in pairs)
 
     def _shift(self, i: int) -> str:
         if i in self.extremes:
             return f"triton_helpers.{self.forms[i].extreme}(first_b{i}, then_b{i})"
         through = sorted(k for n, k in self._reached if n == i and k in self.shifted)
-        terms = [multiplied(self._of("then", (i, k)), f"first_b{k}") for k in through]
+        terms = [multiplied(self._a(i, k, "then_"), f"first_b{k}") for k in through]
         return added([*terms, f"then_b{i}"])
 
     def of_rows(self, mask: str, shape: str) -> list[str]:
@@ -199,17 +198,12 @@ class Composition:
         if i in self.extremes:
             return f"triton_helpers.{self.forms[i].extreme}(carry{i}, b{i})"
         reached = sorted(j for k, j in self._reached if k == i)
-        terms = [
-            multiplied("" if (i, j) in self._ones else f"a{i}_{j}", f"carry{j}") for j in reached
-        ]
+        terms = [multiplied(self._a(i, j), f"carry{j}") for j in reached]
         return added([*terms, *([f"b{i}"] if i in self.shifted else [])])
 
     def agreement(self) -> list[str]:
-        """Emit ``agrees``: whether ``after`` is near ``next``, which a step makes of ``before``.
-
-        If it is so in all rows up to one, that row's carry is the loop's, infinities and nans
-        included.
-        """
+        """Emit ``agrees``: whether ``after`` is near ``next``, which a step makes of ``before``. If
+        so in all rows up to one, that row's carry is the loop's, infinities and nans included."""
         lines = []
         for k in self.checked:
             limits = torch.finfo(self.forms[k].dtype)

@@ -132,10 +132,8 @@ def launch_of_lanes(source: TritonSource) -> Launch:
 
 
 class GpuKernel(KernelNode):
-    """The node of a kernel; ``step`` says how it is launched.
-
-    That is known before there is a node, so that it is known, too, whether all can be emitted.
-    """
+    """The node of a kernel. ``step`` says how it is launched, and is made before the node, since it
+    may turn out that not all can be emitted."""
 
     step: Launch
     unit = "lanes"

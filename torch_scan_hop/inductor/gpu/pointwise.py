@@ -8,10 +8,13 @@ carries and ys have one shape, and a step reads the carry only where it writes i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import sympy
 
 from torch_scan_hop._torch.inductor_triton import TritonLines
-from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand, likely_size
+from torch_scan_hop._torch.inductor_values import likely_size
 from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode, indices
 from torch_scan_hop.inductor.gpu.launch import (
     COPIED_BYTES,
@@ -24,7 +27,7 @@ from torch_scan_hop.inductor.gpu.serving import check_tensors
 from torch_scan_hop.inductor.lane_body import PointwiseBody, independent_lanes, merged_dimensions
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.qualify import check_pointwise
-from torch_scan_hop.inductor.step import StepOps, variable
+from torch_scan_hop.inductor.step import variable
 
 
 class PointwiseKernel(GpuKernel):
@@ -47,6 +50,7 @@ class LaneCode(StepCode):
     def __init__(self, body: PointwiseBody, call: ScanCall) -> None:
         super().__init__(call)
         self.body, self.index = body, body.index
+        self.dtypes = [layout.dtype for layout in (*self.carry, *self.ys)]
         self.sizes, index_of = merged_dimensions(body, self.carry[0].size, [*self.carry, *self.ys])
         self.size = sympy.Mul(*self.sizes)
         self.lanes = [variable(f"x{k}") for k in range(len(self.sizes))]
@@ -65,10 +69,9 @@ class LaneCode(StepCode):
 
     def step(self, lines: TritonLines) -> list[str]:
         carry = self.carries(lines)
-        dtypes = [layout.dtype for layout in (*self.carry, *self.ys)]
-        handler = StepOps(handler_at_hand(), self.body.lowering, lambda k, _: carry[k])
-        with handled_by(handler):
-            values = self.body.values(self.lane, dtypes)
-        n = len(carry)
-        stores = [self.store(k, values[k], self.own(k)) for k in range(n, len(values))]
-        return stores + self.next_carries(values[:n])
+        values = self.body.step(self.lane, carry, self.dtypes)
+        return [*self.stores_of_ys(values), *self.next_carries(values[: len(carry)])]
+
+    def stores_of_ys(self, values: Sequence[Any]) -> list[str]:
+        ys = range(len(self.carry), len(values))
+        return [self.store(k, values[k], self.own(k)) for k in ys]

@@ -32,10 +32,8 @@ _OF_TWO = {
 
 
 def of_row(reduction: Reduction, elements: Sequence[str], inside: str, column: Any) -> str:
-    """Return the code of what the elements that are ``inside`` of a row come to.
-
-    ``elements``: those of each block of the row, as wide as the frame.
-    """
+    """Return the code that reduces the ``elements`` that are ``inside`` of a row; there are some
+    for each block of it, as wide as the frame."""
     kind, dtype = reduction.kind, reduction.dtype
     element = functools.reduce(lambda a, b: _OF_TWO[kind].format(a, b), elements)
     if kind == "any":

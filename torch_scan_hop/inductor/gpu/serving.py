@@ -34,10 +34,8 @@ def check_devices(values: Iterable[Any]) -> None:
 
 
 def check_tensors(values: Iterable[Any]) -> None:
-    """Refuse tensors that are not all on one GPU that the kernels are for, of dtypes they know.
-
-    The wrapper in C++ cannot launch a kernel that Triton compiles when it is first called.
-    """
+    """Refuse tensors of other dtypes, or not all on one GPU; and the wrapper in C++, which cannot
+    launch what Triton compiles when it is first called."""
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     devices = {t.device for t in tensors}
     known = len(devices) == 1 and all(map(is_gpu, devices)) and {t.dtype for t in tensors} <= DTYPES

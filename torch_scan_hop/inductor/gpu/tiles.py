@@ -27,13 +27,11 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.inductor_triton import TritonLines, dtype_of
-from torch_scan_hop._torch.inductor_values import handled_by, handler_at_hand
 from torch_scan_hop.inductor.gpu.code import MASK
 from torch_scan_hop.inductor.gpu.composition import Composition, forms_of_carries
 from torch_scan_hop.inductor.gpu.pointwise import LaneCode
 from torch_scan_hop.inductor.lane_body import PointwiseBody
 from torch_scan_hop.inductor.node import ScanCall
-from torch_scan_hop.inductor.step import StepOps
 
 _OF_LANES = ("1", "BLOCK")
 
@@ -77,8 +75,7 @@ class TileCode(LaneCode):
         return [*super()._first(position), f"{carry} = {_row(carry, '0')}"]
 
     def step(self, lines: TritonLines) -> list[str]:
-        dtypes = [layout.dtype for layout in (*self.carry, *self.ys)]
-        n = len(self.carry)
+        n, dtypes = len(self.carry), self.dtypes
         forms = forms_of_carries(self.body, self.lane, dtypes[:n])
         self.composition = Composition(forms)
         shape = ", ".join(self.shape)
@@ -86,13 +83,10 @@ class TileCode(LaneCode):
         lines.write([f"above = tl.broadcast_to(tl.maximum(row - 1, 0), [{shape}])"])
         lines.write([self._before(k) for k in range(n)])
         before = [lines.variable(f"before{k}", dtype) for k, dtype in enumerate(dtypes[:n])]
-        handler = StepOps(handler_at_hand(), self.body.lowering, lambda k, _: before[k])
-        with handled_by(handler):
-            values = self.body.values(self.lane, dtypes)
+        values = self.body.step(self.lane, before, dtypes)
         lines.write([f"next{k} = {self._block(values[k], dtypes[k])}" for k in range(n)])
         lines.write(self._kept())
-        stores = [self.store(k, values[k], self.own(k)) for k in range(n, len(values))]
-        return stores + self._turn()
+        return [*self.stores_of_ys(values), *self._turn()]
 
     def _before(self, k: int) -> str:
         """Return the carry that comes into each row."""

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.scalars.entries import Entries, Lanes, broadcast
-from torch_scan_hop.inductor.scalars.moves import moved, reshape
+from torch_scan_hop.inductor.scalars.moves import alone, moved, reshape
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -126,7 +126,7 @@ REDUCTIONS: dict[Any, Callable[..., Entries]] = {
 # --- products ---
 
 
-def product(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
+def product(left: Entries, right: Entries) -> Entries:
     """Return the product of matrices, or of stacks of them."""
     rank, inner = len(left.shape), left.shape[-1]
     if left.lane == rank - 1 or right.lane == rank - 2 or not inner:
@@ -143,29 +143,22 @@ def product(lanes: Lanes, like: Any, left: Entries, right: Entries) -> Entries:
 
 
 def added_product(
-    lanes: Lanes,
-    like: Any,
-    added: Entries,
-    left: Entries,
-    right: Entries,
-    *,
-    beta: Any = 1,
-    alpha: Any = 1,
+    added: Entries, left: Entries, right: Entries, *, beta: Any = 1, alpha: Any = 1
 ) -> Entries:
     scaled = lambda e, by: e if by == 1 else e.map(lambda v: v * by)  # noqa: E731
-    added, found = broadcast(scaled(added, beta), scaled(product(lanes, like, left, right), alpha))
+    added, found = broadcast(scaled(added, beta), scaled(product(left, right), alpha))
     return found.like(map(torch.add, added.flat, found.flat))
 
 
 COMPUTED: dict[Any, Callable[..., Any]] = {
     **REDUCTIONS,
     aten._to_copy.default: convert,
-    aten.addmm.default: added_product,
-    aten.baddbmm.default: added_product,
-    aten.bmm.default: product,
+    aten.addmm.default: alone(added_product),
+    aten.baddbmm.default: alone(added_product),
+    aten.bmm.default: alone(product),
     aten.full.default: full,
     aten.full_like.default: full_like,
-    aten.mm.default: product,
+    aten.mm.default: alone(product),
     aten.ones_like.default: lambda lanes, like, source, **_: full_like(lanes, like, source, 1),
     aten.zeros_like.default: full_like,
     prims.convert_element_type.default: convert,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.scalars.entries import Entries, Index, Lanes, common_lane, expanded
-from torch_scan_hop.inductor.scalars.moves import moved, reshape
+from torch_scan_hop.inductor.scalars.entries import Entries, Index, common_lane, expanded
+from torch_scan_hop.inductor.scalars.moves import alone, moved
 
 Rows = list[list[Any]]
 
@@ -59,49 +59,44 @@ def _cholesky(rows: Rows) -> tuple[Rows, Rows]:
     return factor, [[info]]
 
 
-class _LU:
-    """Gaussian elimination with row exchanges."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows = [list(r) for r in rows]
-        self.n = len(rows)
-        self.info: Any = torch.zeros_like(rows[0][0], dtype=torch.int32)
-        self.pivots: list[Any] = []
-        for k in range(self.n):
-            self._exchange(k)
-            self._eliminate(k)
-
-    def _exchange(self, k: int) -> None:
-        """Exchange row ``k`` with the row below whose entry in column ``k`` is the largest."""
-        rows, below = self.rows, range(k + 1, self.n)
-        largest, is_larger = torch.abs(rows[k][k]), []
-        for i in below:
-            size = torch.abs(rows[i][k])
-            is_larger.append(size > largest)
-            largest = torch.where(is_larger[-1], size, largest)
-        later = None
-        taken: list[tuple[int, Any]] = []
-        for i, larger in zip(reversed(below), reversed(is_larger), strict=True):
-            here = larger if later is None else torch.logical_and(larger, torch.logical_not(later))
-            later = larger if later is None else torch.logical_or(later, larger)
-            taken.append((i, here))
-        pivot = torch.full_like(rows[k][k], k + 1, dtype=torch.int32)
-        for i, here in taken:
-            pivot = torch.where(here, i + 1, pivot)
-            _swap(rows, k, i, here)
-        self.pivots.append(pivot)
-
-    def _eliminate(self, k: int) -> None:
-        rows, pivot = self.rows, self.rows[k][k]
+def _lu(matrix: Rows) -> tuple[Rows, Rows, Rows]:
+    """Eliminate with row exchanges; return the factors, the pivots and the first that is zero."""
+    rows, n = [list(r) for r in matrix], len(matrix)
+    pivots: Rows = []
+    info: Any = torch.zeros_like(rows[0][0], dtype=torch.int32)
+    for k in range(n):
+        pivots.append([_exchange(rows, k)])
+        pivot = rows[k][k]
         is_zero = pivot == 0
-        is_first = torch.logical_and(is_zero, self.info == 0)
-        self.info = torch.where(is_first, k + 1, self.info)
+        info = torch.where(torch.logical_and(is_zero, info == 0), k + 1, info)
         divisor = torch.where(is_zero, 1.0, pivot)
-        for i in range(k + 1, self.n):
-            factor = rows[i][k] / divisor
-            rows[i][k] = factor
-            for j in range(k + 1, self.n):
+        for i in range(k + 1, n):
+            rows[i][k] = factor = rows[i][k] / divisor
+            for j in range(k + 1, n):
                 rows[i][j] = rows[i][j] - factor * rows[k][j]
+    return rows, pivots, [[info]]
+
+
+def _exchange(rows: Rows, k: int) -> Any:
+    """Exchange row ``k`` with the one whose entry below is the largest; return its number, from
+    1."""
+    below = range(k + 1, len(rows))
+    largest, is_larger = torch.abs(rows[k][k]), []
+    for i in below:
+        size = torch.abs(rows[i][k])
+        is_larger.append(size > largest)
+        largest = torch.where(is_larger[-1], size, largest)
+    later = None
+    taken: list[tuple[int, Any]] = []
+    for i, larger in zip(reversed(below), reversed(is_larger), strict=True):
+        here = larger if later is None else torch.logical_and(larger, torch.logical_not(later))
+        later = larger if later is None else torch.logical_or(later, larger)
+        taken.append((i, here))
+    pivot = torch.full_like(rows[k][k], k + 1, dtype=torch.int32)
+    for i, here in taken:
+        pivot = torch.where(here, i + 1, pivot)
+        _swap(rows, k, i, here)
+    return pivot
 
 
 def _swap(rows: Rows, k: int, i: int, here: Any) -> None:
@@ -160,25 +155,21 @@ def _square(matrices: Entries) -> int:
     return matrices.shape[-1]
 
 
+def _beside(notes: Entries, drops: int) -> Entries:
+    """Return notes about matrices, which lie in one column, or are one number, without that."""
+    return Entries(notes.shape[:-drops], notes.flat, notes.lane)
+
+
 # --- triangular matrices ---
 
 
 def solve_triangular(
-    lanes: Lanes,
-    like: Any,
-    matrix: Entries,
-    right: Entries,
-    *,
-    upper: bool,
-    left: bool = True,
-    unitriangular: bool = False,
+    matrix: Entries, right: Entries, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Entries:
     n = _square(matrix)
     if not left:  # X A = B is A^T X^T = B^T
         matrix, right = _turned(matrix), _turned(right)
-        found = solve_triangular(
-            lanes, like, matrix, right, upper=not upper, unitriangular=unitriangular
-        )
+        found = solve_triangular(matrix, right, upper=not upper, unitriangular=unitriangular)
         return _turned(found)
 
     def solve(rows: Rows) -> list[Rows]:
@@ -191,9 +182,7 @@ def solve_triangular(
 # --- Cholesky ---
 
 
-def cholesky(
-    lanes: Lanes, like: Any, matrix: Entries, *, upper: bool = False, check_errors: bool = False
-) -> list[Entries]:
+def cholesky(matrix: Entries, *, upper: bool = False, check_errors: bool = False) -> list[Entries]:
     """Return the factor, and the order of the first minor that is not positive, or 0.
 
     A matrix that has such a minor keeps its own entries from there on, as LAPACK leaves it: what
@@ -201,41 +190,28 @@ def cholesky(
     """
     _square(matrix)
     factor, info = _of_matrices(_turned(matrix) if upper else matrix, _cholesky)
-    return [_turned(factor) if upper else factor, reshape(lanes, like[1], info)]
+    return [_turned(factor) if upper else factor, _beside(info, 2)]
 
 
 # --- LU ---
 
 
-def factor(
-    lanes: Lanes, like: Any, matrix: Entries, *, pivot: bool = True, check_errors: bool = False
-) -> list[Entries]:
+def factor(matrix: Entries, *, pivot: bool = True, check_errors: bool = False) -> list[Entries]:
     n = _square(matrix)
     if not pivot or matrix.shape[-2] != n:
         raise Refusal("a factorisation without pivots, or of what is not square")
 
-    def run(rows: Rows) -> tuple[Rows, Rows, Rows]:
-        found = _LU(rows)
-        return found.rows, [[p] for p in found.pivots], [[found.info]]
-
-    factors, pivots, info = _of_matrices(matrix, run)
-    return [factors, reshape(lanes, like[1], pivots), reshape(lanes, like[2], info)]
+    factors, pivots, info = _of_matrices(matrix, _lu)
+    return [factors, _beside(pivots, 1), _beside(info, 2)]
 
 
 def solve_factored(
-    lanes: Lanes,
-    like: Any,
-    factors: Entries,
-    pivots: Entries,
-    right: Entries,
-    *,
-    left: bool = True,
-    adjoint: bool = False,
+    factors: Entries, pivots: Entries, right: Entries, *, left: bool = True, adjoint: bool = False
 ) -> Entries:
     n = _square(factors)
     if not left:  # X A = B is A^T X^T = B^T
         right = _turned(right)
-        return _turned(solve_factored(lanes, like, factors, pivots, right, adjoint=not adjoint))
+        return _turned(solve_factored(factors, pivots, right, adjoint=not adjoint))
     column = Entries((*pivots.shape, 1), pivots.flat, pivots.lane)
 
     def run(rows: Rows) -> list[Rows]:
@@ -258,8 +234,8 @@ def solve_factored(
 
 
 LINALG: dict[Any, Callable[..., Any]] = {
-    aten.linalg_cholesky_ex.default: cholesky,
-    aten.linalg_lu_factor_ex.default: factor,
-    aten.linalg_lu_solve.default: solve_factored,
-    aten.linalg_solve_triangular.default: solve_triangular,
+    aten.linalg_cholesky_ex.default: alone(cholesky),
+    aten.linalg_lu_factor_ex.default: alone(factor),
+    aten.linalg_lu_solve.default: alone(solve_factored),
+    aten.linalg_solve_triangular.default: alone(solve_triangular),
 }

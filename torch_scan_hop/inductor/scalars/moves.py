@@ -59,16 +59,13 @@ def _entries(places: torch.Tensor, flat: Sequence[Any], shifts: torch.Tensor) ->
     return Entries(tuple(places.shape), [flat[p] for p in places.flatten().tolist()], lane)
 
 
-def _move(target: Any) -> Callable[..., Any]:
-    return lambda lanes, like, *args, **kwargs: moved(target, *args, **kwargs)
+def alone(fn: Callable[..., Any], *first: Any) -> Callable[..., Any]:
+    """Make a rule of ``fn``, which needs to know neither the lanes nor what the result is like."""
+    return lambda lanes, like, *args, **kwargs: fn(*first, *args, **kwargs)
 
 
 def reshape(lanes: Lanes, like: Any, source: Entries, *_: Any) -> Entries:
     return lanes.reshaped(source, like.shape)
-
-
-def same(lanes: Lanes, like: Any, source: Entries, **_: Any) -> Entries:
-    return source
 
 
 def expand(lanes: Lanes, like: Any, source: Entries, *_: Any, **__: Any) -> Entries:
@@ -89,6 +86,10 @@ def cat(lanes: Lanes, like: Any, parts: Sequence[Entries], dim: int = 0) -> Entr
     return moved(aten.cat.default, parts, dim)
 
 
+def _same(source: Entries, **_: Any) -> Entries:
+    return source
+
+
 _MOVED = (
     aten.diagonal.default,
     aten.diagonal_scatter.default,
@@ -104,11 +105,11 @@ _MOVED = (
 )
 
 MOVES: dict[Any, Callable[..., Any]] = {
-    **{target: _move(target) for target in _MOVED},
-    aten.alias.default: same,
+    **{target: alone(moved, target) for target in _MOVED},
+    aten.alias.default: alone(_same),
     aten.cat.default: cat,
-    aten.clone.default: same,
-    aten.detach.default: same,
+    aten.clone.default: alone(_same),
+    aten.detach.default: alone(_same),
     aten.expand.default: expand,
     aten.reshape.default: reshape,
     aten.squeeze.default: reshape,
@@ -117,5 +118,5 @@ MOVES: dict[Any, Callable[..., Any]] = {
     aten.unsqueeze.default: reshape,
     aten.view.default: reshape,
     aten._unsafe_view.default: reshape,
-    torch.ops.prims.rev.default: _move(aten.flip.default),
+    torch.ops.prims.rev.default: alone(moved, aten.flip.default),
 }

@@ -26,10 +26,8 @@ from torch_scan_hop.signature import Inputs, Signature
 
 
 def lanes_of(body: fx.GraphModule, signature: Signature, most: int = MOST_OPERATORS) -> list[Lanes]:
-    """Return the lanes that a body may have: the first dimension of all its carries, or none.
-
-    None are returned for a body of more than ``most`` operators on entries.
-    """
+    """Return the lanes that a body may have: the first dimension of all its carries, or one lane. A
+    body of more than ``most`` operators on entries has none of these."""
     size = first_size(map(value_of, signature.inputs_of(body).carry))
     found = [Lanes(None)]
     if size is not None and not are_known_equal(size, 1):
@@ -39,10 +37,8 @@ def lanes_of(body: fx.GraphModule, signature: Signature, most: int = MOST_OPERAT
 
 @dataclass(frozen=True)
 class _Grid:
-    """Takes a tensor of ``size``, or each slice of a stack of them, apart.
-
-    Kernels of the CPU store no bools, so carries and ys are integers then.
-    """
+    """Takes a tensor of ``size``, or each slice of a stack, apart. A bool becomes an integer in
+    carries and ys, since kernels of the CPU store no bools."""
 
     shape: Index
     lane: int | None

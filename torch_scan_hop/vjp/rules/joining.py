@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..shapes import is_tensor, shape, value
-from ..table import Rule
+from ..table import Rule, saving_arguments
 from .views import getitem_bwd, getitem_fwd
 
 
@@ -26,28 +26,12 @@ def _with_zeros(ds: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[An
     return [zeros(s) if d is None else d for d, s in zip(ds, shapes, strict=True)]
 
 
-def cat_fwd(tensors: Any, dim: int = 0) -> Any:
+def cat_bwd(d: Any, tensors: Any, dim: int = 0) -> Any:
     shapes = [shape(x) for x in tensors]
-    return torch.cat(tensors, dim), (shapes, dim)
-
-
-def cat_bwd(saved: Any, d: Any) -> Any:
-    shapes, dim = saved
     sizes = [s[dim] for s in shapes]
     if len(set(shapes)) == 1 and sizes[0] > 0:
-        parts = torch.chunk(d, len(sizes), dim)
-    else:
-        parts = torch.split(d, sizes, dim)
-    return (list(parts),)
-
-
-def stack_fwd(tensors: Any, dim: int = 0) -> Any:
-    return torch.stack(tensors, dim), dim
-
-
-def stack_bwd(dim: Any, d: Any) -> Any:
-    parts = torch.unbind(d, dim)
-    return (list(parts),)
+        return (list(torch.chunk(d, len(sizes), dim)),)
+    return (list(torch.split(d, sizes, dim)),)
 
 
 def _parted(parts: Any, dim: int) -> tuple[Any, Any]:
@@ -83,8 +67,10 @@ def index_fwd(x: Any, index: Any) -> Any:
 
 
 JOINING: dict[Any, Rule] = {
-    torch.cat: Rule(cat_fwd, cat_bwd),
-    torch.stack: Rule(stack_fwd, stack_bwd),
+    torch.cat: saving_arguments(torch.cat, cat_bwd),
+    torch.stack: saving_arguments(
+        torch.stack, lambda d, tensors, dim=0: (list(torch.unbind(d, dim)),)
+    ),
     torch.chunk: Rule(chunk_fwd, parts_bwd),
     torch.split: Rule(split_fwd, parts_bwd),
     torch.ops.aten.split_with_sizes: Rule(split_fwd, parts_bwd),

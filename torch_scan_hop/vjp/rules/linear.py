@@ -6,13 +6,16 @@ derivative results for forward and reverse mode algorithmic differentiation", 20
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ..shapes import ndim, shape, unbroadcast
-from ..table import Rule
+from ..table import Rule, saving_arguments
 
 
 def _rows(x: Any) -> Any:
@@ -25,13 +28,8 @@ def _t(x: Any) -> Any:
     return x.t() if ndim(x) == 2 else x.transpose(-2, -1)
 
 
-def matmul_fwd(a: Any, b: Any) -> Any:
+def matmul_bwd(d: Any, a: Any, b: Any) -> Any:
     """a: [K] or [..., M, K], b: [K] or [..., K, N]."""
-    return a @ b, (a, b)
-
-
-def matmul_bwd(saved: Any, d: Any) -> Any:
-    a, b = saved
     if ndim(a) == 1 and ndim(b) == 1:
         return d * b, d * a
     if ndim(b) == 1:  # d: [..., M]
@@ -45,24 +43,14 @@ def matmul_bwd(saved: Any, d: Any) -> Any:
     return unbroadcast(d @ _t(b), a), unbroadcast(db, b)
 
 
-def linear_fwd(x: Any, weight: Any, bias: Any = None) -> Any:
+def linear_bwd(d: Any, x: Any, weight: Any, bias: Any = None) -> Any:
     """x: [..., K], weight: [N, K], bias: [N] -> [..., N]."""
-    return F.linear(x, weight, bias), (x, weight, bias)
-
-
-def linear_bwd(saved: Any, d: Any) -> Any:
-    x, weight, bias = saved
     d_weight = d.unsqueeze(-1) * x if ndim(x) == 1 else _rows(d).t() @ _rows(x)
     return d @ weight, d_weight, unbroadcast(d, bias)
 
 
-def addmm_fwd(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+def addmm_bwd(d: Any, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """beta * c + alpha * (a @ b) for a: [M, K], b: [K, N], c that broadcasts to [M, N]."""
-    return torch.addmm(c, a, b, beta=beta, alpha=alpha), (c, a, b, beta, alpha)
-
-
-def addmm_bwd(saved: Any, d: Any) -> Any:
-    c, a, b, beta, alpha = saved
     dc = d if beta == 1 else beta * d
     dab = d if alpha == 1 else alpha * d
     return unbroadcast(dc, c), dab @ b.t(), a.t() @ dab
@@ -88,47 +76,34 @@ def _spread(d: Any, x_shape: tuple[int, ...], dims: list[int], keepdim: bool) ->
     return d.expand([n if i in dims else -1 for i, n in enumerate(x_shape)])
 
 
-def sum_fwd(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    saved = shape(x), _reduced(x, dim), keepdim
-    if dtype is not None:
-        x = x.to(dtype)
-    return (torch.sum(x) if dim is None else torch.sum(x, dim, keepdim=keepdim)), saved
+def _reduction(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def fn(x: Any, dim: Any, keepdim: bool, *, dtype: Any) -> Any:
+        if dtype is not None:
+            x = x.to(dtype)
+        return reduce(x) if dim is None else reduce(x, dim, keepdim=keepdim)
+
+    return fn
 
 
-def sum_bwd(saved: Any, d: Any) -> Any:
-    return _spread(d, *saved)
+def sum_bwd(d: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return _spread(d, shape(x), _reduced(x, dim), keepdim)
 
 
-def mean_fwd(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    saved = shape(x), _reduced(x, dim), keepdim
-    if dtype is not None:
-        x = x.to(dtype)
-    return (torch.mean(x) if dim is None else torch.mean(x, dim, keepdim=keepdim)), saved
+def mean_bwd(d: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    count = math.prod(shape(x)[i] for i in _reduced(x, dim) if shape(x))
+    return sum_bwd(d / count, x, dim, keepdim)
 
 
-def mean_bwd(saved: Any, d: Any) -> Any:
-    x_shape, dims, keepdim = saved
-    count = 1
-    for i in dims if x_shape else []:
-        count *= x_shape[i]
-    return _spread(d / count, x_shape, dims, keepdim)
-
-
-def trace_fwd(x: Any) -> Any:
-    """x: [M, N] -> []."""
-    return torch.trace(x), shape(x)
-
-
-def trace_bwd(x_shape: Any, d: Any) -> Any:
+def trace_bwd(d: Any, x: Any) -> Any:
     """d on the diagonal (Giles 2008, section 2.2.4 of the long version: dTr(X)/dX = I)."""
-    rows, columns = x_shape
+    rows, columns = shape(x)
     diagonal = d.expand(min(rows, columns))
     if rows == columns:
         return torch.diag(diagonal)
-    return torch.diagonal_scatter(d.new_zeros(x_shape), diagonal)
+    return torch.diagonal_scatter(d.new_zeros((rows, columns)), diagonal)
 
 
-_MATMUL = Rule(matmul_fwd, matmul_bwd)
+_MATMUL = saving_arguments(operator.matmul, matmul_bwd)
 
 LINEAR: dict[Any, Rule] = {
     torch.matmul: _MATMUL,
@@ -136,9 +111,9 @@ LINEAR: dict[Any, Rule] = {
     torch.bmm: _MATMUL,
     torch.mv: _MATMUL,
     torch.dot: _MATMUL,
-    torch.addmm: Rule(addmm_fwd, addmm_bwd),
-    F.linear: Rule(linear_fwd, linear_bwd),
-    torch.sum: Rule(sum_fwd, sum_bwd),
-    torch.mean: Rule(mean_fwd, mean_bwd),
-    torch.trace: Rule(trace_fwd, trace_bwd),
+    torch.addmm: saving_arguments(torch.addmm, addmm_bwd),
+    F.linear: saving_arguments(F.linear, linear_bwd),
+    torch.sum: saving_arguments(_reduction(torch.sum), sum_bwd),
+    torch.mean: saving_arguments(_reduction(torch.mean), mean_bwd),
+    torch.trace: saving_arguments(torch.trace, trace_bwd),
 }

@@ -15,12 +15,7 @@ from torch import Tensor
 
 from ..primitives import scale
 from ..shapes import unbroadcast
-from ..table import Rule
-
-
-def of_input(fn: Callable[[Any], Any], bwd: Callable[[Any, Any], Any]) -> Rule:
-    """Make the rule of `y = fn(x)` with `dx = bwd(x, dy)`, which saves x."""
-    return Rule(lambda x: (fn(x), x), bwd)
+from ..table import Rule, saving_arguments
 
 
 def of_result(fn: Callable[[Any], Any], bwd: Callable[[Any, Any], Any]) -> Rule:
@@ -38,38 +33,19 @@ def _times(factor: Any, d: Any) -> Any:
     return d if isinstance(factor, (int, float)) and factor == 1 else factor * d
 
 
-def add_fwd(a: Any, b: Any, alpha: Any = 1) -> Any:
-    return a + _times(alpha, b), (a, b, alpha)
+def add(a: Any, b: Any, alpha: Any) -> Any:
+    return a + _times(alpha, b)
 
 
-def add_bwd(saved: Any, d: Any) -> Any:
-    a, b, alpha = saved
+def add_bwd(d: Any, a: Any, b: Any, alpha: Any = 1) -> Any:
     return unbroadcast(d, a), unbroadcast(_times(alpha, d), b)
 
 
-def sub_fwd(a: Any, b: Any, alpha: Any = 1) -> Any:
-    return a - _times(alpha, b), (a, b, alpha)
-
-
-def sub_bwd(saved: Any, d: Any) -> Any:
-    a, b, alpha = saved
+def sub_bwd(d: Any, a: Any, b: Any, alpha: Any = 1) -> Any:
     return unbroadcast(d, a), unbroadcast(-_times(alpha, d), b)
 
 
-def rsub_fwd(a: Any, b: Any, alpha: Any = 1) -> Any:
-    return b - _times(alpha, a), (b, a, alpha)
-
-
-def rsub_bwd(saved: Any, d: Any) -> Any:
-    return sub_bwd(saved, d)[::-1]
-
-
-def mul_fwd(a: Any, b: Any) -> Any:
-    return a * b, (a, b)
-
-
-def mul_bwd(saved: Any, d: Any) -> Any:
-    a, b = saved
+def mul_bwd(d: Any, a: Any, b: Any) -> Any:
     return unbroadcast(d * b, a), unbroadcast(d * a, b)
 
 
@@ -86,17 +62,18 @@ def div_bwd(saved: Any, d: Any) -> Any:
     return unbroadcast(da, a), unbroadcast(-da * y, b)  # d(a/b)/db = -a/b^2 = -y/b
 
 
-def pow_fwd(x: Any, exponent: Any) -> Any:
+def power(x: Any, exponent: Any) -> Any:
     if not isinstance(exponent, (int, float)):
         raise NotImplementedError("pow is differentiated for an exponent that is a Python number")
-    return x**exponent, (x, exponent)
+    return x**exponent
 
 
-def pow_bwd(saved: Any, d: Any) -> Any:
-    x, p = saved
-    if p == 0:
+def pow_bwd(d: Any, x: Any, exponent: Any) -> Any:
+    if exponent == 0:
         return None  # not 0 * x**-1, which is nan at 0
-    return d if p == 1 else p * d * (x if p == 2 else x ** (p - 1))
+    if exponent == 1:
+        return d
+    return exponent * d * (x if exponent == 2 else x ** (exponent - 1))
 
 
 def relu_fwd(x: Any, inplace: bool = False) -> Any:
@@ -106,54 +83,44 @@ def relu_fwd(x: Any, inplace: bool = False) -> Any:
     return y, y
 
 
-def relu_bwd(y: Any, d: Any) -> Any:
-    return torch.where(y > 0, d, 0)  # not d * (y > 0), which is nan for an infinite d
-
-
-def where_fwd(condition: Any, a: Any, b: Any) -> Any:
-    return torch.where(condition, a, b), (condition, a, b)
-
-
-def where_bwd(saved: Any, d: Any) -> Any:
-    condition, a, b = saved
+def where_bwd(d: Any, condition: Any, a: Any, b: Any) -> Any:
     da = unbroadcast(torch.where(condition, d, 0), a)
     return None, da, unbroadcast(torch.where(condition, 0, d), b)
 
 
-def scale_fwd(factor: Any, x: Any) -> Any:
-    return scale(factor, x), (factor, x)
-
-
-def scale_bwd(saved: Any, d: Any) -> Any:
-    factor, x = saved
-    return torch.sum(d * x), scale(factor, d)
+def method_where_bwd(d: Any, a: Any, condition: Any, b: Any) -> Any:
+    _, da, db = where_bwd(d, condition, a, b)
+    return da, None, db
 
 
 POINTWISE: dict[Any, Rule] = {
     torch.neg: Rule(lambda x: (-x, None), lambda _, d: -d),
-    torch.add: Rule(add_fwd, add_bwd),
-    torch.sub: Rule(sub_fwd, sub_bwd),
-    torch.rsub: Rule(rsub_fwd, rsub_bwd),
-    torch.mul: Rule(mul_fwd, mul_bwd),
+    torch.add: saving_arguments(add, add_bwd),
+    torch.sub: saving_arguments(lambda a, b, alpha: a - _times(alpha, b), sub_bwd),
+    torch.rsub: saving_arguments(
+        lambda a, b, alpha: b - _times(alpha, a),
+        lambda d, a, b, alpha=1: sub_bwd(d, b, a, alpha)[::-1],
+    ),
+    torch.mul: saving_arguments(operator.mul, mul_bwd),
     torch.div: Rule(div_fwd, div_bwd),
-    torch.pow: Rule(pow_fwd, pow_bwd),
+    torch.pow: saving_arguments(power, pow_bwd),
     torch.reciprocal: of_result(torch.reciprocal, lambda y, d: -d * (y * y)),
-    torch.square: of_input(torch.square, lambda x, d: 2 * d * x),
-    torch.sin: of_input(torch.sin, lambda x, d: d * torch.cos(x)),
-    torch.cos: of_input(torch.cos, lambda x, d: -d * torch.sin(x)),
-    torch.log: of_input(torch.log, lambda x, d: d / x),
-    torch.abs: of_input(torch.abs, lambda x, d: d * torch.sign(x)),
+    torch.square: saving_arguments(torch.square, lambda d, x: 2 * d * x),
+    torch.sin: saving_arguments(torch.sin, lambda d, x: d * torch.cos(x)),
+    torch.cos: saving_arguments(torch.cos, lambda d, x: -d * torch.sin(x)),
+    torch.log: saving_arguments(torch.log, lambda d, x: d / x),
+    torch.abs: saving_arguments(torch.abs, lambda d, x: d * torch.sign(x)),
     torch.exp: of_result(torch.exp, operator.mul),
     torch.sqrt: of_result(torch.sqrt, lambda y, d: d / (2 * y)),
     torch.tanh: of_result(torch.tanh, lambda y, d: d * (1 - y * y)),
     torch.sigmoid: of_result(torch.sigmoid, lambda y, d: d * (y * (1 - y))),
-    torch.relu: Rule(relu_fwd, relu_bwd),
-    torch.where: Rule(where_fwd, where_bwd),
-    torch.Tensor.where: Rule(
-        lambda a, condition, b: where_fwd(condition, a, b),
-        lambda saved, d: (where_bwd(saved, d)[1], None, where_bwd(saved, d)[2]),
+    # not d * (y > 0), which is nan for an infinite d
+    torch.relu: Rule(relu_fwd, lambda y, d: torch.where(y > 0, d, 0)),
+    torch.where: saving_arguments(torch.where, where_bwd),
+    torch.Tensor.where: saving_arguments(
+        lambda a, condition, b: torch.where(condition, a, b), method_where_bwd
     ),
-    scale: Rule(scale_fwd, scale_bwd),
+    scale: saving_arguments(scale, lambda d, factor, x: (torch.sum(d * x), scale(factor, d))),
 }
 
 # Locally constant, or not a function of the values at all.

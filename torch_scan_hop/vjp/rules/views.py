@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..primitives import unindex
 from ..shapes import ndim, shape, unbroadcast
-from ..table import Rule
+from ..table import Rule, saving_arguments
 
 
 def _numbers(args: tuple[Any, ...]) -> Any:
@@ -21,18 +21,9 @@ def _numbers(args: tuple[Any, ...]) -> Any:
     return args[0] if len(args) == 1 and isinstance(args[0], Sequence) else args
 
 
-def t_fwd(x: Any) -> Any:
-    return x.t(), None
-
-
-def transpose_fwd(x: Any, dim0: int, dim1: int) -> Any:
-    return torch.transpose(x, dim0, dim1), (dim0, dim1)
-
-
-def permute_fwd(x: Any, *dims: Any) -> Any:
+def permute_bwd(d: Any, x: Any, *dims: Any) -> Any:
     dims = _numbers(dims)
-    inverse = sorted(range(len(dims)), key=lambda i: dims[i] % len(dims))
-    return torch.permute(x, dims), inverse
+    return torch.permute(d, sorted(range(len(dims)), key=lambda i: dims[i] % len(dims)))
 
 
 def getattr_fwd(x: Any, name: str) -> Any:
@@ -40,26 +31,6 @@ def getattr_fwd(x: Any, name: str) -> Any:
     if name not in ("T", "mT"):
         raise NotImplementedError(f"no VJP rule for the attribute x.{name}")
     return getattr(x, name), name
-
-
-def view_fwd(x: Any, *size: Any) -> Any:
-    return x.view(*size), shape(x)
-
-
-def reshape_fwd(x: Any, *size: Any) -> Any:
-    return torch.reshape(x, _numbers(size)), shape(x)
-
-
-def flatten_fwd(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
-    return torch.flatten(x, start_dim, end_dim), shape(x)
-
-
-def expand_fwd(x: Any, *size: Any, implicit: bool = False) -> Any:
-    return x.expand(*size), x
-
-
-def unsqueeze_fwd(x: Any, dim: int) -> Any:
-    return torch.unsqueeze(x, dim), dim
 
 
 def squeeze_fwd(x: Any, dim: Any = None) -> Any:
@@ -74,39 +45,21 @@ def squeeze_bwd(dims: Any, d: Any) -> Any:
     return d
 
 
-def diag_fwd(x: Any, diagonal: int = 0) -> Any:
-    return torch.diag(x, diagonal), (shape(x), diagonal)
+def diag_bwd(d: Any, x: Any, diagonal: int = 0) -> Any:
+    if ndim(x) == 1 or shape(x)[0] == shape(x)[1]:
+        return torch.diag(d, diagonal)
+    return torch.diagonal_scatter(d.new_zeros(shape(x)), d, diagonal)
 
 
-def diag_bwd(saved: Any, d: Any) -> Any:
-    x_shape, k = saved
-    if len(x_shape) == 1 or x_shape[0] == x_shape[1]:
-        return torch.diag(d, k)
-    return torch.diagonal_scatter(d.new_zeros(x_shape), d, k)
+def diagonal_bwd(d: Any, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    return torch.diagonal_scatter(d.new_zeros(shape(x)), d, offset, dim1, dim2)
 
 
-def diagonal_fwd(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    return torch.diagonal(x, offset, dim1, dim2), (shape(x), (offset, dim1, dim2))
-
-
-def diagonal_bwd(saved: Any, d: Any) -> Any:
-    x_shape, where = saved
-    return torch.diagonal_scatter(d.new_zeros(x_shape), d, *where)
-
-
-def diag_embed_fwd(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
-    return torch.diag_embed(x, offset, dim1, dim2), (offset, dim1, dim2)
-
-
-def diagonal_scatter_fwd(x: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    where = (offset, dim1, dim2)
-    return torch.diagonal_scatter(x, src, *where), (src, where)
-
-
-def diagonal_scatter_bwd(saved: Any, d: Any) -> Any:
-    src, where = saved
-    dx = torch.diagonal_scatter(d, torch.zeros_like(src), *where)
-    return dx, torch.diagonal(d, *where)
+def diagonal_scatter_bwd(
+    d: Any, x: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Any:
+    dx = torch.diagonal_scatter(d, torch.zeros_like(src), offset, dim1, dim2)
+    return dx, torch.diagonal(d, offset, dim1, dim2)
 
 
 def getitem_fwd(x: Any, index: Any) -> Any:
@@ -118,10 +71,6 @@ def getitem_bwd(saved: Any, d: Any) -> Any:
     return unindex(d, index, x_shape)
 
 
-def unindex_fwd(values: Any, index: Any, shape: Any) -> Any:
-    return unindex(values, index, shape), index
-
-
 def select_fwd(x: Any, dim: int, index: Any) -> Any:
     where = (slice(None),) * (dim % ndim(x)) + (index,)
     return torch.select(x, dim, index), (where, shape(x))
@@ -129,69 +78,63 @@ def select_fwd(x: Any, dim: int, index: Any) -> Any:
 
 def slice_fwd(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     """aten.slice.Tensor, which has no function under torch."""
-    index = (slice(None),) * (dim % ndim(x)) + (slice(start, end, step),)
-    return x[index], (index, shape(x))
+    return getitem_fwd(x, (slice(None),) * (dim % ndim(x)) + (slice(start, end, step),))
 
 
 def aten_index_fwd(x: Any, indices: Any) -> Any:
     """aten.index.Tensor: x[:, i] has the indices [None, i]."""
-    index = tuple(slice(None) if i is None else i for i in indices)
-    return x[index], (index, shape(x))
-
-
-def index_select_fwd(x: Any, dim: int, index: Any) -> Any:
-    return torch.index_select(x, dim, index), (dim, index, shape(x))
-
-
-def index_select_bwd(saved: Any, d: Any) -> Any:
-    dim, index, x_shape = saved
-    return torch.index_add(d.new_zeros(x_shape), dim, index, d)
-
-
-def index_add_fwd(x: Any, dim: int, index: Any, source: Any) -> Any:
-    return torch.index_add(x, dim, index, source), (dim, index)
-
-
-def index_add_bwd(saved: Any, d: Any) -> Any:
-    return d, None, None, torch.index_select(d, *saved)
-
-
-def convert_fwd(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """x.to(...): the cotangent goes back to the dtype of x by itself, see `transform`."""
-    return x.to(*args, **kwargs), None
-
-
-def identity_bwd(_: Any, d: Any) -> Any:
-    return d
+    return getitem_fwd(x, tuple(slice(None) if i is None else i for i in indices))
 
 
 VIEWS: dict[Any, Rule] = {
-    torch.t: Rule(t_fwd, lambda _, d: d.t()),
-    torch.transpose: Rule(transpose_fwd, lambda dims, d: torch.transpose(d, *dims)),
-    torch.permute: Rule(permute_fwd, lambda inverse, d: torch.permute(d, inverse)),
-    getattr: Rule(getattr_fwd, lambda name, d: getattr(d, name)),
-    Tensor.view: Rule(view_fwd, lambda x_shape, d: d.reshape(x_shape)),
-    torch.reshape: Rule(reshape_fwd, lambda x_shape, d: torch.reshape(d, x_shape)),
-    torch.flatten: Rule(flatten_fwd, lambda x_shape, d: torch.reshape(d, x_shape)),
-    Tensor.expand: Rule(expand_fwd, lambda x, d: unbroadcast(d, x)),
-    Tensor.expand_as: Rule(
-        lambda x, other: (x.expand_as(other), x), lambda x, d: unbroadcast(d, x)
+    torch.t: Rule(lambda x: (x.t(), None), lambda _, d: d.t()),
+    torch.transpose: saving_arguments(
+        torch.transpose, lambda d, x, dim0, dim1: torch.transpose(d, dim0, dim1)
     ),
-    torch.unsqueeze: Rule(unsqueeze_fwd, lambda dim, d: torch.squeeze(d, dim)),
+    torch.permute: saving_arguments(lambda x, *dims: torch.permute(x, _numbers(dims)), permute_bwd),
+    getattr: Rule(getattr_fwd, lambda name, d: getattr(d, name)),
+    Tensor.view: saving_arguments(
+        lambda x, *size: x.view(*size), lambda d, x, *size: d.reshape(shape(x))
+    ),
+    torch.reshape: saving_arguments(
+        lambda x, *size: torch.reshape(x, _numbers(size)),
+        lambda d, x, *size: torch.reshape(d, shape(x)),
+    ),
+    torch.flatten: saving_arguments(
+        torch.flatten, lambda d, x, start_dim=0, end_dim=-1: torch.reshape(d, shape(x))
+    ),
+    Tensor.expand: saving_arguments(
+        lambda x, *size, implicit: x.expand(*size),
+        lambda d, x, *size, implicit=False: unbroadcast(d, x),
+    ),
+    Tensor.expand_as: saving_arguments(
+        lambda x, other: x.expand_as(other), lambda d, x, other: unbroadcast(d, x)
+    ),
+    torch.unsqueeze: saving_arguments(torch.unsqueeze, lambda d, x, dim: torch.squeeze(d, dim)),
     torch.squeeze: Rule(squeeze_fwd, squeeze_bwd),
-    torch.diag: Rule(diag_fwd, diag_bwd),
-    torch.diagonal: Rule(diagonal_fwd, diagonal_bwd),
-    torch.diag_embed: Rule(diag_embed_fwd, lambda where, d: torch.diagonal(d, *where)),
-    torch.diagonal_scatter: Rule(diagonal_scatter_fwd, diagonal_scatter_bwd),
+    torch.diag: saving_arguments(torch.diag, diag_bwd),
+    torch.diagonal: saving_arguments(torch.diagonal, diagonal_bwd),
+    torch.diag_embed: saving_arguments(
+        torch.diag_embed,
+        lambda d, x, offset=0, dim1=-2, dim2=-1: torch.diagonal(d, offset, dim1, dim2),
+    ),
+    torch.diagonal_scatter: saving_arguments(torch.diagonal_scatter, diagonal_scatter_bwd),
     torch.ops.aten.slice: Rule(slice_fwd, getitem_bwd),
     torch.select: Rule(select_fwd, getitem_bwd),
     torch.ops.aten.index: Rule(aten_index_fwd, getitem_bwd),
-    torch.index_select: Rule(index_select_fwd, index_select_bwd),
-    torch.index_add: Rule(index_add_fwd, index_add_bwd),
-    unindex: Rule(unindex_fwd, lambda index, d: d[index]),
-    torch.clone: Rule(lambda x, memory_format=None: (torch.clone(x), None), identity_bwd),
-    Tensor.contiguous: Rule(lambda x: (x.contiguous(), None), identity_bwd),
-    Tensor.to: Rule(convert_fwd, identity_bwd),
-    Tensor.float: Rule(lambda x: (x.float(), None), identity_bwd),
-    Tensor.double: Rule(lambda x: (x.double(), None), identity_bwd),
+    torch.index_select: saving_arguments(
+        torch.index_select,
+        lambda d, x, dim, index: torch.index_add(d.new_zeros(shape(x)), dim, index, d),
+    ),
+    torch.index_add: saving_arguments(
+        torch.index_add,
+        lambda d, x, dim, index, source: (d, None, None, torch.index_select(d, dim, index)),
+    ),
+    unindex: saving_arguments(unindex, lambda d, values, index, shape: d[index]),
+    torch.clone: Rule(lambda x, memory_format=None: (torch.clone(x), None), lambda _, d: d),
+    Tensor.contiguous: Rule(lambda x: (x.contiguous(), None), lambda _, d: d),
+    # the cotangent goes back to the dtype of x by itself, see `transform`
+    Tensor.to: Rule(lambda x, *args, **kwargs: (x.to(*args, **kwargs), None), lambda _, d: d),
+    Tensor.float: Rule(lambda x: (x.float(), None), lambda _, d: d),
+    Tensor.double: Rule(lambda x: (x.double(), None), lambda _, d: d),
 }
