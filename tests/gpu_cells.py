@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -361,6 +362,40 @@ def square_case(
         return randn(*lead, width), given[0] if len(given) == 1 else given, parameters
 
     return Case(step, inputs)
+
+
+def random_squares(seed: int) -> Case:
+    """A random body with one to three squares, each reduced along its rows or its columns."""
+    draw = random.Random(seed)
+    width, lead = draw.randint(9, 24), draw.choice([(), (3,), (2, 2)])
+    rank = len(lead)
+    dims = [(draw.choice([rank, rank + 1]), draw.random() < 0.3) for _ in range(3)]
+    kinds = [draw.choice([*_REDUCED]) for _ in dims]
+    joins = [draw.choice([torch.add, torch.mul, torch.sub, torch.maximum]) for _ in dims]
+    shows = draw.random() < 0.5
+    count = draw.randint(1, 3)
+
+    def step(h: Any, x: Any, p: Any) -> Any:
+        square = h
+        for (dim, keepdim), kind, join in list(zip(dims, kinds, joins, strict=True))[:count]:
+            across, down = h.unsqueeze(rank), h.unsqueeze(rank + 1)
+            square = join(down, p["m"]) + torch.sin(across) * x.unsqueeze(2 * rank + 1 - dim)
+            made = _REDUCED[kind](square, dim, keepdim)
+            h = torch.tanh(made.squeeze(dim) if keepdim else made) * 0.7 + x
+        return h, (h, square) if shows else h
+
+    return square_case(step, (*lead, width), lead=lead, width=width)
+
+
+_REDUCED: dict[str, Callable[[Any, int, bool], Any]] = {
+    "sum": lambda square, dim, keepdim: square.sum(dim, keepdim) / square.shape[dim],
+    "mean": lambda square, dim, keepdim: square.mean(dim, keepdim),
+    "amax": lambda square, dim, keepdim: square.amax(dim, keepdim),
+    "amin": lambda square, dim, keepdim: square.amin(dim, keepdim),
+    "logsumexp": lambda square, dim, keepdim: torch.logsumexp(square, dim, keepdim),
+    "softmax": lambda square, dim, keepdim: (torch.softmax(square, dim) * square).sum(dim, keepdim),
+    "any": lambda square, dim, keepdim: torch.where((square > 1).any(dim, keepdim), 0.5, 0.2),
+}
 
 
 # a square of each row is reduced to a row, as in a product with a weight

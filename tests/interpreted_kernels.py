@@ -15,7 +15,16 @@ import torch
 import triton_interpreter  # noqa: F401  before Inductor
 from fuzz.campaign import run_here
 from fuzz.modes import parse_mode
-from gpu_cells import CASES, NORM_CASES, ROW_CASES, SQUARE_CASES, Case, randn, row_case
+from gpu_cells import (
+    CASES,
+    NORM_CASES,
+    ROW_CASES,
+    SQUARE_CASES,
+    Case,
+    randn,
+    random_squares,
+    row_case,
+)
 from graph_caches import graph_caches
 from on_the_cpu import triton_kernels
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
@@ -220,6 +229,15 @@ def test_squares_of_rows(name, reverse):
     # the gradient of the greatest is written where it was, which no kernel of rows does
     backward = None if name == "best path" else ROWS
     assert check(name, 5, reverse, torch.float32) == [ROWS, backward]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(16))
+def test_random_squares(seed):
+    case = random_squares(seed)
+    inputs = case.drawn(4, torch.float32)
+    chosen = compare(case, as_leaves(inputs), in_float64(inputs), 4, False, torch.float32)
+    assert chosen[0] is ROWS
 
 
 @pytest.mark.slow
