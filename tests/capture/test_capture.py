@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from torch_scan_hop import scan
+from torch_scan_hop import fallback, scan
 
 pytestmark = pytest.mark.torch_version
 
@@ -238,3 +238,24 @@ def test_an_lstm_of_torchs_in_a_body(variant, dtype, layer):
         params=list(lstm.parameters()),
         tolerance=1e-9 if exact else 1e-4,
     )
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_divergence_that_torch_has_not_met(compiled, monkeypatch):
+    monkeypatch.setattr(torch.distributions.kl, "_KL_MEMOIZE", {})
+
+    def body(h, x):
+        prior = torch.distributions.Normal(h, torch.ones_like(h))
+        now = torch.distributions.Normal(torch.tanh(h @ W.double() + x), 0.5)
+        both = (torch.distributions.Independent(d, 1) for d in (now, prior))
+        divergence = torch.distributions.kl_divergence(now, prior).sum(-1)
+        return now.mean, divergence + torch.distributions.kl_divergence(*both)
+
+    def run(h, xs):
+        return scan(body, h, xs)
+
+    h, xs = torch.zeros(2, 3).double(), torch.linspace(-1, 1, 24).double().reshape(4, 2, 3)
+    run = torch.compile(run, backend="eager", fullgraph=True) if compiled else run
+    with fallback("error"):
+        results = run(h, xs)
+    assert_same(results, loop(body, h, xs), 1e-12)

@@ -263,7 +263,6 @@ def a_stash():
 
 def a_distribution():
     m = Holder(prior=torch.distributions.Normal(zeros(), zeros() + 1, validate_args=False))
-    torch.distributions.kl_divergence(m.prior, m.prior)  # which torch finds, and remembers
 
     def cell(x):
         mean = torch.tanh(m.prior.mean @ m.w + x)

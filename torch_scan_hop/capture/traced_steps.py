@@ -11,6 +11,7 @@ from torch_scan_hop._torch.dynamo.attempts import side_effects_stay_one_object
 from torch_scan_hop._torch.dynamo.class_attributes import attributes_of_classes_are_found
 from torch_scan_hop._torch.dynamo.counted import counters_vary
 from torch_scan_hop._torch.dynamo.deques import deques_are_bounded
+from torch_scan_hop._torch.dynamo.divergences import divergences_are_known
 from torch_scan_hop._torch.dynamo.facts import grad_functions_are_known
 from torch_scan_hop._torch.dynamo.hooks import hooks_are_captured
 from torch_scan_hop._torch.dynamo.modules import methods_have_functions
@@ -26,6 +27,7 @@ def steps_are_traced(tx: Any, operator: Any) -> Iterator[None]:
         methods_have_functions(),
         grad_functions_are_known(),
         absences_are_guarded(),
+        divergences_are_known(),
         attributes_of_classes_are_found(),
         deques_are_bounded(tx),
         counters_vary(tx),

@@ -49,8 +49,6 @@ _SWAPPERS = {
 }
 # what fills that cache
 _CACHES = {("torch/nn/utils/parametrize.py", "get_cached_parametrization")}
-# where torch remembers which function computes a divergence: whoever comes first fills that in
-_MEMO = "torch/distributions/kl.py"
 
 
 def _traces(effects: SideEffects, places: set[tuple[str, str]]) -> bool:
@@ -141,8 +139,8 @@ class _Watch:
         """Note that ``item``, which the body did not make, is about to change."""
         _, contents = self.unchanged.get(id(item)) or (item, _contents(item))
         line = users_line()
-        if self.assigning or (contents is not None and _MEMO in line.replace("\\", "/")):
-            return  # the first is noted by ``assigns``
+        if self.assigning:
+            return  # which is noted by ``assigns``
         if contents is None:
             raise refused_change(AN_OBJECT, line)
         if id(item) not in self.contents:
