@@ -12,7 +12,12 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from torch_scan_hop.capture.dataclass_parts import field_names, is_dataclass, new_dataclass
+from torch_scan_hop.capture.dataclass_parts import (
+    field_names,
+    is_dataclass,
+    names_in,
+    new_container,
+)
 from torch_scan_hop.capture.refusals import refused
 from torch_scan_hop.errors import (
     ScanTypeError,
@@ -105,16 +110,14 @@ def tensors(value: Any) -> list[torch.Tensor]:
 def rebuild(template: Any, parts: list[Any]) -> Any:
     if type(template) is dict:
         return dict(zip(template, parts, strict=True))
-    if is_registered(template) or isinstance(template, Mapping):
+    known = type(template) in pytree.SUPPORTED_NODES and type(template) not in (list, tuple)
+    if known and not is_namedtuple(template):
         node = pytree.SUPPORTED_NODES[type(template)]
         _, context = node.flatten_fn(template)
         return node.unflatten_fn(parts, context)
     if is_namedtuple(template):
         return type(template)(*parts)
-    if isinstance(template, (list, tuple)):
-        return type(template)(parts)
-    assert is_dataclass(template), f"not a container: {type(template)}"
-    return new_dataclass(type(template), field_names(template), parts)
+    return new_container(type(template), names_in(template), parts)
 
 
 def unflatten(template: Any, values: list[Any]) -> Any:

@@ -6,6 +6,7 @@ loop that a user writes, and as a scan; values, what is left and all gradients a
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from oracle import assert_same, written_loop
+from oracle import assert_same, loop, written_loop
 from torch import Tensor, nn
 
 from torch_scan_hop import fallback, scan
@@ -272,6 +273,23 @@ def a_distribution():
         return kl
 
     return m, cell, lambda: [m.prior.mean, m.prior.stddev]
+
+
+class Attributes(dict):
+    """The items of a dict, by the names of attributes."""
+
+    def __getattr__(self, name):
+        return self[name]
+
+
+def a_dict_of_a_class_of_its_own():
+    m = Holder(state=Attributes(h=zeros(), n=1))
+
+    def cell(x):
+        m.state = Attributes(h=torch.tanh(m.state.h @ m.w + x * m.state.n), n=m.state.n + 1)
+        return m.state.h
+
+    return m, cell, lambda: [m.state.h, m.state.n]
 
 
 def given_on_to_a_second_state():
@@ -618,8 +636,8 @@ OTHERS = [
     one_dict_under_two_names,
 ]
 
-# torch 2.9 traces no copy.copy, and no ``is`` between lists
-NEWER = [a_copy, what_the_program_begins_with]
+# torch 2.9 traces no copy.copy, no ``is`` between lists, and not what else a dict holds
+NEWER = [a_copy, a_dict_of_a_class_of_its_own, what_the_program_begins_with]
 (CAPTURED if torch.__version__ >= "2.13" else OTHERS).extend(NEWER)
 
 
@@ -659,6 +677,69 @@ def test_captured(make, way) -> None:
 @pytest.mark.parametrize("make", OTHERS, ids=lambda make: make.__name__)
 def test_as_the_loop_if_not_captured(make) -> None:
     assert_same(outcome(make, scan), outcome(make, written_loop))
+
+
+class Items(list):
+    pass
+
+
+OF_CLASSES = {
+    "dict": lambda h, n: Attributes(h=h, n=n),
+    "list": lambda h, n: Items([h, n]),
+    "UserDict": lambda h, n: collections.UserDict(h=h, n=n),
+    "Counter": lambda h, n: collections.Counter(h=h, n=n),
+}
+
+
+def _captured_where_it_can_be(of):
+    """Torch 2.9 does not trace what else such a dict holds."""
+    is_loop = torch.__version__ < "2.10" and of in ("dict", "Counter")
+    return fallback("allow" if is_loop else "error")
+
+
+@pytest.mark.parametrize("way", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of", OF_CLASSES)
+def test_dicts_and_lists_of_other_classes(of, way) -> None:
+    """In init, as the carry and as ys."""
+    make = OF_CLASSES[of]
+    w = torch.randn(3, 3, dtype=F64, requires_grad=True)
+
+    def cell(state, x):
+        h, n = state.values() if hasattr(state, "values") else state
+        h = torch.tanh(h @ w + x)
+        return make(h, n + 1), make(h * 2, n)
+
+    def outputs(run):
+        carry, ys = run(cell, make(zeros(), zeros()), xs)
+        parts = [*carry.values(), *ys.values()] if hasattr(ys, "values") else [*carry, *ys]
+        return type(carry), type(ys), parts, torch.autograd.grad(sum(p.sum() for p in parts), w)
+
+    if torch.__version__ < "2.10" and of in ("dict", "Counter") and way == "compiled":
+        pytest.skip("it is a loop, which torch.compile does not run")
+    xs = torch.randn(4, 3, dtype=F64)
+    with _captured_where_it_can_be(of):
+        found = outputs(WAYS[way])
+    expected = outputs(loop)
+    assert found[:2] == expected[:2] == (type(make(0, 0)),) * 2
+    assert_same(found[2:], expected[2:])
+
+
+class NotOfADict(dict):
+    def __init__(self, h):
+        super().__init__(h=h)
+
+
+def with_an_attribute(h):
+    made = Attributes(h=h)
+    made.seen = True
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+@pytest.mark.parametrize("make", [NotOfADict, with_an_attribute])
+def test_a_dict_that_is_more_than_its_items_is_refused(make) -> None:
+    with pytest.raises(TypeError, match=r"more than its items.*register_pytree_node"):
+        scan(lambda c, x: (make(c["h"] + x), x), make(zeros()), torch.randn(4, 3, dtype=F64))
 
 
 @dataclasses.dataclass

@@ -3,6 +3,7 @@ calls that it does not hold for."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 from collections.abc import Callable
@@ -280,6 +281,28 @@ GENERATOR = torch.Generator()
 (ROWS, COLUMNS), VALUES = SPARSE.coalesce().indices().clone(), SPARSE.coalesce().values().clone()
 COUNTER = torch.tensor(0)
 
+OWNER = torch.nn.Linear(4, 4)
+
+
+def makes_a_parameter(h: Tensor, x: Tensor) -> Any:
+    OWNER.bias = torch.nn.Parameter(torch.full((4,), 0.5))
+    return h + x, h * OWNER.bias.detach()
+
+
+def writes_to_a_parameter(h: Tensor, x: Tensor) -> Any:
+    with torch.no_grad():
+        OWNER.bias.copy_(torch.full((4,), 0.5))
+    return h + x, h * OWNER.bias.detach().clone()
+
+
+def copies_deeply(h: Tensor, x: Tensor) -> Any:
+    return h + x, copy.deepcopy({"h": h})["h"]
+
+
+def clones(h: Tensor, x: Tensor) -> Any:
+    return h + x, h.detach().clone()
+
+
 ADVICE: dict[str, tuple[Any, Any, str, list[Any]]] = {
     "branch": (branch, H, "torch.where", [no_branch]),
     "print": (prints, H, "Print after the scan", [lambda h, x: (h + x, h)]),
@@ -313,6 +336,8 @@ ADVICE: dict[str, tuple[Any, Any, str, list[Any]]] = {
         [hook_of_a_modules_result],
     ),
     "autograd.grad": (takes_a_gradient, H, "torch.func.grad", [takes_a_gradient_by_func]),
+    "parameter": (makes_a_parameter, H, "p.copy_(new)", [writes_to_a_parameter]),
+    "deepcopy": (copies_deeply, H, "tensor.detach().clone()", [clones]),
     "grad_fn": (asks_for_the_function, H, "h.grad_fn is None", [asks_if_there_is_a_function]),
     "sparse": (sparse_product, H, "to_dense()", [dense_product, gathered_product]),
     "bincount": (counts_by_bincount, H, "index_add(0, i, ones)", [counts_by_index_add]),

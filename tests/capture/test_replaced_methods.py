@@ -147,3 +147,102 @@ def test_what_no_guard_of_torchs_sees(case):
         assert_same(scan(cell, h, xs), loop(cell, h, xs), 1e-6)
     with fallback("error"):
         assert_same(scan(cell, h, xs), before)
+
+
+def class_of_objects(gain, weight):
+    """A new class, as a notebook's cell makes one each time that it runs."""
+
+    class Made:
+        def __init__(self, h, scale=1.0):
+            self.h = h * scale
+
+        def grown(self, *, by=1.0):
+            return self.h * by * gain + weight
+
+        @property
+        def half(self):
+            return self.h * 0.5
+
+        @staticmethod
+        def of_none(h, by=1.0):
+            return h * by
+
+        @classmethod
+        def of_class(cls, h, by=1.0):
+            return h * by
+
+        @staticmethod
+        def set_gain(value):
+            nonlocal gain
+            gain = value
+
+    return Made
+
+
+def _kwdefaults(kind):
+    kind.grown.__kwdefaults__ = {"by": 3.0}
+
+
+def _code(of, fn):
+    def change(kind):
+        of(kind).__code__ = fn.__code__
+
+    return change
+
+
+def _defaults(of):
+    def change(kind):
+        of(kind).__defaults__ = (3.0,)
+
+    return change
+
+
+def _times(h, by=1.0):
+    return h * 7
+
+
+def _init(self, h, scale=1.0):
+    self.h = h * 7
+
+
+OF_FUNCTIONS = {
+    "what is closed over": lambda kind: kind.set_gain(3.0),
+    "defaults": _defaults(lambda kind: kind.__init__),
+    "of names": _kwdefaults,
+    "of a static method": _defaults(lambda kind: kind.of_none),
+    "of a class method": _defaults(lambda kind: kind.of_class.__func__),
+    "code": _code(lambda kind: kind.__init__, _init),
+    "of a property": _code(lambda kind: kind.half.fget, lambda self: self.h * 7),
+    "code of a static method": _code(lambda kind: kind.of_none, _times),
+    "of a class method's": _code(lambda k: k.of_class.__func__, lambda cls, h, by=1.0: h * 7),
+    "a static method": lambda kind: setattr(kind, "of_none", staticmethod(_times)),
+}
+
+
+@pytest.mark.parametrize("change", OF_FUNCTIONS)
+@pytest.mark.parametrize("makes", [True, False])
+def test_methods_of_objects_that_steps_make(change, makes):
+    """Dynamo has no source for their functions: a capture kept what these were."""
+    weight = nn.Parameter(torch.tensor([0.1, 0.2, 0.3]))
+    kind = class_of_objects(1.0, weight)
+    state = {"made": kind(torch.zeros(3))}
+
+    def cell(h, x):
+        made = state["made"]
+        y = made.grown() + made.half + made.of_none(x) + made.of_class(x)
+        if makes:
+            state["made"] = kind(torch.tanh(y))
+        return h + x, y
+
+    def outputs(run):
+        state["made"] = kind(torch.ones(3))
+        found = run(cell, torch.zeros(3), torch.linspace(-1, 1, 12).reshape(4, 3))
+        return found, torch.autograd.grad(found[1].sum(), weight)
+
+    with fallback("error"):
+        before = outputs(scan)
+        assert_same(before, outputs(loop), 1e-6)
+        OF_FUNCTIONS[change](kind)
+        after = outputs(scan)
+    assert_same(after, outputs(loop), 1e-6)
+    assert not torch.equal(after[0][1], before[0][1])

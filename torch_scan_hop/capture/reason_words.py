@@ -4,6 +4,12 @@ from __future__ import annotations
 
 #: what Dynamo says in its own words, and what it means for a scan; \1 is a group of the pattern
 MEANINGS = (
+    (r"raised exception TypeError\('scan: (what an? .*? dataclass)'\)", r"\1"),
+    (
+        r"torch\.nn\.Parameter\(\)` constructor",
+        "the body makes a parameter, which would be another one at each step",
+    ),
+    (r"copy\.deepcopy(\(\)| a tensor)", "the body makes a deep copy of a tensor"),
     ("RemovableHandleClass.*context manager", "the body removes a hook that it registers"),
     # Dynamo may come to write down what the hook changes before this package refuses it
     (
@@ -90,6 +96,11 @@ FIXES = (
         "Return a new gradient from the hook, as g * 0.5. To see the gradients of h, add zeros "
         "to it that come from xs, and look at theirs.",
     ),
+    (
+        "makes a parameter",
+        "Write to the one that there is: p.copy_(new), under torch.no_grad().",
+    ),
+    ("deep copy of a tensor", "Write tensor.detach().clone()."),
     ("length of a deque", "Fill it before the scan, as in deque([zeros] * n, maxlen=n)."),
     ("attribute of a class", "Keep it in an attribute of the object."),
     ("makes a complex number", "Compute it, as k + 1j * d."),

@@ -1,21 +1,20 @@
-"""Dataclasses among ys: Dynamo takes what a body returns apart by torch's pytree, which does not
-know them."""
+"""Dataclasses, and dicts and lists of classes of the user's, among ys: Dynamo takes what a body
+returns apart by torch's pytree, which does not know them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch.utils._pytree as pytree
 
 from torch_scan_hop import tree
-from torch_scan_hop.capture.dataclass_parts import field_names, new_dataclass
+from torch_scan_hop.capture.dataclass_parts import names_in, new_container
 
 
 class _Record:
-    """A dataclass, in a form that torch's pytree knows."""
+    """A container, in a form that torch's pytree knows."""
 
-    def __init__(self, kind: type, names: list[str], parts: list[Any]) -> None:
+    def __init__(self, kind: type, names: list[Any], parts: list[Any]) -> None:
         self.kind, self.names, self.parts = kind, names, parts
 
 
@@ -28,19 +27,19 @@ pytree.register_pytree_node(
 
 
 def with_records(value: Any) -> Any:
-    """Return ``value`` with a record in place of each dataclass that is not registered."""
+    """Return ``value`` with a record in place of each container that is not registered."""
     parts = None if tree.is_registered(value) else tree.child_values(value)
     if parts is None:
         return value
     others = list(map(with_records, parts))
-    if isinstance(value, (Mapping, list, tuple)):
+    if type(value) in pytree.SUPPORTED_NODES or tree.is_namedtuple(value):
         return tree.rebuild(value, others)
-    return _Record(type(value), field_names(value), others)
+    return _Record(type(value), names_in(value), others)
 
 
 def without_records(value: Any) -> Any:
     """Return what :func:`with_records` was given, or was made of that."""
     if type(value) is _Record:
-        return new_dataclass(value.kind, value.names, list(map(without_records, value.parts)))
+        return new_container(value.kind, value.names, list(map(without_records, value.parts)))
     parts = None if tree.is_registered(value) else tree.child_values(value)
     return value if parts is None else tree.rebuild(value, list(map(without_records, parts)))

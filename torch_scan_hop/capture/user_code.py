@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dis
 import functools
 import itertools
@@ -22,6 +23,7 @@ NOT_USERS = (
     "<eval_with_key>",
     functools.__file__,
     contextlib.__file__,
+    copy.__file__,
 )
 
 

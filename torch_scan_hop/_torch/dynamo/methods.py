@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, GlobalStateSource, TypeSource
+from torch._dynamo.source import AttrSource, GlobalSource, GlobalStateSource, TypeSource
 from torch._dynamo.symbolic_convert import InliningInstructionTranslator
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedObjectVariable
@@ -50,7 +51,13 @@ def methods_are_guarded() -> Iterator[None]:
         if isinstance(fn, types.FunctionType):
             _refuse_methods_of_tensors(fn.__code__, of_tensors)
             _guard_method(fn, args)
+            _guard_function(parent.output, func, fn, args)
         return original(parent, func, args, *rest, **named)
+
+    def read_object(read: Any, self: Any, tx: Any, name: str) -> Any:
+        if self.source is None:  # made by the program itself
+            _guard_name(type(self.value), name)
+        return read(self, tx, name)
 
     def read_class(read: Any, self: Any, tx: Any, name: str) -> Any:
         _guard_name(type(self.value), name)
@@ -58,9 +65,12 @@ def methods_are_guarded() -> Iterator[None]:
         return read(self, tx, name)
 
     inlined = staticmethod(build_inline_tracer)
+    config: Any = dynamo_config
     with (
+        config.patch(skip_guards_on_constant_func_defaults=False),  # True in torch 2.9
         replaced(InliningInstructionTranslator, build_inline_tracer=inlined),
         wrapped(UserDefinedClassVariable, **{GETATTR: read_class}),
+        wrapped(UserDefinedObjectVariable, **{GETATTR: read_object}),
     ):
         yield
 
@@ -77,7 +87,7 @@ def _owner(cls: type, name: str) -> type | None:
 def _guard_name(cls: type, name: str) -> None:
     """Guard what ``cls`` has by ``name``, if a user may replace it and it is no state."""
     owner = _owner(cls, name)
-    if owner is None or owner.__module__.partition(".")[0] in _NOT_REPLACED:
+    if owner is None or _package(owner.__module__) in _NOT_REPLACED:
         return
     if not isinstance(value := vars(owner)[name], torch.Tensor):
         _guarded_names().add(cls, name, owner, value)
@@ -96,6 +106,24 @@ def _refuse_methods_of_tensors(code: types.CodeType, of_tensors: Mapping[str, An
 def _is_of_operator(name: str) -> bool:
     words = (name, name.replace("__r", "__", 1), name.replace("__i", "__", 1))
     return name.startswith("__") and any(hasattr(operator, word) for word in words)
+
+
+def _guard_function(output: Any, func: Any, fn: types.FunctionType, args: Any) -> None:
+    """Guard the code of ``fn`` if Dynamo does not: that of a class method, or of a function that it
+    knows no source of, as of a method of an object that the program has made. By the source that
+    ``func`` gets, its defaults and what it closes over are guarded, too."""
+    of_class = bool(args) and isinstance(args[0].realize(), UserDefinedClassVariable)
+    is_known = func.get_source() is not None
+    if (is_known and not of_class) or _package(fn.__module__ or "") in (*_NOT_REPLACED, "torch"):
+        return
+    source = GlobalSource(output.install_global_by_id("scan_function", fn))
+    install_guard(source.make_guard(GuardBuilder.CLOSURE_MATCH))
+    if not is_known:
+        getattr(func, "im_func", func).get_source = lambda: source  # torch 2.15: of a method
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _guard_method(fn: types.FunctionType, args: Any) -> None:
@@ -121,6 +149,10 @@ def _guard_method(fn: types.FunctionType, args: Any) -> None:
     else:
         method = AttrSource(TypeSource(owner.source), name)
         install_guard(method.make_guard(GuardBuilder.CLOSURE_MATCH))
+        found = inspect.getattr_static(type(owner.value), name)
+        if isinstance(found, property):  # whose code torch 2.9 does not guard
+            method = AttrSource(method, "fget" if found.fget is fn else "fset")
+            install_guard(method.make_guard(GuardBuilder.CLOSURE_MATCH))
 
 
 # The hooks of all modules, by number: a new hook has a new number. The one that export registers
