@@ -232,6 +232,8 @@ torch._dynamo.variables.builtin.BuiltinVariable: _handle_insert_op_in_graph[self
     call_function(self tx args kwargs)[self tx args kwargs]
 torch._dynamo.variables.constant.ConstantVariable: create(value)
 torch._dynamo.variables.functions: UserFunctionVariable(fn source=)
+torch._dynamo.variables.functions.UserFunctionVariable: call_function(self tx args kwargs)[self tx
+    args kwargs]
 torch._dynamo.variables.functions.UserMethodVariable: call_obj_hasattr(self tx name)[self tx name]
 torch._dynamo.variables.hashable.HashableTracker: __init__(self vt)[self vt]
 torch._dynamo.variables.higher_order_ops.TorchHigherOrderOperatorVariable: _call_function[self tx
