@@ -571,6 +571,33 @@ def test_a_program_whose_backward_torch_compiles() -> None:
         assert_same([run(xs) for xs in (XS, XS * 2, XS[:3])], expected)
 
 
+def test_a_dict_that_each_step_makes_longer() -> None:
+    kept: dict[int, Tensor] = {}
+    rows, count = torch.zeros(20, 4), {"n": 0}
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        h = torch.tanh(h + x)
+        kept[count["n"]] = h
+        count["n"] += 1
+        return h, h
+
+    def advised(h: Tensor, x: Tensor) -> Any:
+        h = torch.tanh(h + x)
+        rows[count["n"]] = h
+        count["n"] += 1
+        return h, h
+
+    xs = torch.linspace(-1, 1, 80).reshape(20, 4)
+    reason = "each step leaves something that the one before did not: item 8 of a dict"
+    with pytest.warns(UserWarning, match=f"{reason}.* write to a row of a tensor"):
+        carry, _ = scan(cell, H, xs)
+    assert [*kept] == [*range(20)] and torch.equal(kept[19], carry)
+    count["n"] = 0
+    with fallback("error"):
+        scan(advised, H, xs)
+    torch.testing.assert_close(rows, torch.stack([*kept.values()]))
+
+
 # -- forgotten in time ---------------------------------------------------------------------------
 
 

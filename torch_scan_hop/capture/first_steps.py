@@ -11,6 +11,10 @@ from torch_scan_hop._torch.dynamo.variables import VariableTracker
 from torch_scan_hop.capture.refusals import note_leaf
 
 
+#: a trace takes up to so many steps one by one: what it takes grows with the square of their number
+_MOST_FIRST_STEPS = 8
+
+
 class FirstStepDiffers(Unsupported):
     """The first step would be traced differently from the others: ``text`` says which leaf of the
     carry, and why."""
@@ -18,6 +22,15 @@ class FirstStepDiffers(Unsupported):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         note_leaf(self, text, grows=True)
+
+
+def check_ends(settled: Sequence[str]) -> None:
+    """Raise Unsupported if step after step differs from the next: each is a trace of its own."""
+    if len(settled) > _MOST_FIRST_STEPS:
+        raise Unsupported(
+            f"each step leaves something that the one before did not: {settled[-1]}, after "
+            f"{settled[-2]}. Return the value in ys, or write to a row of a tensor"
+        )
 
 
 def check_facts(

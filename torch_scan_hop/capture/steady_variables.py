@@ -45,6 +45,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     sequence_items,
 )
 from torch_scan_hop.capture.counters import Counters, StepsBranchDifferently
+from torch_scan_hop.capture.first_steps import check_ends
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
 from torch_scan_hop.capture.lstms import lstms_are_written_out
 from torch_scan_hop.capture.modes_at_first import refuse_modes
@@ -212,6 +213,7 @@ class _Capture:
         return is_less(self.tx, self.over[1], ConstantVariable.create(1))
 
     def _from_second_step(self, settled: tuple[str, ...], why: Exception) -> VariableTracker:
+        check_ends(settled)
         tx, (xs, trip_count, schedule) = self.tx, self.over
         if self.has_no_steps():
             with changes_are_undone(), told(reads=self.reads):
