@@ -10,7 +10,6 @@ from torch_scan_hop._torch.dynamo.facts import Facts
 from torch_scan_hop._torch.dynamo.variables import VariableTracker
 from torch_scan_hop.capture.refusals import note_leaf
 
-
 #: a trace takes up to so many steps one by one: what it takes grows with the square of their number
 _MOST_FIRST_STEPS = 8
 
