@@ -353,6 +353,12 @@ def shares(h, x, p):
     return h, (square, square.amax(1, keepdim=True), square.sum(2))
 
 
+def beside_parts(h, x, p):
+    square = torch.softmax(h[:, :, None] * p["m"], 1)
+    h = (square * h[:, None, :]).sum(1) + torch.cat([x[:, 3:], torch.sin(h[:, 7:])], 1)
+    return torch.tanh(h), square
+
+
 def square_case(
     step: Any, *xs: tuple[int, ...], lead: tuple[int, ...] = (3,), width: int = 10
 ) -> Case:

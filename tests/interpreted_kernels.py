@@ -21,9 +21,11 @@ from gpu_cells import (
     ROW_CASES,
     SQUARE_CASES,
     Case,
+    beside_parts,
     randn,
     random_squares,
     row_case,
+    square_case,
 )
 from graph_caches import graph_caches
 from on_the_cpu import triton_kernels
@@ -229,6 +231,13 @@ def test_squares_of_rows(name, reverse):
     # the gradient of the greatest is written where it was, which no kernel of rows does
     backward = None if name == "best path" else ROWS
     assert check(name, 5, reverse, torch.float32) == [ROWS, backward]
+
+
+def test_parts_beside_squares_are_no_kernel():
+    case = square_case(beside_parts, (3, 10))
+    inputs = case.drawn(5, torch.float32)
+    chosen = compare(case, as_leaves(inputs), in_float64(inputs), 5, False, torch.float32)
+    assert ROWS not in chosen[:1]
 
 
 @pytest.mark.slow

@@ -187,8 +187,10 @@ class TritonLines(Kernel[TritonCSEVariable]):
         computed = computed_dtype(dtype)
         return self.cse.generate(self.compute, code, dtype=computed, shape=self.shape)
 
+    def is_masked(self) -> bool:
+        return self._load_mask is not None
+
     def unmasked(self) -> contextlib.AbstractContextManager[None]:
-        """Compute a value that others read, too, than those behind the mask at hand."""
         return replaced(self, _load_mask=None)
 
     @contextlib.contextmanager

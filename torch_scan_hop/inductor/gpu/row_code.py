@@ -134,10 +134,8 @@ class RowCode(StepCode):
     def lane_of(self, position: int) -> Sequence[Any]:
         *lead, own = self.lane
         if position in self.body.squares:
-            return [
-                *lead,
-                *(self.body.frame.place(self.body.squares[position], own, self.down) or ()),
-            ]
+            sizes = self.body.squares[position]
+            return [*lead, *(self.body.frame.place(sizes, own, self.down) or ())]
         rank = self.body.numbers.get(position)
         return self.lane if rank is None else [*self.lane[:-1], sympy.Integer(0)][:rank]
 
@@ -157,7 +155,7 @@ class RowCode(StepCode):
             for k, blocks in enumerate(self.body.results):
                 for number, (block, column) in enumerate(blocks):
                     lane = self.lane_at(k, column)
-                    with self.in_square(lines, self.down in lane):
+                    with self.whole(lines, is_square=self.down in lane):
                         value = block.make_loader()(lane)
                     if k < len(self.carry):
                         carry.append(value)
@@ -167,26 +165,24 @@ class RowCode(StepCode):
         return stores + self.next_carries(carry)
 
     @contextlib.contextmanager
-    def in_square(self, lines: TritonLines, is_square: bool = True) -> Iterator[None]:
-        """Compute values of a square of each row, or of a row."""
+    def whole(self, lines: TritonLines, is_square: bool) -> Iterator[None]:
+        """Compute all elements of a row, or of a square of it: others read them, too, than those
+        behind the mask at hand."""
         shape = (*self.shape, self.shape[1]) if is_square else self.shape
-        if lines.shape == shape:
+        if lines.shape == shape and not lines.is_masked():
             yield
             return
-        # what one of a row computes for a square has the dimensions of a square
-        with replaced(lines, shape=shape), self.body.lowering.fresh_values():
+        # values at hand are masked, or have another number of dimensions
+        with lines.unmasked(), replaced(lines, shape=shape), self.body.lowering.fresh_values():
             yield
 
     def load(self, name: str, index: Any, mask: str | None) -> tuple[str, torch.dtype]:
-        if self.down not in index.free_symbols and (mask is None or not self.has_squares()):
+        if self.down not in index.free_symbols:
             return super().load(name, index, mask)
         dtype = dtype_of(name)
         inside = IN_SQUARE if self.own_column in index.free_symbols else INSIDE_DOWN
         leads = dict(zip(self.lanes, self.leads_of_square(), strict=False))
         address = self.address(self.parameters.read(name, dtype), index.xreplace(leads))
-        if mask is not None:
-            shape = f"[{', '.join((*self.shape, self.shape[1]))}]"
-            address, inside = f"tl.broadcast_to({address}, {shape})", f"{IN_SQUARE} & {mask}"
         if not self._is_invariant(index):
             self.load_bytes += dtype.itemsize * self.width
         return f"tl.load({address}, {inside})", dtype
@@ -198,7 +194,7 @@ class RowCode(StepCode):
         if key not in self.blocks:
             reduction = self.body.reductions[position]
             *lead, own = self.lane
-            with lines.unmasked(), self.in_square(lines, reduction.is_of_square):
+            with self.whole(lines, reduction.is_of_square):
                 if reduction.is_of_square:
                     elements = [reduction.element(lead, own, self.down)]
                 else:
@@ -211,7 +207,7 @@ class RowCode(StepCode):
             else:
                 code = of_row(reduction, texts, MASK, self.own_column)
                 code = f"tl.broadcast_to({code}[:, None], [{', '.join(self.shape)}])"
-            with self.in_square(lines, False):
+            with self.whole(lines, is_square=False):
                 self.blocks[key] = lines.line(code, computed_dtype(reduction.result))
         return self.blocks[key]
 
@@ -219,7 +215,7 @@ class RowCode(StepCode):
         """Return as many columns of a product as the carry has, from ``column`` on."""
         key = position, column
         if key not in self.blocks:
-            with lines.unmasked(), self.in_square(lines, False):
+            with self.whole(lines, is_square=False):
                 self.blocks[key] = self._product(lines, self.body.products[position], column)
         return self.blocks[key]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -49,6 +49,11 @@ class RowOps(StepOps):
         if first is None or not 0 <= first <= columns - body.width:
             raise Refusal("a product is read elsewhere than in blocks as wide as the carry")
         return self._along(self.code.multiplied(self.lines, position, int(first)), index)
+
+    def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Any:
+        if self.code.has_squares():  # a mask of a row is not one of a square
+            raise Refusal("parts of a row, beside squares")
+        return super().masked(mask, body, other)
 
     def _along(self, value: Any, index: Any) -> Any:
         """Return ``value``, elements of a row, along the rows of a square if ``index`` is."""
