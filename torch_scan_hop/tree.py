@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from torch_scan_hop.capture.dataclass_parts import (
+from torch_scan_hop.capture.containers import (
     field_names,
     is_dataclass,
     names_in,
@@ -110,8 +110,9 @@ def tensors(value: Any) -> list[torch.Tensor]:
 def rebuild(template: Any, parts: list[Any]) -> Any:
     if type(template) is dict:
         return dict(zip(template, parts, strict=True))
-    known = type(template) in pytree.SUPPORTED_NODES and type(template) not in (list, tuple)
-    if known and not is_namedtuple(template):
+    if type(template) in (list, tuple):  # spares most the slow instance checks below
+        return type(template)(parts)
+    if type(template) in pytree.SUPPORTED_NODES and not is_namedtuple(template):
         node = pytree.SUPPORTED_NODES[type(template)]
         _, context = node.flatten_fn(template)
         return node.unflatten_fn(parts, context)

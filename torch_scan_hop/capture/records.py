@@ -8,7 +8,7 @@ from typing import Any
 import torch.utils._pytree as pytree
 
 from torch_scan_hop import tree
-from torch_scan_hop.capture.dataclass_parts import names_in, new_container
+from torch_scan_hop.capture.containers import names_in, new_container
 
 
 class _Record:

@@ -102,34 +102,33 @@ _REDUCTIONS = {
 
 def reduces_rows(node: fx.Node) -> bool:
     """Return True for a reduction over the last dimension."""
-    if getattr(node.target, "_opname", "") not in _REDUCTIONS:
-        return False
-    (given, *_), made = (value_of(n) for n in node.all_input_nodes), value_of(node)
-    made = made[0] if isinstance(made, (tuple, list)) else made
-    kept = given.shape[:-1]
-    return given.ndim > 0 and any(
-        len(made.shape) == len(shape) and are_all_known_equal(made.shape, shape)
-        for shape in (kept, (*kept, 1))
-    )
+    return _reduces(node, -1)
 
 
 def _is_of_rows(node: fx.Node) -> bool:
-    return reduces_rows(node) or _reduces_square_columns(node)
-
-
-def _reduces_square_columns(node: fx.Node) -> bool:
-    """Return True for a reduction of square matrices over the last dimension but one, as in a
-    product with a square weight: there is one result for each column."""
-    if getattr(node.target, "_opname", "") not in _REDUCTIONS - {"var", "var_mean"}:
+    """Return True for a reduction of rows; or of square matrices over the last dimension but one,
+    as in a product with a square weight: there is one result for each column."""
+    if reduces_rows(node):
+        return True
+    if getattr(node.target, "_opname", "") in ("var", "var_mean") or not _reduces(node, -2):
         return False
-    (given, *_), made = (value_of(n) for n in node.all_input_nodes), value_of(node)
+    given = value_of(node.all_input_nodes[0])
+    return bool(are_all_known_equal(given.shape[-1:], given.shape[-2:-1]))
+
+
+def _reduces(node: fx.Node, dim: int) -> bool:
+    if getattr(node.target, "_opname", "") not in _REDUCTIONS:
+        return False
+    given, made = value_of(node.all_input_nodes[0]), value_of(node)
     made = made[0] if isinstance(made, (tuple, list)) else made
-    if given.ndim < 2 or not are_all_known_equal(given.shape[-1:], given.shape[-2:-1]):
+    if given.ndim < -dim:
         return False
-    *lead, _, width = given.shape
+    kept, left_out = [*given.shape], [*given.shape]
+    kept[dim] = 1
+    del left_out[dim]
     return any(
         len(made.shape) == len(shape) and are_all_known_equal(made.shape, shape)
-        for shape in ((*lead, width), (*lead, 1, width))
+        for shape in (left_out, kept)
     )
 
 

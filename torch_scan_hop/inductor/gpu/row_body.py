@@ -129,10 +129,10 @@ class RowLowering(ProductLowering):
         ranges, kind = how["ranges"], how["reduction_type"]
         blocks = self.frame.blocks_of((*self.frame.lead, *how["reduction_ranges"]))
         known = kind in REDUCTIONS and (blocks == 1 or not kind.startswith("arg"))
-        if blocks == 1 and known and not self.frame.is_of_rows(ranges):
-            return self._reduced_square(how)
-        if not (blocks and known and self.frame.is_of_rows(ranges)):
+        if not (blocks and known):
             return None
+        if not self.frame.is_of_rows(ranges):
+            return self._reduced_square(how) if blocks == 1 else None
         keeps = len(ranges) > len(self.frame.lead)
 
         def element(lead: Sequence[Any], column: Any) -> Any:
@@ -253,5 +253,6 @@ class RowBody:
             [(value, 0)] if k in self.numbers or k in self.squares else self.lowering.blocks(value)
             for k, value in enumerate(results)
         ]
+        self.has_squares = bool(self.squares) or any(r.is_of_square for r in self.reductions)
         if not all(len(blocks) == 1 for blocks in self.results[: len(call.operands.carry)]):
             raise Refusal("carries of several widths")

@@ -68,7 +68,7 @@ class RowCode(StepCode):
         self.lane = [sympy.Integer(0) if n == 1 else x for x, n in known.items()]
         self.down, self.own_column = variable(DOWN), self.lanes[-1]
         body.lowering.sizes = {self.lane[-1]: body.width}
-        if self.has_squares():
+        if body.has_squares:
             self.shape = ("1", str(self.width))  # a row, which goes with all rows of a square
             self.lanes += [self.down, *self.leads_of_square()]
             known[self.down] = body.lowering.sizes[self.down] = body.width
@@ -79,14 +79,14 @@ class RowCode(StepCode):
             self.rows, self.warps, self.nbytes = rows_with_products(body, self.width, device)
         else:
             self.rows, self.warps = rows_of_a_program(self.width)
-        if self.has_squares():
+        if body.has_squares:
             if body.products and self.rows > 1:
                 raise Refusal("squares of several rows")
             self.rows, self.warps = 1, max(self.warps, warps_of_squares(self.width))
         self.blocks: dict[Any, Any] = {}
 
-    def has_squares(self) -> bool:
-        return bool(self.body.squares) or any(r.is_of_square for r in self.body.reductions)
+    def shape_of(self, is_square: bool) -> tuple[str, ...]:
+        return (*self.shape, self.shape[1]) if is_square else self.shape
 
     def launch(self) -> Launch:
         return Launch(self.source(), self.rows, self.warps, self.nbytes)
@@ -124,7 +124,7 @@ class RowCode(StepCode):
             f"{own} = tl.broadcast_to({columns}[None, :], [{both}])",
             f"{MASK} = ({LANE}[:, None] < {self.text(self.body.rows)}) & ({own} < {width})",
             *(in_weight if self.body.products else []),
-            *(in_square if self.has_squares() else []),
+            *(in_square if self.body.has_squares else []),
         ]
 
     def leads_of_square(self) -> list[Any]:
@@ -168,7 +168,7 @@ class RowCode(StepCode):
     def whole(self, lines: TritonLines, is_square: bool) -> Iterator[None]:
         """Compute all elements of a row, or of a square of it: others read them, too, than those
         behind the mask at hand."""
-        shape = (*self.shape, self.shape[1]) if is_square else self.shape
+        shape = self.shape_of(is_square)
         if lines.shape == shape and not lines.is_masked():
             yield
             return
@@ -202,7 +202,7 @@ class RowCode(StepCode):
                     elements = [reduction.element(lead, own + column) for column in blocks]
             texts = [str(getattr(element, "value", element)) for element in elements]
             if reduction.is_of_square:
-                shape = f"[{', '.join((*self.shape, self.shape[1]))}]"
+                shape = f"[{', '.join(self.shape_of(is_square=True))}]"
                 code = of_row(reduction, texts, IN_SQUARE, f"tl.broadcast_to({DOWN}, {shape})")
             else:
                 code = of_row(reduction, texts, MASK, self.own_column)

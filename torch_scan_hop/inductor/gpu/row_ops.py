@@ -51,7 +51,7 @@ class RowOps(StepOps):
         return self._along(self.code.multiplied(self.lines, position, int(first)), index)
 
     def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Any:
-        if self.code.has_squares():  # a mask of a row is not one of a square
+        if self.code.body.has_squares:  # a mask of a row is not one of a square
             raise Refusal("parts of a row, beside squares")
         return super().masked(mask, body, other)
 
