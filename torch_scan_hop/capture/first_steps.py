@@ -7,6 +7,7 @@ from typing import Any
 
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.facts import Facts
+from torch_scan_hop._torch.dynamo.places import Place
 from torch_scan_hop._torch.dynamo.variables import VariableTracker
 from torch_scan_hop.capture.refusals import note_leaf
 
@@ -23,13 +24,20 @@ class FirstStepDiffers(Unsupported):
         note_leaf(self, text, grows=True)
 
 
-def check_ends(settled: Sequence[str]) -> None:
-    """Raise Unsupported if step after step differs from the next: each is a trace of its own."""
-    if len(settled) > _MOST_FIRST_STEPS:
-        raise Unsupported(
-            f"each step leaves something that the one before did not: {settled[-1]}, after "
-            f"{settled[-2]}. Return the value in ys, or write to a row of a tensor"
-        )
+def check_ends(settled: Sequence[str], places: Sequence[Place]) -> None:
+    """Raise Unsupported if step after step differs from the next: each is a trace of its own.
+
+    The last one differed in what it left at ``places``.
+    """
+    if len(settled) <= _MOST_FIRST_STEPS:
+        return
+    for place in places:
+        if place.is_resized():
+            raise place.refusal()
+    raise Unsupported(
+        f"each step leaves something that the one before did not: {settled[-1]}, after "
+        f"{settled[-2]}. Return the value in ys, or write to a row of a tensor"
+    )
 
 
 def check_facts(

@@ -151,6 +151,7 @@ class _Capture:
             if self._is_split_at_a_hook(why) or self._is_undecided(why, places):
                 continue
             if leaf and leaf not in settled:
+                check_ends((*settled, leaf), more)
                 return self._from_second_step((*settled, leaf), why)
             stuck = [p for p in more if p.must_settle() or p.is_in(places)]
             if stuck and all(place.is_turned() for place in stuck) and self.part.block == 1:
@@ -213,7 +214,6 @@ class _Capture:
         return is_less(self.tx, self.over[1], ConstantVariable.create(1))
 
     def _from_second_step(self, settled: tuple[str, ...], why: Exception) -> VariableTracker:
-        check_ends(settled)
         tx, (xs, trip_count, schedule) = self.tx, self.over
         if self.has_no_steps():
             with changes_are_undone(), told(reads=self.reads):

@@ -209,13 +209,16 @@ class Place:
     def is_turned(self) -> bool:
         return _is_mode(self.before) and _is_mode(self.after)
 
+    def is_resized(self) -> bool:
+        return resizes(self.before, self.after)
+
     def refusal(self) -> Unsupported:
         if self.is_turned():
             return Turned(
                 f"the body turns {self} at {self.line}, and a scan traces a step once. Turn a "
                 "tensor, as in flag = ~flag, and choose with torch.where(flag, new, old)"
             )
-        if resizes(self.before, self.after):
+        if self.is_resized():
             return Unsupported(
                 f"the body leaves {self} of another size at each step, at {self.line}, and what a "
                 "scan carries keeps its size. What no step reads may be appended to a list: "
