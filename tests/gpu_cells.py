@@ -436,3 +436,48 @@ NORM_CASES: dict[str, Case] = {
         layer_norm, lambda T: (randn(40), randn(T, 40), {"g": randn(40), "d": randn(40)})
     ),
 }  # fmt: skip
+
+
+# --- steps that draw: what they drew is the last of their ys, and may be given to them ---
+
+
+def drops(h: Any, x: Any, p: Any, drawn: Any = None) -> Any:
+    if drawn is None:
+        dropped = F.dropout(torch.tanh(h * p["d"] + x), 0.3)
+        return dropped, (dropped, dropped != 0)
+    h = torch.tanh(h * p["d"] + x) * drawn / 0.7
+    return h, (h, drawn)
+
+
+def sum_that_drops(h: Any, x: Any, p: Any, drawn: Any = None) -> Any:
+    drawn = torch.rand_like(h) > 0.3 if drawn is None else drawn
+    h = (h * torch.sigmoid(p) + x) * drawn / 0.7
+    return h, (h, drawn)
+
+
+def lstm_that_drops(carry: Any, x: Any, p: Any, drawn: Any = None) -> Any:
+    (h, c), _ = lstm(carry, x, p)
+    drawn = torch.rand_like(h) > 0.3 if drawn is None else drawn
+    h = h * drawn / 0.7
+    return (h, c), (h, drawn)
+
+
+def noisy(h: Any, x: Any, p: Any, drawn: Any = None) -> Any:
+    drawn = torch.randn_like(x) if drawn is None else drawn
+    h = torch.tanh(h @ p["u"] + x * 0.3) + 0.1 * drawn
+    return h - h.mean(-1, keepdim=True), (h, drawn)
+
+
+def chooses(h: Any, x: Any, p: Any, drawn: Any = None) -> Any:
+    drawn = torch.randint(-1, 2, h.shape, device=h.device) if drawn is None else drawn
+    h = torch.where(drawn == 0, x, torch.tanh(h * p["d"] + drawn))
+    return h, (h, drawn)
+
+
+DRAW_CASES: dict[str, Case] = {
+    "drops": row_case(drops, "d"),
+    "sum that drops": Case(sum_that_drops, lambda T: (randn(3), randn(T, 3), randn(3))),
+    "lstm that drops": row_case(lstm_that_drops, "wub", gates=4, carries=2),
+    "noisy": row_case(noisy, "u"),
+    "chooses": row_case(chooses, "d"),
+}

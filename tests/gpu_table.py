@@ -56,6 +56,16 @@ def made_weight(make: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> 
     return carried(lambda x: torch.tanh(x @ make(*weights)))
 
 
+def lstm_with_dropout() -> Any:
+    cell, drop = nn.LSTMCell(H, H), nn.Dropout(0.2)
+
+    def step(state: Any, x: torch.Tensor) -> Any:
+        h, c = cell(drop(x), state)
+        return (drop(h), c), h
+
+    return step
+
+
 def lstm_with_norm() -> Any:
     cell, norm = nn.LSTMCell(H, H), nn.LayerNorm(H)
 
@@ -181,6 +191,7 @@ MODULES: dict[str, Callable[[], Any]] = {
     "LSTMCell, states of one tensor": lstm_of_one_tensor,
     "LSTMCell without bias": lambda: cell_of(nn.LSTMCell(H, H, bias=False)),
     "LSTMCell, then LayerNorm": lstm_with_norm,
+    "LSTMCell between dropouts": lstm_with_dropout,
     "LSTMCell, bf16": lstm_in_half,
     "LSTM, LayerNorm of its gates": lstm_with_norms_of_gates,
     "sLSTM": slstm,

@@ -17,6 +17,7 @@ from fuzz.campaign import run_here
 from fuzz.modes import parse_mode
 from gpu_cells import (
     CASES,
+    DRAW_CASES,
     NORM_CASES,
     ROW_CASES,
     SQUARE_CASES,
@@ -247,6 +248,33 @@ def test_random_squares(seed):
     inputs = case.drawn(4, torch.float32)
     chosen = compare(case, as_leaves(inputs), in_float64(inputs), 4, False, torch.float32)
     assert chosen[0] is ROWS
+
+
+DRAWN_BY = {"sum that drops": PARALLEL, "lstm that drops": ROWS, "noisy": ROWS}
+
+
+@pytest.mark.parametrize("name", DRAW_CASES)
+def test_draws(name):
+    """The numbers of the loop that draws the same; each element of each step has its own."""
+    case, reverse = DRAW_CASES[name], name != "drops"
+    kernel = DRAWN_BY.get(name, POINTWISE)
+    T = 300 if kernel is PARALLEL else 9
+    inputs = case.drawn(T, torch.float32)
+    exact, inputs = in_float64(inputs), as_leaves(inputs)
+    with compiled_for_gpu() as chosen:
+        got = torch.compile(lambda *a: case.run(*a, reverse=reverse), fullgraph=True)(*inputs)
+        drawn = got[1][1]
+        steps, xs = Case(lambda c, x, p: case.step(c, x[0], p, x[1]), case.inputs), exact[1]
+        result = wanted(steps, (exact[0], (xs, drawn), exact[2]), T, reverse)
+        assert_same(got, result, TOLERANCE[torch.float32], dtype=False)
+        found = gradients(got, wrt := differentiable(inputs))
+        oracle = zeros_for_none(gradients(result, at := differentiable(exact)), at)
+        assert_same(zeros_for_none(found, wrt), oracle, 4 * TOLERANCE[torch.float32], dtype=False)
+    assert chosen[0] is kernel
+    numbers = drawn.double()
+    expected = {"noisy": (0.0, 1.0), "chooses": (0.0, 0.82)}.get(name, (0.7, 0.46))
+    assert [float(numbers.mean()), float(numbers.std())] == pytest.approx(expected, abs=0.1)
+    assert len(numbers.flatten(1).unique(dim=0)) >= 8  # of three lanes there are so many
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from fake_cuda import launches, scan_kernels, wrappers
 from fake_graphs import CountedGraphs
 from gpu_cells import (
     CASES,
+    DRAW_CASES,
     NORM_CASES,
     ROW_CASES,
     SQUARE_CASES,
@@ -75,7 +76,8 @@ def compiled_for_cuda(name: str, dtype: torch.dtype = torch.float32, T: int = 12
     def leaf(value):
         return value.requires_grad_() if value.dtype.is_floating_point else value
 
-    case, programs = (AFFINE | CASES | ROW_CASES | NORM_CASES | SQUARE_CASES | LARGE)[name], []
+    known = AFFINE | CASES | ROW_CASES | NORM_CASES | SQUARE_CASES | DRAW_CASES | LARGE
+    case, programs = known[name], []
     inputs = pytree.tree_map_only(torch.Tensor, leaf, case.drawn(T, dtype))
 
     def call(wrapper, program, results):
@@ -209,6 +211,20 @@ def test_cubins_with_products(name, dtype, monkeypatch):
         check_cubins(name, dtype, products=True)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "T"),
+    [
+        ("lstm that drops", 12),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("drops", 12), ("noisy", 12))),
+        pytest.param("sum that drops", 300, marks=pytest.mark.slow),
+    ],
+)
+def test_cubins_with_draws(name, T):
+    kernels = check_cubins(name, torch.float32, T=T)
+    assert "tl.rand" in kernels[0].source.text
+    assert len(kernels) == 2
 
 
 NORMS = [("norm in a cell", True), ("running", False), ("two blocks", False), ("layer norm", False)]

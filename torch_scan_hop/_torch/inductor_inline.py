@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._inductor import config, ir
@@ -62,7 +63,13 @@ class InlineLowering(PointwiseSubgraphLowering):
         return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        out = super().call_function(target, args, kwargs)
+        name = getattr(target, "_opname", "")
+        is_random = name in ("inductor_random", "inductor_randint")
+        if name == "inductor_randint":  # its bounds are expressions
+            args = (*map(sympy.sympify, args[:2]), *args[2:])
+        # Inductor gives each random number a buffer; it is the same wherever it is computed again
+        with replaced(ir.StorageBox, realize=_stay) if is_random else contextlib.nullcontext():
+            out = super().call_function(target, args, kwargs)
         for value in out if isinstance(out, (list, tuple)) else [out]:
             self.compute_once(value)
         return out
@@ -100,6 +107,10 @@ class InlineLowering(PointwiseSubgraphLowering):
         """Use values that were computed outside, and forget those that are computed within."""
         outside = self._computed
         return replaced(self, _computed=None if outside is None else dict(outside))
+
+
+def _stay(box: Any) -> None:
+    return None
 
 
 @contextlib.contextmanager

@@ -88,6 +88,11 @@ def _write_plans(gm: fx.GraphModule) -> None:
         write_fused_cells(body)
         _write_plans(body)
         ScanRewriter(gm, node, body).rewrite_pairs()
+    for scan in _scans_of(gm):
+        try:
+            ScanRewriter(gm, *scan).draw_seeds()
+        except Exception:
+            log.warning("the seeds of a scan are drawn in its steps", exc_info=True)
     try:
         while any(ScanRewriter(gm, *scan).split_carry() for scan in _scans_of(gm)):
             pass

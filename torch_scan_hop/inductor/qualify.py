@@ -17,7 +17,8 @@ from torch_scan_hop.errors import Refusal
 
 _MAKE_OR_CONVERT = {
     "_to_copy", "clone", "constant_pad_nd", "convert_element_type", "copy", "empty", "fill", "full",
-    "full_like", "iota", "ones_like", "scalar_tensor", "zeros_like",
+    "full_like", "inductor_randint", "inductor_random", "iota", "ones_like", "scalar_tensor",
+    "zeros_like",
 }  # fmt: skip
 
 

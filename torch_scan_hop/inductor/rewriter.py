@@ -27,6 +27,7 @@ from torch_scan_hop.inductor.qualify import reduces_narrow_rows
 from torch_scan_hop.inductor.scalars.entries import Lanes
 from torch_scan_hop.inductor.scalars.interpreter import FEW_OPERATORS, MOST_OPERATORS
 from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
+from torch_scan_hop.inductor.seeds import find_seeds
 from torch_scan_hop.op import ScanOptions, call_scan
 from torch_scan_hop.rewrites import ScanPlan, current_options
 from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
@@ -77,6 +78,18 @@ class ScanRewriter:
             return joined_results(call_scan(step, reals, self.options), complex_results)
 
         self._replace_by(run, "rewrite_pairs")
+
+    def draw_seeds(self) -> None:
+        """Replace a scan whose steps draw seeds by one that is given them."""
+        found = find_seeds(self.body, self.signature)
+        if found is None:
+            return
+
+        def run(*flat: Any) -> Any:
+            inputs = found.inputs(self._joined(flat), self.options.reverse)
+            return call_scan(found.step, inputs, self.options)
+
+        self._replace_by(run, "draw_seeds")
 
     def split_carry(self) -> bool:
         """Split a carry that is put together from parts, where a kernel may have them apart."""

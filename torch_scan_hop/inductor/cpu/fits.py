@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-
 import torch
 from torch import fx
 
@@ -13,16 +11,16 @@ from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.body import StepExamples
 from torch_scan_hop.inductor.qualify import is_transcendental
 
-DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32}
+DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32, torch.bool}
 
 
-def check_tensors(examples: StepExamples, dtypes: Set[torch.dtype] = frozenset(DTYPES)) -> None:
+def check_tensors(examples: StepExamples) -> None:
     """Refuse tensors on other devices, and results that cannot be stored in vectors."""
     tensors = [v for v in examples.flat() if isinstance(v, torch.Tensor)]
     devices = {t.device.type for t in tensors} - {"cpu"}
     if devices:
         raise Refusal(f"it is for the CPU, and this is on {', '.join(sorted(devices))}")
-    others = {t.dtype for t in examples.results()} - dtypes
+    others = {t.dtype for t in examples.results()} - DTYPES
     if others:
         names = sorted(str(dtype).removeprefix("torch.") for dtype in others)
         raise Refusal(f"not for carries or ys of {', '.join(names)}")
