@@ -65,7 +65,7 @@ def test_a_scan_draws_what_the_compiled_loop_draws(name, reverse):
     kernels = []
     with watching(lambda _, kernel, __: kernels.append(kernel)):
         ours = drawn_by(scan)
-    assert len(kernels) >= 2 and all(kernels), "a counted loop"
+    assert kernels[0], "the steps that draw are a counted loop"
     assert_same(ours, drawn_by(loop), 1e-5)
 
 
