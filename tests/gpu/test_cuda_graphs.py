@@ -284,6 +284,20 @@ def test_bodies_that_may_be_captured(name):
     assert (reason in told) if reason else (told == "")
 
 
+def test_a_number_of_a_given_seed_is_the_same_for_each_replay_of_it():
+    from torch._inductor import inductor_prims
+
+    def told_of(seed):
+        graph = torch.fx.Graph()
+        of = graph.placeholder("seed") if seed is None else graph.call_function(*seed)
+        graph.output(graph.call_function(inductor_prims.random, ([2, 3], of, "rand")))
+        with mock_served():
+            return why_not_captured(torch.fx.GraphModule({}, graph))
+
+    assert told_of(None) == ""
+    assert "it draws" in told_of((inductor_prims.seed, (torch.device("cpu"),)))
+
+
 def test_a_body_that_asks_for_a_number_is_not_captured():
     graph = torch.fx.Graph()
     h = graph.placeholder("h")
@@ -365,6 +379,30 @@ def test_a_compiled_loop_is_replayed(step, reverse):
             check(run, step, 40, reverse, seed)
     # two blocks of 20 steps each way, from the second call on
     assert graphs.replays == 2 * 2 * 3 and 2 <= graphs.captures <= 6
+
+
+def drops(h, x, p, drawn=None):
+    drawn = torch.rand_like(h) > 0.3 if drawn is None else drawn
+    h = torch.tanh(h @ p["u"] + x).cumsum(-1) * drawn
+    return h, (h, drawn)
+
+
+def test_a_compiled_loop_that_draws_is_replayed():
+    """Its seeds are xs: a replay has those of its own steps."""
+    patterns = []
+    with replaying() as graphs:
+        run = torch.compile(whole(drops), fullgraph=True)
+        for seed in range(4):
+            init, xs, p = inputs = inputs_of(drops, 40, seed)
+            got = run(*inputs)
+            drawn, wrt = got[1][1], differentiable(inputs)
+            want = scan_loop(
+                lambda c, x, p=p: drops(c, x[0], p, x[1]), init, (xs, drawn), 40, False
+            )
+            assert_same(got, want, 1e-9)
+            assert_same(gradients(got, wrt), gradients(want, wrt), 1e-9)
+            patterns += drawn.flatten(1).unbind()
+    assert graphs.replays >= 2 * 2 * 3 and len(torch.stack(patterns).unique(dim=0)) > 60
 
 
 @pytest.mark.slow

@@ -35,6 +35,8 @@ _UNFIT = {
 
 _INDEXED = operators("by_index")
 
+_OF_GIVEN_SEEDS = ("inductor_lookup_seed", "inductor_randint", "inductor_random")
+
 
 def why_not_captured(body: fx.GraphModule) -> str:
     """Return which operator of ``body`` stands against a capture, and why; empty if none does."""
@@ -76,5 +78,6 @@ def _why_not_operator(node: fx.Node) -> str:
     unfit = [reason for tag, reason in _UNFIT.items() if tag in target.tags]
     if unfit:
         return unfit[0]
-    draws = is_random(node) or operator_name(node).startswith("inductor_")
+    name = operator_name(node)
+    draws = is_random(node) or (name.startswith("inductor_") and name not in _OF_GIVEN_SEEDS)
     return "it draws random numbers" if draws else ""
