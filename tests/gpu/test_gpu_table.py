@@ -22,6 +22,7 @@ ONE_KERNEL = (
     *("cookbook: own_cell", "cookbook: own_rnn", "cookbook: recurrent_policy"),
     *("cells: selective_ssm", "cookbook: lru", "cookbook: gae", "cookbook: kalman"),
     *("kernels: hidden markov", "kernels: chain of tags", "kernels: 32 states"),
+    *("torch.nn: Dropout", "torch.nn: LSTMCell between dropouts"),
     *("cookbook: spiking_net", "cookbook: selective_ssm", "cookbook: delta_net"),
 )
 

@@ -24,7 +24,7 @@ from torch_scan_hop._torch.sizes import are_known_equal, likely_value
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import is_tensor_node
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.cpu.fits import DTYPES, check_tensors
+from torch_scan_hop.inductor.cpu.fits import check_tensors
 from torch_scan_hop.inductor.cpu.matrix_body import MatrixBody
 from torch_scan_hop.inductor.cpu.matrix_code import MatrixCode
 from torch_scan_hop.inductor.cpu.matrix_lowering import BY_INDEX, PRODUCTS, REDUCTIONS
