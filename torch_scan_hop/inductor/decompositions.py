@@ -140,6 +140,29 @@ def write_fused_cells(body: fx.GraphModule) -> None:
         _write_in_parts(body, CELLS, "write_fused_cells")
 
 
+# --- the gradient of a greatest element, which is written where that was ---
+
+
+def _scatter(value: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """Write one element of each row by a comparison, which is pointwise."""
+    own = [*value.shape]
+    own[dim] = 1
+    if not (own == [*index.shape] == [*source.shape]):
+        return aten.scatter.src(value, dim, index, source)
+    place = [1] * value.dim()
+    place[dim] = value.shape[dim]
+    places = torch.arange(value.shape[dim], device=value.device).reshape(place)
+    return torch.where(places == index, source, value)
+
+
+def write_scatters(body: fx.GraphModule) -> None:
+    """Write the scatters in ``body`` that write one element of each row as comparisons, if all are
+    to new tensors: one to a cache may be in place, and touches one element."""
+    nodes = body.graph.find_nodes(op="call_function", target=aten.scatter.src)
+    if nodes and all(node.args[0].target is aten.full.default for node in nodes):
+        _write_in_parts(body, {aten.scatter.src: _scatter}, "write_scatters")
+
+
 # --- solves, inverses and determinants of small matrices ---
 
 # A solve does not return the factors: their layout depends on that of the matrix.

@@ -17,7 +17,7 @@ from torch_scan_hop.body.linalg_checks import checks_after
 from torch_scan_hop.body.meta_values import check_results, value_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.carries_in_parts import find_split_carry
-from torch_scan_hop.inductor.decompositions import in_parts
+from torch_scan_hop.inductor.decompositions import in_parts, write_scatters
 from torch_scan_hop.inductor.inline import inline, used_outputs
 from torch_scan_hop.inductor.kernels import is_on_gpu, may_be_one_kernel, may_be_small_matrices
 from torch_scan_hop.inductor.pair_rules import is_complex
@@ -114,6 +114,7 @@ class ScanRewriter:
         legality.run_passes(body, [split_fused_products])
         if self.on_gpu:
             write_outer_products(body, signature)
+            write_scatters(body)
         used = used_outputs(self.node)
         carry = [value_of(a) for a in self.operands[: signature.n_carry]]
         plan, sums = PlanChoice(body, signature, used, self.trip_count, carry, self.on_gpu).best()
