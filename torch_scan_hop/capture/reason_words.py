@@ -179,7 +179,7 @@ FIXES = (
         r"data.dependent|decides by the value|Could not (guard|extract)|\.item\(\)|unbacked",
         "Choose with torch.where, or keep the value a tensor.",
     ),
-    (r"requires_grad_|autograd\.grad", "Use torch.func.grad in the body."),
+    (r"calls requires_grad_|autograd\.grad", "Use torch.func.grad in the body."),
     (
         "sparse",
         "Use tensor.to_dense(), or clones of its indices() and values(), and index_add.",

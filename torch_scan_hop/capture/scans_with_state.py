@@ -31,6 +31,7 @@ from torch_scan_hop.capture.stateful import (
     parts_of,
 )
 from torch_scan_hop.capture.told import loop_may_run
+from torch_scan_hop.capture.twins import leave_as_one
 from torch_scan_hop.schedule.strategies import Schedule
 
 #: of so many steps, each row that is appended is traced: some 2 ms, and 10 or more of a number
@@ -78,20 +79,19 @@ def _leave_state(
 ) -> None:
     """Leave the ``values`` at the places, as the last step did."""
     tx = capture.tx
-    has_steps = not capture.has_no_steps()
-    if has_steps:
-        values = [step.with_tensors_of_the_program(tx, n, value) for n, value in enumerate(values)]
+    if capture.has_no_steps():
+        return  # what is there stays
+    values = step.with_known_tensors(tx, values)
     k = len(parts_of(tx, carry))
-    for n, place in enumerate(step.places):
+    for place, value in zip(step.places, values, strict=True):
         counts = [
             count_after(capture, k + i, part)
             for i, part in enumerate(parts_left(tx, place.read(tx)))
         ]
-        if has_steps and n in step.twins and not is_exporting():
-            place.write(tx, step.places[step.twins[n]].read(tx))
-        else:
-            leave(tx, place, values[n], counts)
+        leave(tx, place, value, counts)
         k += len(counts)
+    if not is_exporting():
+        leave_as_one(tx, step.places, step.twin_containers)
 
 
 def _refuse_costly_captures(tx: Any, step: Stateful, steps: VariableTracker | None) -> None:
