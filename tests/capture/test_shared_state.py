@@ -143,6 +143,42 @@ def what_the_body_closes_over():
     return cell, lambda: [total, o.prev]
 
 
+def moved_while_the_other_is_written():
+    o = Thing(queue=[zero(), zero()], last=zero())
+
+    def cell(c, x):
+        o.last.add_(100)
+        o.last = x * 1
+        o.queue = [o.queue[1], o.last]
+        return c, x * 1
+
+    return cell, lambda: [*o.queue, o.last]
+
+
+def a_tensor_with_an_attribute():
+    o = Thing(h=zero())
+
+    def cell(c, x):
+        times = getattr(o.h, "times", 0) + 1
+        o.h = o.h + x
+        o.h.times = times
+        return c, o.h * times
+
+    return cell, lambda: [o.h, o.h.times]
+
+
+def kept_tensors_with_an_attribute():
+    o = Thing(kept=[])
+
+    def cell(c, x):
+        y = x * 2
+        y.label = "y"
+        o.kept.append(y)
+        return c, y
+
+    return cell, lambda: [y.label for y in o.kept]
+
+
 def exchanged():
     o = Thing(a=zero(), b=zero(1))
     a, b = o.a, o.b
@@ -265,6 +301,9 @@ REFUSED = {
     what_the_body_closes_over: "in place",
     asked_if_they_are_one: "are` one",
     exchanged: "in place",
+    moved_while_the_other_is_written: "in place",
+    a_tensor_with_an_attribute: "an attribute of a tensor that it made",
+    kept_tensors_with_an_attribute: "an attribute of a tensor that it made",
     keys_in_turn: "order",
     the_first_of_an_ordered_dict: "",
     lists_that_are_swapped: "list of the program's",
@@ -398,6 +437,18 @@ def one_list_within_a_named_tuple():
     return cell, lambda: [o.state.h, o.items is o.state.items, *o.items]
 
 
+def the_last_that_is_kept():
+    """A write after the scan is seen in both, and in no earlier row."""
+    o = Thing(h=zero(), kept=[])
+
+    def cell(c, x):
+        o.h = o.h * 0.5 + x
+        o.kept.append((x * 2, {"h": o.h}))
+        return c, o.h * 1
+
+    return cell, lambda: [o.h.add_(1), *(kept["h"] for _, kept in o.kept), o.kept[-1][0]]
+
+
 def asked_if_the_carry_is_x():
     return lambda c, x: (x * 2, (x if c is x else x * 3)), lambda: []
 
@@ -415,6 +466,7 @@ def asked_if_the_carry_is_x():
         one_tensor_in_two_containers,
         one_object_in_two_containers,
         one_list_within_a_named_tuple,
+        the_last_that_is_kept,
         asked_if_the_carry_is_x,
         sums_over_a_counted_dimension,
     ],

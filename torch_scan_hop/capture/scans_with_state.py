@@ -20,7 +20,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     sequence_items,
 )
 from torch_scan_hop._torch.sizes import is_exporting
-from torch_scan_hop.capture.appending import append_row, rows_in_order
+from torch_scan_hop.capture.appending import append_row, let_last_be, rows_in_order
 from torch_scan_hop.capture.parts import count_after
 from torch_scan_hop.capture.stateful import (
     Stateful,
@@ -64,11 +64,14 @@ def scan_with_state(
     _leave_state(capture, step, carry, sequence_items(tx, state))
     ys, stacked = sequence_items(tx, ys)
     for n, stacks in enumerate(sequence_items(tx, stacked)):
+        last = step.last_appended(tx, n)
         if capture.appended is None:
             _append_rows(tx, lists[n], stacks, step.appended[n], schedule)
+            if not capture.has_no_steps():
+                call_inlined(tx, let_last_be, lists[n].owner, stacks, last)
         else:
             kinds = ConstantVariable.create(tuple(step.appended[n]))
-            call_inlined(tx, _note, capture.appended, lists[n].owner, stacks, kinds)
+            call_inlined(tx, _note, capture.appended, lists[n].owner, stacks, kinds, last)
             if not lists[n].has_grown():
                 lists[n].forget_items()
     return TupleVariable([carry, ys])
@@ -122,8 +125,8 @@ def _start_at(capture: Any, place: Place) -> VariableTracker:
     return call_inlined(capture.tx, exact_numbers, carried, capture.init, capture.over[0])
 
 
-def _note(appended: list[Any], items: list[Any], stacks: Any, kinds: tuple[str, ...]) -> None:
-    appended.append((items, stacks, kinds))
+def _note(appended: list[Any], *what: Any) -> None:
+    appended.append(what)
 
 
 def _append_rows(

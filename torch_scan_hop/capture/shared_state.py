@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.dynamo.errors import Unsupported
+from torch_scan_hop._torch.dynamo.facts import facts_at_hand
 from torch_scan_hop._torch.dynamo.left import GrowingList
 from torch_scan_hop._torch.dynamo.places import Place
 from torch_scan_hop._torch.dynamo.variables import (
@@ -93,8 +94,12 @@ class SharedState:
         return found
 
     def _is_one(self, j: int, k: int, after: Sequence[int | None]) -> bool:
-        """Return True if leaves j and k, one of them at a place, share memory, and j is read."""
-        if j == k or not (self.places[j] or self.places[k]) or not _is_read(self.starts[j]):
+        """Return True if leaves j and k, one of them at a place, share memory, and j is read, or
+        is left somewhere."""
+        start = self.starts[j]
+        if j == k or not (self.places[j] or self.places[k]):
+            return False
+        if not (_is_read(start) or _memory(start) in after):
             return False
         pairs = ((after[j], after[k]), (self.before[j], self.before[k]))
         return any(one is not None and one == other for one, other in pairs)
@@ -111,7 +116,9 @@ class SharedState:
 
 def check_leaves(parts: Sequence[VariableTracker], where: str, line: str) -> None:
     """Raise Unsupported if a step has made a leaf that requires grad, among ``parts`` of what it
-    leaves: what is made of that in the step gives it a gradient, after a loop."""
+    leaves: what is made of that in the step gives it a gradient, after a loop. Also for one that it
+    has given an attribute."""
+    facts_at_hand().check_untagged(parts)
     for part in parts:
         example = _example(part)
         if example is None or not (example.requires_grad and example.is_leaf):

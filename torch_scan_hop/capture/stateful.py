@@ -11,7 +11,7 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.differences import tensor_of
 from torch_scan_hop._torch.dynamo.errors import Unsupported
-from torch_scan_hop._torch.dynamo.left import ARRAY, NUMBER, GrowingList, appended_to
+from torch_scan_hop._torch.dynamo.left import ARRAY, NUMBER, TENSOR, GrowingList, appended_to
 from torch_scan_hop._torch.dynamo.made_numbers import mark
 from torch_scan_hop._torch.dynamo.objects import ObjectSpec, closed, opened, spec_of
 from torch_scan_hop._torch.dynamo.places import Place, as_number, is_number
@@ -47,7 +47,8 @@ class Stateful(VariableTracker):
         self.combine_fn = combine_fn
         self.places = tuple(places)
         self.lists = tuple(lists)
-        #: of parts that a step leaves with the tensor of an earlier one: that one
+        #: of parts that a step leaves with the tensor of an earlier one: that one. What it appends
+        #: to lists is behind what is at the places
         self.twins: Twins = {}
         #: of what is a list, a dict or an object that the step leaves elsewhere, too: where
         self.twin_containers: TwinContainers = {}
@@ -79,14 +80,16 @@ class Stateful(VariableTracker):
         carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
         left = [place.read(tx) for place in self.places]
         parts = [parts_left(tx, value) for value in left]
-        self.twins, self.twin_containers = twins_among(parts), twin_containers(self.places, left)
+        kept = [parts_of(tx, TupleVariable(new.so_far())) for new in appended]
+        self.twins = twins_among([*parts, *kept])
+        self.twin_containers = twin_containers(self.places, left)
         ends = [*parts_of(tx, carry), *itertools.chain(*parts)]
         shared.check(ends)
         for place, own in zip(self.places, parts, strict=True):
             check_leaves(own, str(place), place.line)
         self._note_tensors_of_the_program(parts, shared, ends)
         containers.check(left, [item for new in appended for item in new.so_far()])
-        kept = TupleVariable(
+        stacked = TupleVariable(
             [
                 self._as_tensors(tx, n, new.so_far(), (shared, ends), (carry, x))
                 for n, new in enumerate(appended)
@@ -95,7 +98,7 @@ class Stateful(VariableTracker):
         ends_at = [_left_at(tx, *pair) for pair in zip(self.places, specs, strict=True)]
         self._write(tx, before)
         carry = TupleVariable([carry, TupleVariable(ends_at)])
-        return TupleVariable([carry, TupleVariable([y, kept])])
+        return TupleVariable([carry, TupleVariable([y, stacked])])
 
     def _as_tensors(
         self, tx: Any, n: int, items: list[VariableTracker], state: tuple[Any, Any], given: Any
@@ -151,11 +154,23 @@ class Stateful(VariableTracker):
             if len(olds[n]) == len(parts[n]) and tensor_of(own) is not None:
                 parts[n][k] = own
         for (n, k), (m, j) in {} if is_exporting() else self.twins.items():
-            parts[n][k] = parts[m][j]
+            if n < len(parts):
+                parts[n][k] = parts[m][j]
         return [
             call_inlined(tx, tree.unflatten, value, TupleVariable(own))
             for value, own in zip(values, parts, strict=True)
         ]
+
+    def last_appended(self, tx: Any, n: int) -> VariableTracker:
+        """Return of each part of what the last step appended to the ``n``-th list the tensor that
+        it has left at a place, too; None for others."""
+        found: list[VariableTracker] = []
+        for k, kind in enumerate(self.appended[n]):
+            m, j = self.twins.get((len(self.places) + n, k), (len(self.places), 0))
+            is_one = kind == TENSOR and m < len(self.places) and not is_exporting()
+            one = parts_left(tx, self.places[m].read(tx))[j] if is_one else None
+            found.append(one or ConstantVariable.create(None))
+        return TupleVariable(found)
 
     def _write(self, tx: Any, values: Sequence[VariableTracker]) -> None:
         for place, value in zip(self.places, values, strict=True):
