@@ -72,6 +72,8 @@ def refused_change(what: str, line: str) -> Unsupported:
 
 #: what steps add to such an int does not leave 64 bits: ``capture.number_domains`` checks others
 _FAR = 2**62
+#: dicts in which a module has what is assigned to its attributes
+_OF_MODULES = ("_buffers", "_parameters", "_modules")
 _CONTAINERS = (BaseListVariable, ConstDictVariable)
 AN_OBJECT = "a Python object that it did not make"
 
@@ -129,6 +131,8 @@ class Place:
         if self.is_item and not self.name.is_python_constant():
             return f"an item of a {kind}"
         name = self.name.as_python_constant() if self.is_item else self.name
+        if self.is_item and getattr(self.owner.source, "member", "") in _OF_MODULES:
+            return f"attribute {name!r} of a module"
         return f"item {name!r} of a {kind}" if self.is_item else f"attribute {name!r} of a {kind}"
 
     def settling(self) -> str:
@@ -184,8 +188,11 @@ class Place:
         self._check_size(number_of(part))
         if is_number(part) or (tensor_of(part) is not None and not is_numpys):
             return
-        kind = part.realize().python_type().__name__
+        python_type = part.realize().python_type()
+        kind = python_type.__name__
         advice = "Keep it apart from what changes, in an attribute of its own."
+        if issubclass(python_type, torch.nn.Module):
+            advice = "Call each that may be there, and choose: torch.where(flag, a(x), b(x))."
         if is_numpys:
             kind = "value of NumPy"
             advice = "Keep a tensor there, as torch.from_numpy(array), or a Python number."
