@@ -23,6 +23,11 @@ class Thing:
         self.__dict__.update(attributes)
 
 
+class Seen:
+    def __init__(self, h, seen):
+        self.h, self.seen = h, seen
+
+
 class State(NamedTuple):
     h: torch.Tensor
     items: list[torch.Tensor]
@@ -412,10 +417,10 @@ def one_tensor_in_two_containers():
 
 
 def one_object_in_two_containers():
-    o = Thing(last=Thing(h=zero(), seen=[zero()]), kept=(None, [None]), seen=None)
+    o = Thing(last=Seen(zero(), [zero()]), kept=(None, [None]), seen=None)
 
     def cell(c, x):
-        new = Thing(h=o.last.h + x, seen=[x])
+        new = Seen(o.last.h + x, [x])
         o.last, o.kept, o.seen = new, (x, [new]), {"it": new.seen}
         return c, new.h
 
