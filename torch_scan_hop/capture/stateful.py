@@ -80,13 +80,9 @@ class Stateful(VariableTracker):
         carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
         left = [place.read(tx) for place in self.places]
         parts = [parts_left(tx, value) for value in left]
-        kept = [parts_of(tx, TupleVariable(new.so_far())) for new in appended]
-        self.twins = twins_among([*parts, *kept])
-        self.twin_containers = twin_containers(self.places, left)
+        self._note_twins(tx, left, parts, appended)
         ends = [*parts_of(tx, carry), *itertools.chain(*parts)]
         shared.check(ends)
-        for place, own in zip(self.places, parts, strict=True):
-            check_leaves(own, str(place), place.line)
         self._note_tensors_of_the_program(parts, shared, ends)
         containers.check(left, [item for new in appended for item in new.so_far()])
         stacked = TupleVariable(
@@ -124,6 +120,15 @@ class Stateful(VariableTracker):
                 f"the body appends more in some steps than in others, at {self.lists[n].line}, and "
                 "what steps leave is stacked. Append in each, and drop later what is not wanted"
             )
+
+    def _note_twins(
+        self, tx: Any, left: Sequence[Any], parts: Sequence[Any], appended: Sequence[Any]
+    ) -> None:
+        kept = [parts_of(tx, TupleVariable(new.so_far())) for new in appended]
+        self.twins = twins_among([*parts, *kept])
+        self.twin_containers = twin_containers(self.places, left)
+        for place, own in zip(self.places, parts, strict=True):
+            check_leaves(own, str(place), place.line)
 
     def _note_tensors_of_the_program(
         self, parts: Sequence[Sequence[Any]], shared: SharedState, ends: Sequence[Any]

@@ -166,11 +166,6 @@ def facts_noted() -> Iterator[Facts]:
     facts = Facts()
     call = BuiltinVariable.call_function
 
-    def note_tag(store: Any, self: SideEffects, item: Any, name: str, *rest: Any, **k: Any) -> None:
-        if isinstance(item, TensorVariable) and not (item.source or hasattr(torch.Tensor, name)):
-            facts.tagged.append((example_value(item), users_line()))
-        store(self, item, name, *rest, **k)
-
     def note_attribute(read: Any, self: TensorVariable, tx: Any, name: str) -> Any:
         if is_users(tx):
             facts.grad = facts.grad or name == "requires_grad"
@@ -200,13 +195,22 @@ def facts_noted() -> Iterator[Facts]:
     try:
         with (
             wrapped(TensorVariable, **{GETATTR: note_attribute}),
-            wrapped(SideEffects, store_attr=note_tag),
+            _tags_noted(facts),
             replaced(BuiltinVariable, call_function=note_comparison),
             replaced(symbolic_convert, compare_op_handlers={**handlers, **noting}),
         ):
             yield facts
     finally:
         _noting.remove(facts)
+
+
+def _tags_noted(facts: Facts) -> AbstractContextManager[None]:
+    def note_tag(store: Any, self: SideEffects, item: Any, name: str, *rest: Any, **k: Any) -> None:
+        if isinstance(item, TensorVariable) and not (item.source or hasattr(torch.Tensor, name)):
+            facts.tagged.append((example_value(item), users_line()))
+        store(self, item, name, *rest, **k)
+
+    return wrapped(SideEffects, store_attr=note_tag)
 
 
 def is_users(tx: Any) -> bool:
