@@ -11,7 +11,7 @@ from typing import Any
 from torch_scan_hop._torch.dynamo.differences import tensor_of
 from torch_scan_hop._torch.dynamo.errors import Unsupported
 from torch_scan_hop._torch.dynamo.left import MUTABLE, mutable_containers_in
-from torch_scan_hop._torch.dynamo.objects import held_by_name
+from torch_scan_hop._torch.dynamo.objects import held_by_name, is_users_tuple
 from torch_scan_hop._torch.dynamo.places import Place, is_number
 from torch_scan_hop._torch.dynamo.variables import ConstantVariable, VariableTracker, call_inlined
 
@@ -47,7 +47,7 @@ def twin_containers(places: Sequence[Place], left: Sequence[VariableTracker]) ->
     def look(n: int, path: Path, value: VariableTracker) -> Iterator[int]:
         """Find twins in ``value``; return what has been looked at."""
         value = value.realize()
-        if isinstance(value, MUTABLE):
+        if isinstance(value, MUTABLE) and not is_users_tuple(value):
             yield id(value)
             if first.setdefault(id(value), (n, path)) != (n, path):
                 found[n, path] = first[id(value)]

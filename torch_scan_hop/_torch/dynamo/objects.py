@@ -121,13 +121,18 @@ def held_by(value: VariableTracker) -> list[VariableTracker]:
     return [*_held(value).values()] if isinstance(value, UserDefinedObjectVariable) else []
 
 
+def is_users_tuple(value: VariableTracker) -> bool:
+    """Return True for a named tuple; torch 2.13 takes it for an object, which has its items."""
+    return isinstance(value, UserDefinedObjectVariable) and issubclass(value.python_type(), tuple)
+
+
 def held_by_name(value: VariableTracker) -> Iterator[tuple[tuple[bool, Any], VariableTracker]]:
     """Return what a value holds, and how to get it: if it is an item, and its name."""
     value = value.realize()
     held: dict[Any, VariableTracker] = _held(value)
-    if not held and isinstance(value, BaseListVariable):
-        held = dict(enumerate(value.items))  # a deque, or a named tuple
-    is_item = isinstance(value, (BaseListVariable, ConstDictVariable))
+    is_item = isinstance(value, (BaseListVariable, ConstDictVariable)) or is_users_tuple(value)
+    if not held and is_item and not isinstance(value, ConstDictVariable):
+        held = dict(enumerate(value.items))  # type: ignore[attr-defined] # also of a deque
     yield from (((is_item, name), part) for name, part in held.items())
 
 
