@@ -20,7 +20,7 @@ from torch_scan_hop.capture.steady import steady_scan
 from torch_scan_hop.capture.traced_operators import scan_of_numbers, staying_numbers
 from torch_scan_hop.capture.user_code import PACKAGE, code_of, name_of, users_frames
 from torch_scan_hop.debugging import check_results, debugged_loop, is_debugging
-from torch_scan_hop.eager.plain_loop import run_loop
+from torch_scan_hop.eager.views_of_xs import run_loop_because
 from torch_scan_hop.errors import ScanTypeError, ScanValueError, add_note
 from torch_scan_hop.fallback import announce, refuse_if_not_allowed
 from torch_scan_hop.op import scan_op, scan_options
@@ -152,10 +152,10 @@ def _run(
             refuse_if_not_allowed(combine_fn, reason)
             if not is_told:
                 announce(combine_fn, reason)
-        return run_loop(combine_fn, init, xs, trip_count, schedule.reverse)
+        return run_loop_because(reason, combine_fn, init, xs, trip_count, schedule.reverse)
     refuse_if_not_allowed(combine_fn, reason)
     setting = setting_of(combine_fn, given) if is_lasting else None
-    result = _run_in_python(combine_fn, init, xs, trip_count, schedule.reverse)
+    result = _run_in_python(reason, combine_fn, init, xs, trip_count, schedule.reverse)
     if is_lasting:
         remember_reason(combine_fn, setting, reason)
     if not is_told:
@@ -175,11 +175,11 @@ _JIT_TRACE = "torch.jit.trace records the operators of every step; use torch.exp
 
 
 def _run_in_python(
-    combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, reverse: bool
+    reason: str, combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any, reverse: bool
 ) -> tuple[Any, Any]:
     """Run the loop, and let its errors show the caller's lines and not ours above them."""
     try:
-        return run_loop(combine_fn, init, xs, trip_count, reverse)
+        return run_loop_because(reason, combine_fn, init, xs, trip_count, reverse)
     except (ScanTypeError, ScanValueError) as error:
         code = code_of(combine_fn)
         # The name is not said twice, where a scan in the body has named its own function, nor where

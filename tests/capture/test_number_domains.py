@@ -192,6 +192,22 @@ def test_an_int_that_outgrows_a_scalar():
     assert ran.b == expected.b
 
 
+@pytest.mark.parametrize("start, by", [(2**63 - 3, 1), (3 - 2**63, -1)])
+def test_a_counter_that_begins_near_the_largest_int(start, by):
+    class Counter:
+        n = start
+
+        def __call__(self, h, x):
+            self.n += by
+            return h, x * (self.n % 7)
+
+    ran, expected = Counter(), Counter()
+    with pytest.warns(UserWarning, match="attribute 'n' of a Counter.*more than 62 bits"):
+        actual = scan(ran, torch.zeros(()), XS)
+    torch.testing.assert_close(actual, loop(expected, torch.zeros(()), XS))
+    assert ran.n == expected.n
+
+
 def test_nothing_is_checked_of_a_counter(monkeypatch):
     monkeypatch.setattr(variables, "check_after", None)
     with fallback("error"):

@@ -200,6 +200,55 @@ def joins(o: Any, x: Any) -> Any:
     return x
 
 
+class Sum:
+    def __init__(self, h: Any) -> None:
+        self.h = h
+
+    def __add__(self, other: Any) -> Any:
+        return Sum(self.h + other)
+
+
+class Items(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+
+class ItemsRead(dict[str, Any]):
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+    __setattr__ = dict.__setitem__
+
+
+def adds_to_an_object(o: Any, x: Any) -> Any:
+    o.k = o.k + x
+    return o.k.h * 1
+
+
+def keeps_items(o: Any, x: Any) -> Any:
+    o.k.h = o.k.h + x
+    return x * 2
+
+
+def exchanges_modules(o: Any, x: Any) -> Any:
+    y = o.k.now(x)
+    o.k.now, o.k.next = o.k.next, o.k.now
+    return y
+
+
+_MODULES = torch.nn.Module()
+_MODULES.now, _MODULES.next = torch.nn.Tanh(), torch.nn.Sigmoid()
+SAID |= {
+    "adds": (adds_to_an_object, Sum(torch.ones(3)), r"no tensor.*o.k \+ x.*h.value \+ x"),
+    "items": (keeps_items, Items(h=torch.ones(3)), "'h'.*__getattr__ from.*def __getattr__"),
+    "items read": (
+        keeps_items,
+        ItemsRead(h=torch.ones(3)),
+        "__setattr__ from.*o.k.h = .*def __get",
+    ),
+    "modules": (exchanges_modules, _MODULES, r"Tanh in attribute '\w+' of a module.*torch.where"),
+}
+
 ITERATORS = (
     itertools.count(),
     itertools.cycle([1.0]),

@@ -4,6 +4,7 @@ another number."""
 from __future__ import annotations
 
 import collections
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -20,6 +21,16 @@ XS = torch.arange(1.0, 5.0, dtype=torch.float64)
 class Thing:
     def __init__(self, **attributes):
         self.__dict__.update(attributes)
+
+
+class Seen:
+    def __init__(self, h, seen):
+        self.h, self.seen = h, seen
+
+
+class State(NamedTuple):
+    h: torch.Tensor
+    items: list[torch.Tensor]
 
 
 def zero(value=0.0):
@@ -135,6 +146,42 @@ def what_the_body_closes_over():
         return c, y
 
     return cell, lambda: [total, o.prev]
+
+
+def moved_while_the_other_is_written():
+    o = Thing(queue=[zero(), zero()], last=zero())
+
+    def cell(c, x):
+        o.last.add_(100)
+        o.last = x * 1
+        o.queue = [o.queue[1], o.last]
+        return c, x * 1
+
+    return cell, lambda: [*o.queue, o.last]
+
+
+def a_tensor_with_an_attribute():
+    o = Thing(h=zero())
+
+    def cell(c, x):
+        times = getattr(o.h, "times", 0) + 1
+        o.h = o.h + x
+        o.h.times = times
+        return c, o.h * times
+
+    return cell, lambda: [o.h, o.h.times]
+
+
+def kept_tensors_with_an_attribute():
+    o = Thing(kept=[])
+
+    def cell(c, x):
+        y = x * 2
+        y.label = "y"
+        o.kept.append(y)
+        return c, y
+
+    return cell, lambda: [y.label for y in o.kept]
 
 
 def exchanged():
@@ -259,6 +306,9 @@ REFUSED = {
     what_the_body_closes_over: "in place",
     asked_if_they_are_one: "are` one",
     exchanged: "in place",
+    moved_while_the_other_is_written: "in place",
+    a_tensor_with_an_attribute: "an attribute of a tensor that it made",
+    kept_tensors_with_an_attribute: "an attribute of a tensor that it made",
     keys_in_turn: "order",
     the_first_of_an_ordered_dict: "",
     lists_that_are_swapped: "list of the program's",
@@ -354,6 +404,56 @@ def one_dict_afterwards():
     return cell, lambda: [o.a["h"], o.a is o.b, o.c[0]["h"]]
 
 
+def one_tensor_in_two_containers():
+    o = Thing(q=(zero(), zero(1)), d={"a": [zero()]}, h=zero())
+
+    def cell(c, x):
+        new = o.q[0] * 0.5 + x
+        o.q, o.h = (o.q[1], new), new
+        o.d["a"] = [new]
+        return c, new * 1
+
+    return cell, lambda: [*o.q, o.q[1] is o.d["a"][0], o.q[1] is o.h, o.h.add_(1), *o.q]
+
+
+def one_object_in_two_containers():
+    o = Thing(last=Seen(zero(), [zero()]), kept=(None, [None]), seen=None)
+
+    def cell(c, x):
+        new = Seen(o.last.h + x, [x])
+        o.last, o.kept, o.seen = new, (x, [new]), {"it": new.seen}
+        return c, new.h
+
+    def left():
+        kept = o.kept[1][0]
+        return [kept.h, kept is o.last, o.seen["it"] is kept.seen, *kept.seen]
+
+    return cell, left
+
+
+def one_list_within_a_named_tuple():
+    o = Thing(state=State(zero(), [zero()]), items=[zero()])
+
+    def cell(c, x):
+        items = [o.state.h + x]
+        o.state, o.items = State(items[0] * 1, items), items
+        return c, items[0] * 1
+
+    return cell, lambda: [o.state.h, o.items is o.state.items, *o.items]
+
+
+def the_last_that_is_kept():
+    """A write after the scan is seen in both, and in no earlier row."""
+    o = Thing(h=zero(), kept=[])
+
+    def cell(c, x):
+        o.h = o.h * 0.5 + x
+        o.kept.append((x * 2, {"h": o.h}))
+        return c, o.h * 1
+
+    return cell, lambda: [o.h.add_(1), *(kept["h"] for _, kept in o.kept), o.kept[-1][0]]
+
+
 def asked_if_the_carry_is_x():
     return lambda c, x: (x * 2, (x if c is x else x * 3)), lambda: []
 
@@ -368,6 +468,10 @@ def asked_if_the_carry_is_x():
         one_tensor_before_the_scan,
         one_tensor_afterwards,
         one_dict_afterwards,
+        one_tensor_in_two_containers,
+        one_object_in_two_containers,
+        one_list_within_a_named_tuple,
+        the_last_that_is_kept,
         asked_if_the_carry_is_x,
         sums_over_a_counted_dimension,
     ],
@@ -376,3 +480,75 @@ def asked_if_the_carry_is_x():
 def test_state_of_one_name_is_carried(make):
     with fallback("error"):
         assert outcome(scan, make) == outcome(written_loop, make)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_state_is_what_it_was_after_no_steps(steps):
+    """The objects themselves, without a history."""
+    o, w = Thing(h=zero(), d={"h": zero()}), zero(2).requires_grad_()
+    h = o.h
+
+    def cell(c, x):
+        o.h = o.h * w + x
+        o.d = {"h": o.h * 2}
+        return c, o.h
+
+    with fallback("error"):
+        scan(cell, None, XS[:steps])
+    assert (o.h is h) == (steps == 0)
+    assert o.h.requires_grad == o.d["h"].requires_grad == (steps > 0)
+
+
+KEEPING = {
+    "attribute": lambda o, h: setattr(o, "h", h),
+    "dict": lambda o, h: setattr(o, "d", {"h": h}),
+    "list": lambda o, h: o.kept.append(h),
+}
+
+
+@pytest.mark.parametrize("where", KEEPING)
+def test_a_leaf_that_a_step_has_made_gets_its_gradient(where):
+    """`.grad` of what is left is that of a loop."""
+
+    def gradients(run):
+        o, w = Thing(h=zero(), d={}, kept=[]), zero(2).requires_grad_()
+
+        def cell(c, x):
+            h = torch.tanh(x * w).detach().requires_grad_()
+            KEEPING[where](o, h)
+            return c, h * w
+
+        run(cell, None, XS)[1].sum().backward()
+        left = [*o.kept, o.d.get("h", o.h)]
+        return [h.tolist() for h in left], [h.grad is None for h in left], w.grad.item()
+
+    with fallback("error"), pytest.raises(NotTraceableError, match=r"require grad|requires_grad"):
+        gradients(scan)
+    with fallback("allow"):
+        assert gradients(scan) == gradients(written_loop)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda buffer, x: buffer.mul_(1.5), lambda buffer, x: buffer[1:].add_(x)],
+    ids=["whole", "part"],
+)
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_xs_that_the_body_writes_to_by_another_name(write, needs_grad):
+    """The x at hand has changed, too, and so have those of later steps."""
+
+    def results(run):
+        buffer, w = XS.clone(), zero(2).requires_grad_(needs_grad)
+
+        def cell(h, x):
+            write(buffer, x.clone())
+            return h * w + x, h + x * 2
+
+        h, ys = run(cell, zero(), buffer)
+        gradients = torch.autograd.grad(ys.sum() + h, w) if needs_grad else []
+        return [v.tolist() for v in (h, ys, buffer, *gradients)]
+
+    with fallback("error"), pytest.raises(NotTraceableError, match=r"the xs in place.*clone"):
+        results(scan)
+    with fallback("allow"):
+        assert results(scan) == results(written_loop)

@@ -205,9 +205,9 @@ torch._dynamo.output_graph.OutputGraph: create_proxy(self _ _ _ _) get_submodule
 torch._dynamo: run(fn)
 torch._dynamo.side_effects.SideEffects: _get_modified_vars(self)[self]
     check_allowed_side_effect(self item)[self item] clone(self) load_attr(self item name ...)[self
-    item name deleted_ok check] mutation(self var) store_attr(self item name value ...)[self item
-    name value; self item name value mutation_kind; self item name value mutation_kind
-    mutated_source]
+    item name deleted_ok check] mutation(self var) store_attr(self item name ...; self item name
+    value ...)[self item name value; self item name value mutation_kind; self item name value
+    mutation_kind mutated_source]
 torch._dynamo.source: AttrSource(base member) ConstantSource(source_name) GlobalSource(global_name)
     GlobalStateSource(()) TypeSource(base)
 torch._dynamo.symbolic_convert.InliningInstructionTranslator: build_inline_tracer(parent func args
@@ -339,7 +339,8 @@ torch._inductor.ir.Pointwise: create(device= dtype= inner_fn= ranges=)
 torch._inductor.ir.Reduction: create(...)[device dst_dtype src_dtype inner_fn ranges
     reduction_ranges reduction_type reduction_hint input_node; device dst_dtype src_dtype inner_fn
     ranges reduction_ranges reduction_type reduction_hint input_node strict_reduction]
-torch._inductor.ir.StorageBox: should_realize_on_reuse[self users; self users graph_reuse]
+torch._inductor.ir.StorageBox: realize[self] should_realize_on_reuse[self users; self users
+    graph_reuse]
 torch._inductor.ir.TensorBox: create(data)
 torch._inductor.lowering: fallback_handler(kernel add_to_fallback_set=) permute(x dims)
     register_lowering(aten_fn type_promotion_kind=)

@@ -30,20 +30,34 @@ def append_row(items: list[Any], like: Any, leaves: Sequence[Any]) -> None:
     items.extend(tree.unflatten(like, list(leaves)))
 
 
-def with_rows_appended(
-    ran: tuple[Any, Sequence[tuple[list[Any], Any, Sequence[str]]]], reverse: bool = False
-) -> Any:
+def let_last_be(items: list[Any], like: Any, known: Sequence[Any]) -> None:
+    """Let what the last step has appended be the tensors that are ``known`` of it, which are state,
+    too: a later write to one is seen in both."""
+    if any([one is not None for one in known]):
+        last = items[-len(like) :]
+        leaves = [
+            leaf if one is None else one
+            for leaf, one in zip(tree.tensors(last), known, strict=True)
+        ]
+        items[-len(like) :] = tree.unflatten(last, leaves)
+
+
+def with_rows_appended(ran: tuple[Any, Sequence[Sequence[Any]]], reverse: bool = False) -> Any:
     """Return the first part of ``ran``; the second says of lists what all steps append to each: in
-    their order the rows of stacks, which are of kinds.
+    their order the rows of stacks, which are of kinds, and what is known of the last.
 
     >>> losses = [0.5]
-    >>> with_rows_appended((None, [(losses, (torch.tensor([1.5, 2.5]),), ("number",))]))
+    >>> stacks = (torch.tensor([1.5, 2.5]),)
+    >>> with_rows_appended((None, [(losses, stacks, ("number",), (None,))]))
     >>> losses
     [0.5, 1.5, 2.5]
     """
     results, appended = ran
-    for items, stacks, kinds in appended:
+    for items, stacks, kinds, last in appended:
         pairs = zip(tree.tensors(stacks), kinds, strict=True)
-        for row in rows_in_order((_ROWS[kind](stack) for stack, kind in pairs), reverse):
+        rows = rows_in_order((_ROWS[kind](stack) for stack, kind in pairs), reverse)
+        for row in rows:
             append_row(items, stacks, row)
+        if rows:
+            let_last_be(items, stacks, last)
     return results

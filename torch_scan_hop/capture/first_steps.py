@@ -53,6 +53,7 @@ def check_facts(
     The carries at ``numbers``, of which some may be attributes, are Python numbers at first.
     """
     carry = examples[: min(len(init), len(after))]  # xs are behind
+    facts.check_untagged(after[: len(carry)])
     if facts.are_one(carry, init) or facts.are_one(carry, after):
         raise Unsupported(
             "the body asks if two tensors of its state `are` one, which they are in some steps: a "

@@ -29,6 +29,18 @@ MEANINGS = (
         "the body assigns to an attribute of a class, which Dynamo does not trace on this torch",
     ),
     (
+        r"non-function __getattr__.*getattr `(\w+)`",
+        r"the body reads attribute '\1' of an object whose class takes __getattr__ from dict",
+    ),
+    (
+        r"trace method `__setattr__` of class `\w+`",
+        "the body assigns to an attribute of an object whose class takes __setattr__ from dict",
+    ),
+    (
+        "Failed to convert args/kwargs to proxy",
+        "the body gives torch an object that is no tensor, as h + x does if h is one, or x.add(h)",
+    ),
+    (
         r"builtin operator `complex`",
         "the body makes a complex number of a number that steps make",
     ),
@@ -125,6 +137,14 @@ FIXES = (
         r"calls torch\.(set_|use_)",
         "Call it before the scan; for one tensor, name the dtype: torch.ones(3, dtype=x.dtype).",
     ),
+    (
+        r"takes __([gs])etattr__ from dict",
+        "Write it in Python: def __getattr__(self, name): return self[name], and so __setattr__.",
+    ),
+    (
+        "an object that is no tensor",
+        "Compute with the tensors in it, as in h.value + x, or call its method: h.plus(x).",
+    ),
     ("calls retain_grad", "Return the tensor in ys, and call ys.retain_grad() after the scan."),
     (
         "draws from (a torch.Generator|Python's `random`|NumPy's)",
@@ -179,7 +199,7 @@ FIXES = (
         r"data.dependent|decides by the value|Could not (guard|extract)|\.item\(\)|unbacked",
         "Choose with torch.where, or keep the value a tensor.",
     ),
-    (r"requires_grad_|autograd\.grad", "Use torch.func.grad in the body."),
+    (r"calls requires_grad_|autograd\.grad", "Use torch.func.grad in the body."),
     (
         "sparse",
         "Use tensor.to_dense(), or clones of its indices() and values(), and index_add.",

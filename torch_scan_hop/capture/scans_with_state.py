@@ -20,7 +20,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     sequence_items,
 )
 from torch_scan_hop._torch.sizes import is_exporting
-from torch_scan_hop.capture.appending import append_row, rows_in_order
+from torch_scan_hop.capture.appending import append_row, let_last_be, rows_in_order
 from torch_scan_hop.capture.parts import count_after
 from torch_scan_hop.capture.stateful import (
     Stateful,
@@ -31,6 +31,7 @@ from torch_scan_hop.capture.stateful import (
     parts_of,
 )
 from torch_scan_hop.capture.told import loop_may_run
+from torch_scan_hop.capture.twins import leave_as_one
 from torch_scan_hop.schedule.strategies import Schedule
 
 #: of so many steps, each row that is appended is traced: some 2 ms, and 10 or more of a number
@@ -63,11 +64,14 @@ def scan_with_state(
     _leave_state(capture, step, carry, sequence_items(tx, state))
     ys, stacked = sequence_items(tx, ys)
     for n, stacks in enumerate(sequence_items(tx, stacked)):
+        last = step.last_appended(tx, n)
         if capture.appended is None:
             _append_rows(tx, lists[n], stacks, step.appended[n], schedule)
+            if not capture.has_no_steps():
+                call_inlined(tx, let_last_be, lists[n].owner, stacks, last)
         else:
             kinds = ConstantVariable.create(tuple(step.appended[n]))
-            call_inlined(tx, _note, capture.appended, lists[n].owner, stacks, kinds)
+            call_inlined(tx, _note, capture.appended, lists[n].owner, stacks, kinds, last)
             if not lists[n].has_grown():
                 lists[n].forget_items()
     return TupleVariable([carry, ys])
@@ -78,20 +82,19 @@ def _leave_state(
 ) -> None:
     """Leave the ``values`` at the places, as the last step did."""
     tx = capture.tx
-    has_steps = not capture.has_no_steps()
-    if has_steps:
-        values = [step.with_tensors_of_the_program(tx, n, value) for n, value in enumerate(values)]
+    if capture.has_no_steps():
+        return  # what is there stays
+    values = step.with_known_tensors(tx, values)
     k = len(parts_of(tx, carry))
-    for n, place in enumerate(step.places):
+    for place, value in zip(step.places, values, strict=True):
         counts = [
             count_after(capture, k + i, part)
             for i, part in enumerate(parts_left(tx, place.read(tx)))
         ]
-        if has_steps and n in step.twins and not is_exporting():
-            place.write(tx, step.places[step.twins[n]].read(tx))
-        else:
-            leave(tx, place, values[n], counts)
+        leave(tx, place, value, counts)
         k += len(counts)
+    if not is_exporting():
+        leave_as_one(tx, step.places, step.twin_containers)
 
 
 def _refuse_costly_captures(tx: Any, step: Stateful, steps: VariableTracker | None) -> None:
@@ -122,8 +125,8 @@ def _start_at(capture: Any, place: Place) -> VariableTracker:
     return call_inlined(capture.tx, exact_numbers, carried, capture.init, capture.over[0])
 
 
-def _note(appended: list[Any], items: list[Any], stacks: Any, kinds: tuple[str, ...]) -> None:
-    appended.append((items, stacks, kinds))
+def _note(appended: list[Any], *what: Any) -> None:
+    appended.append(what)
 
 
 def _append_rows(

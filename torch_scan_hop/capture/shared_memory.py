@@ -22,8 +22,11 @@ class SharedMemory(RuntimeError):
 #: to be formatted with the line of the change, as ", at file:line: code", or with ""
 REASON = (
     "the body changes a tensor in place that shares memory with another tensor that it reads (a "
-    "view of it, its detach(), or the xs){}. Give the body one of them, or a clone"
+    "view of it, or its detach()){}. Give the body one of them, or a clone"
 )
+#: how the reason begins if that is one of the xs: a loop's x is what has become of it
+OF_XS = "the body changes the xs in place by another name"
+_REASON_OF_XS = OF_XS + "{}. Scan xs.clone() if each x is to be what it was before the scan"
 
 
 def share_memory(changed: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -37,8 +40,16 @@ def share_memory(changed: Sequence[Any], others: Sequence[Any]) -> bool:
     return len({*own}) < len(own) or not {*own}.isdisjoint(others)
 
 
-def check_memory(changed: Sequence[Any], others: Sequence[Any]) -> None:
+def reason_to_refuse(changed: Sequence[Any], others: Sequence[Any], xs: Sequence[Any]) -> str:
+    """Return why a body may not change those, to be formatted like ``REASON``; "" if it may."""
+    if share_memory(xs, changed):
+        return _REASON_OF_XS
+    return REASON if share_memory(changed, others) else ""
+
+
+def check_memory(changed: Sequence[Any], others: Sequence[Any], xs: Sequence[Any]) -> None:
     """Check, in the captured program, that memory which was not shared in the capture is not."""
-    tensors = [t for t in (*changed, *others) if isinstance(t, torch.Tensor)]
-    if all(map(is_plain_tensor, tensors)) and share_memory(changed, others):
-        raise SharedMemory(REASON.format(""))
+    tensors = [t for t in (*changed, *others, *xs) if isinstance(t, torch.Tensor)]
+    reason = reason_to_refuse(changed, others, xs) if all(map(is_plain_tensor, tensors)) else ""
+    if reason:
+        raise SharedMemory(reason.format(""))

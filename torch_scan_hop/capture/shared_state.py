@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from torch_scan_hop._torch.dynamo.errors import Unsupported
-from torch_scan_hop._torch.dynamo.left import GrowingList, mutable_containers_in
+from torch_scan_hop._torch.dynamo.facts import facts_at_hand
+from torch_scan_hop._torch.dynamo.left import GrowingList
 from torch_scan_hop._torch.dynamo.places import Place
 from torch_scan_hop._torch.dynamo.variables import (
-    TensorVariable,
     VariableTracker,
     example_value_or_none,
     graph_being_traced,
@@ -94,8 +94,12 @@ class SharedState:
         return found
 
     def _is_one(self, j: int, k: int, after: Sequence[int | None]) -> bool:
-        """Return True if leaves j and k, one of them at a place, share memory, and j is read."""
-        if j == k or not (self.places[j] or self.places[k]) or not _is_read(self.starts[j]):
+        """Return True if leaves j and k, one of them at a place, share memory, and j is read, or
+        is left somewhere."""
+        start = self.starts[j]
+        if j == k or not (self.places[j] or self.places[k]):
+            return False
+        if not (_is_read(start) or _memory(start) in after):
             return False
         pairs = ((after[j], after[k]), (self.before[j], self.before[k]))
         return any(one is not None and one == other for one, other in pairs)
@@ -110,23 +114,21 @@ class SharedState:
             raise FirstStepDiffers(text)
 
 
-def twins_among(values: Sequence[VariableTracker]) -> dict[int, int]:
-    """Return the positions of tensors, lists and dicts that are there already, with the position of
-    the first.
-
-    >>> twins_among([])
-    {}
-    """
-    first: dict[int, int] = {}
-    found = {}
-    for k, value in enumerate(values):
-        is_tensor = isinstance(value.realize(), TensorVariable)
-        known = _example(value) if is_tensor else next(iter(mutable_containers_in(value)), None)
-        if not is_tensor and known is not value.realize():
-            known = None  # it is within a tuple
-        if known is not None and first.setdefault(id(known), k) != k:
-            found[k] = first[id(known)]
-    return found
+def check_leaves(parts: Sequence[VariableTracker], where: str, line: str) -> None:
+    """Raise Unsupported if a step has made a leaf that requires grad, among ``parts`` of what it
+    leaves: what is made of that in the step gives it a gradient, after a loop. Also for one that it
+    has given an attribute."""
+    facts_at_hand().check_untagged(parts)
+    for part in parts:
+        example = _example(part)
+        if example is None or not (example.requires_grad and example.is_leaf):
+            continue
+        if part.as_proxy().node.op != "placeholder":
+            raise Unsupported(
+                f"the body leaves in {where}, at {line}, a tensor that it has made require grad: "
+                "after a loop it is a leaf, and a scan returns none. Leave it detached, and call "
+                "requires_grad_() after the scan"
+            )
 
 
 def _refusal(place: Place | None) -> Unsupported:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.differences import tensor_of
 from torch_scan_hop._torch.dynamo.errors import Unsupported
-from torch_scan_hop._torch.dynamo.left import ARRAY, NUMBER, GrowingList, appended_to
+from torch_scan_hop._torch.dynamo.left import ARRAY, NUMBER, TENSOR, GrowingList, appended_to
 from torch_scan_hop._torch.dynamo.made_numbers import mark
 from torch_scan_hop._torch.dynamo.objects import ObjectSpec, closed, opened, spec_of
 from torch_scan_hop._torch.dynamo.places import Place, as_number, is_number
@@ -25,8 +26,9 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop.capture.shared_containers import SharedContainers
-from torch_scan_hop.capture.shared_state import SharedState, twins_among
+from torch_scan_hop.capture.shared_state import SharedState, check_leaves
 from torch_scan_hop.capture.told import is_within_a_body
+from torch_scan_hop.capture.twins import TwinContainers, Twins, twin_containers, twins_among
 from torch_scan_hop.step import device_of, split_result
 
 
@@ -45,8 +47,11 @@ class Stateful(VariableTracker):
         self.combine_fn = combine_fn
         self.places = tuple(places)
         self.lists = tuple(lists)
-        #: of places that a step leaves with the tensor, or the list, of an earlier one: that one
-        self.twins: dict[int, int] = {}
+        #: of parts that a step leaves with the tensor of an earlier one: that one. What it appends
+        #: to lists is behind what is at the places
+        self.twins: Twins = {}
+        #: of what is a list, a dict or an object that the step leaves elsewhere, too: where
+        self.twin_containers: TwinContainers = {}
         #: of parts of what is at the places, which are the program's tensors: None, or the tensor,
         #: for one that a step leaves as it finds it, or finds elsewhere
         self.programs: dict[tuple[int, int], VariableTracker | None] | None = None
@@ -74,12 +79,13 @@ class Stateful(VariableTracker):
             result = self.combine_fn.call_function(tx, [carry, x], {})
         carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
         left = [place.read(tx) for place in self.places]
-        self.twins.update(twins_among(left))
-        ends = [*parts_of(tx, carry), *(p for value in left for p in parts_left(tx, value))]
+        parts = [parts_left(tx, value) for value in left]
+        self._note_twins(tx, left, parts, appended)
+        ends = [*parts_of(tx, carry), *itertools.chain(*parts)]
         shared.check(ends)
-        self._note_tensors_of_the_program(tx, left, shared, ends)
+        self._note_tensors_of_the_program(parts, shared, ends)
         containers.check(left, [item for new in appended for item in new.so_far()])
-        kept = TupleVariable(
+        stacked = TupleVariable(
             [
                 self._as_tensors(tx, n, new.so_far(), (shared, ends), (carry, x))
                 for n, new in enumerate(appended)
@@ -88,7 +94,7 @@ class Stateful(VariableTracker):
         ends_at = [_left_at(tx, *pair) for pair in zip(self.places, specs, strict=True)]
         self._write(tx, before)
         carry = TupleVariable([carry, TupleVariable(ends_at)])
-        return TupleVariable([carry, TupleVariable([y, kept])])
+        return TupleVariable([carry, TupleVariable([y, stacked])])
 
     def _as_tensors(
         self, tx: Any, n: int, items: list[VariableTracker], state: tuple[Any, Any], given: Any
@@ -102,6 +108,7 @@ class Stateful(VariableTracker):
         for part in parts_of(tx, TupleVariable(items)):
             kinds.append(growing.kind_of(part))
             shared.check_kept(growing, part, ends)
+            check_leaves([part], "a list", growing.line)
             tensors.append(_as_tensor(tx, part, kinds[-1], *given))
         self._check_number(n, kinds)
         return call_inlined(tx, tree.unflatten, TupleVariable(items), TupleVariable(tensors))
@@ -114,12 +121,21 @@ class Stateful(VariableTracker):
                 "what steps leave is stacked. Append in each, and drop later what is not wanted"
             )
 
+    def _note_twins(
+        self, tx: Any, left: Sequence[Any], parts: Sequence[Any], appended: Sequence[Any]
+    ) -> None:
+        kept = [parts_of(tx, TupleVariable(new.so_far())) for new in appended]
+        self.twins = twins_among([*parts, *kept])
+        self.twin_containers = twin_containers(self.places, left)
+        for place, own in zip(self.places, parts, strict=True):
+            check_leaves(own, str(place), place.line)
+
     def _note_tensors_of_the_program(
-        self, tx: Any, left: Sequence[VariableTracker], shared: SharedState, ends: Sequence[Any]
+        self, parts: Sequence[Sequence[Any]], shared: SharedState, ends: Sequence[Any]
     ) -> None:
         if len(ends) != len(shared.starts):
             return  # which is refused
-        keys = [(n, k) for n, value in enumerate(left) for k in range(len(parts_left(tx, value)))]
+        keys = [(n, k) for n, own in enumerate(parts) for k in range(len(own))]
         first = len(ends) - len(keys)
         found: dict[tuple[int, int], VariableTracker | None] = {}
         for key, end, is_same in zip(
@@ -130,20 +146,36 @@ class Stateful(VariableTracker):
         before = found if self.programs is None else self.programs
         self.programs = {k: v for k, v in found.items() if k in before and before[k] is v}
 
-    def with_tensors_of_the_program(
-        self, tx: Any, n: int, value: VariableTracker
-    ) -> VariableTracker:
-        """Return ``value``, which a scan has left at the ``n``-th place, with the tensors that are
-        the program's: others write to these, as optimisers do to parameters."""
-        known = {k: own for (place, k), own in (self.programs or {}).items() if place == n}
-        parts, olds = parts_of(tx, value), parts_left(tx, self.places[n].read(tx))
-        if not known or len(olds) != len(parts):
-            return value
-        for k, tensor in known.items():
-            own = olds[k] if tensor is None else tensor
-            if tensor_of(own) is not None:
-                parts[k] = own
-        return call_inlined(tx, tree.unflatten, value, TupleVariable(parts))
+    def with_known_tensors(
+        self, tx: Any, values: Sequence[VariableTracker]
+    ) -> list[VariableTracker]:
+        """Return the ``values``, which a scan has left at the places, with the tensors that are
+        the program's, which others write to, as optimisers do to parameters; and with one tensor
+        where a step leaves one."""
+        parts = [parts_of(tx, value) for value in values]
+        olds = [parts_left(tx, place.read(tx)) for place in self.places]
+        for (n, k), known in (self.programs or {}).items():
+            own = olds[n][k] if known is None else known
+            if len(olds[n]) == len(parts[n]) and tensor_of(own) is not None:
+                parts[n][k] = own
+        for (n, k), (m, j) in {} if is_exporting() else self.twins.items():
+            if n < len(parts):
+                parts[n][k] = parts[m][j]
+        return [
+            call_inlined(tx, tree.unflatten, value, TupleVariable(own))
+            for value, own in zip(values, parts, strict=True)
+        ]
+
+    def last_appended(self, tx: Any, n: int) -> VariableTracker:
+        """Return of each part of what the last step appended to the ``n``-th list the tensor that
+        it has left at a place, too; None for others."""
+        found: list[VariableTracker] = []
+        for k, kind in enumerate(self.appended[n]):
+            m, j = self.twins.get((len(self.places) + n, k), (len(self.places), 0))
+            is_one = kind == TENSOR and m < len(self.places) and not is_exporting()
+            one = parts_left(tx, self.places[m].read(tx))[j] if is_one else None
+            found.append(one or ConstantVariable.create(None))
+        return TupleVariable(found)
 
     def _write(self, tx: Any, values: Sequence[VariableTracker]) -> None:
         for place, value in zip(self.places, values, strict=True):

@@ -66,7 +66,7 @@ from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_
 from torch_scan_hop.capture.purify import CapturedBody
 from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.selected_rows import compute_all_rows
-from torch_scan_hop.capture.shared_memory import REASON, check_memory, share_memory
+from torch_scan_hop.capture.shared_memory import check_memory, reason_to_refuse
 from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.capture.told import also_carried, numbers_carried, reads_told, steady_state
 from torch_scan_hop.capture.torchs_settings import refuse_settings
@@ -272,13 +272,14 @@ def _refuse_shared_memory(tx: Any, inputs: Any, mutated: list[int], body: Captur
 
     A tensor that the body changes is carried as a copy, and a view would not see the changes.
     """
-    changed = [inputs[k] for k in mutated]
+    end = body.n_carry + body.n_xs
     # init is read before anything changes
-    others = [v for k, v in enumerate(inputs) if k >= body.n_carry and k not in mutated]
+    others = [v for k, v in enumerate(inputs) if k >= end and k not in mutated]
     others = [v for v in others if isinstance(example_value(v), torch.Tensor)]
-    if share_memory(list(map(example_value, changed)), list(map(example_value, others))):
-        raise Unsupported(REASON.format(body.line_of_change(len(mutated))))
-    create_proxy(tx, "call_function", check_memory, (changed, others))
+    given = ([inputs[k] for k in mutated], others, inputs[body.n_carry : end])
+    if reason := reason_to_refuse(*([*map(example_value, values)] for values in given)):
+        raise Unsupported(reason.format(body.line_of_change(len(mutated))))
+    create_proxy(tx, "call_function", check_memory, given)
 
 
 def _cloned(tx: Any, proxy: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._dynamo import symbolic_convert
 from torch._dynamo.exc import Unsupported
+from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.tensor import TensorVariable
@@ -62,6 +63,8 @@ class Facts:
     #: tensors whose type the body asked for, or if they are a certain number; and the lines
     kinds: list[tuple[Any, str]] = field(default_factory=list)
     attributes: set[str] = field(default_factory=set)
+    #: tensors that the body has made and given an attribute of its own, and the lines
+    tagged: list[tuple[Any, str]] = field(default_factory=list)
     compared: list[tuple[Any, Any]] = field(default_factory=list)
     #: lists, dicts and objects, of which the body asked if one `is` the other; and the lines
     containers: list[tuple[VariableTracker, VariableTracker, str]] = field(default_factory=list)
@@ -106,6 +109,16 @@ class Facts:
             )
 
         return any(map(are_there, self.compared))
+
+    def check_untagged(self, values: Sequence[VariableTracker]) -> None:
+        """Raise Unsupported if a step leaves one that it has given an attribute."""
+        for value, line in self.tagged:
+            if any(example_value_or_none(other) is value for other in values):
+                raise Unsupported(
+                    f"the body assigns to an attribute of a tensor that it made and leaves, at "
+                    f"{line}: what a scan returns has no such attribute. Keep the value beside the "
+                    "tensor"
+                )
 
     def note_containers(self, one: VariableTracker, other: VariableTracker) -> None:
         if isinstance(one, MUTABLE) and isinstance(other, MUTABLE):
@@ -182,12 +195,22 @@ def facts_noted() -> Iterator[Facts]:
     try:
         with (
             wrapped(TensorVariable, **{GETATTR: note_attribute}),
+            _tags_noted(facts),
             replaced(BuiltinVariable, call_function=note_comparison),
             replaced(symbolic_convert, compare_op_handlers={**handlers, **noting}),
         ):
             yield facts
     finally:
         _noting.remove(facts)
+
+
+def _tags_noted(facts: Facts) -> AbstractContextManager[None]:
+    def note_tag(store: Any, self: SideEffects, item: Any, name: str, *rest: Any, **k: Any) -> None:
+        if isinstance(item, TensorVariable) and not (item.source or hasattr(torch.Tensor, name)):
+            facts.tagged.append((example_value(item), users_line()))
+        store(self, item, name, *rest, **k)
+
+    return wrapped(SideEffects, store_attr=note_tag)
 
 
 def is_users(tx: Any) -> bool:

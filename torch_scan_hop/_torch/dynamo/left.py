@@ -22,7 +22,7 @@ from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.deques import MOST_TO_FILL
 from torch_scan_hop._torch.dynamo.differences import tensor_of
-from torch_scan_hop._torch.dynamo.objects import held_by
+from torch_scan_hop._torch.dynamo.objects import held_by, is_users_tuple
 from torch_scan_hop._torch.dynamo.places import Place, is_number, refused_change
 
 #: lists, deques, dicts and objects, which may be changed in place
@@ -97,9 +97,9 @@ def _containers_in(
     if any(value is other for other in around):
         return  # it holds itself
     around = (*around, value)
-    if isinstance(value, (BaseListVariable, ConstDictVariable)):
+    if isinstance(value, (BaseListVariable, ConstDictVariable)) or is_users_tuple(value):
         yield value
-        items: Any = value.items
+        items: Any = value.items  # type: ignore[attr-defined]
         for item in items.values() if isinstance(items, dict) else items:
             yield from _containers_in(item, around)
     elif held := held_by(value):
@@ -110,7 +110,8 @@ def _containers_in(
 
 def mutable_containers_in(value: VariableTracker) -> list[Any]:
     """Return the lists, deques, dicts and objects in ``value``."""
-    return [container for container in _containers_in(value) if isinstance(container, MUTABLE)]
+    found = (c for c in _containers_in(value) if isinstance(c, MUTABLE))
+    return [container for container in found if not is_users_tuple(container)]
 
 
 def contents_of(container: Any) -> list[Any]:

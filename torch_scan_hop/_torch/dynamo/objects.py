@@ -8,6 +8,7 @@ made of them, without a call of its ``__init__``.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch._dynamo.source import GlobalSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.lists import ListVariable, TupleVariable
+from torch._dynamo.variables.lists import BaseListVariable, ListVariable, TupleVariable
 from torch._dynamo.variables.misc import CellVariable, DeletedVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
@@ -118,6 +119,21 @@ def held_by(value: VariableTracker) -> list[VariableTracker]:
     """Return the values of the attributes of an object that is nothing else; else none."""
     value = value.realize()
     return [*_held(value).values()] if isinstance(value, UserDefinedObjectVariable) else []
+
+
+def is_users_tuple(value: VariableTracker) -> bool:
+    """Return True for a named tuple; torch 2.13 takes it for an object, which has its items."""
+    return isinstance(value, UserDefinedObjectVariable) and issubclass(value.python_type(), tuple)
+
+
+def held_by_name(value: VariableTracker) -> Iterator[tuple[tuple[bool, Any], VariableTracker]]:
+    """Return what a value holds, and how to get it: if it is an item, and its name."""
+    value = value.realize()
+    held: dict[Any, VariableTracker] = _held(value)
+    is_item = isinstance(value, (BaseListVariable, ConstDictVariable)) or is_users_tuple(value)
+    if not held and is_item and not isinstance(value, ConstDictVariable):
+        held = dict(enumerate(value.items))  # type: ignore[attr-defined] # also of a deque
+    yield from (((is_item, name), part) for name, part in held.items())
 
 
 def _held(value: Any) -> dict[Any, VariableTracker]:

@@ -41,6 +41,7 @@ from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.objects import attribute_of, spec_of
 from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop._torch.symbols import is_unknown_number
 
 try:
     from torch._dynamo.variables.sets import SetVariable
@@ -69,6 +70,10 @@ def refused_change(what: str, line: str) -> Unsupported:
     )
 
 
+#: what steps add to such an int does not leave 64 bits: ``capture.number_domains`` checks others
+_FAR = 2**62
+#: dicts in which a module has what is assigned to its attributes
+_OF_MODULES = ("_buffers", "_parameters", "_modules")
 _CONTAINERS = (BaseListVariable, ConstDictVariable)
 AN_OBJECT = "a Python object that it did not make"
 
@@ -126,6 +131,8 @@ class Place:
         if self.is_item and not self.name.is_python_constant():
             return f"an item of a {kind}"
         name = self.name.as_python_constant() if self.is_item else self.name
+        if self.is_item and getattr(self.owner.source, "member", "") in _OF_MODULES:
+            return f"attribute {name!r} of a module"
         return f"item {name!r} of a {kind}" if self.is_item else f"attribute {name!r} of a {kind}"
 
     def settling(self) -> str:
@@ -178,14 +185,27 @@ class Place:
     def check(self, part: VariableTracker) -> None:
         """Raise Unsupported if ``part`` of what is left there cannot be carried."""
         is_numpys = isinstance(part.realize(), NumpyNdarrayVariable)  # a tensor to Dynamo
+        self._check_size(number_of(part))
         if is_number(part) or (tensor_of(part) is not None and not is_numpys):
             return
-        kind = part.realize().python_type().__name__
+        python_type = part.realize().python_type()
+        kind = python_type.__name__
         advice = "Keep it apart from what changes, in an attribute of its own."
+        if issubclass(python_type, torch.nn.Module):
+            advice = "Call each that may be there, and choose: torch.where(flag, a(x), b(x))."
         if is_numpys:
             kind = "value of NumPy"
             advice = "Keep a tensor there, as torch.from_numpy(array), or a Python number."
         raise Unsupported(f"the body leaves a {kind} in {self}, at {self.line}. {advice}")
+
+    def _check_size(self, number: Any) -> None:
+        """Raise Unsupported for an int from which a step may count past what a scalar holds."""
+        if isinstance(number, (int, torch.SymInt)) and not is_unknown_number(number):
+            if not -_FAR < number < _FAR:
+                raise Unsupported(
+                    f"the body counts in {self}, at {self.line}, from an int of more than 62 bits, "
+                    "and what a scan carries has 64. Keep a smaller number, or return it in ys"
+                )
 
     def check_owner(self) -> None:
         """Raise Unsupported for a global variable that Dynamo does not find again in the next step,

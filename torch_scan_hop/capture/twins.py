@@ -1,0 +1,99 @@
+"""One tensor, list, dict or object that a step leaves in two places: it is one after a scan, too.
+
+A later write through one name is seen through the other then, as after a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch_scan_hop._torch.dynamo.differences import tensor_of
+from torch_scan_hop._torch.dynamo.errors import Unsupported
+from torch_scan_hop._torch.dynamo.left import MUTABLE, mutable_containers_in
+from torch_scan_hop._torch.dynamo.objects import held_by_name, is_users_tuple
+from torch_scan_hop._torch.dynamo.places import Place, is_number
+from torch_scan_hop._torch.dynamo.variables import ConstantVariable, VariableTracker, call_inlined
+
+#: of a part of what is at a place, by their positions: the part that is the same tensor
+Twins = dict[tuple[int, int], tuple[int, int]]
+#: how to get from a value to what is in it: an item, or else an attribute, and its name
+Path = tuple[tuple[bool, Any], ...]
+#: the same of lists, dicts and objects
+TwinContainers = dict[tuple[int, Path], tuple[int, Path]]
+
+
+def twins_among(left: Sequence[Sequence[VariableTracker]]) -> Twins:
+    """Return which parts of what is ``left`` at the places are a tensor that there is already.
+
+    >>> twins_among([[]])
+    {}
+    """
+    first: dict[int, tuple[int, int]] = {}
+    found = {}
+    for n, parts in enumerate(left):
+        for k, part in enumerate(parts):
+            tensor = None if is_number(part) else tensor_of(part)
+            if tensor is not None and first.setdefault(id(tensor), (n, k)) != (n, k):
+                found[n, k] = first[id(tensor)]
+    return found
+
+
+def twin_containers(places: Sequence[Place], left: Sequence[VariableTracker]) -> TwinContainers:
+    """Return where a step leaves a list, dict or object that it leaves at an earlier place, too."""
+    first: dict[int, tuple[int, Path]] = {}
+    found = {}
+
+    def look(n: int, path: Path, value: VariableTracker) -> Iterator[int]:
+        """Find twins in ``value``; return what has been looked at."""
+        value = value.realize()
+        if isinstance(value, MUTABLE) and not is_users_tuple(value):
+            yield id(value)
+            if first.setdefault(id(value), (n, path)) != (n, path):
+                found[n, path] = first[id(value)]
+                yield from map(id, mutable_containers_in(value))
+                return
+        for step, part in held_by_name(value):
+            yield from look(n, (*path, step), part)
+
+    seen: set[int] = set()
+    for n, value in enumerate(left):
+        inner = {id(container) for container in mutable_containers_in(value)}
+        hidden = inner - {*look(n, (), value)}
+        if hidden & (seen | first.keys()):
+            raise Unsupported(
+                f"the body leaves a list, a dict or an object in two places, one of them within "
+                f"{places[n]}, at {places[n].line}: a scan makes each of them anew. Leave it in one"
+            )
+        seen |= hidden
+    return found
+
+
+def leave_as_one(tx: Any, places: Sequence[Place], twins: TwinContainers) -> None:
+    """Let lists, dicts and objects at ``places`` be one, as a step leaves them."""
+    for (n, path), (m, other) in twins.items():
+        one = call_inlined(tx, _at, places[m].read(tx), ConstantVariable.create(other))
+        given = (places[n].read(tx), ConstantVariable.create(path), one)
+        places[n].write(tx, call_inlined(tx, _with, *given))
+
+
+def _at(value: Any, path: Path) -> Any:
+    for is_item, name in path:
+        value = value[name] if is_item else getattr(value, name)
+    return value
+
+
+def _with(value: Any, path: Path, one: Any) -> Any:
+    """Return ``value`` with ``one`` at the end of the ``path``."""
+    if not path:
+        return one
+    (is_item, name), rest = path[0], path[1:]
+    inner = _with(_at(value, path[:1]), rest, one)
+    if isinstance(value, tuple):
+        items = (*value[:name], inner, *value[name + 1 :])
+        return type(value)(*items) if hasattr(value, "_fields") else items
+    if is_item:
+        value[name] = inner
+    else:
+        object.__setattr__(value, name, inner)
+    return value
