@@ -673,7 +673,7 @@ def test_a_random_body_is_lowered():
     found = explain(
         lambda h, x: (h + torch.rand_like(h) * x, None), torch.zeros(3), torch.ones(T, 3)
     )
-    assert [k.kind for k in found.scans[0].kernels] == ["a counted loop"]
+    assert [k.kind for k in found.scans[0].kernels] == ["one kernel, lane by lane"]
 
 
 # --- forms ---
