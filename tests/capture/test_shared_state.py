@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from oracle import written_loop
+from oracle import assert_same, written_loop
 from torch.utils.checkpoint import checkpoint
 
 from torch_scan_hop import NotTraceableError, fallback, scan
+from torch_scan_hop.reference import scan_loop
 
 pytestmark = pytest.mark.torch_version
 
@@ -526,6 +527,22 @@ def test_a_leaf_that_a_step_has_made_gets_its_gradient(where):
         gradients(scan)
     with fallback("allow"):
         assert gradients(scan) == gradients(written_loop)
+
+
+def test_xs_may_share_memory_with_one_another():
+    total, wide = zero(), torch.stack([XS, XS * 2])
+
+    def cell(h, x):
+        total.add_(h)
+        return h + x[0] * x[1], x[0] - h
+
+    for xs in ((XS, XS), (wide[0], wide[1])):
+        total.zero_()
+        with fallback("error"):
+            got = [scan(cell, zero(), xs), total.clone()]
+        total.zero_()
+        want = [scan_loop(cell, zero(), xs, len(XS), False), total.clone()]
+        assert_same(got, want)
 
 
 @pytest.mark.parametrize(

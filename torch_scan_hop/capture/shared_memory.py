@@ -42,7 +42,7 @@ def share_memory(changed: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def reason_to_refuse(changed: Sequence[Any], others: Sequence[Any], xs: Sequence[Any]) -> str:
     """Return why a body may not change those, to be formatted like ``REASON``; "" if it may."""
-    if share_memory(xs, changed):
+    if not {*storages_of(xs)}.isdisjoint(storages_of(changed)):
         return _REASON_OF_XS
     return REASON if share_memory(changed, others) else ""
 
