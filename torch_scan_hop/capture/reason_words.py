@@ -37,10 +37,6 @@ MEANINGS = (
         "the body assigns to an attribute of an object whose class takes __setattr__ from dict",
     ),
     (
-        "Failed to convert args/kwargs to proxy",
-        "the body gives torch an object that is no tensor, as h + x does if h is one, or x.add(h)",
-    ),
-    (
         r"builtin operator `complex`",
         "the body makes a complex number of a number that steps make",
     ),
@@ -98,6 +94,10 @@ MEANINGS = (
     (
         "Could not guard on data-dependent|^Data-dependent branching",
         "the body decides by the value of a tensor, or of a number that steps make",
+    ),
+    (
+        "Failed to convert args/kwargs to proxy",
+        "the body gives torch an object that is no tensor, as h + x does if h is one, or x.add(h)",
     ),
 )
 
