@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop import scan
+from torch_scan_hop.reference import scan_loop
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,15 @@ class Case:
 
     def run(self, init: Any, xs: Any, parameters: Any, reverse: bool = False) -> Any:
         return scan(lambda c, x: self.step(c, x, parameters), init, xs, reverse=reverse)
+
+    def loop_with(self, draws: Any, exact: Any, T: int, reverse: bool) -> Any:
+        """The loop of a step that is given what it else draws, on the ``exact`` inputs."""
+        init, xs, parameters = exact
+
+        def step(carry: Any, x: Any) -> Any:
+            return self.step(carry, x[0], parameters, x[1])  # type: ignore[call-arg]
+
+        return scan_loop(step, init, (xs, draws), T, reverse)
 
     def drawn(self, T: int, dtype: torch.dtype) -> tuple[Any, Any, Any]:
         def cast(value: torch.Tensor) -> torch.Tensor:

@@ -262,8 +262,7 @@ def test_draws(name):
     with compiled_for_gpu() as chosen:
         got = torch.compile(lambda *a: case.run(*a, reverse=reverse), fullgraph=True)(*inputs)
         drawn = got[1][1]
-        steps, xs = Case(lambda c, x, p: case.step(c, x[0], p, x[1]), case.inputs), exact[1]
-        result = wanted(steps, (exact[0], (xs, drawn), exact[2]), T, reverse)
+        result = case.loop_with(drawn, exact, T, reverse)
         assert_same(got, result, TOLERANCE[torch.float32], dtype=False)
         found = gradients(got, wrt := differentiable(inputs))
         oracle = zeros_for_none(gradients(result, at := differentiable(exact)), at)

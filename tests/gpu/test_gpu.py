@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from affine_cells import AFFINE, assert_same_nans_too, hard, reset
-from gpu_cells import CASES
+from gpu_cells import CASES, DRAW_CASES
 from graph_caches import graph_caches
 from on_the_cpu import serving
 from oracle import TOLERANCE, assert_same, differentiable, gradients, zeros_for_none
@@ -55,6 +55,24 @@ def test_the_kernels_compute_the_loop(name, dtype, reverse):
             theirs = zeros_for_none(gradients(want, exact_wrt), exact_wrt)
             assert_same(on_cpu(ours), theirs, tolerance * 4, dtype=False)
     assert chosen and set(chosen) <= set(gpu.KERNELS)
+
+
+@pytest.mark.parametrize("name", DRAW_CASES)
+def test_steps_that_draw_are_kernels(name):
+    from torch_scan_hop.inductor import gpu
+
+    case, T, chosen = DRAW_CASES[name], 33, []
+    drawn = case.drawn(T, torch.float32)
+    inputs, exact = leaves(drawn, "cuda", torch.float32), leaves(drawn, "cpu", torch.float64)
+    with watching(lambda _, kernel, __: chosen.append(kernel and type(kernel))):
+        got = on_cpu(torch.compile(case.run, fullgraph=True)(*inputs))
+        want = case.loop_with(got[1][1].detach(), exact, T, False)
+        assert_same(got, want, TOLERANCE[torch.float32] * 8, dtype=False)
+        wrt, exact_wrt = differentiable(inputs), differentiable(exact)
+        ours = zeros_for_none(gradients(got, wrt), wrt)
+        theirs = zeros_for_none(gradients(want, exact_wrt), exact_wrt)
+        assert_same(on_cpu(ours), theirs, TOLERANCE[torch.float32] * 32, dtype=False)
+    assert chosen[0] in gpu.KERNELS
 
 
 @pytest.mark.parametrize("reverse", [False, True])
