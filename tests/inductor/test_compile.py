@@ -766,3 +766,19 @@ def test_a_ring_buffer_trains():
     run = torch.compile(functools.partial(program, scan), fullgraph=True)
     expected = torch.autograd.grad(program(loop, *tensors), tensors)
     assert_same(torch.autograd.grad(run(*tensors), tensors), expected)
+
+
+@pytest.mark.torch_version
+@pytest.mark.parametrize("of_x", [False, True])
+def test_an_empty_that_steps_fill_in_parts(of_x: bool) -> None:
+    """Inductor fills it in place. It may be the same at every step, and leave the loop."""
+    w, xs = randn(3), randn(20, 3)
+
+    def body(h: Tensor, x: Tensor) -> Any:
+        made = torch.empty_like(w)
+        made[:1] = w[:1]
+        made[1:] = (x[1:] if of_x else torch.ones(3, dtype=w.dtype).tanh()[1:]) * 0.5
+        return torch.sigmoid(made.mean()) * h + 0.1, made * h
+
+    got = torch.compile(lambda: scan(body, torch.zeros_like(w), xs), fullgraph=True)()
+    assert_same(got, loop(body, torch.zeros_like(w), xs))

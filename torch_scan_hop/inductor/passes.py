@@ -82,6 +82,8 @@ def _scans_of(gm: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
 
 
 def _write_plans(gm: fx.GraphModule) -> None:
+    for scan in _scans_of(gm):
+        ScanRewriter(gm, *scan).make_functional()
     legality.check("functional", "Inductor's passes", gm)
     for node, body in _scans_of(gm):
         mark_as_holding_a_scan(gm)

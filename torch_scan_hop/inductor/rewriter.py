@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.func import functionalize
 
 from torch_scan_hop import legality
 from torch_scan_hop._torch.inductor_passes import trace_decomposed
@@ -31,7 +32,7 @@ from torch_scan_hop.inductor.seeds import find_seeds
 from torch_scan_hop.op import ScanOptions, call_scan
 from torch_scan_hop.rewrites import ScanPlan, current_options
 from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
-from torch_scan_hop.rewrites.classify import nbytes
+from torch_scan_hop.rewrites.classify import is_write, nbytes
 from torch_scan_hop.rewrites.products import split_fused_products, write_outer_products
 from torch_scan_hop.rewrites.sizes import lift_sizes
 from torch_scan_hop.signature import Inputs
@@ -78,6 +79,17 @@ class ScanRewriter:
             return joined_results(call_scan(step, reals, self.options), complex_results)
 
         self._replace_by(run, "rewrite_pairs")
+
+    def make_functional(self) -> None:
+        """Replace a scan whose steps write in place to what they made. Inductor has them fill an
+        ``empty`` in parts, and that may be the same at every step, and leave the loop."""
+        writes: list[Any] = list(filter(is_write, self.body.graph.nodes))
+        if not writes or {node.target.namespace for node in writes} != {"aten"}:
+            return  # another library's operator works on clones, which stay in the loop with it
+        step = functionalize(self.body, remove="mutations")
+        self._replace_by(
+            lambda *flat: call_scan(step, self._joined(flat), self.options), "make_functional"
+        )
 
     def draw_seeds(self) -> None:
         """Replace a scan whose steps draw seeds by one that is given them."""

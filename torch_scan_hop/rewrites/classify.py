@@ -53,8 +53,11 @@ def is_pinned(node: fx.Node) -> bool:
     """Return True for work that stays in the loop, in order: draws, effects, inner bodies."""
     if node.op != "call_function":
         return False
-    if is_impure(node) or isinstance(node.target, HigherOrderOperator):
-        return True
+    return is_impure(node) or isinstance(node.target, HigherOrderOperator) or is_write(node)
+
+
+def is_write(node: fx.Node) -> bool:
+    """Return True for an operator that writes in place."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
 
