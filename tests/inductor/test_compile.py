@@ -770,11 +770,11 @@ def test_a_ring_buffer_trains():
 
 @pytest.mark.torch_version
 @pytest.mark.parametrize("of_x", [False, True])
-def test_an_empty_that_steps_fill_in_parts(of_x: bool) -> None:
+def test_an_empty_that_steps_fill_in_parts(of_x):
     """Inductor fills it in place. It may be the same at every step, and leave the loop."""
     w, xs = randn(3), randn(20, 3)
 
-    def body(h: Tensor, x: Tensor) -> Any:
+    def body(h, x):
         made = torch.empty_like(w)
         made[:1] = w[:1]
         made[1:] = (x[1:] if of_x else torch.ones(3, dtype=w.dtype).tanh()[1:]) * 0.5
