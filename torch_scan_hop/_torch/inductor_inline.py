@@ -68,7 +68,8 @@ class InlineLowering(PointwiseSubgraphLowering):
         if name == "inductor_randint":  # its bounds are expressions
             args = (*map(sympy.sympify, args[:2]), *args[2:])
         # Inductor gives each random number a buffer; it is the same wherever it is computed again
-        with replaced(ir.StorageBox, realize=_stay) if is_random else contextlib.nullcontext():
+        inline = replaced(ir.StorageBox, realize=lambda _: None)
+        with inline if is_random else contextlib.nullcontext():
             out = super().call_function(target, args, kwargs)
         for value in out if isinstance(out, (list, tuple)) else [out]:
             self.compute_once(value)
@@ -107,10 +108,6 @@ class InlineLowering(PointwiseSubgraphLowering):
         """Use values that were computed outside, and forget those that are computed within."""
         outside = self._computed
         return replaced(self, _computed=None if outside is None else dict(outside))
-
-
-def _stay(box: Any) -> None:
-    return None
 
 
 @contextlib.contextmanager

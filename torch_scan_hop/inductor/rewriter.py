@@ -85,7 +85,7 @@ class ScanRewriter:
         ``empty`` in parts, and that may be the same at every step, and leave the loop."""
         writes: list[Any] = list(filter(is_write, self.body.graph.nodes))
         if not writes or {node.target.namespace for node in writes} != {"aten"}:
-            return  # another library's operator works on clones, which stay in the loop with it
+            return  # functionalize does not take the operators of other libraries
         step = functionalize(self.body, remove="mutations")
         self._replace_by(
             lambda *flat: call_scan(step, self._joined(flat), self.options), "make_functional"
