@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_scan_hop._torch.sizes import are_known_equal
+from torch_scan_hop._torch.sizes import are_known_equal, likely_value
 from torch_scan_hop.errors import Refusal
 
 Index = tuple[int, ...]
@@ -120,6 +120,14 @@ class Lanes:
     def begin(self, size: Any) -> bool:
         """Return True if ``size`` is the number of lanes, so that the dimension is theirs."""
         return self.size is not None and are_known_equal(size, self.size)
+
+    def entries_of(self, tensor: torch.Tensor) -> int:
+        """Return how many entries a tensor is likely to have in each lane, or in all if it has no
+        dimension that may be the lanes'."""
+        sizes = list(map(likely_value, tensor.shape))
+        n_lanes = 1 if self.size is None else max(likely_value(self.size), 1)
+        has_lanes = any(size % n_lanes == 0 for size in sizes)
+        return math.prod(sizes) // (n_lanes if has_lanes else 1)
 
     def shape_of(self, entries: Entries) -> list[Any]:
         """Return the shape of the tensor that has these entries."""

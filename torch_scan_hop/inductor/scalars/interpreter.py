@@ -34,14 +34,13 @@ DTYPES = {torch.float32, torch.float64, torch.int32, torch.int64, torch.bool}
 
 def may_be_written_out(body: fx.GraphModule, lanes: Lanes, most: int = MOST_OPERATORS) -> bool:
     """Return True if operators and sizes allow it, as far as can be told without much work."""
-    n_lanes = 1 if lanes.size is None else likely_value(lanes.size)
     work = 0
     for node in body.graph.nodes:
         value = node.meta.get("val")
         if node.op == "call_function":
             if not _is_known(node):
                 return False
-            work += _work_of(node) // n_lanes
+            work += _work_of(node, lanes)
         elif node.op == "get_attr":
             return False
         for tensor in pytree.tree_leaves(value):
@@ -49,7 +48,7 @@ def may_be_written_out(body: fx.GraphModule, lanes: Lanes, most: int = MOST_OPER
                 continue
             if tensor.dtype not in DTYPES:
                 return False
-            if not 0 < likely_value(tensor.numel()) <= MOST_ENTRIES * n_lanes:
+            if not 0 < lanes.entries_of(tensor) <= MOST_ENTRIES:
                 return False
     return work <= most
 
@@ -65,17 +64,17 @@ def _is_known(node: fx.Node) -> bool:
     )
 
 
-def _work_of(node: fx.Node) -> int:
-    """Return the number of operators on entries, for all lanes."""
+def _work_of(node: fx.Node, lanes: Lanes) -> int:
+    """Return the number of operators on entries of a lane."""
     if node.target in MOVES:
         return 0
     values = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
-    entries = max((likely_value(v.numel()) for v in values), default=0)
+    entries = max(map(lanes.entries_of, values), default=0)
     operands = [value_of(n) for n in node.all_input_nodes if is_tensor_node(n)]
     if not operands or torch.Tag.pointwise in getattr(node.target, "tags", ()):
         return entries
     longest = max((likely_value(v.shape[-1]) for v in operands if v.ndim), default=1)
-    return 2 * entries * longest
+    return max(2 * entries * longest, *map(lanes.entries_of, operands))
 
 
 class ScalarInterpreter(fx.Interpreter):
