@@ -32,15 +32,29 @@ def _bindings(names: str) -> dict[Any, Callable[..., Any]]:
 _ELEMENTWISE = _bindings(
     "add.Tensor sub.Tensor mul.Tensor div.Tensor neg addcmul sigmoid tanh exp log sin cos sqrt "
     "rsqrt maximum minimum abs sign floor erf log1p expm1 reciprocal clamp clamp_min clamp_max "
-    "pow.Tensor_Scalar pow.Tensor_Tensor"
+    "pow.Tensor_Scalar pow.Tensor_Tensor relu"
 )
-#: these take ``grad_input=`` in place of ``out=``, in an overload of its own
-_WITH_GRAD_INPUT = {
-    packet.default: packet.grad_input._op
-    for packet in (aten.tanh_backward, aten.sigmoid_backward, aten.threshold_backward)
+#: what writes the results of these to a place, and the argument that the place is
+_OVERLOADS: dict[Any, tuple[Callable[..., Any], str]] = {
+    aten.relu.default: (torch.clamp_min, "0, out"),
+    aten._softmax_backward_data.default: (aten._softmax_backward_data.out._op, "grad_input"),
+    **{
+        getattr(aten, f"{name}_backward").default: (
+            getattr(aten, f"{name}_backward").grad_input._op,
+            "grad_input",
+        )
+        for name in "tanh sigmoid threshold silu gelu softplus leaky_relu elu hardtanh "
+        "hardsigmoid".split()
+    },
+    **{
+        getattr(aten, name).default: (getattr(aten, name).out._op, "out")
+        for name in "silu gelu softplus leaky_relu elu hardtanh hardsigmoid".split()
+    },
 }
 #: may write over any operand of the result's shape; addmm over what it adds to
-ELEMENTWISE = _ELEMENTWISE.keys() | _WITH_GRAD_INPUT.keys()
+ELEMENTWISE = _ELEMENTWISE.keys() | {
+    aten.tanh_backward.default, aten.sigmoid_backward.default, aten.threshold_backward.default
+}  # fmt: skip
 
 
 def _sum(value: torch.Tensor, **named: Any) -> torch.Tensor:
@@ -49,17 +63,21 @@ def _sum(value: torch.Tensor, **named: Any) -> torch.Tensor:
 
 _WITH_OUT = (
     _ELEMENTWISE
-    | _bindings("mm bmm cat stack addmm mv amax amin cumsum sum.dim_IntList")
+    | _bindings(
+        "mm bmm baddbmm addmm mv cat stack amax amin sum.dim_IntList mean.dim logsumexp cumsum "
+        "_softmax _log_softmax _log_softmax_backward_data where.self gather index_select "
+        "scatter_add index_add "
+        "tril triu logical_and logical_or logical_not bitwise_and.Tensor bitwise_or.Tensor "
+        "gt.Scalar gt.Tensor ge.Scalar ge.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor "
+        "eq.Scalar eq.Tensor ne.Scalar ne.Tensor"
+    )
     | {aten.sum.default: _sum}
 )
 #: compute into memory that they are given
-WITH_OUT = _WITH_OUT.keys() | _WITH_GRAD_INPUT.keys()
+WITH_OUT = _WITH_OUT.keys() | _OVERLOADS.keys()
 WITHOUT_OUT = _bindings(
     "t permute reshape unsqueeze squeeze.dim select.int unsafe_split.Tensor split_with_sizes clone "
-    "relu where.self rsub.Scalar logical_and logical_or logical_not "
-    "gt.Scalar gt.Tensor ge.Scalar ge.Tensor lt.Scalar lt.Tensor le.Scalar le.Tensor "
-    "eq.Scalar eq.Tensor ne.Scalar ne.Tensor bitwise_and.Tensor bitwise_or.Tensor "
-    "mean mean.dim _softmax index_select gather scatter_add"
+    "rsub.Scalar mean _softmax_backward_data"
 )
 
 
@@ -79,9 +97,8 @@ def call_of(node: fx.Node) -> Callable[..., Any]:
 
 def call_into(node: fx.Node, place: str) -> tuple[Callable[..., Any], str]:
     """Return what computes ``node`` into the memory at ``place``, and the argument that says so."""
-    if node.target in _WITH_GRAD_INPUT:
-        return _WITH_GRAD_INPUT[node.target], f"grad_input={place}"
-    return call_of(node), f"out={place}"
+    call, keyword = _OVERLOADS.get(node.target) or (call_of(node), "out")
+    return call, f"{keyword}={place}"
 
 
 def is_written_at_one_place(node: fx.Node) -> bool:
@@ -130,9 +147,7 @@ def can_write_to(node: fx.Node, like: torch.Tensor) -> bool:
     """Return True if ``node`` may compute straight into a contiguous slot like ``like``."""
     if node.target not in WITH_OUT or "out" in node.kwargs:
         return False
-    inputs = [n.meta.get("val") for n in node.all_input_nodes]
-    dtypes = {v.dtype for v in inputs if isinstance(v, torch.Tensor)}
-    return dtypes == {like.dtype} and value_of(node).dtype == like.dtype
+    return bool(value_of(node).dtype == like.dtype)
 
 
 def calls_in_place(

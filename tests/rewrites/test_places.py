@@ -1,0 +1,78 @@
+"""What a step makes and the scan keeps is computed where it is kept, in the eager loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import assert_same, gradients, loop
+from oracle import randn_of_shape as randn
+
+from torch_scan_hop import fallback, scan
+from torch_scan_hop.eager import run as eager_run
+
+T, B, D = 30, 3, 4
+ORDER = torch.tensor([2, 0, 3, 1])
+
+
+FUNCTIONS = {
+    "relu": F.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu by tanh": lambda v: F.gelu(v, approximate="tanh"),
+    "softplus": lambda v: F.softplus(v, 2.0, 1.0),
+    "leaky relu": lambda v: F.leaky_relu(v, 0.2),
+    "elu": lambda v: F.elu(v, 0.5),
+    "hardtanh": lambda v: F.hardtanh(v, -0.4, 0.6),
+    "hardsigmoid": F.hardsigmoid,
+    "softmax": lambda v: F.softmax(v, -1),
+    "log_softmax": lambda v: F.log_softmax(v, 0),
+    "logsumexp": lambda v: v.logsumexp(1, keepdim=True) + v,
+    "where": lambda v: torch.where(v > 0, v, 0.5 * v),
+    "where of two dtypes": lambda v: torch.where(v > 0, v, torch.ones((), dtype=torch.float32)),
+    "gather": lambda v: v.gather(1, ORDER.expand(B, D)),
+    "index_select": lambda v: v.index_select(1, ORDER),
+    "mean": lambda v: v.mean(1, keepdim=True) + v,
+    "tril": lambda v: v.tril(1),
+    "mean and a mask": lambda v: v * (v > v.mean()),
+}  # fmt: skip
+
+
+@pytest.fixture
+def sources(monkeypatch):
+    """The loops that are written."""
+    written = []
+
+    class Noted(eager_run.EagerLoop):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            written.append(self.source)
+
+    monkeypatch.setattr(eager_run, "EagerLoop", Noted)
+    return written
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_are_made_where_they_are_kept(name, sources):
+    def step(h, x):
+        h = FUNCTIONS[name](h @ w + x)
+        return h, h
+
+    def train(run):
+        h, ys = run(step, init, xs)
+        return (h, ys), gradients((h, ys), [init, xs, w])
+
+    w, init, xs = (randn(*s).double().requires_grad_() for s in ((D, D), (B, D), (T, B, D)))
+    with fallback("error"):
+        got = train(scan)
+    assert_same(got, train(loop), 1e-9)
+    assert len(sources) == 2
+    assert not any("copy_" in source for source in sources), "\n".join(sources)
+
+
+def test_a_relu_of_zeros_and_nan():
+    values = torch.tensor([-0.0, 0.0, torch.nan, -torch.inf, torch.inf, -1.0])
+    _, ys = scan(lambda c, x: (c, torch.relu(x + c)), -torch.zeros(()), values.expand(20, 6))
+    want = torch.relu(values).expand(20, 6)
+    assert torch.equal(ys.signbit(), want.signbit())
+    torch.testing.assert_close(ys, want, equal_nan=True, rtol=0, atol=0)
