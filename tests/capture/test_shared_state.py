@@ -455,6 +455,17 @@ def the_last_that_is_kept():
     return cell, lambda: [o.h.add_(1), *(kept["h"] for _, kept in o.kept), o.kept[-1][0]]
 
 
+def a_view_that_is_kept():
+    o = Thing(h=zero(), kept=[])
+
+    def cell(c, x):
+        o.h = o.h * 0.5 + x
+        o.kept.append(o.h.detach())
+        return c, o.h * 1
+
+    return cell, lambda: [o.h.add_(1), *o.kept]
+
+
 def asked_if_the_carry_is_x():
     return lambda c, x: (x * 2, (x if c is x else x * 3)), lambda: []
 
@@ -473,6 +484,7 @@ def asked_if_the_carry_is_x():
         one_object_in_two_containers,
         one_list_within_a_named_tuple,
         the_last_that_is_kept,
+        a_view_that_is_kept,
         asked_if_the_carry_is_x,
         sums_over_a_counted_dimension,
     ],

@@ -136,7 +136,7 @@ class Stateful(VariableTracker):
     ) -> None:
         kept = [parts_of(tx, TupleVariable(new.so_far())) for new in appended]
         self.twins = twins_among([*parts, *kept])
-        self.views = views_among(parts)
+        self.views = views_among([*parts, *kept])
         self.twin_containers = twin_containers(self.places, left)
         for place, own in zip(self.places, parts, strict=True):
             check_leaves(own, str(place), place.line)
@@ -182,16 +182,20 @@ class Stateful(VariableTracker):
                 parts[n][k] = parts[m][j]
         for (n, k), view in self.views.items():
             m, j = view.of
-            parts[n][k] = view_again(tx, parts[m][j], view)
+            if max(n, m) < len(parts):
+                parts[n][k] = view_again(tx, parts[m][j], view)
 
     def last_appended(self, tx: Any, n: int) -> VariableTracker:
         """Return of each part of what the last step appended to the ``n``-th list the tensor that
         it has left at a place, too; None for others."""
         found: list[VariableTracker] = []
         for k, kind in enumerate(self.appended[n]):
-            m, j = self.twins.get((len(self.places) + n, k), (len(self.places), 0))
+            key = (len(self.places) + n, k)
+            view = self.views.get(key)
+            m, j = view.of if view else self.twins.get(key, (len(self.places), 0))
             is_one = kind == TENSOR and m < len(self.places) and not is_exporting()
             one = parts_left(tx, self.places[m].read(tx))[j] if is_one else None
+            one = view_again(tx, one, view) if one and view else one
             found.append(one or ConstantVariable.create(None))
         return TupleVariable(found)
 
