@@ -11,7 +11,7 @@ import torch
 from oracle import assert_same, written_loop
 from torch.utils.checkpoint import checkpoint
 
-from torch_scan_hop import NotTraceableError, fallback, scan
+from torch_scan_hop import NotTraceableError, fallback, scan, tree
 from torch_scan_hop.reference import scan_loop
 
 pytestmark = pytest.mark.torch_version
@@ -455,6 +455,17 @@ def the_last_that_is_kept():
     return cell, lambda: [o.h.add_(1), *(kept["h"] for _, kept in o.kept), o.kept[-1][0]]
 
 
+def a_view_that_is_kept():
+    o = Thing(h=zero(), kept=[])
+
+    def cell(c, x):
+        o.h = o.h * 0.5 + x
+        o.kept.append(o.h.detach())
+        return c, o.h * 1
+
+    return cell, lambda: [o.h.add_(1), *o.kept]
+
+
 def asked_if_the_carry_is_x():
     return lambda c, x: (x * 2, (x if c is x else x * 3)), lambda: []
 
@@ -473,6 +484,7 @@ def asked_if_the_carry_is_x():
         one_object_in_two_containers,
         one_list_within_a_named_tuple,
         the_last_that_is_kept,
+        a_view_that_is_kept,
         asked_if_the_carry_is_x,
         sums_over_a_counted_dimension,
     ],
@@ -498,6 +510,53 @@ def test_state_is_what_it_was_after_no_steps(steps):
         scan(cell, None, XS[:steps])
     assert (o.h is h) == (steps == 0)
     assert o.h.requires_grad == o.d["h"].requires_grad == (steps > 0)
+
+
+VIEWS = {
+    "row": lambda h: h[0, 1:],
+    "rows": lambda h: (h[0], h[0][1:]),
+    "chunks": lambda h: {"a": h.chunk(3, -1)[1], "b": h.unbind(0)[1]},
+    "transposed": lambda h: h.T,
+    "flat": lambda h: h.flatten(),
+    "of a size": lambda h: h.view(h.shape[0], 1, -1),
+    "detached": lambda h: h.detach(),
+    "data": lambda h: h.data[1],
+    "as the other": lambda h: h.view_as(h),
+}
+
+
+def results_of_views(run, view):
+    o, w = Thing(h=torch.zeros(2, 3, dtype=torch.float64)), zero(0.5).requires_grad_()
+    o.v = tree.map_leaves(torch.clone, view(o.h))
+
+    def cell(c, x):
+        h = torch.tanh(o.h * w + x) + sum(v.sum() for v in tree.tensors(o.v)) * 0.1
+        o.h, o.v = h, view(h)
+        return c, h * 2
+
+    with torch.no_grad():
+        _, first = run(cell, zero(), XS)
+        o.h.mul_(0.5)
+    left = [v.clone() for v in (o.h, *tree.tensors(o.v))]
+    _, ys = run(cell, zero(), XS)
+    after = [ys, o.h, *tree.tensors(o.v)]
+    gradient = torch.autograd.grad(sum(v.sum() for v in after if v.requires_grad), w)
+    return [first, *left, *after, *gradient]
+
+
+@pytest.mark.parametrize(
+    ("view", "way"), [*((v, "eager") for v in VIEWS), ("chunks", "aot"), ("detached", "aot")]
+)
+def test_a_view_of_other_state_shares_its_memory(view, way):
+    """A write after the scan is seen in both, and gradients are those of a loop."""
+
+    def compiled(cell, init, xs):
+        return torch.compile(lambda: scan(cell, init, xs), backend="aot_eager", fullgraph=True)()
+
+    torch._dynamo.reset()
+    with fallback("error"):
+        found = results_of_views(scan if way == "eager" else compiled, VIEWS[view])
+    assert_same(found, results_of_views(written_loop, VIEWS[view]), 1e-12)
 
 
 KEEPING = {

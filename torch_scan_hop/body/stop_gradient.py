@@ -74,7 +74,8 @@ _WRITES = {
     "__ifloordiv__", "__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__",
     "__irshift__",
 }  # fmt: skip
-_VIEWS = {
+#: operators that return views, but where ``reshape`` and ``flatten`` copy
+VIEWS = {
     "__getitem__", "__get__", "as_strided", "chunk", "diagonal", "expand", "expand_as", "flatten",
     "movedim", "moveaxis", "narrow", "permute", "reshape", "select", "split", "squeeze", "swapaxes",
     "t", "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view",
@@ -134,7 +135,7 @@ class _MarkStops(TorchFunctionMode):
             if torch.is_grad_enabled() and any(getattr(v, "requires_grad", False) for v in leaves):
                 self._write_to(target)
             result = func(target, *sources, **kwargs)
-        elif name in _VIEWS:
+        elif name in VIEWS:
             known = [self.stopped[id(a)] for a in pytree.tree_leaves(args) if id(a) in self.stopped]
             result = func(*args, **kwargs)
             if known or not torch.is_grad_enabled():

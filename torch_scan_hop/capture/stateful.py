@@ -28,7 +28,15 @@ from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop.capture.shared_containers import SharedContainers
 from torch_scan_hop.capture.shared_state import SharedState, check_leaves
 from torch_scan_hop.capture.told import is_within_a_body
-from torch_scan_hop.capture.twins import TwinContainers, Twins, twin_containers, twins_among
+from torch_scan_hop.capture.twins import (
+    TwinContainers,
+    Twins,
+    View,
+    twin_containers,
+    twins_among,
+    view_again,
+    views_among,
+)
 from torch_scan_hop.step import device_of, split_result
 
 
@@ -50,6 +58,8 @@ class Stateful(VariableTracker):
         #: of parts that a step leaves with the tensor of an earlier one: that one. What it appends
         #: to lists is behind what is at the places
         self.twins: Twins = {}
+        #: of parts that are views of others: how they are made
+        self.views: dict[tuple[int, int], View] = {}
         #: of what is a list, a dict or an object that the step leaves elsewhere, too: where
         self.twin_containers: TwinContainers = {}
         #: of parts of what is at the places, which are the program's tensors: None, or the tensor,
@@ -126,6 +136,7 @@ class Stateful(VariableTracker):
     ) -> None:
         kept = [parts_of(tx, TupleVariable(new.so_far())) for new in appended]
         self.twins = twins_among([*parts, *kept])
+        self.views = views_among([*parts, *kept])
         self.twin_containers = twin_containers(self.places, left)
         for place, own in zip(self.places, parts, strict=True):
             check_leaves(own, str(place), place.line)
@@ -158,22 +169,33 @@ class Stateful(VariableTracker):
             own = olds[n][k] if known is None else known
             if len(olds[n]) == len(parts[n]) and tensor_of(own) is not None:
                 parts[n][k] = own
-        for (n, k), (m, j) in {} if is_exporting() else self.twins.items():
-            if n < len(parts):
-                parts[n][k] = parts[m][j]
+        if not is_exporting():
+            self._share(tx, parts)
         return [
             call_inlined(tx, tree.unflatten, value, TupleVariable(own))
             for value, own in zip(values, parts, strict=True)
         ]
+
+    def _share(self, tx: Any, parts: Sequence[list[VariableTracker]]) -> None:
+        for (n, k), (m, j) in self.twins.items():
+            if n < len(parts):
+                parts[n][k] = parts[m][j]
+        for (n, k), view in self.views.items():
+            m, j = view.of
+            if max(n, m) < len(parts):
+                parts[n][k] = view_again(tx, parts[m][j], view)
 
     def last_appended(self, tx: Any, n: int) -> VariableTracker:
         """Return of each part of what the last step appended to the ``n``-th list the tensor that
         it has left at a place, too; None for others."""
         found: list[VariableTracker] = []
         for k, kind in enumerate(self.appended[n]):
-            m, j = self.twins.get((len(self.places) + n, k), (len(self.places), 0))
+            key = (len(self.places) + n, k)
+            view = self.views.get(key)
+            m, j = view.of if view else self.twins.get(key, (len(self.places), 0))
             is_one = kind == TENSOR and m < len(self.places) and not is_exporting()
             one = parts_left(tx, self.places[m].read(tx))[j] if is_one else None
+            one = view_again(tx, one, view) if one and view else one
             found.append(one or ConstantVariable.create(None))
         return TupleVariable(found)
 
