@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import viewed
 from torch_scan_hop.body.part_writes import PART_OF, WRITE_OF, is_fresh, is_large, writes_in_place
@@ -73,6 +74,8 @@ _WITH_OUT = (
     )
     | {aten.sum.default: _sum}
 )
+#: these take None for memory of their own
+WITH_OUT_OR_NONE = _WITH_OUT.keys()
 #: compute into memory that they are given
 WITH_OUT = _WITH_OUT.keys() | _OVERLOADS.keys()
 WITHOUT_OUT = _bindings(
@@ -148,6 +151,14 @@ def can_write_to(node: fx.Node, like: torch.Tensor) -> bool:
     if node.target not in WITH_OUT or "out" in node.kwargs:
         return False
     return bool(value_of(node).dtype == like.dtype)
+
+
+SMALL_BYTES = 2**16
+
+
+def is_small(value: torch.Tensor) -> bool:
+    """Return True for a value whose memory a loop may keep, as its time is that of a call."""
+    return value.device.type == "cpu" and likely_value(value.nbytes) <= SMALL_BYTES
 
 
 def calls_in_place(
