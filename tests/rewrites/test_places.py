@@ -10,6 +10,7 @@ from oracle import randn_of_shape as randn
 
 from torch_scan_hop import fallback, scan
 from torch_scan_hop.eager import run as eager_run
+from torch_scan_hop.eager.renewed import MOST_BYTES
 
 T, B, D = 30, 3, 4
 ORDER = torch.tensor([2, 0, 3, 1])
@@ -127,3 +128,16 @@ def test_a_relu_of_zeros_and_nan():
     want = torch.relu(values).expand(20, 6)
     assert torch.equal(ys.signbit(), want.signbit())
     torch.testing.assert_close(ys, want, equal_nan=True, rtol=0, atol=0)
+
+
+def test_the_memory_that_is_kept_is_bounded(sources):
+    def step(h, x):
+        for _ in range(40):
+            h = torch.tanh(h) @ w
+        return h * x, None
+
+    w, init, xs = randn(64, 64).double(), randn(64, 64).double(), randn(T, 64, 64).double()
+    assert_same(scan(step, init, xs), loop(step, init, xs), 1e-9)
+    (source,) = sources
+    kept = source[: source.index("for step__")].count(" = None")
+    assert kept == MOST_BYTES // (64 * 64 * 8), source

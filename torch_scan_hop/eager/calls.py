@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.sizes import likely_value
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import viewed
 from torch_scan_hop.body.part_writes import PART_OF, WRITE_OF, is_fresh, is_large, writes_in_place
@@ -151,14 +150,6 @@ def can_write_to(node: fx.Node, like: torch.Tensor) -> bool:
     if node.target not in WITH_OUT or "out" in node.kwargs:
         return False
     return bool(value_of(node).dtype == like.dtype)
-
-
-SMALL_BYTES = 2**16
-
-
-def is_small(value: torch.Tensor) -> bool:
-    """Return True for a value whose memory a loop may keep, as its time is that of a call."""
-    return value.device.type == "cpu" and likely_value(value.nbytes) <= SMALL_BYTES
 
 
 def calls_in_place(

@@ -40,9 +40,9 @@ from torch_scan_hop.eager.calls import (
     call_of,
     calls_in_place,
     can_write_to,
-    is_small,
     parts_read_in_place,
 )
+from torch_scan_hop.eager.renewed import renewed_values
 from torch_scan_hop.signature import Signature
 
 
@@ -110,8 +110,10 @@ class LoopWriter:
             k for k, c in enumerate(self.roles.carry) if any(n.args[0] is c for n in self.in_place)
         ]
         #: small values that are computed where they were in the step before
-        self.renewed: dict[fx.Node, None] = {}
-        self.renewed = dict.fromkeys(filter(self._is_renewed, body.graph.nodes))
+        self.renewed: list[fx.Node] = []
+        self.renewed = renewed_values(
+            body.graph, self.outputs.carry, self._may_be_renewed, self._is_new
+        )
         self.last_use = self._last_uses()
 
     def _write_carries_ahead(self) -> None:
@@ -127,7 +129,7 @@ class LoopWriter:
     def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
         """Return for each node the values that nothing reads after it."""
         kept = {*self.outputs.carry, *self.slot_of, *self.roles.additional, *self._numbers()}
-        kept |= self.renewed.keys()
+        kept |= {*self.renewed}
         seen: set[fx.Node] = set()
         last: dict[fx.Node, list[fx.Node]] = {}
         for node in reversed(self.body.graph.nodes):
@@ -154,24 +156,16 @@ class LoopWriter:
                 return value
         return None
 
-    def _is_renewed(self, node: fx.Node) -> bool:
-        """Return True if the next step may write over ``node``, since no carry shares its memory.
-
-        Memory that is new costs a small operator a quarter of its time.
-        """
-        if node.target not in WITH_OUT_OR_NONE or not can_write_to(node, value_of(node)):
-            return False
-        if self._place_of(node) is not None or not is_small(value_of(node)):
-            return False
-        sharing = {node}
-        for user in node.graph.nodes:
-            if sharing & {*user.all_input_nodes} and not self._is_new(user):
-                sharing.add(user)
-        return sharing.isdisjoint(self.outputs.carry)
+    def _may_be_renewed(self, node: fx.Node) -> bool:
+        return (
+            node.target in WITH_OUT_OR_NONE
+            and can_write_to(node, value_of(node))
+            and self._place_of(node) is None
+        )
 
     def _is_new(self, node: fx.Node) -> bool:
         """Return True if ``node`` is known to share no memory with its operands."""
-        if node.op == "output" or node in self.slot_of:
+        if node in self.slot_of:
             return True
         if node.target not in WITH_OUT or node in self.in_place:
             return False
