@@ -145,7 +145,9 @@ def part_written(g: Builder) -> None:
     z = buffer(g)
     a = g.like(z.type.shape)
     r = g.like(z.type.shape[1:])
-    g.do(g.choose(PARTS).format(z=z.name, a=a.name, r=r.name))
+    # what torch copies from memory that overlaps is not defined
+    source = f"{a.name}.clone()" if a.name == z.name else a.name
+    g.do(g.choose(PARTS).format(z=z.name, a=source, r=r.name))
 
 
 @rule("buffers")
