@@ -427,3 +427,32 @@ def test_steps_of_a_block_append_as_many() -> None:
     with fallback("error"), pytest.raises(NotTraceableError, match="in some steps"):
         scan(cell, torch.zeros(3), torch.ones(8, 3))
     assert not kept and o.n == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_items_are_tensors_of_their_own(way: str) -> None:
+    """Not views of one stack, to which torch lets nobody write under gradients."""
+
+    def train(run: Any) -> Any:
+        o = State(kept=[], pairs=[])
+        w = torch.tensor([0.5, 0.7, 0.9], dtype=torch.float64, requires_grad=True)
+        xs = (torch.arange(12.0, dtype=torch.float64).reshape(4, 3) / 7).requires_grad_()
+
+        def cell(h: Any, x: Any) -> Any:
+            h = torch.tanh(h * w + x)
+            o.kept.append(h * 2)
+            o.pairs.append((h * 3, x.sum()))
+            return h, h.sum()
+
+        h, ys = run(cell, torch.zeros(3, dtype=torch.float64), xs)
+        o.kept[0].mul_(2.0)
+        o.pairs[2][0].mul_(3.0)
+        items = zip(o.kept, o.pairs, strict=True)
+        total = h.sum() + ys.sum() + sum((a * b[0]).sum() for a, b in items)
+        grads = torch.autograd.grad(total, (w, xs))
+        o.kept[1].detach_()
+        return total, o.kept, grads
+
+    with fallback("error"):
+        got = train(WAYS[way])
+    assert_same(got, train(loop))

@@ -14,7 +14,7 @@ from torch_scan_hop import tree
 
 #: by the kind of what a step appends: that of all steps, of what is stacked
 _ROWS: dict[str, Callable[[torch.Tensor], Iterable[Any]]] = {
-    "tensor": torch.Tensor.unbind,
+    "tensor": torch.unbind_copy,  # rows that may be written to, as those of a loop may
     "number": torch.Tensor.tolist,
     "array": torch.Tensor.numpy,
 }

@@ -151,11 +151,11 @@ def _as_it_was(tx: Any, value: VariableTracker, kind: str) -> VariableTracker:
 
 def _append_tensors(items: list[Any], stacks: Any, schedule: Schedule) -> None:
     if len(stacks) == 1 and isinstance(stacks[0], torch.Tensor):
-        items.extend(stacks[0].unbind(0)[:: -1 if schedule.reverse else 1])
+        items.extend(torch.unbind_copy(stacks[0])[:: -1 if schedule.reverse else 1])
         return
     for leaves in _rows(stacks, schedule):
         append_row(items, stacks, leaves)
 
 
 def _rows(stacks: Any, schedule: Schedule) -> list[tuple[torch.Tensor, ...]]:
-    return rows_in_order([leaf.unbind(0) for leaf in tree.tensors(stacks)], schedule.reverse)
+    return rows_in_order(map(torch.unbind_copy, tree.tensors(stacks)), schedule.reverse)
