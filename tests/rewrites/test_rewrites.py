@@ -415,7 +415,7 @@ def run_loop(order, init, xs, additional, places):
     place__0, = places
     for step__ in order:
         h_1, c_1, gates_x_1 = next__h_1, next__c_1, all__gates_x_1[step__]
-        addmm_default = call_addmm(gates_x_1, h_1, u_1)
+        addmm_default = call_addmm(gates_x_1, h_1, u_1, out=addmm_default)
         split = call_split(addmm_default, 4, -1)
         getitem = split[0]
         getitem_1 = split[1]
@@ -426,8 +426,8 @@ def run_loop(order, init, xs, additional, places):
         tanh = call_tanh(getitem_2)
         mul_1 = call_mul(sigmoid_1, tanh, out=sigmoid_1)
         addcmul_default = call_addcmul(mul_1, sigmoid, c_1, out=mul_1)
-        sigmoid_2 = call_sigmoid(getitem_3)
-        tanh_1 = call_tanh(addcmul_default)
+        sigmoid_2 = call_sigmoid(getitem_3, out=sigmoid_2)
+        tanh_1 = call_tanh(addcmul_default, out=tanh_1)
         mul_2 = call_mul(sigmoid_2, tanh_1, out=place__0[step__])
         next__h_1, next__c_1 = mul_2, addcmul_default
     return next__h_1, next__c_1,""",

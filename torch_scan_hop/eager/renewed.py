@@ -35,7 +35,7 @@ def renewed_values(
     room = MOST_BYTES
     for node in graph.nodes:
         if node not in shared and may_be(node) and _is_small(value_of(node)):
-            room -= likely_value(value_of(node).nbytes)
+            room -= _likely_bytes(value_of(node))
             if room < 0:
                 break
             found.append(node)
@@ -43,4 +43,8 @@ def renewed_values(
 
 
 def _is_small(value: torch.Tensor) -> bool:
-    return value.device.type == "cpu" and likely_value(value.nbytes) <= SMALL_BYTES
+    return value.device.type == "cpu" and _likely_bytes(value) <= SMALL_BYTES
+
+
+def _likely_bytes(value: torch.Tensor) -> int:
+    return likely_value(value.numel()) * value.element_size()  # ``nbytes`` would fix the sizes
