@@ -12,9 +12,11 @@ import torch
 
 from torch_scan_hop import tree
 
+#: the rows of a stack, which a program may write to; torch 2.9 declares that it returns nothing
+own_rows: Callable[[torch.Tensor], Sequence[torch.Tensor]] = vars(torch)["unbind_copy"]
 #: by the kind of what a step appends: that of all steps, of what is stacked
 _ROWS: dict[str, Callable[[torch.Tensor], Iterable[Any]]] = {
-    "tensor": torch.unbind_copy,  # rows that may be written to, as those of a loop may
+    "tensor": own_rows,
     "number": torch.Tensor.tolist,
     "array": torch.Tensor.numpy,
 }

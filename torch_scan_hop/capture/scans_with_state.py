@@ -20,7 +20,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     sequence_items,
 )
 from torch_scan_hop._torch.sizes import is_exporting
-from torch_scan_hop.capture.appending import append_row, let_last_be, rows_in_order
+from torch_scan_hop.capture.appending import append_row, let_last_be, own_rows, rows_in_order
 from torch_scan_hop.capture.parts import count_after
 from torch_scan_hop.capture.stateful import (
     Stateful,
@@ -151,11 +151,11 @@ def _as_it_was(tx: Any, value: VariableTracker, kind: str) -> VariableTracker:
 
 def _append_tensors(items: list[Any], stacks: Any, schedule: Schedule) -> None:
     if len(stacks) == 1 and isinstance(stacks[0], torch.Tensor):
-        items.extend(torch.unbind_copy(stacks[0])[:: -1 if schedule.reverse else 1])
+        items.extend(own_rows(stacks[0])[:: -1 if schedule.reverse else 1])
         return
     for leaves in _rows(stacks, schedule):
         append_row(items, stacks, leaves)
 
 
 def _rows(stacks: Any, schedule: Schedule) -> list[tuple[torch.Tensor, ...]]:
-    return rows_in_order(map(torch.unbind_copy, tree.tensors(stacks)), schedule.reverse)
+    return rows_in_order(map(own_rows, tree.tensors(stacks)), schedule.reverse)
