@@ -34,27 +34,28 @@ _ELEMENTWISE = _bindings(
     "rsqrt maximum minimum abs sign floor erf log1p expm1 reciprocal clamp clamp_min clamp_max "
     "pow.Tensor_Scalar pow.Tensor_Tensor relu"
 )
+
+
+def _overloads(names: str, keyword: str) -> dict[Any, tuple[Callable[..., Any], str]]:
+    packets = [getattr(aten, name) for name in names.split()]
+    return {packet.default: (getattr(packet, keyword)._op, keyword) for packet in packets}
+
+
+_GRADIENTS = _overloads("tanh_backward sigmoid_backward threshold_backward", "grad_input")
 #: what writes the results of these to a place, and the argument that the place is
 _OVERLOADS: dict[Any, tuple[Callable[..., Any], str]] = {
     aten.relu.default: (torch.clamp_min, "0, out"),
     aten._softmax_backward_data.default: (aten._softmax_backward_data.out._op, "grad_input"),
-    **{
-        getattr(aten, f"{name}_backward").default: (
-            getattr(aten, f"{name}_backward").grad_input._op,
-            "grad_input",
-        )
-        for name in "tanh sigmoid threshold silu gelu softplus leaky_relu elu hardtanh "
-        "hardsigmoid".split()
-    },
-    **{
-        getattr(aten, name).default: (getattr(aten, name).out._op, "out")
-        for name in "silu gelu softplus leaky_relu elu hardtanh hardsigmoid".split()
-    },
+    **_GRADIENTS,
+    **_overloads(
+        "silu_backward gelu_backward softplus_backward leaky_relu_backward elu_backward "
+        "hardtanh_backward hardsigmoid_backward",
+        "grad_input",
+    ),
+    **_overloads("silu gelu softplus leaky_relu elu hardtanh hardsigmoid", "out"),
 }
 #: may write over any operand of the result's shape; addmm over what it adds to
-ELEMENTWISE = _ELEMENTWISE.keys() | {
-    aten.tanh_backward.default, aten.sigmoid_backward.default, aten.threshold_backward.default
-}  # fmt: skip
+ELEMENTWISE = _ELEMENTWISE.keys() | _GRADIENTS.keys()
 
 
 def _sum(value: torch.Tensor, **named: Any) -> torch.Tensor:

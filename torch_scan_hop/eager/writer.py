@@ -110,7 +110,6 @@ class LoopWriter:
             k for k, c in enumerate(self.roles.carry) if any(n.args[0] is c for n in self.in_place)
         ]
         #: small values that are computed where they were in the step before
-        self.renewed: list[fx.Node] = []
         self.renewed = renewed_values(
             body.graph, self.outputs.carry, self._may_be_renewed, self._is_new
         )
@@ -157,11 +156,8 @@ class LoopWriter:
         return None
 
     def _may_be_renewed(self, node: fx.Node) -> bool:
-        return (
-            node.target in WITH_OUT_OR_NONE
-            and can_write_to(node, value_of(node))
-            and self._place_of(node) is None
-        )
+        has_out = node.target in WITH_OUT_OR_NONE and can_write_to(node, value_of(node))
+        return has_out and node not in self.slot_of and self._is_new(node)
 
     def _is_new(self, node: fx.Node) -> bool:
         """Return True if ``node`` is known to share no memory with its operands."""
