@@ -10,6 +10,7 @@ from torch_scan_hop._torch.dynamo.torchs_scan import (
     check_step,
     mark_bodies_of,
 )
+from torch_scan_hop._torch.dynamo.trees import FlatResults
 from torch_scan_hop._torch.dynamo.variables import VariableTracker, example_value
 from torch_scan_hop._torch.own_scan import (
     forget_captures,
@@ -71,8 +72,8 @@ class TorchsScanVariable(ScanVariable):
             )
         return call
 
-    def _check_step(self, tx: Any, carry: Any, result: Any, spec: Any) -> None:
-        check_step(tx, carry, result, spec)
+    def _check_step(self, tx: Any, carry: Any, flat: Any, results: FlatResults) -> None:
+        check_step(tx, carry, results.unflatten(tx, flat))
 
     def _check_body(self, body: CapturedBody) -> None:
         if any(k < body.n_carry + body.n_xs for k in body.written_placeholders()):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.absent import absences_are_guarded
 from torch_scan_hop._torch.dynamo.attempts import side_effects_stay_one_object
 from torch_scan_hop._torch.dynamo.class_attributes import attributes_of_classes_are_found
@@ -16,8 +17,22 @@ from torch_scan_hop._torch.dynamo.facts import grad_functions_are_known
 from torch_scan_hop._torch.dynamo.hooks import hooks_are_captured
 from torch_scan_hop._torch.dynamo.modules import methods_have_functions
 from torch_scan_hop._torch.dynamo.places import scalars_are_read
+from torch_scan_hop._torch.dynamo.trees import (
+    children,
+    functions_of_trees,
+    leaves,
+    leaves_but_none,
+    unflatten,
+)
 from torch_scan_hop._torch.tracing import lstm_in_parts
 from torch_scan_hop.capture.hooks import hooked
+
+_AT_ONCE: dict[Callable[..., Any], Any] = {
+    tree.leaves: leaves,
+    tree.tensors: leaves_but_none,
+    tree.children: children,
+    tree.unflatten: unflatten,
+}
 
 
 @contextlib.contextmanager
@@ -28,6 +43,7 @@ def steps_are_traced(tx: Any, operator: Any) -> Iterator[None]:
         grad_functions_are_known(),
         absences_are_guarded(),
         divergences_are_known(),
+        functions_of_trees(_AT_ONCE),
         attributes_of_classes_are_found(),
         deques_are_bounded(tx),
         counters_vary(tx),

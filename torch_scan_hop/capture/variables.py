@@ -33,6 +33,7 @@ from torch_scan_hop._torch.dynamo.number_functions import (
 )
 from torch_scan_hop._torch.dynamo.numpy_constants import numpy_constants_are_folded
 from torch_scan_hop._torch.dynamo.speculation import numbers_of_tensors_are_refused, speculate
+from torch_scan_hop._torch.dynamo.trees import FlatResults
 from torch_scan_hop._torch.dynamo.variables import (
     LazyVariableTracker,
     TorchHigherOrderOperatorVariable,
@@ -46,7 +47,6 @@ from torch_scan_hop._torch.dynamo.variables import (
     known_modules,
     make_attr,
     make_traceable,
-    reconstruct_outputs,
     sequence_items,
     write_back,
 )
@@ -164,7 +164,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
     def _operator(self) -> Any:
         return self.value
 
-    def _check_step(self, tx: Any, carry: Any, result: Any, spec: Any) -> None:
+    def _check_step(self, tx: Any, carry: Any, flat: Any, results: FlatResults) -> None:
         """Do nothing: ``scan`` has looked at what a step returns, in code that Dynamo traced."""
 
     def _check_body(self, body: CapturedBody) -> None:
@@ -179,16 +179,15 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         step = Marking(call.combine_fn, numbers)
         with function_modes_in_force(tx):
             with facts_noted() as facts, kinds_of_numbers_are_known(), sizes_may_be_unknown(tx):
-                result, spec, graph, lifted = speculate(tx, step, examples, self._operator())
+                flat, results, graph, lifted = speculate(tx, step, examples, self._operator())
                 graphs = nested_modules(fx.GraphModule(known_modules(tx), graph))
                 with new_symbols_are_nobodys(tx):
                     for module in graphs:
                         compute_all_rows(module)
                 graph = graphs[0].graph
         check_branches(graph, given.xs[0])
-        step_ends = sequence_items(tx, result)
-        check_facts(tx, facts, given.carry, examples, step_ends, {*call.numbers, *numbers})
-        self._check_step(tx, examples[:n_carry], result, spec)
+        check_facts(tx, facts, given.carry, examples, flat, {*call.numbers, *numbers})
+        self._check_step(tx, examples[:n_carry], flat, results)
         make_levels_relative(graph, levels)
         make_no_grad(graph)
         refuse_unknown_sizes(graphs)
@@ -207,7 +206,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         for k, after in zip(mutated, outputs[n_carry:last], strict=True):
             write_back(tx, inputs[k], after.as_proxy(), is_counted=k not in body.uncounted)
         carry = as_left_to_the_program(tx, outputs[:n_carry], widened, numbers)
-        return reconstruct_outputs(tx, [*carry, *outputs[last:]], spec)
+        return results.unflatten(tx, [*carry, *outputs[last:]])
 
 
 def _wanting_grad(init: list[VariableTracker]) -> list[bool]:

@@ -26,7 +26,8 @@ from torch_scan_hop._torch.dynamo.draws import draws_are_refused
 from torch_scan_hop._torch.dynamo.match_statements import sequences_are_matched
 from torch_scan_hop._torch.dynamo.methods import methods_are_guarded
 from torch_scan_hop._torch.dynamo.side_effects import lasting_changes_are_refused
-from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop._torch.dynamo.trees import FlatResults
+from torch_scan_hop._torch.dynamo.variables import example_value, sequence_items
 from torch_scan_hop._torch.replaced import replaced, wrapped
 from torch_scan_hop._torch.tracing import lstm_in_parts
 from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM, NUMBER_OF_TENSOR
@@ -34,11 +35,13 @@ from torch_scan_hop.errors import CUSTOM_FUNCTION_UNDER_TRANSFORM, NUMBER_OF_TEN
 
 def speculate(
     tx: Any, fn: VariableTracker, args: list[VariableTracker], op: Any
-) -> tuple[Any, Any, fx.Graph, dict[fx.Proxy, fx.Proxy]]:
+) -> tuple[list[VariableTracker], FlatResults, fx.Graph, dict[fx.Proxy, fx.Proxy]]:
     """Trace ``fn(*args)`` to a graph of its own, closures lifted to placeholders at the end.
 
-    Returns (flat results, their spec, graph, outer proxy -> placeholder of each closure).
+    Returns (flat results, how to unflatten others, graph, outer proxy -> placeholder of each
+    closure).
     """
+    flat = FlatResults(fn)
     config: Any = dynamo_config
     before = tx.output.side_effects.clone()
     with (
@@ -52,22 +55,22 @@ def speculate(
         config.patch(allow_rnn=True),
         lstm_in_parts(),
     ):
-        (result, spec), graph, lifted = speculate_subgraph(
+        (result, _), graph, lifted = speculate_subgraph(
             tx,
-            fn,
+            flat,
             args,
             {},
             "torch.ops.higher_order.scan",
             source_target=op,
-            set_subgraph_inputs="flatten_manual",
-            should_flatten_outputs=True,
+            set_subgraph_inputs="manual",
+            should_flatten_outputs=False,
             restore_side_effects=False,
             supports_input_mutation=True,
             supports_aliasing=True,
             **_ALIASED_INPUTS,
         )
     forget_changes(tx.output.side_effects, before)
-    return result, spec, graph, lifted
+    return sequence_items(tx, result), flat, graph, lifted
 
 
 @contextlib.contextmanager

@@ -12,11 +12,7 @@ from torch._dynamo.variables import higher_order_ops as _hops
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lists import BaseListVariable
 
-from torch_scan_hop._torch.dynamo.variables import (
-    call_inlined,
-    reconstruct_outputs,
-    sequence_items,
-)
+from torch_scan_hop._torch.dynamo.variables import call_inlined, sequence_items
 from torch_scan_hop._torch.own_scan import mark_as_torchs
 
 
@@ -36,9 +32,8 @@ def mark_bodies_of(op: Any) -> None:
     _hops._call_function_and_unflatten_output = emit_marked  # type: ignore[assignment]
 
 
-def check_step(tx: Any, carry: Sequence[VariableTracker], result: Any, spec: Any) -> None:
-    """Refuse what torch refuses of a step: ``result``, all tensors, of the structure ``spec``."""
-    returned = reconstruct_outputs(tx, sequence_items(tx, result), spec)
+def check_step(tx: Any, carry: Sequence[VariableTracker], returned: VariableTracker) -> None:
+    """Refuse what torch refuses of a step, which has ``returned`` this."""
     if not isinstance(returned, BaseListVariable) or len(returned.items) != 2:
         raise UncapturedHigherOrderOpError("scan: combine_fn must return a pair, (next_carry, y).")
     after, ys = (

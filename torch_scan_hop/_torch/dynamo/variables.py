@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import fx
 from torch._dynamo.variables import higher_order_ops as _hops
 from torch._dynamo.variables.base import VariableTracker
@@ -18,7 +17,7 @@ from torch._dynamo.variables.higher_order_ops import (
     make_attr,
 )
 from torch._dynamo.variables.lazy import LazyVariableTracker
-from torch._dynamo.variables.lists import ListVariable, TupleVariable
+from torch._dynamo.variables.lists import TupleVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
@@ -139,16 +138,3 @@ def nodes_at_hand(tx: Any) -> Iterable[fx.Node]:
 def known_modules(tx: Any) -> dict[str, Any]:
     """Return the modules that graphs of this capture may refer to by name."""
     return dict(tx.output.nn_modules)
-
-
-def reconstruct_outputs(tx: Any, items: list[VariableTracker], spec: Any) -> VariableTracker:
-    """Return the pytree that the traced function returned, with ``items`` as its tensor leaves."""
-    flat: VariableTracker = ListVariable(items)
-    if spec.masks_to_filter_const_values:
-        from torch._dynamo.external_utils import insert_const_values_with_mask
-
-        flat = _hops._make_inlined(tx, insert_const_values_with_mask)(
-            flat, spec.masks_to_filter_const_values, spec.const_values
-        )
-        flat = ListVariable(sequence_items(tx, flat))
-    return _hops._make_inlined(tx, pytree.tree_unflatten)(flat, spec.treespec)
