@@ -7,6 +7,7 @@ of the package on purpose; with UNCHECKED in the environment nothing is, to see 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import gc
 import os
 import sys
@@ -17,6 +18,7 @@ import slow_tests
 import torch
 from graph_caches import graph_caches
 from legality.checker import Checker, checking
+from torch._dynamo import bytecode_transformation
 
 from torch_scan_hop import api
 from torch_scan_hop.capture import replay
@@ -61,6 +63,15 @@ def _guards_are_not_timed():
     """After each capture Dynamo times its guards, for its log: it empties the processor's caches
     first, which takes 40 ms, and they are those of the other worker too."""
     with mock.patch("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _code_is_read_once():
+    """Dynamo keeps the instructions of the last 128 functions, of which one capture has more."""
+    read = bytecode_transformation._cached_cleaned_instructions
+    kept = functools.cache(read.__wrapped__)
+    with mock.patch.object(bytecode_transformation, read.__name__, kept):
         yield
 
 

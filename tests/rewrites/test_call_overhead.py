@@ -50,8 +50,8 @@ def test_python_calls_of_a_training_call(monkeypatch):
     assert 100 < min(counted) <= MOST_CALLS
 
 
-#: of Python, on torch 2.9.1 some 70 more than later; without functions of trees at once it is 6,200
-MOST_INSTRUCTIONS = 1500
+#: without functions of trees at once they are 6,200 on torch 2.9.1, 4,900 on 2.15.0
+MOST_INSTRUCTIONS = 1100
 
 
 @pytest.mark.torch_version

@@ -6,22 +6,25 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from torch_scan_hop import tree
 from torch_scan_hop._torch.dynamo.absent import absences_are_guarded
+from torch_scan_hop._torch.dynamo.at_once import functions_at_once
 from torch_scan_hop._torch.dynamo.attempts import side_effects_stay_one_object
 from torch_scan_hop._torch.dynamo.class_attributes import attributes_of_classes_are_found
 from torch_scan_hop._torch.dynamo.counted import counters_vary
 from torch_scan_hop._torch.dynamo.deques import deques_are_bounded
-from torch_scan_hop._torch.dynamo.divergences import divergences_are_known
+from torch_scan_hop._torch.dynamo.divergences import find_divergence
 from torch_scan_hop._torch.dynamo.facts import grad_functions_are_known
 from torch_scan_hop._torch.dynamo.hooks import hooks_are_captured
 from torch_scan_hop._torch.dynamo.modules import methods_have_functions
 from torch_scan_hop._torch.dynamo.places import scalars_are_read
 from torch_scan_hop._torch.dynamo.trees import (
     children,
-    functions_of_trees,
     leaves,
     leaves_but_none,
+    matched,
     unflatten,
 )
 from torch_scan_hop._torch.tracing import lstm_in_parts
@@ -32,6 +35,8 @@ _AT_ONCE: dict[Callable[..., Any], Any] = {
     tree.tensors: leaves_but_none,
     tree.children: children,
     tree.unflatten: unflatten,
+    tree.match_carry: matched,
+    torch.distributions.kl_divergence: find_divergence,
 }
 
 
@@ -42,8 +47,7 @@ def steps_are_traced(tx: Any, operator: Any) -> Iterator[None]:
         methods_have_functions(),
         grad_functions_are_known(),
         absences_are_guarded(),
-        divergences_are_known(),
-        functions_of_trees(_AT_ONCE),
+        functions_at_once(_AT_ONCE),
         attributes_of_classes_are_found(),
         deques_are_bounded(tx),
         counters_vary(tx),

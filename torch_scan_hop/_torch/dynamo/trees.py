@@ -6,25 +6,18 @@ Dynamo traces them otherwise, instruction by instruction, which took a fifth of 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from types import FunctionType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.lists import ListVariable, TupleVariable
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 
-from torch_scan_hop._torch.dynamo.variables import call_inlined, sequence_items
-from torch_scan_hop._torch.replaced import wrapped
-
-
-class _IsTraced(Exception):
-    """Dynamo is to trace the function: of a dict, an object, or what is wrong."""
+from torch_scan_hop._torch.dynamo.at_once import IsTraced
+from torch_scan_hop._torch.dynamo.variables import call_inlined, example_value, sequence_items
 
 
 class FlatResults(VariableTracker):
@@ -44,7 +37,7 @@ class FlatResults(VariableTracker):
         results = self.fn.call_function(tx, [*args], kwargs)
         try:
             self.leaves, self.structure = _leaves(results), results
-        except _IsTraced:
+        except IsTraced:
             flattened = call_inlined(tx, pytree.tree_flatten, results)
             flat, self.structure = sequence_items(tx, flattened)
             self.leaves, self.is_torchs = sequence_items(tx, flat), True
@@ -62,21 +55,6 @@ class FlatResults(VariableTracker):
 
 def _is_of_graph(leaf: VariableTracker) -> bool:
     return isinstance(leaf.as_proxy(), fx.Proxy)
-
-
-def functions_of_trees(
-    functions: dict[Callable[..., Any], Callable[..., VariableTracker]],
-) -> contextlib.AbstractContextManager[None]:
-    """Within, a call of one of these functions is a call of what it stands for on trackers."""
-
-    def call_function(original: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        at_once = functions.get(self.fn) if type(self.fn) is FunctionType else None
-        if at_once is not None and not kwargs:
-            with contextlib.suppress(_IsTraced):
-                return at_once(*args)
-        return original(self, tx, args, kwargs)
-
-    return wrapped(UserFunctionVariable, call_function=call_function)
 
 
 def leaves(tree: VariableTracker) -> VariableTracker:
@@ -100,9 +78,35 @@ def unflatten(template: VariableTracker, values: VariableTracker) -> VariableTra
     """Return ``template`` with ``values`` in place of its leaves, but of those that are None."""
     kept, others = _leaves(template), _parts(values) or []
     if len(others) != sum(not _is_none(leaf) for leaf in kept):
-        raise _IsTraced
+        raise IsTraced
     new = iter(others)
     return _rebuilt(template, iter([leaf if _is_none(leaf) else next(new) for leaf in kept]))
+
+
+def matched(template: VariableTracker, value: VariableTracker, *_: Any, **__: Any) -> Any:
+    """Return the leaves of ``value``, if it is in all as ``template``: containers and tensors."""
+    return _list(list(_matched(template, value)))
+
+
+def _matched(template: VariableTracker, value: VariableTracker) -> Iterator[VariableTracker]:
+    parts, others = _parts(template), _parts(value)
+    if type(_known(template)) is not type(_known(value)):
+        raise IsTraced
+    if parts is not None and others is not None and len(parts) == len(others):
+        for part, other in zip(parts, others, strict=True):
+            yield from _matched(part, other)
+    elif parts is None and _kind(template) == _kind(value):
+        yield value
+    elif not (_is_none(template) and _is_none(value)):
+        raise IsTraced
+
+
+def _kind(leaf: VariableTracker) -> Any:
+    """Return what tensors of one dtype, device and known sizes have in common."""
+    tensor = example_value(leaf) if type(_known(leaf)) is TensorVariable else None
+    if tensor is None or not all(type(size) is int for size in tensor.shape):
+        return object()
+    return tensor.dtype, tensor.device, tuple(tensor.shape)
 
 
 def _rebuilt(template: VariableTracker, leaves: Iterator[VariableTracker]) -> VariableTracker:
@@ -127,7 +131,7 @@ def _parts(value: VariableTracker) -> list[VariableTracker] | None:
         return None
     if isinstance(known, ConstantVariable) and isinstance(known.value, (int, float, complex)):
         return None
-    raise _IsTraced
+    raise IsTraced
 
 
 def _known(value: VariableTracker) -> Any:
