@@ -1,7 +1,7 @@
 """Capabilities of this package with the torch that is here, found out when first asked.
 
-A capability needs private names of torch: those that its shims use (``private_names``, which is
-read from their source). If one of them is gone, or has another form, the capability is switched
+A capability needs private names of torch: those that its shims use (``private_names.json``, which
+is read from their source). If one of them is gone, or has another form, the capability is switched
 off. One warning says so, and the next best thing runs: a kernel's scan is a counted loop, a
 compiled program holds a scan's steps, what cannot be captured is a Python loop.
 
