@@ -215,7 +215,7 @@ SHIMS: dict[str, set[str]] = {
         "inductor", "inductor_checks", "inductor_inline", "inductor_passes", "inductor_values",
     },
     "vectors_of_bools": {"inductor_bools"},
-    "cpu_kernels": {"inductor_cpp", "inductor_vectors", "onednn"},
+    "cpu_kernels": {"inductor_cpp", "inductor_reductions", "inductor_vectors", "onednn"},
     "gpu_kernels": {"inductor_reductions", "inductor_triton", "triton_launch"},
     "sharding": {"dtensors"},
     "xla": {"xla"},
