@@ -199,26 +199,6 @@ def _expanded(names: tuple[str, ...]) -> set[str]:
     return expanded
 
 
-@contextlib.contextmanager
-def without(*names: str) -> Iterator[None]:
-    """Switch capabilities off for a while.
-
-    >>> with without("kernels"):
-    ...     is_there("cpu_kernels")
-    False
-    """
-    global captures
-    more = _expanded(names) - _by_hand
-    before = captures
-    _by_hand.update(more)
-    captures = before and not more & {"operator", "capture"}
-    try:
-        yield
-    finally:
-        _by_hand.difference_update(more)
-        captures = before
-
-
 _by_hand.update(_expanded(tuple(os.environ.get(VARIABLE, "").replace(",", " ").split())))
 
 #: True if scans are captured. It is a value, because Dynamo traces code that reads it.
