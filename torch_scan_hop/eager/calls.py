@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.sizes import likely_value
+from torch_scan_hop._torch.sizes import likely_bytes
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import viewed
 from torch_scan_hop.body.part_writes import PART_OF, WRITE_OF, is_fresh, is_large, writes_in_place
@@ -252,7 +252,7 @@ def renewed_values(
     room = MOST_BYTES
     for node in graph.nodes:
         if node not in shared and may_be(node) and _is_small(value_of(node)):
-            room -= _likely_bytes(value_of(node))
+            room -= likely_bytes(value_of(node))
             if room < 0:
                 break
             found.append(node)
@@ -260,8 +260,4 @@ def renewed_values(
 
 
 def _is_small(value: torch.Tensor) -> bool:
-    return value.device.type == "cpu" and _likely_bytes(value) <= SMALL_BYTES
-
-
-def _likely_bytes(value: torch.Tensor) -> int:
-    return likely_value(value.numel()) * value.element_size()  # ``nbytes`` would fix the sizes
+    return value.device.type == "cpu" and likely_bytes(value) <= SMALL_BYTES
