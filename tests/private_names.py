@@ -12,9 +12,8 @@ import contextlib
 import functools
 import importlib.abc
 import importlib.util
+import json
 import sys
-import textwrap
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +198,7 @@ def take_away(name: str) -> None:
 
 # --- the table that the package reads ---
 
-TABLE = PACKAGE / "_torch" / "private_names.py"
+TABLE = PACKAGE / "_torch" / "private_names.json"
 CHECKED = ("2.9.1", "2.13.0", "2.15.0")
 
 #: the modules of ``_torch`` that each capability is made of; ``dynamo.`` stands for the others of
@@ -216,33 +215,13 @@ SHIMS: dict[str, set[str]] = {
         "inductor", "inductor_checks", "inductor_inline", "inductor_passes", "inductor_values",
     },
     "vectors_of_bools": {"inductor_bools"},
-    "cpu_kernels": {"inductor_cpp", "inductor_vectors", "onednn"},
+    "cpu_kernels": {"inductor_cpp", "inductor_reductions", "inductor_vectors", "onednn"},
     "gpu_kernels": {"inductor_reductions", "inductor_triton", "triton_launch"},
     "sharding": {"dtensors"},
     "xla": {"xla"},
     "explain": {"inductor_dry_run", "triton_code"},
     "absent_gpu": {"absent_gpu", "engine_in_python"},
 }  # fmt: skip
-
-HEADER = '''"""The private names of torch that each capability needs, of torch {versions}.
-
-Written by ``python tests/private_names.py``, once on each of these; ``forms`` reads it.
-"""
-
-VERSIONS = "{versions}"
-CHECKED = "{checked}"
-
-#: what some versions have not, and which have it: its shim looks first
-ONLY_IN: dict[str, str] = {only}
-
-#: the names of each capability, each after the module or class that has it
-NAMES: dict[str, str] = {names}
-
-#: how each is called, and the parameters of each that is patched or overridden; see ``forms``
-FORMS = """
-{forms}
-"""
-'''
 
 
 def used_by_shim() -> dict[str, list[str]]:
@@ -293,52 +272,25 @@ def written() -> str:
             have.add(version)
         if have != set(CHECKED):
             only[name] = " ".join(v for v in CHECKED if v in have)
-    return HEADER.format(
-        versions="2.9 to 2.15",
-        checked=" ".join(CHECKED),
-        only=_dict(only),
-        names=_lists(
-            {name: " ".join(_rows(names)) for name, names in used_by_capability().items()}
-        ),
-        forms=_indented(_rows(dict(sorted(entries.items())))),
-    )
+    table = {
+        "versions": "2.9 to 2.15",
+        "checked": " ".join(CHECKED),
+        "only in": only,
+        "names": {
+            name: _rows(dict.fromkeys(names, "")) for name, names in used_by_capability().items()
+        },
+        "forms": _rows(dict(sorted(entries.items()))),
+    }
+    return json.dumps(table, indent=1) + "\n"
 
 
-def _rows(paths: Iterable[str]) -> list[str]:
-    """One for each owner, with its names, and with the form of each if ``paths`` has it."""
+def _rows(forms: dict[str, str]) -> dict[str, str]:
+    """For each owner its names, each with its form."""
     rows: dict[str, list[str]] = {}
-    for path in paths:
+    for path, form in forms.items():
         owner, _, name = path.rpartition(".")
-        form = paths[path] if isinstance(paths, dict) else ""
         rows.setdefault(owner, []).append(f"{name}{form}")
-    return [f"{owner}: {' '.join(names)}" for owner, names in rows.items()]
-
-
-def _indented(rows: list[str]) -> str:
-    return "\n".join(_wrapped(row, 100, "    ") for row in rows)
-
-
-def _wrapped(text: str, width: int, indent: str = "") -> str:
-    return textwrap.fill(
-        text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
-
-
-def _dict(entries: dict[str, str]) -> str:
-    lines = [f'    "{key}": "{value}",\n' for key, value in entries.items()]
-    return "{\n" + "".join(lines) + "}" if lines else "{}"
-
-
-def _lists(entries: dict[str, str]) -> str:
-    lines = []
-    for key, words in entries.items():
-        line = f'    "{key}": "{words}",\n'
-        if len(line) > 101:
-            wrapped = _wrapped(words, 88).splitlines()
-            ends = [*(f"{text} " for text in wrapped[:-1]), wrapped[-1]]
-            line = f'    "{key}": (\n' + "".join(f'        "{t}"\n' for t in ends) + "    ),\n"
-        lines.append(line)
-    return "{\n" + "".join(lines) + "}"
+    return {owner: " ".join(names) for owner, names in rows.items()}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ as a loop, and costs what the loop costs. Whoever counts on one operator asks fo
 
 from __future__ import annotations
 
-import functools
 import types
 import warnings
 import weakref
@@ -63,8 +62,7 @@ class fallback(Setting):
     def __init__(self, mode: str) -> None:
         if mode not in MODES:
             raise ScanValueError(f"fallback: mode must be one of {MODES}, but got {mode!r}.")
-        super().__init__(functools.partial(_set_mode, _mode))
-        _set_mode(mode)
+        super().__init__(_set_mode, _mode, mode)
 
     @staticmethod
     def mode() -> str:

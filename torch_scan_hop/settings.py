@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +15,15 @@ from torch_scan_hop.errors import ScanTypeError, describe
 class Setting:
     """Puts a value in force when it is made, until the context ends if it is used as one."""
 
-    def __init__(self, put_back: Callable[[], None]) -> None:
-        self._put_back = put_back
+    def __init__(self, put: Callable[[Any], None], before: Any, value: Any) -> None:
+        self._put, self._before = put, before
+        put(value)
 
     def __enter__(self) -> Setting:
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self._put_back()
+        self._put(self._before)
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ class set_default(Setting):
                     f"set_default: no default is called {name!r}; there is {', '.join(names)}.",
                 )
             check_flag("set_default", name, value)
-        super().__init__(functools.partial(_set_defaults, _current))
-        _set_defaults(dataclasses.replace(_current, **changes))
+        super().__init__(_set_defaults, _current, dataclasses.replace(_current, **changes))
 
 
 _accelerates_torch = False
@@ -119,8 +118,7 @@ class accelerate_torch(Setting):
         check_flag("accelerate_torch", "on", on)
         if on:
             require("own_scan")
-        super().__init__(functools.partial(_set_accelerates_torch, _accelerates_torch))
-        _set_accelerates_torch(on)
+        super().__init__(_set_accelerates_torch, _accelerates_torch, on)
 
 
 def _set_accelerates_torch(on: bool) -> None:

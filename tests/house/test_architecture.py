@@ -269,7 +269,7 @@ def lines_of(function: ast.FunctionDef) -> int:
 
 
 #: files above 300 lines (``eager/writer``) and functions above 40 (``api:scan_tree``): why
-LONG: dict[str, str] = {"_torch/private_names": "a list that a script writes"}
+LONG: dict[str, str] = {}
 
 
 def test_what_is_long_says_why():

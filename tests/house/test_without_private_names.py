@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -100,6 +102,15 @@ def cell(h, x):
     return new, new * 2
 
 
+@contextlib.contextmanager
+def without(*names):
+    """Capabilities are switched off for a while, as by hand."""
+    off = capabilities._by_hand | capabilities._expanded(names)
+    captures = capabilities.captures and not off & {"operator", "capture"}
+    with mock.patch.multiple(capabilities, _by_hand=off, captures=captures):
+        yield
+
+
 H, XS = torch.zeros(2, 3), torch.linspace(-1, 1, 24).reshape(4, 2, 3)
 
 
@@ -109,7 +120,7 @@ H, XS = torch.zeros(2, 3), torch.linspace(-1, 1, 24).reshape(4, 2, 3)
 def test_each_rung_computes_the_loop(names):
     want = torch_scan_hop.reference.scan_loop(cell, H, XS, 4, False)
     torch._dynamo.reset()
-    with capabilities.without(*names):
+    with without(*names):
         compiled = torch.compile(lambda h, xs: torch_scan_hop.scan(cell, h, xs), fullgraph=True)
         for got in (compiled(H, XS), torch_scan_hop.scan(cell, H, XS)):
             torch.testing.assert_close(got, want)
@@ -123,7 +134,7 @@ def graph_of(names):
         return gm
 
     torch._dynamo.reset()
-    with capabilities.without(*names):
+    with without(*names):
         program = torch.compile(lambda h, xs: torch_scan_hop.scan(cell, h, xs), backend=backend)
         program(H, XS)
     (graph,) = graphs
@@ -137,7 +148,7 @@ def test_without_capture_a_program_holds_the_steps():
 
 def test_a_capability_that_does_not_exist():
     with pytest.raises(ValueError, match="no capability is called 'wings'; operator, "):
-        with capabilities.without("wings"):
+        with without("wings"):
             pass
 
 
@@ -393,14 +404,14 @@ def test_a_lowering_that_fails_is_refused_in_a_line(where, what, monkeypatch):
     torch._dynamo.reset()
     program = torch.compile(lambda h, xs: torch_scan_hop.scan(cell, h, xs))
     line = rf"{what} failed on torch 2\S* \(AttributeError: it has no wings\). With .*=counted_loop"
-    with capabilities.without("kernels"):
+    with without("kernels"):
         with (
             torch._inductor.config.patch(fx_graph_cache=False),
             pytest.raises(Exception, match=line),
         ):
             program(H, XS)
     torch._dynamo.reset()
-    with capabilities.without("counted_loop"):  # as the line says
+    with without("counted_loop"):  # as the line says
         want = torch_scan_hop.reference.scan_loop(cell, H, XS, 4, False)
         torch.testing.assert_close(program(H, XS), want)
 

@@ -10,7 +10,7 @@ from oracle import randn_of_shape as randn
 
 from torch_scan_hop import fallback, scan
 from torch_scan_hop.eager import run as eager_run
-from torch_scan_hop.eager.renewed import MOST_BYTES
+from torch_scan_hop.eager.calls import MOST_BYTES
 
 T, B, D = 30, 3, 4
 ORDER = torch.tensor([2, 0, 3, 1])

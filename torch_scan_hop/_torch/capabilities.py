@@ -1,7 +1,7 @@
 """Capabilities of this package with the torch that is here, found out when first asked.
 
-A capability needs private names of torch: those that its shims use (``private_names``, which is
-read from their source). If one of them is gone, or has another form, the capability is switched
+A capability needs private names of torch: those that its shims use (``private_names.json``, which
+is read from their source). If one of them is gone, or has another form, the capability is switched
 off. One warning says so, and the next best thing runs: a kernel's scan is a counted loop, a
 compiled program holds a scan's steps, what cannot be captured is a Python loop.
 
@@ -197,26 +197,6 @@ def _expanded(names: tuple[str, ...]) -> set[str]:
                 raise ValueError(f"torch_scan_hop: no capability is called {name!r}; {known} are.")
         expanded.update(members)
     return expanded
-
-
-@contextlib.contextmanager
-def without(*names: str) -> Iterator[None]:
-    """Switch capabilities off for a while.
-
-    >>> with without("kernels"):
-    ...     is_there("cpu_kernels")
-    False
-    """
-    global captures
-    more = _expanded(names) - _by_hand
-    before = captures
-    _by_hand.update(more)
-    captures = before and not more & {"operator", "capture"}
-    try:
-        yield
-    finally:
-        _by_hand.difference_update(more)
-        captures = before
 
 
 _by_hand.update(_expanded(tuple(os.environ.get(VARIABLE, "").replace(",", " ").split())))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -219,13 +219,11 @@ def laid_out(value: Any, layout: MeshLayout) -> Any:
     return after.join(moved(shard_of(value), before, after))
 
 
-@contextlib.contextmanager
-def others_are_replicated() -> Iterator[None]:
+def others_are_replicated() -> contextlib.AbstractContextManager[None]:
     """Take plain tensors among operands of DTensors as the same on every rank."""
     from torch.distributed.tensor.experimental import implicit_replication
 
-    with implicit_replication():
-        yield
+    return implicit_replication()
 
 
 def without_repetitions(module: fx.GraphModule) -> None:

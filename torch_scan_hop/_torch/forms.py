@@ -1,18 +1,20 @@
 """Check that torch has what a shim uses, in the form in which it uses it.
 
 A function that takes its arguments in another order, or a method that torch no longer calls where
-this package overrides it, has its old name and is not what it was. ``private_names`` has the names,
-and the forms of the torch versions that were checked, read from their signatures::
+this package overrides it, has its old name and is not what it was. ``private_names.json`` has the
+names, and the forms of the torch versions that were checked, read from their signatures::
 
     (tx f|fn source_target=)   the arguments of a call, by position and by keyword
     [self item name]           the parameters of what is patched or overridden
 
 Names come after the module or class that is their owner::
 
-    torch._C: _len_torch_dispatch_stack _set_grad_enabled torch._ops: key_extractor(tensors mask)
+    "torch._C": "_len_torch_dispatch_stack _set_grad_enabled",
+    "torch._ops": "key_extractor(tensors mask)"
 
 A keyword ends in "=", "..." says that there may be more, "()" is a call with nothing, "? " one that
-is made on some versions only, and "; " separates calls.
+is made on some versions only, and "; " separates calls. ``python tests/private_names.py`` writes
+the file, once on each of these versions.
 """
 
 from __future__ import annotations
@@ -21,41 +23,39 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from torch_scan_hop._torch import private_names
-from torch_scan_hop._torch.private_names import CHECKED, ONLY_IN, VERSIONS
-
 _P = inspect.Parameter
-# an owner with its colon, or a name, with its calls and its parameters if it has any
-_ENTRY = re.compile(r"([\w.]+)(?:(:)|(?:\((.*?)\))?(?:\[(.*?)\])?)(?=\s|$)")
+# a name, with its calls and its parameters if it has any
+_ENTRY = re.compile(r"([\w.]+)(?:\((.*?)\))?(?:\[(.*?)\])?(?=\s|$)")
 
 
-def _by_path(table: str) -> dict[str, tuple[str | None, str | None]]:
+def _by_path(table: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
     """Return for each name of a table, by its path, how it is called and its parameters.
 
-    >>> _by_path("torch._C: _a torch._ops: f(()) g(x)[self x]")
+    >>> _by_path({"torch._C": "_a", "torch._ops": "f(()) g(x)[self x]"})
     {'torch._C._a': (None, None), 'torch._ops.f': ('()', None), 'torch._ops.g': ('x', 'self x')}
     """
-    found: dict[str, tuple[str | None, str | None]] = {}
-    owner = ""
-    for entry in _ENTRY.finditer(" ".join(table.split())):
-        name, colon, *form = entry.groups()
-        if colon:
-            owner = name
-        else:
-            found[f"{owner}.{name}"] = form[0], form[1]
-    return found
+    entries = ((owner, e) for owner, names in table.items() for e in _ENTRY.finditer(names))
+    return {f"{owner}.{entry[1]}": (entry[2], entry[3]) for owner, entry in entries}
 
 
-NAMES = {capability: sorted(_by_path(names)) for capability, names in private_names.NAMES.items()}
-_FORMS = _by_path(private_names.FORMS)
+_TABLE = json.loads(Path(__file__).with_name("private_names.json").read_text(encoding="utf-8"))
+VERSIONS: str = _TABLE["versions"]
+CHECKED: str = _TABLE["checked"]
+#: what some versions have not, and which have it: its shim looks first
+ONLY_IN: dict[str, str] = _TABLE["only in"]
+#: the names of each capability
+NAMES = {capability: sorted(_by_path(names)) for capability, names in _TABLE["names"].items()}
+_FORMS = _by_path(_TABLE["forms"])
 CALLED = {path: sites for path, (sites, _) in _FORMS.items() if sites is not None}
 REPLACED = {path: own for path, (_, own) in _FORMS.items() if own is not None}
 

@@ -6,7 +6,6 @@ Import it only once Inductor is needed: it takes seconds.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_scan_hop._torch.own_scan import is_torchs
+from torch_scan_hop._torch.replaced import wrap
 from torch_scan_hop._torch.sizes import are_all_known_equal
 
 
@@ -31,10 +31,8 @@ def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> N
     pass still turns the scans of torch's own ``scan()`` into while loops, and graphs without a scan
     are left alone.
     """
-    into_while_loops = post_grad.decompose_scan_to_while_loop
 
-    @functools.wraps(into_while_loops)
-    def run(gm: fx.GraphModule) -> None:
+    def run(into_while_loops: Any, gm: fx.GraphModule) -> None:
         if not gm.graph.find_nodes(op="call_function", target=op):
             into_while_loops(gm)
             return
@@ -48,7 +46,7 @@ def replace_scan_pass(op: Any, transform: Callable[[fx.GraphModule], None]) -> N
             for node in ours:
                 node.target = op
 
-    post_grad.decompose_scan_to_while_loop = run
+    wrap(post_grad, decompose_scan_to_while_loop=run)
 
 
 def _set_aside(*args: Any, **kwargs: Any) -> Any:
@@ -71,20 +69,13 @@ def keep_functional(is_kept: Callable[[fx.GraphModule], bool]) -> None:
     A buffer that a step makes and writes (``z = zeros(3); z[i] = h``) may be the same value at
     every step, and so leave the loop. Written in place, it would keep what earlier steps wrote.
     """
-    for name, run_pass in _mutating_passes.items():
-        setattr(post_grad, name, _unless_kept(run_pass, is_kept))
 
-
-def _unless_kept(
-    run_pass: Callable[..., Any], is_kept: Callable[[fx.GraphModule], bool]
-) -> Callable[..., Any]:
-    @functools.wraps(run_pass)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def unless_kept(run_pass: Any, *args: Any, **kwargs: Any) -> Any:
         # the graph comes last, behind what the pass is bound to
         module = getattr(args[-1], "owning_module", None) if args else None
         return None if module is not None and is_kept(module) else run_pass(*args, **kwargs)
 
-    return run
+    wrap(post_grad, **dict.fromkeys(_mutating_passes, unless_kept))
 
 
 def decompose_mutating_operators(gm: fx.GraphModule) -> None:
@@ -110,12 +101,10 @@ def let_scans_be_empty(op: Any) -> None:
     need not be. And it takes the call's numbers and sizes, though the body may have been traced
     with other symbols for them.
     """
-    extract = getattr(fx_utils, "_extract_subgraphs_and_args", None)
-    if extract is None:
-        return
 
-    @functools.wraps(extract)
-    def with_slices(node: fx.Node, valid: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def with_slices(
+        extract: Any, node: fx.Node, valid: Any, *args: Any, **kwargs: Any
+    ) -> Iterator[Any]:
         if node.target is not op:
             yield from extract(node, valid, *args, **kwargs)
             return
@@ -129,7 +118,8 @@ def let_scans_be_empty(op: Any) -> None:
             tuple(value if _is_known_like(value, p) else p.meta["val"] for value, p in pairs),
         )
 
-    fx_utils._extract_subgraphs_and_args = with_slices  # type: ignore[attr-defined, assignment]
+    if hasattr(fx_utils, "_extract_subgraphs_and_args"):
+        wrap(fx_utils, _extract_subgraphs_and_args=with_slices)
 
 
 def _is_known_like(value: Any, placeholder: fx.Node) -> bool:

@@ -92,10 +92,15 @@ def named_input(name: str, like: Any) -> Any:
     return tensor_of(named_buffer(name, like.get_device(), like.get_dtype(), size, strides))
 
 
-def pointwise_like(like: Any, fn: Callable[[Sequence[Any]], Any], sizes: Sequence[Any]) -> Any:
+def pointwise_like(
+    like: Any,
+    fn: Callable[[Sequence[Any]], Any],
+    sizes: Sequence[Any],
+    dtype: torch.dtype | None = None,
+) -> Any:
     """Return the value that ``fn`` computes at an index, of the dtype and device of ``like``."""
     return ir.Pointwise.create(
-        device=like.get_device(), dtype=like.get_dtype(), inner_fn=fn, ranges=list(sizes)
+        device=like.get_device(), dtype=dtype or like.get_dtype(), inner_fn=fn, ranges=list(sizes)
     )
 
 

@@ -20,7 +20,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torch_scan_hop._torch.replaced import ambient, replaced
+from torch_scan_hop._torch.replaced import ambient, replaced, wrap
 
 
 def torchs_operator() -> Any:
@@ -63,23 +63,16 @@ def name_in_graphs(ours: Any) -> None:
     _find_what_is_functionalized()
 
 
-_MATERIALIZE = "materialize_callable_in_args"
-
-
 def _find_what_is_functionalized() -> None:
     """Let torch 2.15 find the node of a call whose body writes, by the operator that it has."""
     from torch._higher_order_ops import auto_functionalize
 
-    materialize = getattr(auto_functionalize, _MATERIALIZE, None)
-    if materialize is None:
-        return
-
-    @functools.wraps(materialize)
-    def find(op: Any, *args: Any, **kwargs: Any) -> Any:
+    def find(materialize: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         with replaced(_state, recorded_as=getattr(op, "_op", None)):
             return materialize(op, *args, **kwargs)
 
-    setattr(auto_functionalize, _MATERIALIZE, find)
+    if hasattr(auto_functionalize, "materialize_callable_in_args"):
+        wrap(auto_functionalize, materialize_callable_in_args=find)
 
 
 # Keys are compared by identity: equal code objects have caches of their own.

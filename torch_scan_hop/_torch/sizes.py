@@ -58,3 +58,8 @@ def likely_value(size: Any) -> int:
         return int(size)
     hint = size.node.hint
     return 1 if hint is None else int(hint)
+
+
+def likely_bytes(value: torch.Tensor) -> int:
+    """Return the bytes of ``value`` by its :func:`likely_value`; ``nbytes`` would make a guard."""
+    return likely_value(value.numel()) * value.element_size()

@@ -8,7 +8,6 @@ functional, proxy and fake modes, under functorch interpreters, under a user's o
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +32,7 @@ from torch_scan_hop._torch.dtensors import shards_of
 from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.isolation import isolated
 from torch_scan_hop._torch.operators import past_module_hooks
-from torch_scan_hop._torch.replaced import ambient, replaced
+from torch_scan_hop._torch.replaced import ambient, replaced, wrap
 
 # the errors of fakes if a value is read, or decides a shape
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -101,17 +100,13 @@ _UNORDERED = {torch.ops.aten._linalg_check_errors.default}
 
 def _let_bodies_have_no_tokens() -> None:
     """Let functionalization give such operators no tokens within :func:`without_tokens`."""
-    if not hasattr(effects, "has_effects"):
-        return
-    has_effects = effects.has_effects
 
-    @functools.wraps(has_effects)
-    def outside_bodies(op: Any, *args: Any, **kwargs: Any) -> bool:
-        if op in _UNORDERED and _state.without_tokens:
-            return False
-        return bool(has_effects(op, *args, **kwargs))
+    def outside_bodies(has_effects: Any, op: Any, *args: Any, **kwargs: Any) -> bool:
+        is_unordered = op in _UNORDERED and _state.without_tokens
+        return not is_unordered and bool(has_effects(op, *args, **kwargs))
 
-    effects.has_effects = outside_bodies  # type: ignore[assignment]
+    if hasattr(effects, "has_effects"):
+        wrap(effects, has_effects=outside_bodies)
 
 
 _let_bodies_have_no_tokens()
@@ -124,9 +119,8 @@ def _let_bodies_have_lstm_in_parts() -> None:
     derivative, and its fake has a workspace that its kernel does not have.
     """
     decompositions = getattr(torch._decomp, "decompositions", None)
-    choose = getattr(decompositions, "select_one_layer_lstm_function", None)
     one_layer = getattr(decompositions, "one_layer_lstm", None)
-    if choose is None or one_layer is None:
+    if one_layer is None or not hasattr(decompositions, "select_one_layer_lstm_function"):
         return  # then a body with an LSTM is a loop
 
     def in_parts(input: Any, hidden: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -134,11 +128,10 @@ def _let_bodies_have_lstm_in_parts() -> None:
         # torch 2.9 leaves a dimension in the state
         return output, tuple(s.reshape(h.shape) for s, h in zip(state, hidden, strict=True))
 
-    @functools.wraps(choose)
-    def outside_bodies(*args: Any, **kwargs: Any) -> Any:
+    def chosen(choose: Any, *args: Any, **kwargs: Any) -> Any:
         return in_parts if _state.lstm_in_parts else choose(*args, **kwargs)
 
-    setattr(decompositions, "select_one_layer_lstm_function", outside_bodies)  # noqa: B010
+    wrap(decompositions, select_one_layer_lstm_function=chosen)
 
 
 _let_bodies_have_lstm_in_parts()
@@ -150,17 +143,15 @@ def _let_fused_cells_have_no_biases() -> None:
     Torch 2.15 has it right, and there nothing changes.
     """
     registrations = sys.modules.get("torch._meta_registrations")
-    check = getattr(registrations, "rnn_cell_checkSizes", None)
-    if check is None:
+    if not hasattr(registrations, "rnn_cell_checkSizes"):
         return  # then a body with such a cell is a loop
 
-    @functools.wraps(check)
-    def without_biases(gates: Any, hidden: Any, bias: Any, other: Any, *rest: Any) -> None:
+    def checked(check: Any, gates: Any, hidden: Any, bias: Any, other: Any, *rest: Any) -> None:
         if bias is None and other is None and gates.ndim == 2:
             bias = other = gates.new_empty(gates.shape[1])
         check(gates, hidden, bias, other, *rest)
 
-    setattr(registrations, "rnn_cell_checkSizes", without_biases)  # noqa: B010
+    wrap(registrations, rnn_cell_checkSizes=checked)
 
 
 _let_fused_cells_have_no_biases()

@@ -6,7 +6,6 @@ Imported on first use of an XLA tensor only.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -184,13 +183,12 @@ def advance_random_state(draws: int) -> None:
 
 def before_openxla_compiles(prepare: Callable[[torch.fx.GraphModule], None]) -> None:
     """Let ``prepare`` change every graph that the openxla backend is about to compile."""
-    extract = bridge.extract_compiled_graph
 
-    def extract_prepared(xla_model: torch.fx.GraphModule, xla_args: Any) -> Any:
+    def extract_prepared(extract: Any, xla_model: torch.fx.GraphModule, xla_args: Any) -> Any:
         prepare(xla_model)
         return extract(xla_model, xla_args)
 
-    bridge.extract_compiled_graph = extract_prepared
+    wrap(bridge, extract_compiled_graph=extract_prepared)
 
 
 def let_fakes_describe_wrapped_tensors() -> None:
@@ -213,16 +211,16 @@ def let_fakes_describe_wrapped_tensors() -> None:
 
 def let_fakes_know_the_device() -> None:
     """Put fakes on "xla" on "xla:0", as on "cuda", because torch would not let the two meet."""
-    new: Any = FakeTensor.__new__
 
-    @functools.wraps(new)
-    def with_index(cls: Any, mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+    def with_index(
+        new: Any, cls: Any, mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         made = new(cls, mode, elem, device, *args, **kwargs)
         if made.fake_device.type == "xla" and made.fake_device.index is None:
             made.fake_device = torch.device("xla", 0)
         return made
 
-    FakeTensor.__new__ = with_index  # type: ignore[method-assign, assignment]
+    wrap(FakeTensor, __new__=with_index)
 
 
 def let_composites_have_derivatives() -> None:

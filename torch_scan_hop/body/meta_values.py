@@ -19,6 +19,7 @@ from torch_scan_hop._torch.fakes import FakeTensor, FakeTensorMode
 from torch_scan_hop._torch.operators import OpOverload
 from torch_scan_hop._torch.sizes import are_all_known_equal
 from torch_scan_hop._torch.tracing import replaying, unwrap_functional
+from torch_scan_hop.body.step_examples import like
 from torch_scan_hop.signature import results_of
 
 
@@ -126,12 +127,7 @@ def _in_one_mode(args: Any, kwargs: Any, recorded: Any) -> tuple[Any, Any, FakeT
     mode = modes.pop() if len(modes) == 1 else FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or getattr(value, "fake_mode", None) is mode:
-            return value
-        with replaying(mode):
-            return torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=value.device
-            )
+        return value if getattr(value, "fake_mode", None) is mode else like(mode, value)
 
     args, kwargs = pytree.tree_map(fake, (args, kwargs))
     return args, kwargs, mode
@@ -139,11 +135,11 @@ def _in_one_mode(args: Any, kwargs: Any, recorded: Any) -> tuple[Any, Any, FakeT
 
 def check_results(graph: fx.Graph, expected: Sequence[torch.Tensor]) -> None:
     """Check that a rewrite returns results of the same form; others are a mistake of ours."""
-    for k, (node, like) in enumerate(zip(results_of(graph), expected, strict=True)):
+    for k, (node, wanted) in enumerate(zip(results_of(graph), expected, strict=True)):
         if node is None:  # nothing reads it
             continue
         value = node.meta["val"]
-        pairs = zip(value.shape, like.shape, strict=False)
+        pairs = zip(value.shape, wanted.shape, strict=False)
         differ = any(isinstance(n, int) and isinstance(m, int) and n != m for n, m in pairs)
-        if value.dtype is not like.dtype or value.dim() != like.dim() or differ:
-            raise AssertionError(f"result {k} of a rewrite is {value}, which should be as {like}")
+        if value.dtype is not wanted.dtype or value.dim() != wanted.dim() or differ:
+            raise AssertionError(f"result {k} of a rewrite is {value}, which should be as {wanted}")

@@ -21,7 +21,7 @@ from torch import fx
 
 from torch_scan_hop._torch.impure import erase_unread
 from torch_scan_hop._torch.operators import OpOverload
-from torch_scan_hop._torch.sizes import likely_value
+from torch_scan_hop._torch.sizes import likely_bytes
 from torch_scan_hop.body.meta_values import call_recorded, replace, value_of
 from torch_scan_hop.body.node_kinds import addends, is_tensor_node, is_view, viewed
 from torch_scan_hop.body.operator_table import operators
@@ -140,7 +140,7 @@ def _rewrite_additions(graph: fx.Graph, total_of: Callable[[Any, Any], fx.Node |
 
 def is_large(value: torch.Tensor) -> bool:
     """Return True if copying ``value`` takes longer than one or two calls that avoid the copy."""
-    return likely_value(value.numel()) * value.element_size() >= LARGE_BYTES
+    return likely_bytes(value) >= LARGE_BYTES
 
 
 def _is_zero(node: Any) -> bool:

@@ -1,6 +1,7 @@
 """Choose what the loop's source calls for each operator, and which calls write where.
 
-Some get a place to write to, and others write to a part of a value where it lies.
+Some get a place to write to, others write to a part of a value where it lies, and some compute
+where they did in the step before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_scan_hop._torch.sizes import likely_bytes
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.body.node_kinds import viewed
 from torch_scan_hop.body.part_writes import PART_OF, WRITE_OF, is_fresh, is_large, writes_in_place
@@ -223,3 +225,39 @@ def _pays(write: fx.Node) -> bool:
     Python's ``value[i] = source``."""
     example = value_of(write)
     return example.device.type == "cpu" and (is_large(example) or is_written_at_one_place(write))
+
+
+# --- small values that the next step computes in the same memory ---
+
+# new memory costs a small operator a quarter of its time
+SMALL_BYTES = 2**16
+MOST_BYTES = 2**19  # of all of them, which is what caches hold
+
+
+def renewed_values(
+    graph: fx.Graph,
+    carry: Collection[fx.Node],
+    may_be: Callable[[fx.Node], bool],
+    is_new: Callable[[fx.Node], bool],
+) -> list[fx.Node]:
+    """Return those that ``may_be`` and whose memory no carry shares, which the next step reads.
+
+    A node that ``is_new`` shares no memory with its operands.
+    """
+    shared = {*carry}
+    for node in reversed(graph.nodes):
+        if node in shared and not is_new(node):
+            shared.update(node.all_input_nodes)
+    found = []
+    room = MOST_BYTES
+    for node in graph.nodes:
+        if node not in shared and may_be(node) and _is_small(value_of(node)):
+            room -= likely_bytes(value_of(node))
+            if room < 0:
+                break
+            found.append(node)
+    return found
+
+
+def _is_small(value: torch.Tensor) -> bool:
+    return value.device.type == "cpu" and likely_bytes(value) <= SMALL_BYTES

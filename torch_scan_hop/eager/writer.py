@@ -41,8 +41,8 @@ from torch_scan_hop.eager.calls import (
     calls_in_place,
     can_write_to,
     parts_read_in_place,
+    renewed_values,
 )
-from torch_scan_hop.eager.renewed import renewed_values
 from torch_scan_hop.signature import Signature
 
 

@@ -61,7 +61,10 @@ class _Describer:
             work=work_of(pairs, site, self._returned(), self.limits),
             block=length if length < n else None,
             note="" if self.planned else "no rewrites: they would cost more than so few steps",
-            nested=self._nested(),
+            nested=tuple(
+                loop_of(site_of(node, body, self.text_of, node.name), node.name, self.limits)
+                for node, body in scans_in(self.plan.original)
+            ),
         )
 
     def _operator(self, node: fx.Node, cost: Cost) -> Operator:
@@ -112,12 +115,6 @@ class _Describer:
         """Return how many bytes the loop returns."""
         ys = sum(nbytes_of(recorded(y)) for y in self.plan.outputs.ys)
         return sum(map(nbytes_of, self.site.operands.carry)) + self.site.n_steps * ys
-
-    def _nested(self) -> tuple[Loop, ...]:
-        return tuple(
-            loop_of(site_of(node, body, self.text_of, node.name), node.name, self.limits)
-            for node, body in scans_in(self.plan.original)
-        )
 
 
 def _is_operator(node: fx.Node) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_scan_hop._torch.sizes import likely_value
+from torch_scan_hop._torch.sizes import likely_bytes, likely_value
 from torch_scan_hop.capture.replay import closure_of, names_of
 from torch_scan_hop.capture.steady import STEADY
 from torch_scan_hop.op import ScanOperator, scans_in
@@ -181,6 +181,4 @@ def renamed(site: Site, carry: Sequence[str], xs: Sequence[str], ys: Sequence[st
 
 
 def nbytes_of(value: Any) -> int:
-    if not isinstance(value, torch.Tensor):
-        return 0
-    return likely_value(value.numel()) * value.element_size()
+    return likely_bytes(value) if isinstance(value, torch.Tensor) else 0

@@ -25,6 +25,7 @@ from torch_scan_hop import legality
 from torch_scan_hop.body.meta_values import placeholder, value_of
 from torch_scan_hop.body.node_kinds import is_view, viewed
 from torch_scan_hop.body.part_writes import PART_OF, WRITE_OF, is_large, writes_in_place
+from torch_scan_hop.body.step_examples import slice_like
 from torch_scan_hop.op import scan_op
 from torch_scan_hop.rewrites.accumulate import added_terms
 from torch_scan_hop.signature import Inputs, results_of
@@ -80,10 +81,7 @@ class _Writer:
         strides = [
             self.size(whole, s, aten.sym_stride.int, d + 1) for d, s in enumerate(full.stride()[1:])
         ]
-        with self.fake_mode:
-            value = torch.empty_strided(
-                full.shape[1:], full.stride()[1:], dtype=full.dtype, device=full.device
-            )
+        value = slice_like(self.fake_mode, full)
         return self.call(aten.as_strided.default, (whole, sizes, strides, offset), value)
 
     def write(self, node: fx.Node, env: dict[fx.Node, fx.Node]) -> fx.Node:

@@ -30,6 +30,7 @@ from torch_scan_hop._torch.inductor_passes import decompose_mutating_operators
 from torch_scan_hop._torch.inductor_values import is_unrealized, shifted_by_one
 from torch_scan_hop.body.carries_in import is_in_graph
 from torch_scan_hop.body.meta_values import value_of
+from torch_scan_hop.body.step_examples import contiguous_like, like
 from torch_scan_hop.inductor import watch
 from torch_scan_hop.inductor.body import StepExamples, added_to, destination_passing, partly_written
 from torch_scan_hop.inductor.kernels import is_product, kernel_of
@@ -50,20 +51,10 @@ def _is_zeros(argument: Any) -> bool:
     return str(argument.args[1]) in ("0", "0.0", "False")
 
 
-def _at_offset_zero(value: Any, contiguous: bool = False) -> Any:
-    """Return a fake like ``value`` with offset 0: the view that is handed over has the offset."""
-    if not isinstance(value, torch.Tensor):
+def _realized(value: Any, example: Any) -> Any:
+    if not isinstance(example, torch.Tensor):
         return value
-    with fake_mode():
-        if contiguous:
-            return torch.empty(value.shape, dtype=value.dtype, device=value.device)
-        return torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device=value.device
-        )
-
-
-def _realized(value: Any, like: Any) -> Any:
-    return with_exact_strides(value, like.stride()) if isinstance(like, torch.Tensor) else value
+    return with_exact_strides(value, example.stride())
 
 
 def lower_carries_in(stack: Any, init: Any, _after: Any, reverse: bool) -> Any:
@@ -85,12 +76,13 @@ def lower_to_loop_or_kernel(
     given: Inputs[Any] = Inputs(*current_node().args[1:4])  # type: ignore[arg-type]
     results = value_of(current_node())
     examples = _examples(given.map(value_of), results[len(init) :])
-    likes = examples.inputs.flat()
     values = [*init, *xs, *additional_inputs]
     # the carries into steps of another scan: a kernel computes them where it reads them
     operands = [
-        value if is_in_graph(argument) and is_unrealized(value) else _realized(value, like)
-        for argument, value, like in zip(given.flat(), values, likes, strict=True)
+        value if is_in_graph(argument) and is_unrealized(value) else _realized(value, example)
+        for argument, value, example in zip(
+            given.flat(), values, examples.inputs.flat(), strict=True
+        )
     ]
     into = into or [None] * len(results)
     split = given.signature.split_inputs(operands)
@@ -110,7 +102,7 @@ def _counted_loop(call: ScanCall, name: str, init: Sequence[Any], is_replayed: b
     """Lower to a counted loop; ``init``: the graph's nodes of the carries' first values."""
     examples = call.examples
     pairs = zip(call.operands.flat(), examples.inputs.flat(), strict=True)
-    operands = [_realized(value, like) if is_unrealized(value) else value for value, like in pairs]
+    operands = [_realized(value, own) if is_unrealized(value) else value for value, own in pairs]
     written = partly_written(call.body, examples)
     in_place = [*added_to(call.body, examples, is_product), *written]
     writes = [write for chain in written.values() for write in chain]
@@ -128,13 +120,14 @@ def _counted_loop(call: ScanCall, name: str, init: Sequence[Any], is_replayed: b
 
 
 def _examples(values: Inputs[Any], ys: Sequence[Any]) -> StepExamples:
-    index = fresh_loop_index()
+    """Return fakes of whole inputs and outputs; the views that are handed over have the offsets."""
+    mode, index = fake_mode(), fresh_loop_index()
     inputs = Inputs(
-        [_at_offset_zero(c, contiguous=True) for c in values.carry],
-        [_at_offset_zero(x) for x in values.xs],
-        [_at_offset_zero(a) for a in values.additional],
+        [contiguous_like(mode, c) for c in values.carry],
+        [like(mode, x) for x in values.xs],
+        [like(mode, a) for a in values.additional],
     )
-    return StepExamples(index, inputs, [_at_offset_zero(y, contiguous=True) for y in ys])
+    return StepExamples(index, inputs, [contiguous_like(mode, y) for y in ys])
 
 
 class ScanLoop(ScanNode):

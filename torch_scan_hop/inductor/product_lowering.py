@@ -1,10 +1,10 @@
-"""A body with products as values, whatever the device: a product is recorded."""
+"""A body with products, and reductions, as values, whatever the device: a product is recorded."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -12,15 +12,18 @@ import torch
 from torch import fx
 
 from torch_scan_hop._torch.inductor_inline import InlineLowering
+from torch_scan_hop._torch.inductor_reductions import reductions_made_by
 from torch_scan_hop._torch.inductor_values import (
     Reads,
     bounds_of,
     handled_by,
+    is_tensor,
     masked,
     ops,
     pointwise_like,
 )
 from torch_scan_hop._torch.replaced import replaced
+from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.step import lane_symbols, plain_symbol
 
 aten = torch.ops.aten
@@ -36,6 +39,16 @@ class ProductLowering(InlineLowering):
         self._ranges: dict[Any, Any] | None = None
         #: variables of a kernel whose sizes are known
         self.sizes: dict[Any, Any] = {}
+
+    def lower(self, inputs: Sequence[Any]) -> list[Any]:
+        with reductions_made_by(self.reduced):
+            results = super().lower(inputs)
+        if not all(map(is_tensor, results)):
+            raise Refusal("a result that is no tensor")
+        return results
+
+    def apply(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.call_function(target, args, kwargs)
 
     @contextlib.contextmanager
     def ranges_of_indices(self, lanes: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
@@ -54,6 +67,10 @@ class ProductLowering(InlineLowering):
     def product(self, left: Any, weight: Any) -> Any:
         """Return what stands for ``left @ weight``; NotPointwise if nothing can."""
         raise NotImplementedError
+
+    def reduced(self, how: Mapping[str, Any]) -> Any:
+        """Return what stands for a reduction of Inductor's; None for one that needs a buffer."""
+        return None
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is aten.mm.default:

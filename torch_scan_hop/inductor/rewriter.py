@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from torch_scan_hop.inductor.scalars.entries import Lanes
 from torch_scan_hop.inductor.scalars.interpreter import FEW_OPERATORS, MOST_OPERATORS
 from torch_scan_hop.inductor.scalars.rewrite import WrittenOut, lanes_of
 from torch_scan_hop.inductor.seeds import find_seeds
-from torch_scan_hop.op import ScanOptions, call_scan
+from torch_scan_hop.op import Body, ScanOptions, call_scan
 from torch_scan_hop.rewrites import ScanPlan, current_options
 from torch_scan_hop.rewrites.blocks import scan_of_blocks, whole_block_length
 from torch_scan_hop.rewrites.classify import is_write, nbytes
@@ -87,21 +88,14 @@ class ScanRewriter:
         if not writes or {node.target.namespace for node in writes} != {"aten"}:
             return  # functionalize does not take the operators of other libraries
         step = functionalize(self.body, remove="mutations")
-        self._replace_by(
-            lambda *flat: call_scan(step, self._joined(flat), self.options), "make_functional"
-        )
+        self._replace_by_scan("make_functional", step)
 
     def draw_seeds(self) -> None:
         """Replace a scan whose steps draw seeds by one that is given them."""
         found = find_seeds(self.body, self.signature)
-        if found is None:
-            return
-
-        def run(*flat: Any) -> Any:
-            inputs = found.inputs(self._joined(flat), self.options.reverse)
-            return call_scan(found.step, inputs, self.options)
-
-        self._replace_by(run, "draw_seeds")
+        if found is not None:
+            inputs = functools.partial(found.inputs, reverse=self.options.reverse)
+            self._replace_by_scan("draw_seeds", found.step, inputs)
 
     def split_carry(self) -> bool:
         """Split a carry that is put together from parts, where a kernel may have them apart."""
@@ -109,12 +103,7 @@ class ScanRewriter:
         found = find_split_carry(self.body, self.signature) if self.on_gpu and has_steps else None
         if found is None or not current_options().one_kernel:
             return False
-
-        def run(*flat: Any) -> list[Any]:
-            inputs = found.inputs(self._joined(flat))
-            return found.joined(call_scan(found.step, inputs, self.options))
-
-        self._replace_by(run, "split_carry")
+        self._replace_by_scan("split_carry", found.step, found.inputs, found.joined)
         return True
 
     def rewrite(self) -> None:
@@ -175,12 +164,8 @@ class ScanRewriter:
                 continue
             return
         if in_loops and (after.checks or body is not after.body):
-
-            def checked(*flat: Any) -> list[Any]:
-                found = call_scan(body, self._joined(flat), self.options)
-                return after.checked(found, self.options.reverse)
-
-            self._replace_by(checked, "checks_after")
+            checked = functools.partial(after.checked, reverse=self.options.reverse)
+            self._replace_by_scan("checks_after", body, results=checked)
 
     def _groups(self, flat: Sequence[Any]) -> Inputs[Any]:
         """Return the scan's inputs; xs that are carries into steps stay such."""
@@ -203,13 +188,8 @@ class ScanRewriter:
         pairs = [*zip([*roles.xs, *roles.additional], [*slices, *whole], strict=True)]
         pairs += [(n, value_of(n).new_empty(value_of(n).shape).stride()) for n in roles.carry]
         read = [(value_of(n), stride) for n, stride in pairs if n.users and stride is not None]
-        if all(are_all_known_equal(value.stride(), stride) for value, stride in read):
-            return
-
-        def run(*flat: Any) -> Any:
-            return call_scan(self.body, self._joined(flat), self.options)
-
-        self._replace_by(run, "retrace")
+        if not all(are_all_known_equal(value.stride(), stride) for value, stride in read):
+            self._replace_by_scan("retrace", self.body)
 
     def _block_length(self, plan: ScanPlan) -> Any:
         if self.on_gpu or not isinstance(self.trip_count, int):
@@ -220,6 +200,18 @@ class ScanRewriter:
             copied = [x for x in copied if plan.is_read_outside(x)]
         copied_bytes = sum(likely_value(nbytes(x)) for x in copied)
         return whole_block_length(plan, self.trip_count, copied_bytes)
+
+    def _replace_by_scan(
+        self,
+        name: str,
+        step: Body,
+        inputs: Callable[[Inputs[Any]], Inputs[Any]] = lambda given: given,
+        results: Callable[[Sequence[Any]], Any] = lambda found: found,
+    ) -> None:
+        """Put a scan of ``step`` in place of the scan; ``inputs`` and ``results`` say of what."""
+        self._replace_by(
+            lambda *flat: results(call_scan(step, inputs(self._joined(flat)), self.options)), name
+        )
 
     def _replace_by(self, run: Any, name: str) -> None:
         """Put ``run``, a function of the operands, in place of the scan."""

@@ -9,7 +9,6 @@ from typing import Any
 import sympy
 
 from torch_scan_hop._torch.inductor_values import bounds_of, handled_by, is_tensor, slice_at
-from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.matrix_lowering import MatrixLowering
 from torch_scan_hop.inductor.cpu.matrix_memory import Made, Scratch
 from torch_scan_hop.inductor.node import ScanCall
@@ -56,8 +55,6 @@ class MatrixBody:
         for value in call.operands.additional:
             given.append(self._input(value, self.at_start, len(given), shared))
         results = self.lowering.lower(given)
-        if not all(map(is_tensor, results)):
-            raise Refusal("a result that is no tensor")
         names = {scratch.name: k for k, scratch in enumerate(self.carry)}
         #: the scratch memory of each next carry, which is not that of another carry
         self.next = []

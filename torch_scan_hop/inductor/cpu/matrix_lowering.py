@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -15,6 +15,7 @@ import torch
 
 from torch_scan_hop._torch.inductor_cpp import Min
 from torch_scan_hop._torch.inductor_values import is_tensor, ops, pointwise_like
+from torch_scan_hop.body.operator_table import operators
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.cpu.matrix_rules import FACTORISATIONS, FactorLowering
 
@@ -40,8 +41,6 @@ class MatrixLowering(FactorLowering):
                 return self._view(*args)
         if target is aten.as_strided.default:
             raise Refusal("a view by strides")
-        if target in REDUCTIONS:
-            return self._reduced(target, *args, **kwargs)
         if target in _RULES:
             return _RULES[target](self, *args, **kwargs)
         return super().call_function(target, args, kwargs)
@@ -49,7 +48,13 @@ class MatrixLowering(FactorLowering):
     # --- sums ---
 
     def joined_terms(
-        self, like: Any, sizes: Sequence[Any], terms: Any, term: Callable[..., Any], join: Any
+        self,
+        like: Any,
+        sizes: Sequence[Any],
+        terms: Any,
+        term: Callable[..., Any],
+        join: Any,
+        dtype: torch.dtype | None = None,
     ) -> Any:
         if not isinstance(terms, (int, sympy.Integer)) or not 0 < terms <= MOST_TERMS:
             raise Refusal(f"a sum of {terms} terms")
@@ -57,48 +62,30 @@ class MatrixLowering(FactorLowering):
         def inner_fn(index: Sequence[Any]) -> Any:
             return functools.reduce(join, (term(index, k) for k in range(int(terms))))
 
-        found = pointwise_like(like, inner_fn, sizes)
+        found = pointwise_like(like, inner_fn, sizes, dtype)
         self.compute_once(found)
         return found
 
-    def _reduced(
-        self, target: Any, source: Any, dims: Any = None, keepdim: bool = False, **kwargs: Any
-    ) -> Any:
-        sizes = list(source.get_size())
-        if target in _OF_BOOLS:
-            source = self.apply(aten.ne.Scalar, source, 0)
-        elif target in _SUMS and not source.get_dtype().is_floating_point:
-            source = super().call_function(
-                prims.convert_element_type.default, (source, torch.int64), {}
-            )
-        if kwargs.get("dtype", None) not in (None, source.get_dtype()):
-            raise Refusal("a sum in another dtype")
-        if source.get_dtype() in (torch.float16, torch.bfloat16):
-            raise Refusal(f"a reduction of {source.get_dtype()}")
-        rank = len(sizes)
-        dims = range(rank) if dims is None or dims == [] else dims
-        dims = [dims] if isinstance(dims, int) else dims
-        folded = sorted({d % max(rank, 1) for d in dims}) if rank else []
-        if self.varies(sizes) and 0 in folded:
-            raise Refusal("a sum over lanes")
-        count = sympy.prod([sizes[d] for d in folded])
-        load = source.make_loader()
-        kept = [sympy.Integer(1) if d in folded else n for d, n in enumerate(sizes)]
+    def reduced(self, how: Mapping[str, Any]) -> Any:
+        join, sizes, dtype = (
+            _JOINS.get(how["reduction_type"]),
+            how["reduction_ranges"],
+            how["dst_dtype"],
+        )
+        if join is None:
+            return None
+        if dtype in (torch.float16, torch.bfloat16):
+            raise Refusal(f"a reduction of {dtype}")
 
         def term(index: Sequence[Any], k: int) -> Any:
-            own = list(index)
-            for d in reversed(folded):
-                k, own[d] = divmod(k, int(sizes[d]))
-            return load([sympy.sympify(i) for i in own])
+            own: list[Any] = []
+            for size in reversed(sizes):
+                k, i = divmod(k, int(size))
+                own.insert(0, sympy.Integer(i))
+            return how["inner_fn"](index, own)
 
-        found = self.joined_terms(source, kept, count, term, REDUCTIONS[target])
-        if target in (aten.mean.default, aten.mean.dim):
-            found = self.apply(aten.div.Tensor, found, int(count))
-        if keepdim or not folded:
-            return found
-        for d in reversed(folded):
-            found = super().call_function(aten.squeeze.dim, (found, d), {})
-        return found
+        count = sympy.prod(sizes)
+        return self.joined_terms(how["input_node"], how["ranges"], count, term, join, dtype)
 
     def diagonal_scatter(
         self, whole: Any, diagonal: Any, offset: int = 0, dim1: int = 0, dim2: int = 1
@@ -171,17 +158,17 @@ _RULES = {
     aten.diagonal_scatter.default: MatrixLowering.diagonal_scatter,
 }
 
-_SUMS = {aten.sum.default, aten.sum.dim_IntList}
-_OF_BOOLS = {aten.any.default, aten.any.dim, aten.any.dims}
-
-REDUCTIONS: dict[Any, Any] = {
-    **dict.fromkeys(_OF_BOOLS, ops.logical_or),
-    **dict.fromkeys(_SUMS, ops.add),
-    aten.amax.default: ops.maximum,
-    aten.amin.default: ops.minimum,
-    aten.mean.default: ops.add,
-    aten.mean.dim: ops.add,
-    aten.prod.dim_int: ops.mul,
+REDUCTIONS = {
+    *operators("reduction"),
+    *(aten.any.default, aten.any.dim, aten.any.dims, aten.prod.dim_int),
+}
+#: for Inductor's kinds of them: what joins two terms
+_JOINS: dict[str, Any] = {
+    "any": ops.logical_or,
+    "max": ops.maximum,
+    "min": ops.minimum,
+    "prod": ops.mul,
+    "sum": ops.add,
 }
 
 #: Operators that write into a copy of a value, or turn it round, by an index.

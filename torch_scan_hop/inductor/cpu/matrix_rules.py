@@ -18,9 +18,6 @@ _FLOATS = (torch.float32, torch.float64)
 class FactorLowering(EntriesLowering):
     """A body whose factorisations and solves are calls."""
 
-    def apply(self, target: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.call_function(target, args, kwargs)
-
     def _turned(self, matrix: Any) -> Any:
         rank = len(matrix.get_size())
         return self.apply(aten.permute.default, matrix, [*range(rank - 2), rank - 1, rank - 2])

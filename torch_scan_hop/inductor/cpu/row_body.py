@@ -18,7 +18,6 @@ from torch_scan_hop._torch.inductor_values import (
     bounds_of,
     handled_by,
     handler_at_hand,
-    is_tensor,
     storage_of,
     tensor_of,
 )
@@ -89,8 +88,6 @@ class RowBody:
         self._lowering = RowLowering(call.body)
         results = self._lowering.lower(step_inputs(call.operands, index))
         self.products = self._lowering.products
-        if not all(map(is_tensor, results)):
-            raise Refusal("a result that is no tensor")
         self.rows = results[0].get_size()[0]
         self.stores: list[Store] = []
         for k, (place, value) in enumerate(zip(self.carry, results[:n], strict=True)):

@@ -11,9 +11,8 @@ a kernel, to run it (Triton's interpreter takes tensors on the CPU) or to compil
 ``composition`` the code that composes steps
 ``row_frame``   the rows of carries, and which sizes go with them
 ``row_body``    their step, as blocks as wide as the carry, numbers of each row, and squares of it
-``reductions``  the code of a reduction
 ``row_programs`` how many rows a program has
-``row_ops``     what a step reads of carries, products and reductions
+``row_ops``     what a step reads of carries, products and reductions, and the code of those
 ``row_code``    bodies with products, or reductions of rows: a program takes a block of rows
                 through all steps
 ``launch``      a kernel's text and arguments, the lanes of a program, the call in the wrapper

@@ -18,8 +18,7 @@ from typing import Any
 import sympy
 import torch
 
-from torch_scan_hop._torch.inductor_reductions import reductions_made_by
-from torch_scan_hop._torch.inductor_values import is_tensor, named_buffer, storage_of, tensor_of
+from torch_scan_hop._torch.inductor_values import named_buffer, storage_of, tensor_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.gpu.row_frame import Frame, frame_of
 from torch_scan_hop.inductor.node import ScanCall
@@ -76,10 +75,6 @@ class RowLowering(ProductLowering):
         self.frame = frame
         self.reductions: list[Reduction] = []
 
-    def lower(self, inputs: Sequence[Any]) -> list[Any]:
-        with reductions_made_by(self._reduced):
-            return super().lower(inputs)
-
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target in (aten.var_mean.correction, aten.var.correction):
             pair = self._variance_and_mean(*args, **kwargs)
@@ -124,7 +119,7 @@ class RowLowering(ProductLowering):
             raise Refusal(f"a value of {value.get_size()}, {self._no_blocks()}")
         return [(value, k * self.frame.width) for k in range(count)]
 
-    def _reduced(self, how: Mapping[str, Any]) -> Any:
+    def reduced(self, how: Mapping[str, Any]) -> Any:
         """Return what stands for a reduction; None for one that is not of rows."""
         ranges, kind = how["ranges"], how["reduction_type"]
         blocks = self.frame.blocks_of((*self.frame.lead, *how["reduction_ranges"]))
@@ -165,22 +160,17 @@ class RowLowering(ProductLowering):
         self, value: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False
     ) -> tuple[Any, Any]:
         """Pass over the row twice: it is in registers. In float32 at least, as Inductor's."""
-        call = super().call_function
-        kind = value.get_dtype()
+        kind, convert = value.get_dtype(), prims.convert_element_type.default
         if kind in (torch.bfloat16, torch.float16):
-            value = call(prims.convert_element_type.default, (value, torch.float32), {})
-        mean = call(aten.mean.dim, (value, dims, True), {})
-        distance = call(aten.sub.Tensor, (value, mean), {})
-        squares = call(aten.mul.Tensor, (distance, distance), {})
-        total = call(aten.sum.dim_IntList, (squares, dims, keepdim), {})
+            value = self.apply(convert, value, torch.float32)
+        mean = self.apply(aten.mean.dim, value, dims, True)
+        distance = self.apply(aten.sub.Tensor, value, mean)
+        squares = self.apply(aten.mul.Tensor, distance, distance)
+        total = self.apply(aten.sum.dim_IntList, squares, dims, keepdim)
         count = value.get_size()[-1] - (1 if correction is None else correction)
-        results = (
-            call(aten.div.Tensor, (total, float(max(0, count))), {}),
-            mean if keepdim else call(aten.mean.dim, (value, dims, False), {}),
-        )
-        convert = prims.convert_element_type.default
-        variance, mean = (call(convert, (result, kind), {}) for result in results)
-        return variance, mean
+        variance = self.apply(aten.div.Tensor, total, float(max(0, count)))
+        mean = mean if keepdim else self.apply(aten.mean.dim, value, dims, False)
+        return self.apply(convert, variance, kind), self.apply(convert, mean, kind)
 
     def _written(
         self, value: Any, part: Any, dim: int = 0, start: Any = 0, end: Any = None, step: int = 1
@@ -193,26 +183,24 @@ class RowLowering(ProductLowering):
             return super().call_function(scatter, (value, part, dim, start, end, step), {})
         first = slice(start, end).indices(int(size))[0]
         sides = [(0, first), (first + int(written), int(size))]
-        cut = functools.partial(super().call_function, aten.slice.Tensor, kwargs={})
-        before, after = ([cut(args=(value, dim, *side))] * (side[0] < side[1]) for side in sides)
+        cut = functools.partial(self.apply, aten.slice.Tensor, value, dim)
+        before, after = ([cut(*side)] * (side[0] < side[1]) for side in sides)
         return self._joined([*before, part, *after], dim)
 
     def _extreme_and_place(
         self, target: Any, value: Any, dim: int, keepdim: bool = False
     ) -> tuple[Any, Any]:
-        extreme, place = {
-            aten.max.dim: (aten.amax.default, aten.argmax.default),
-            aten.min.dim: (aten.amin.default, aten.argmin.default),
-        }[target]
-        call = super().call_function
-        return call(extreme, (value, [dim], keepdim), {}), call(place, (value, dim, keepdim), {})
+        is_greatest = target is aten.max.dim
+        extreme = aten.amax.default if is_greatest else aten.amin.default
+        place = aten.argmax.default if is_greatest else aten.argmin.default
+        found = self.apply(extreme, value, [dim], keepdim)
+        return found, self.apply(place, value, dim, keepdim)
 
     def _extreme_and_sum(self, value: Any, dim: int) -> tuple[Any, Any]:
         """Return the greatest value of a row, and the sum of exponentials below it."""
-        call = super().call_function
-        greatest = call(aten.amax.default, (value, [dim], True), {})
-        below = call(aten.exp.default, (call(aten.sub.Tensor, (value, greatest), {}),), {})
-        return greatest, call(aten.sum.dim_IntList, (below, [dim], True), {})
+        greatest = self.apply(aten.amax.default, value, [dim], True)
+        below = self.apply(aten.exp.default, self.apply(aten.sub.Tensor, value, greatest))
+        return greatest, self.apply(aten.sum.dim_IntList, below, [dim], True)
 
 
 def _buffer(name: str, device: Any, dtype: torch.dtype, sizes: Sequence[Any]) -> Any:
@@ -238,8 +226,6 @@ class RowBody:
         self.lowering = RowLowering(call.body, frame)
         results = self.lowering.lower(step_inputs(call.operands, call.index))
         self.products, self.reductions = self.lowering.products, self.lowering.reductions
-        if not all(map(is_tensor, results)):
-            raise Refusal("a result that is no tensor")
         sizes = [value.get_size() for value in results]
         self.numbers = {k: len(s) for k, s in enumerate(sizes) if frame.is_number(s)}
         self.squares = {

@@ -33,9 +33,8 @@ from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.errors import Refusal
 from torch_scan_hop.inductor.gpu.code import LANE, MASK, StepCode, indices
 from torch_scan_hop.inductor.gpu.launch import GpuKernel, Launch
-from torch_scan_hop.inductor.gpu.reductions import of_row
 from torch_scan_hop.inductor.gpu.row_body import REDUCED, Product, RowBody
-from torch_scan_hop.inductor.gpu.row_ops import RowOps
+from torch_scan_hop.inductor.gpu.row_ops import RowOps, of_row
 from torch_scan_hop.inductor.gpu.row_programs import (
     WARPS,
     precision_of,

@@ -1,16 +1,19 @@
-"""The operators of a step of rows: what it reads of carries, products and reductions."""
+"""The operators of a step of rows: what it reads of carries, products and reductions; and the code
+of a reduction."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sympy
+import torch
 
-from torch_scan_hop._torch.inductor_triton import TritonLines
+from torch_scan_hop._torch.inductor_triton import TritonLines, compute_type
 from torch_scan_hop._torch.inductor_values import handler_at_hand
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.gpu.row_body import PRODUCT, REDUCED
+from torch_scan_hop.inductor.gpu.row_body import PRODUCT, REDUCED, Reduction
 from torch_scan_hop.inductor.lane_body import READS_ELSEWHERE
 from torch_scan_hop.inductor.step import StepOps
 
@@ -71,3 +74,52 @@ class RowOps(StepOps):
             row = row * size + position
         distance = sympy.expand(index - row * width - (0 if is_number else own))
         return distance if isinstance(distance, (int, sympy.Integer)) else None
+
+
+# --- the code of a reduction: columns are in registers, and beside them padding ---
+
+_CODE = {
+    "sum": "tl.sum({}, 1)",
+    "prod": "triton_helpers.prod({}, 1)",
+    # a nan is the greatest and the least, as it is in torch
+    "max": "triton_helpers.max2({}, 1)",
+    "min": "triton_helpers.min2({}, 1)",
+    "argmax": "triton_helpers.max_with_index({}, {}, 1)[1]",
+    "argmin": "triton_helpers.min_with_index({}, {}, 1)[1]",
+}
+
+
+_OF_TWO = {
+    "sum": "({} + {})",
+    "prod": "({} * {})",
+    "max": "triton_helpers.maximum({}, {})",
+    "min": "triton_helpers.minimum({}, {})",
+    "any": "({} | {})",
+}
+
+
+def of_row(reduction: Reduction, elements: Sequence[str], inside: str, column: Any) -> str:
+    """Return the code that reduces the ``elements`` that are ``inside`` of a row; there are some
+    for each block of it, as wide as the frame."""
+    kind, dtype = reduction.kind, reduction.dtype
+    element = functools.reduce(lambda a, b: _OF_TWO[kind].format(a, b), elements)
+    if kind == "any":
+        return f"(tl.max(tl.where({inside}, {element}, 0).to(tl.int32), 1) > 0)"
+    values = f"tl.where({inside}, {element}, {_neutral(kind, dtype)}).to({compute_type(dtype)})"
+    if kind.startswith("arg"):
+        # padding is after all columns, and the first of equals is taken
+        return _CODE[kind].format(values, f"{column}.to(tl.int64)")
+    return _CODE[kind].format(values)
+
+
+def _neutral(kind: str, dtype: torch.dtype) -> str:
+    """Return the value that changes nothing."""
+    if kind in ("sum", "prod"):
+        return "0" if kind == "sum" else "1"
+    is_greatest = kind.endswith("max")
+    if dtype.is_floating_point:
+        return f"float('{'-' if is_greatest else ''}inf')"
+    if dtype is torch.bool:
+        return "0" if is_greatest else "1"
+    info = torch.iinfo(dtype)
+    return str(info.min if is_greatest else info.max)
