@@ -152,3 +152,50 @@ def test_what_autograd_has_saved_before_is_as_it_was():
         scan(cell, torch.zeros(3), torch.zeros(0, 3))
     y.sum().backward()
     assert w.grad.tolist() == [1, 1, 1]
+
+
+def writes_x(module, w):
+    def cell(c, x):
+        module.b.copy_(x)
+        return c + w * x, c
+
+    return cell
+
+
+def averages(module, w):
+    def cell(c, x):
+        module.b.mul_(0.9).add_(x * w)
+        module.d["mean"] = module.b
+        return c + module.b, c
+
+    return cell
+
+
+def normalizes(module, w):
+    def cell(c, x):
+        y = module.norm(torch.stack([c, c + x]))
+        return c * w + y[0], y
+
+    return cell
+
+
+@pytest.mark.parametrize("make", [writes_x, averages, normalizes])
+@pytest.mark.parametrize("mode", ["eager", "compiled", "aot_eager"])
+def test_a_captured_scan_of_no_steps_changes_nothing(make, mode):
+    module, w = Model(), torch.ones(3, requires_grad=True)
+    cell, xs = make(module, w), torch.zeros(0, 3, requires_grad=True)
+
+    def run(init):
+        return scan(cell, init, xs, compile=mode == "compiled")
+
+    if mode == "aot_eager":
+        run = torch.compile(run, backend=mode, fullgraph=True)
+    buffers = [*module.buffers()]
+    versions = [v._version for v in buffers]
+    with fallback("error"):
+        carry, _ = run(torch.ones(3))
+    assert all(
+        a is b and not a.requires_grad for a, b in zip(module.buffers(), buffers, strict=True)
+    )
+    assert [v._version for v in buffers] == versions and module.d == {"a": 0}
+    assert not carry.requires_grad and carry.tolist() == [1, 1, 1]
