@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,9 @@ from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.objects import attribute_of, spec_of
 from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop._torch.symbols import is_unknown_number
+from torch_scan_hop.errors import COUNTS_FAR, is_far
 
 try:
     from torch._dynamo.variables.sets import SetVariable
@@ -70,8 +72,6 @@ def refused_change(what: str, line: str) -> Unsupported:
     )
 
 
-#: what steps add to such an int does not leave 64 bits: ``capture.number_domains`` checks others
-_FAR = 2**62
 #: dicts in which a module has what is assigned to its attributes
 _OF_MODULES = ("_buffers", "_parameters", "_modules")
 _CONTAINERS = (BaseListVariable, ConstDictVariable)
@@ -185,7 +185,7 @@ class Place:
     def check(self, part: VariableTracker) -> None:
         """Raise Unsupported if ``part`` of what is left there cannot be carried."""
         is_numpys = isinstance(part.realize(), NumpyNdarrayVariable)  # a tensor to Dynamo
-        self._check_size(number_of(part))
+        check_start([number_of(part)], f"{self}, at {self.line},")
         if is_number(part) or (tensor_of(part) is not None and not is_numpys):
             return
         python_type = part.realize().python_type()
@@ -197,15 +197,6 @@ class Place:
             kind = "value of NumPy"
             advice = "Keep a tensor there, as torch.from_numpy(array), or a Python number."
         raise Unsupported(f"the body leaves a {kind} in {self}, at {self.line}. {advice}")
-
-    def _check_size(self, number: Any) -> None:
-        """Raise Unsupported for an int from which a step may count past what a scalar holds."""
-        if isinstance(number, (int, torch.SymInt)) and not is_unknown_number(number):
-            if not -_FAR < number < _FAR:
-                raise Unsupported(
-                    f"the body counts in {self}, at {self.line}, from an int of more than 62 bits, "
-                    "and what a scan carries has 64. Keep a smaller number, or return it in ys"
-                )
 
     def check_owner(self) -> None:
         """Raise Unsupported for a global variable that Dynamo does not find again in the next step,
@@ -260,6 +251,15 @@ def number_of(variable: VariableTracker | None) -> int | float | None:
         return None
     value = variable.as_python_constant()
     return value if type(value) in (int, float) else None
+
+
+def check_start(numbers: Iterable[Any], where: str = "init") -> None:
+    """Raise Unsupported for an int from which a step may count past what a scalar holds. What an
+    exported program has not as a constant is a size."""
+    kinds: Any = int if is_exporting() else (int, torch.SymInt)
+    for number in numbers:
+        if isinstance(number, kinds) and not is_unknown_number(number) and is_far(number):
+            raise Unsupported(COUNTS_FAR.format(where))
 
 
 def is_number(variable: VariableTracker | None) -> bool:
