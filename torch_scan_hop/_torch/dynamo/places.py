@@ -136,10 +136,10 @@ class Place:
         return f"item {name!r} of a {kind}" if self.is_item else f"attribute {name!r} of a {kind}"
 
     def settling(self) -> str:
-        """Return what the first step is on its own for, if :meth:`must_settle`. A list that is
-        filled changes so more than once."""
+        """Return what the first step is on its own for, if :meth:`must_settle`. A list or a tuple
+        that is filled changes so more than once."""
         before = None if self.before is None else self.before.realize()
-        if isinstance(before, ListVariable) and len(before.items) < MOST_TO_FILL:
+        if isinstance(before, (ListVariable, TupleVariable)) and len(before.items) < MOST_TO_FILL:
             return f"{self}, with {len(before.items)} items"
         return str(self)
 
@@ -234,6 +234,11 @@ class Place:
                 f"the body leaves {self} of another size at each step, at {self.line}, and what a "
                 "scan carries keeps its size. What no step reads may be appended to a list: "
                 "kept.append(h). Else write to a tensor of all steps, as table[n] = h"
+            )
+        if self.name == "training":
+            return Unsupported(
+                f"the body changes {self} from step to step, at {self.line}, and a scan traces a "
+                "step once. Compute both, and choose: torch.where(flag, F.dropout(h), h)"
             )
         return refused_change(str(self), self.line)
 
