@@ -207,7 +207,7 @@ SHIMS: dict[str, set[str]] = {
     "operator": {
         "captured_regions", "custom_functions", "fakes", "function_modes", "functorch_levels",
         "isolation", "modules", "operators", "selective_checkpoints", "sizes", "symbols",
-        "tracing", "transforms",
+        "tracing", "transforms", "writes",
     },
     "capture": {"dynamo.", "inference_regions", "symbols"},
     "own_scan": {"own_scan", "dynamo.torchs_scan"},

@@ -22,6 +22,19 @@ UNKNOWN_LENGTH = (
     "mask it: torch.where(torch.arange(n) < t, new, old)"
 )
 
+COUNTS_FAR = (
+    "the body counts in {} from an int of more than 62 bits, and what a scan carries has 64. "
+    "Keep a smaller number, and add the rest after the scan"
+)
+
+
+def is_far(number: int) -> bool:
+    """Return True for an int from which a step may count past what a scalar holds.
+
+    What steps add to others does not leave 64 bits: ``capture.number_domains`` checks the rest.
+    """
+    return not -(2**62) < number < 2**62
+
 
 class ScanTypeError(TypeError):
     """A wrong kind of argument to :func:`torch_scan_hop.scan`."""

@@ -6,11 +6,13 @@ traced (print, pdb, data-dependent ``if``).
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 
 from torch_scan_hop import tree
+from torch_scan_hop._torch.capabilities import why_off
 from torch_scan_hop._torch.references import pass_hooks_on
 from torch_scan_hop.errors import ScanTypeError, ScanValueError
 from torch_scan_hop.progress_bar import steps as progressing
@@ -31,9 +33,10 @@ from torch_scan_hop.step import (
 def _results_of_no_step(
     combine_fn: CombineFn, init: Any, xs: Any, device: torch.device
 ) -> tuple[Any, Any]:
-    """Return the results for a trip count of zero; a step on zeros tells the shapes and dtypes."""
+    """Return the results for a trip count of zero; a step on zeros tells the shapes and dtypes, and
+    changes nothing."""
     carry = tree.map_leaves(lambda leaf: as_carry(leaf, device).clone(), init)
-    with torch.no_grad():
+    with _changes_undone(combine_fn), torch.no_grad():
         probe = tree.map_leaves(lambda leaf: leaf.detach().clone(), carry)
         x = tree.map_leaves(lambda leaf: leaf.new_zeros(leaf.shape[1:]), xs)
         after, y = split_result(combine_fn(probe, x))
@@ -46,6 +49,14 @@ def _results_of_no_step(
     leaves = zip(tree.tensors(carry), dtypes, strict=True)
     carry = tree.unflatten(carry, [leaf.to(dtype) for leaf, dtype in leaves])
     return carry, tree.map_leaves(lambda leaf: leaf.new_empty((0, *leaf.shape)), y)
+
+
+def _changes_undone(combine_fn: CombineFn) -> contextlib.AbstractContextManager[None]:
+    if why_off("operator"):  # :mod:`plain` is all there is, and needs no private name of torch
+        return contextlib.nullcontext()
+    from torch_scan_hop.capture.undone import changes_are_undone
+
+    return changes_are_undone(combine_fn)
 
 
 def _call(

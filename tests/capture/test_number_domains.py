@@ -6,10 +6,13 @@ import math
 
 import pytest
 import torch
+from oracle import assert_same
 from oracle import written_loop as loop
 
 from torch_scan_hop import fallback, scan
 from torch_scan_hop.capture import variables
+from torch_scan_hop.fallback import forget_reasons
+from torch_scan_hop.reference import scan_loop
 
 pytestmark = pytest.mark.usefixtures("nothing_captured")
 
@@ -206,6 +209,25 @@ def test_a_counter_that_begins_near_the_largest_int(start, by):
         actual = scan(ran, torch.zeros(()), XS)
     torch.testing.assert_close(actual, loop(expected, torch.zeros(()), XS))
     assert ran.n == expected.n
+
+
+def test_a_number_in_the_carry_that_begins_near_the_largest_int():
+    def cell(c, x):
+        return (c[0] + 1, c[1] + x * (c[0] % 7)), c[1]
+
+    for start in (2**63 - 30, -(2**63) + 1):
+        init = (start, torch.zeros(()))
+        with pytest.warns(UserWarning, match="counts in init from an int of more than 62 bits"):
+            actual = scan(cell, init, XS)
+        assert_same(actual, scan_loop(cell, init, XS, len(XS), False))
+        forget_reasons()
+    with pytest.raises(RuntimeError, match="without overflow"):  # the loop's
+        scan(lambda c, x: (c + 1, x), 2**63 - 3, XS)
+    run = torch.compile(scan, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.UncapturedHigherOrderOpError, match="more than 62 bits"):
+        run(cell, (2**63 - 3, torch.zeros(())), XS)
+    with fallback("error"):  # and the next call is no loop
+        assert scan(lambda c, x: (c + 1, x), 2**62 - 3, XS)[0] == 2**62 + len(XS) - 3
 
 
 def test_nothing_is_checked_of_a_counter(monkeypatch):

@@ -525,7 +525,49 @@ def one_dict_under_two_names():
     return m, cell, lambda: [m.now["h"]]
 
 
+def a_tuple_of_the_last_ones():
+    m = Holder(state=())
+
+    def cell(x):
+        m.state = (*m.state[-1:], torch.tanh(x @ m.w + sum(m.state)))
+        return sum(m.state)
+
+    return m, cell, lambda: [*m.state, len(m.state)]
+
+
+def an_item_that_the_first_step_takes():
+    m = Holder(state={"h": zeros(), "init": zeros() + 1, "n": 0})
+
+    def cell(x):
+        init = m.state.pop("init", None)
+        h = torch.tanh((m.state["h"] if init is None else init) @ m.w + x)
+        m.state.update(h=h, n=m.state["n"] + 1)
+        return h
+
+    return m, cell, lambda: [m.state["h"], m.state["n"], len(m.state)]
+
+
+def a_named_tuple_with_an_object_and_a_flag():
+    m = Holder(state=Marked(State(zeros(), zeros()), True))
+
+    def cell(x):
+        h = torch.tanh(m.state.inner.h @ m.w + x)
+        m.state = Marked(State(h, m.state.inner.c + h), m.state.on)
+        return m.state.inner.c
+
+    return m, cell, lambda: [m.state.inner.h, m.state.inner.c, m.state.on]
+
+
+class Marked(NamedTuple):
+    inner: State
+    on: bool
+
+
 CAPTURED = [
+    a_tuple_of_the_last_ones,
+    an_item_that_the_first_step_takes,
+    a_named_tuple_with_an_object_and_a_flag,
+    in_a_named_tuple,
     a_dataclass,
     a_dataclass_replaced,
     frozen_with_a_number_and_a_word,
@@ -631,7 +673,6 @@ OTHERS = [
     a_flag_that_turns,
     assignments_that_are_more,
     one_object_with_slots_under_two_names,
-    in_a_named_tuple,
     one_object_under_two_names,
     one_dict_under_two_names,
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import random
@@ -213,6 +214,25 @@ class Items(dict[str, Any]):
     __setattr__ = dict.__setitem__
 
 
+def copies(o: Any, x: Any) -> Any:
+    o.k = copy.copy(o.k)
+    o.k["h"] = o.k["h"] + x
+    return o.k["h"] * 1
+
+
+def trains_each_second_step(o: Any, x: Any) -> Any:
+    o.k.train(o.k.n % 2 == 0)
+    o.k.n += 1
+    return o.k(x)
+
+
+def views_without_grad(o: Any, x: Any) -> Any:
+    with torch.no_grad():
+        o.v = o.k[:2]
+    o.k = o.k * x
+    return x * 1
+
+
 class ItemsRead(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         return self[name]
@@ -236,6 +256,8 @@ def exchanges_modules(o: Any, x: Any) -> Any:
     return y
 
 
+_DROPOUT = torch.nn.Dropout()
+_DROPOUT.n = 0
 _MODULES = torch.nn.Module()
 _MODULES.now, _MODULES.next = torch.nn.Tanh(), torch.nn.Sigmoid()
 SAID |= {
@@ -245,6 +267,13 @@ SAID |= {
         keeps_items,
         ItemsRead(h=torch.ones(3)),
         "__setattr__ from.*o.k.h = .*def __get",
+    ),
+    "copies": (copies, {"h": torch.ones(3)}, r"copy.copy\(\) of a dict.*value.copy\(\)"),
+    "trains": (trains_each_second_step, _DROPOUT, "'training'.*torch.where"),
+    "views": (
+        views_without_grad,
+        torch.ones(3, requires_grad=True) * 1,
+        r"'v'.*under no_grad\(\).*Leave a view of tensor.detach\(\)",
     ),
     "modules": (exchanges_modules, _MODULES, r"Tanh in attribute '\w+' of a module.*torch.where"),
 }

@@ -628,3 +628,30 @@ def test_xs_that_the_body_writes_to_by_another_name(write, needs_grad):
         results(scan)
     with fallback("allow"):
         assert results(scan) == results(written_loop)
+
+
+def results_of_a_view_of_a_closure(run, view):
+    table = torch.arange(9.0, dtype=torch.float64).view(3, 3).clone().requires_grad_()
+    o = Thing(row=torch.zeros_like(view(table.detach())))
+
+    def cell(c, x):
+        o.row = view(table)
+        return c + x * o.row.sum(), c
+
+    carry, ys = run(cell, zero(), XS)
+    with torch.no_grad():
+        table *= 2
+    loss = carry + ys.sum() + o.row.cos().sum()
+    return o.row, o.row.requires_grad, torch.autograd.grad(loss, table)
+
+
+@pytest.mark.parametrize("way", ["eager", "aot"])
+@pytest.mark.parametrize(
+    "view", [lambda w: w[0], lambda w: w.t()[1:].unsqueeze(0), lambda w: w.reshape(-1)[2:5]]
+)
+def test_a_view_of_a_closure_shares_its_memory(view, way):
+    """A later write to the tensor of the program, as by an optimiser, is seen in the state."""
+    compiled = torch.compile(scan, backend="aot_eager", fullgraph=True)
+    with fallback("error"):
+        found = results_of_a_view_of_a_closure(scan if way == "eager" else compiled, view)
+    assert_same(found, results_of_a_view_of_a_closure(written_loop, view), 1e-12)

@@ -16,6 +16,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop.alike.modules import complaint
 from torch_scan_hop.capture.purify import CapturedBody
+from torch_scan_hop.capture.user_code import PACKAGE
 
 
 class ComplaintVariable(TorchHigherOrderOperatorVariable):
@@ -54,3 +55,12 @@ class WrittenVariable(TorchHigherOrderOperatorVariable):
         written = body.written_placeholders()
         places = {node: k for k, node in enumerate(graph.find_nodes(op="placeholder"))}
         return ConstantVariable.create(tuple(places[node] in written for node in nodes))
+
+
+def is_layers(combine_fn: VariableTracker) -> bool:
+    """Return True if ``combine_fn`` is the body of ``scan_layers``.
+
+    Each layer has attributes of its own there, and one layer stands for all of them.
+    """
+    code = getattr(getattr(combine_fn, "get_code", lambda: None)(), "co_filename", "")
+    return str(code) == f"{PACKAGE}/layers.py"

@@ -10,6 +10,7 @@ MEANINGS = (
         "the body makes a parameter, which would be another one at each step",
     ),
     (r"copy\.deepcopy(\(\)| a tensor)", "the body makes a deep copy of a tensor"),
+    (r"marked as skipped.*copy\.copy\(", "the body calls copy.copy() of a dict or a list"),
     ("RemovableHandleClass.*context manager", "the body removes a hook that it registers"),
     # Dynamo may come to write down what the hook changes before this package refuses it
     (
@@ -113,6 +114,7 @@ FIXES = (
         "Write to the one that there is: p.copy_(new), under torch.no_grad().",
     ),
     ("deep copy of a tensor", "Write tensor.detach().clone()."),
+    (r"copy\.copy\(\) of", "Write value.copy()."),
     ("length of a deque", "Fill it before the scan, as in deque([zeros] * n, maxlen=n)."),
     ("attribute of a class", "Keep it in an attribute of the object."),
     ("makes a complex number", "Compute it, as k + 1j * d."),

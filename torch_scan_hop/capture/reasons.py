@@ -17,7 +17,7 @@ from torch_scan_hop.body.per_object import PerObject
 from torch_scan_hop.capture.reason_words import FIXES, MEANINGS
 from torch_scan_hop.capture.replaced_methods import replaced_module_methods, replaced_tensor_methods
 from torch_scan_hop.capture.user_code import code_of, users_line
-from torch_scan_hop.errors import hint_about
+from torch_scan_hop.errors import COUNTS_FAR, hint_about, is_far
 
 _PLAIN = (bool, int, str, type(None))
 # so many different settings are tried; a counter among them would be another one at each call
@@ -145,7 +145,12 @@ def _functions_named_in(fn: types.FunctionType) -> list[Any]:
 
 
 def remembered_reason(fn: Any, inputs: Any) -> str | None:
-    """Return why ``fn``, called so with (init, xs), was not traced before; None if it may be."""
+    """Return why ``fn``, called so with (init, xs), was not traced before; None if it may be.
+
+    Of a number in init, a capture does not see the value.
+    """
+    if any(type(leaf) is int and is_far(leaf) for leaf in tree.leaves(inputs[0])):
+        return COUNTS_FAR.format("init")
     by_callees = _refusals.get(id(code_of(fn)))
     reasons = None if by_callees is None else by_callees.get(callees_of(fn))
     if reasons is None:

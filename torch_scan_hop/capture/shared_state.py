@@ -123,7 +123,14 @@ def check_leaves(parts: Sequence[VariableTracker], where: str, line: str) -> Non
         example = _example(part)
         if example is None or not (example.requires_grad and example.is_leaf):
             continue
-        if part.as_proxy().node.op != "placeholder":
+        node = part.as_proxy().node
+        if example._is_view() and node.op != "placeholder" and node.target != "requires_grad_":
+            raise Unsupported(
+                f"the body leaves in {where}, at {line}, a view that it has made under no_grad() "
+                "of a tensor that requires grad, and autograd takes that for a leaf. Leave a view "
+                "of tensor.detach()"
+            )
+        if node.op != "placeholder":
             raise Unsupported(
                 f"the body leaves in {where}, at {line}, a tensor that it has made require grad: "
                 "after a loop it is a leaf, and a scan returns none. Leave it detached, and call "

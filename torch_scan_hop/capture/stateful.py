@@ -21,6 +21,7 @@ from torch_scan_hop._torch.dynamo.variables import (
     VariableTracker,
     call_inlined,
     example_value_or_none,
+    proxies_outside,
     sequence_items,
     write_back,
 )
@@ -136,7 +137,7 @@ class Stateful(VariableTracker):
     ) -> None:
         kept = [parts_of(tx, TupleVariable(new.so_far())) for new in appended]
         self.twins = twins_among([*parts, *kept])
-        self.views = views_among([*parts, *kept])
+        self.views = views_among([*parts, *kept], proxies_outside(tx))
         self.twin_containers = twin_containers(self.places, left)
         for place, own in zip(self.places, parts, strict=True):
             check_leaves(own, str(place), place.line)
@@ -181,9 +182,10 @@ class Stateful(VariableTracker):
             if n < len(parts):
                 parts[n][k] = parts[m][j]
         for (n, k), view in self.views.items():
-            m, j = view.of
-            if max(n, m) < len(parts):
-                parts[n][k] = view_again(tx, parts[m][j], view)
+            if n < len(parts) and view.of is None:
+                parts[n][k] = view_again(tx, view.outside, view)
+            elif n < len(parts) and view.of and view.of[0] < len(parts):
+                parts[n][k] = view_again(tx, parts[view.of[0]][view.of[1]], view)
 
     def last_appended(self, tx: Any, n: int) -> VariableTracker:
         """Return of each part of what the last step appended to the ``n``-th list the tensor that
@@ -192,7 +194,7 @@ class Stateful(VariableTracker):
         for k, kind in enumerate(self.appended[n]):
             key = (len(self.places) + n, k)
             view = self.views.get(key)
-            m, j = view.of if view else self.twins.get(key, (len(self.places), 0))
+            m, j = view.of if view and view.of else self.twins.get(key, (len(self.places), 0))
             is_one = kind == TENSOR and m < len(self.places) and not is_exporting()
             one = parts_left(tx, self.places[m].read(tx))[j] if is_one else None
             one = view_again(tx, one, view) if one and view else one

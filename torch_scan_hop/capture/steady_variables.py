@@ -32,7 +32,7 @@ from torch_scan_hop._torch.dynamo.indexing import indices_are_captured_outside_b
 from torch_scan_hop._torch.dynamo.left import GrowingList, GrowingListRead, StateAssigned
 from torch_scan_hop._torch.dynamo.number_identity import numbers_are_told
 from torch_scan_hop._torch.dynamo.number_positions import flags_branch, ranges_are_compared
-from torch_scan_hop._torch.dynamo.places import Place, is_number, number_of
+from torch_scan_hop._torch.dynamo.places import Place, check_start, is_number, number_of
 from torch_scan_hop._torch.dynamo.side_effects import changes_are_undone
 from torch_scan_hop._torch.dynamo.variables import (
     ConstantVariable,
@@ -47,6 +47,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 from torch_scan_hop.capture.counters import Counters, StepsBranchDifferently
 from torch_scan_hop.capture.first_steps import check_ends
 from torch_scan_hop.capture.hooks_of_carries import HookOfUsedCarry
+from torch_scan_hop.capture.layers import is_layers
 from torch_scan_hop.capture.lstms import lstms_are_written_out
 from torch_scan_hop.capture.modes_at_first import refuse_modes
 from torch_scan_hop.capture.parts import is_less, trace_in_parts, with_numbers_after
@@ -57,7 +58,6 @@ from torch_scan_hop.capture.stateful import parts_left, parts_of
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
 from torch_scan_hop.capture.told import SomeSteps, in_part, loop_may_run, part_told, told
 from torch_scan_hop.capture.traced_steps import steps_are_traced
-from torch_scan_hop.capture.user_code import PACKAGE
 from torch_scan_hop.schedule.strategies import as_one_scan
 
 
@@ -72,9 +72,12 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
     ) -> VariableTracker:
         *call, settled, appended = args
         capture = _Capture(tx, *call)
-        if appended.python_type() is list and loop_may_run():
+        is_eager = appended.python_type() is list
+        if is_eager and loop_may_run():
             capture.appended = appended
         try:
+            if not is_eager:  # which is asked before
+                check_start(_numbers(parts_of(tx, capture.init)).values())
             with (
                 own_failures_are_unsupported(),
                 steps_are_traced(tx, self.value),
@@ -144,7 +147,7 @@ class _Capture:
             assigned = _cause(why, StateAssigned)
             more, longer = (assigned.places, assigned.lists) if assigned else ([], [])
             leaf = _settling(more) or _leaf_in(why)
-            if _is_layers(self.combine_fn):
+            if is_layers(self.combine_fn):
                 raise why
             if change := _cause(why, StepsBranchDifferently):
                 return trace_in_parts(self, change, settled)
@@ -284,15 +287,6 @@ def _leaf_in(error: BaseException) -> str:
 def _settling(places: Sequence[Place]) -> str:
     """Return the first place that the first step leaves with a value of another kind, or ""."""
     return next((place.settling() for place in places if place.must_settle()), "")
-
-
-def _is_layers(combine_fn: VariableTracker) -> bool:
-    """Return True if ``combine_fn`` is the body of ``scan_layers``.
-
-    Each layer has attributes of its own there, and one layer stands for all of them.
-    """
-    code = getattr(getattr(combine_fn, "get_code", lambda: None)(), "co_filename", "")
-    return str(code) == f"{PACKAGE}/layers.py"
 
 
 def _tensors(tx: Any, value: VariableTracker) -> list[VariableTracker]:

@@ -6,7 +6,7 @@ leaves a tensor and a view of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -54,15 +54,20 @@ def twins_among(left: Sequence[Sequence[VariableTracker]]) -> Twins:
 
 
 class View(NamedTuple):
-    """A part of what a step leaves that is a view: of which part, and by which nodes."""
+    """A part of what a step leaves that is a view: of which part, or of which tensor that the body
+    closes over; and by which nodes."""
 
-    of: tuple[int, int]
+    of: tuple[int, int] | None
     nodes: list[fx.Node]
     requires_grad: bool
+    outside: fx.Proxy | None = None
 
 
-def views_among(left: Sequence[Sequence[VariableTracker]]) -> dict[tuple[int, int], View]:
-    """Return which parts of what is ``left`` at the places are views of other parts."""
+def views_among(
+    left: Sequence[Sequence[VariableTracker]], outside: Mapping[fx.Node, fx.Proxy]
+) -> dict[tuple[int, int], View]:
+    """Return which parts of what is ``left`` at the places are views of other parts, or of what the
+    body finds ``outside``, by its placeholders."""
     parts = {(n, k): part for n, own in enumerate(left) for k, part in enumerate(own)}
     tensors = {key: tensor_of(part) for key, part in parts.items() if not is_number(part)}
     known = {id(tensor): key for key, tensor in reversed(tensors.items()) if tensor is not None}
@@ -81,6 +86,8 @@ def views_among(left: Sequence[Sequence[VariableTracker]]) -> dict[tuple[int, in
                 break
             if id(example) in known and example is not tensor:
                 found[key] = View(known[id(example)], nodes, tensor.requires_grad)
+            elif node in outside and nodes:
+                found[key] = View(None, nodes, tensor.requires_grad, outside[node])
     return found
 
 
@@ -98,19 +105,20 @@ def _name(node: fx.Node) -> str:
     return getattr(node.target, "__name__", str(node.target)) if is_call else ""
 
 
-def view_again(tx: Any, value: VariableTracker, view: View) -> VariableTracker:
+def view_again(tx: Any, value: Any, view: View) -> VariableTracker:
     """Return the same view of ``value``, which has the numbers that the steps' tensor has."""
     for node in view.nodes:
         value = _call_again(tx, node, value)
-    return value if view.requires_grad else value.call_method(tx, "detach", [], {})
+    made: VariableTracker = value
+    return made if view.requires_grad else made.call_method(tx, "detach", [], {})
 
 
-def _call_again(tx: Any, node: fx.Node, value: VariableTracker) -> VariableTracker:
+def _call_again(tx: Any, node: fx.Node, value: VariableTracker | fx.Proxy) -> VariableTracker:
     source, *others = node.args
     if not isinstance(example_value(source), torch.Tensor):  # of a ``split``, say
         (index,) = others
         return sequence_items(tx, value)[int(index)]  # type: ignore[arg-type]
-    proxy = value.as_proxy()
+    proxy: Any = value if isinstance(value, fx.Proxy) else value.as_proxy()
     args, kwargs = fx.map_arg((tuple(others), node.kwargs), lambda _: proxy)
     return create_node(tx, node.op, node.target, (proxy, *args), kwargs)
 

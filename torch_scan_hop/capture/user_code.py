@@ -77,15 +77,15 @@ def _functions_of(fn: Any) -> list[types.FunctionType]:
 def _named_in(function: types.FunctionType) -> list[Any]:
     code, cells = function.__code__, function.__closure__ or ()
     filled = (c.cell_contents for c in cells if c != types.CellType())
-    named = (function.__globals__.get(name) for name in _names_in(code))
+    named = (function.__globals__.get(name) for name in names_in(code))
     not_code = (type, types.ModuleType, torch.Tensor)
     return [v for v in itertools.chain(filled, named) if not isinstance(v, not_code)]
 
 
 @functools.lru_cache(maxsize=1000)
-def _names_in(code: types.CodeType) -> set[str]:
+def names_in(code: types.CodeType) -> set[str]:
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return {*code.co_names, *itertools.chain(*map(_names_in, inner))}
+    return {*code.co_names, *itertools.chain(*map(names_in, inner))}
 
 
 @functools.lru_cache(maxsize=1000)

@@ -60,6 +60,7 @@ from torch_scan_hop.capture.hooks_of_carries import HooksOfCarries
 from torch_scan_hop.capture.index_nodes import nested_modules
 from torch_scan_hop.capture.known_numbers import with_known_numbers
 from torch_scan_hop.capture.mask_places import line_of_number, refuse_unknown_sizes
+from torch_scan_hop.capture.no_steps import without_steps
 from torch_scan_hop.capture.number_arithmetic import FUNCTIONS, of_number
 from torch_scan_hop.capture.number_domains import check_after
 from torch_scan_hop.capture.number_dtypes import example_arguments, with_dtypes_of_step
@@ -202,16 +203,15 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         if mutated:
             _refuse_shared_memory(tx, inputs, mutated, body)
         outputs = _call_in_graph(tx, call, body, inputs, mutated)
-        last = n_carry + len(mutated)
-        for k, after in zip(mutated, outputs[n_carry:last], strict=True):
-            write_back(tx, inputs[k], after.as_proxy(), is_counted=k not in body.uncounted)
+        outputs, written = without_steps(tx, given, outputs, mutated)
+        for n, k in enumerate(written, n_carry):
+            write_back(tx, inputs[k], outputs[n].as_proxy(), is_counted=k not in body.uncounted)
         carry = as_left_to_the_program(tx, outputs[:n_carry], widened, numbers)
-        return results.unflatten(tx, [*carry, *outputs[last:]])
+        return results.unflatten(tx, [*carry, *outputs[n_carry + len(mutated) :]])
 
 
 def _wanting_grad(init: list[VariableTracker]) -> list[bool]:
-    """Return which leaves of ``init`` require grad; what our own first step returns is nobody
-    else's."""
+    """Return which leaves of ``init`` require grad; those of a first step are nobody else's."""
     is_ours = bool(steady_state()[0])
     return [not is_ours and getattr(example_value_or_none(v), "requires_grad", False) for v in init]
 

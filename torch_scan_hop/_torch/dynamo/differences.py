@@ -7,7 +7,7 @@ from typing import Any
 
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.dicts import ConstDictVariable
-from torch._dynamo.variables.lists import BaseListVariable, ListVariable
+from torch._dynamo.variables.lists import BaseListVariable, ListVariable, TupleVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
 from torch_scan_hop._torch.dynamo.variables import example_value
@@ -61,9 +61,10 @@ def reorders(before: VariableTracker, after: VariableTracker) -> bool:
 
 def has_other_length(before: VariableTracker, after: VariableTracker) -> bool:
     one, other = before.realize(), after.realize()
-    if not (isinstance(one, ListVariable) and isinstance(other, ListVariable)):
-        return False
-    return len(one.items) != len(other.items)
+    for kind in (ListVariable, TupleVariable):
+        if isinstance(one, kind) and isinstance(other, kind):
+            return len(one.items) != len(other.items)
+    return False
 
 
 def resizes(before: VariableTracker | None, after: VariableTracker) -> bool:

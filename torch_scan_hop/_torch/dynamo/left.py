@@ -22,7 +22,7 @@ from torch._guards import TracingContext
 
 from torch_scan_hop._torch.dynamo.deques import MOST_TO_FILL
 from torch_scan_hop._torch.dynamo.differences import tensor_of
-from torch_scan_hop._torch.dynamo.objects import held_by, is_users_tuple
+from torch_scan_hop._torch.dynamo.objects import held_by, is_users_tuple, items_in
 from torch_scan_hop._torch.dynamo.places import Place, is_number, refused_change
 
 #: lists, deques, dicts and objects, which may be changed in place
@@ -99,7 +99,7 @@ def _containers_in(
     around = (*around, value)
     if isinstance(value, (BaseListVariable, ConstDictVariable)) or is_users_tuple(value):
         yield value
-        items: Any = value.items  # type: ignore[attr-defined]
+        items = items_in(value)
         for item in items.values() if isinstance(items, dict) else items:
             yield from _containers_in(item, around)
     elif held := held_by(value):

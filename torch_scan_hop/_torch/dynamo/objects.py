@@ -103,8 +103,8 @@ def closed(tx: Any, value: VariableTracker, spec: ObjectSpec | None) -> Variable
 
 
 def _made(kind: Any, names: Any, values: Any) -> Any:
-    if kind is tuple:
-        return values
+    if issubclass(kind, tuple):
+        return values if kind is tuple else kind(*values)
     if kind is list:
         return [*values]
     if kind is dict:
@@ -118,7 +118,18 @@ def _made(kind: Any, names: Any, values: Any) -> Any:
 def held_by(value: VariableTracker) -> list[VariableTracker]:
     """Return the values of the attributes of an object that is nothing else; else none."""
     value = value.realize()
-    return [*_held(value).values()] if isinstance(value, UserDefinedObjectVariable) else []
+    is_object = isinstance(value, UserDefinedObjectVariable) and not is_users_tuple(value)
+    return [*_held(value).values()] if is_object else []
+
+
+def is_namedtuple(value: VariableTracker) -> bool:
+    is_tuple = isinstance(value, TupleVariable) or is_users_tuple(value)
+    return is_tuple and hasattr(value.python_type(), "_fields")
+
+
+def items_in(value: Any) -> Any:
+    """Return the items of a container; torch 2.9 keeps those of some named tuples apart."""
+    return getattr(value, "_tuple_vt", value).items
 
 
 def is_users_tuple(value: VariableTracker) -> bool:
@@ -132,14 +143,14 @@ def held_by_name(value: VariableTracker) -> Iterator[tuple[tuple[bool, Any], Var
     held: dict[Any, VariableTracker] = _held(value)
     is_item = isinstance(value, (BaseListVariable, ConstDictVariable)) or is_users_tuple(value)
     if not held and is_item and not isinstance(value, ConstDictVariable):
-        held = dict(enumerate(value.items))  # type: ignore[attr-defined] # also of a deque
+        held = dict(enumerate(items_in(value)))  # also of a deque
     yield from (((is_item, name), part) for name, part in held.items())
 
 
 def _held(value: Any) -> dict[Any, VariableTracker]:
     """Return what an object or a container holds, by name; nothing of another value."""
-    if type(value) in (ListVariable, TupleVariable):
-        return dict(enumerate(value.items))
+    if type(value) in (ListVariable, TupleVariable) or is_namedtuple(value):
+        return dict(enumerate(items_in(value)))
     if type(value) is ConstDictVariable and value.python_type() is dict:
         keys = [key.vt for key in value.items]
         if all(key.is_python_constant() for key in keys):

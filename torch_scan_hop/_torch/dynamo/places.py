@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,9 @@ from torch_scan_hop._torch.dynamo.function_modes import function_modes_set_aside
 from torch_scan_hop._torch.dynamo.made_numbers import is_made_number
 from torch_scan_hop._torch.dynamo.objects import attribute_of, spec_of
 from torch_scan_hop._torch.dynamo.variables import example_value
+from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop._torch.symbols import is_unknown_number
+from torch_scan_hop.errors import COUNTS_FAR, is_far
 
 try:
     from torch._dynamo.variables.sets import SetVariable
@@ -70,8 +72,6 @@ def refused_change(what: str, line: str) -> Unsupported:
     )
 
 
-#: what steps add to such an int does not leave 64 bits: ``capture.number_domains`` checks others
-_FAR = 2**62
 #: dicts in which a module has what is assigned to its attributes
 _OF_MODULES = ("_buffers", "_parameters", "_modules")
 _CONTAINERS = (BaseListVariable, ConstDictVariable)
@@ -136,10 +136,10 @@ class Place:
         return f"item {name!r} of a {kind}" if self.is_item else f"attribute {name!r} of a {kind}"
 
     def settling(self) -> str:
-        """Return what the first step is on its own for, if :meth:`must_settle`. A list that is
-        filled changes so more than once."""
+        """Return what the first step is on its own for, if :meth:`must_settle`. A list or a tuple
+        that is filled changes so more than once."""
         before = None if self.before is None else self.before.realize()
-        if isinstance(before, ListVariable) and len(before.items) < MOST_TO_FILL:
+        if isinstance(before, (ListVariable, TupleVariable)) and len(before.items) < MOST_TO_FILL:
             return f"{self}, with {len(before.items)} items"
         return str(self)
 
@@ -185,7 +185,7 @@ class Place:
     def check(self, part: VariableTracker) -> None:
         """Raise Unsupported if ``part`` of what is left there cannot be carried."""
         is_numpys = isinstance(part.realize(), NumpyNdarrayVariable)  # a tensor to Dynamo
-        self._check_size(number_of(part))
+        check_start([number_of(part)], f"{self}, at {self.line},")
         if is_number(part) or (tensor_of(part) is not None and not is_numpys):
             return
         python_type = part.realize().python_type()
@@ -197,15 +197,6 @@ class Place:
             kind = "value of NumPy"
             advice = "Keep a tensor there, as torch.from_numpy(array), or a Python number."
         raise Unsupported(f"the body leaves a {kind} in {self}, at {self.line}. {advice}")
-
-    def _check_size(self, number: Any) -> None:
-        """Raise Unsupported for an int from which a step may count past what a scalar holds."""
-        if isinstance(number, (int, torch.SymInt)) and not is_unknown_number(number):
-            if not -_FAR < number < _FAR:
-                raise Unsupported(
-                    f"the body counts in {self}, at {self.line}, from an int of more than 62 bits, "
-                    "and what a scan carries has 64. Keep a smaller number, or return it in ys"
-                )
 
     def check_owner(self) -> None:
         """Raise Unsupported for a global variable that Dynamo does not find again in the next step,
@@ -244,6 +235,11 @@ class Place:
                 "scan carries keeps its size. What no step reads may be appended to a list: "
                 "kept.append(h). Else write to a tensor of all steps, as table[n] = h"
             )
+        if self.name == "training":
+            return Unsupported(
+                f"the body changes {self} from step to step, at {self.line}, and a scan traces a "
+                "step once. Compute both, and choose: torch.where(flag, F.dropout(h), h)"
+            )
         return refused_change(str(self), self.line)
 
 
@@ -260,6 +256,15 @@ def number_of(variable: VariableTracker | None) -> int | float | None:
         return None
     value = variable.as_python_constant()
     return value if type(value) in (int, float) else None
+
+
+def check_start(numbers: Iterable[Any], where: str = "init") -> None:
+    """Raise Unsupported for an int from which a step may count past what a scalar holds. What an
+    exported program has not as a constant is a size."""
+    kinds: Any = int if is_exporting() else (int, torch.SymInt)
+    for number in numbers:
+        if isinstance(number, kinds) and not is_unknown_number(number) and is_far(number):
+            raise Unsupported(COUNTS_FAR.format(where))
 
 
 def is_number(variable: VariableTracker | None) -> bool:

@@ -96,6 +96,8 @@ class _Contents:
             changed = [key.vt for key in set(before) ^ set(now)]  # by the first step alone, maybe
             return [Place(self.variable, key, True, self.line, None, key) for key in changed[:1]]
         if isinstance(before, dict):
+            if gone := [key.vt for key in before if key not in now]:  # by the first step, maybe
+                return [Place(self.variable, gone[0], True, self.line, None, gone[0])]
             if [key for key in now if key in before] != [*before]:
                 raise refused_change("a dict's keys, or their order", self.line)
             pairs = [(key.vt, before.get(key), now[key]) for key in now]

@@ -119,6 +119,12 @@ def graph_being_traced(tx: Any) -> fx.Graph:
     return tx.output.current_tracer.graph
 
 
+def proxies_outside(tx: Any) -> dict[fx.Node, fx.Proxy]:
+    """Return by placeholder of the body at hand what it stands for, in the graph around it."""
+    lifted = tx.output.current_tracer.lifted_freevars
+    return {inner.node: outer for outer, inner in lifted.items() if isinstance(inner, fx.Proxy)}
+
+
 def create_proxy(tx: Any, kind: str, target: Any, args: tuple[Any, ...]) -> fx.Proxy:
     """Add a node to the graph at hand, about whose result nothing is known yet."""
     return tx.output.create_proxy(kind, target, args, {})
