@@ -1,6 +1,6 @@
 """Functions of pytrees, done at once to trackers of tuples and lists.
 
-Dynamo traces them otherwise, instruction by instruction, which took a fifth of a first call
+Dynamo traces them otherwise, instruction by instruction, which took a third of a first call
 (checked on torch 2.9.1, 2.13.0, 2.15.0).
 """
 
