@@ -36,7 +36,7 @@ def _results_of_no_step(
     """Return the results for a trip count of zero; a step on zeros tells the shapes and dtypes, and
     changes nothing."""
     carry = tree.map_leaves(lambda leaf: as_carry(leaf, device).clone(), init)
-    with _changes_undone(combine_fn), torch.no_grad():
+    with _changes_put_back(combine_fn), torch.no_grad():
         probe = tree.map_leaves(lambda leaf: leaf.detach().clone(), carry)
         x = tree.map_leaves(lambda leaf: leaf.new_zeros(leaf.shape[1:]), xs)
         after, y = split_result(combine_fn(probe, x))
@@ -51,12 +51,12 @@ def _results_of_no_step(
     return carry, tree.map_leaves(lambda leaf: leaf.new_empty((0, *leaf.shape)), y)
 
 
-def _changes_undone(combine_fn: CombineFn) -> contextlib.AbstractContextManager[None]:
+def _changes_put_back(combine_fn: CombineFn) -> contextlib.AbstractContextManager[None]:
     if why_off("operator"):  # :mod:`plain` is all there is, and needs no private name of torch
         return contextlib.nullcontext()
-    from torch_scan_hop.capture.undone import changes_are_undone
+    from torch_scan_hop.capture.undone import changes_are_put_back
 
-    return changes_are_undone(combine_fn)
+    return changes_are_put_back(combine_fn)
 
 
 def _call(

@@ -37,7 +37,7 @@ _NOTHING = object()
 
 
 @contextlib.contextmanager
-def changes_are_undone(fn: Any) -> Iterator[None]:
+def changes_are_put_back(fn: Any) -> Iterator[None]:
     """Put back, at the end, what calls of ``fn`` within have changed."""
     writes = WritesTakenBack()
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
