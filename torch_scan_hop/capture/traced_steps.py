@@ -22,6 +22,7 @@ from torch_scan_hop._torch.dynamo.modules import methods_have_functions
 from torch_scan_hop._torch.dynamo.places import scalars_are_read
 from torch_scan_hop._torch.dynamo.trees import (
     children,
+    itself,
     leaves,
     leaves_but_none,
     matched,
@@ -29,6 +30,7 @@ from torch_scan_hop._torch.dynamo.trees import (
 )
 from torch_scan_hop._torch.tracing import lstm_in_parts
 from torch_scan_hop.capture.hooks import hooked
+from torch_scan_hop.capture.records import with_records, without_records
 
 _AT_ONCE: dict[Callable[..., Any], Any] = {
     tree.leaves: leaves,
@@ -36,6 +38,8 @@ _AT_ONCE: dict[Callable[..., Any], Any] = {
     tree.children: children,
     tree.unflatten: unflatten,
     tree.match_carry: matched,
+    with_records: itself,
+    without_records: itself,
     torch.distributions.kl_divergence: find_divergence,
 }
 

@@ -26,7 +26,7 @@ def functions_at_once(
         at_once = functions.get(self.fn) if type(self.fn) is FunctionType else None
         if at_once is not None:
             with contextlib.suppress(IsTraced):
-                return at_once(*args, **kwargs)
+                return at_once(tx, *args, **kwargs)
         return original(self, tx, args, kwargs)
 
     return wrapped(UserFunctionVariable, call_function=call_function)

@@ -14,7 +14,7 @@ from torch_scan_hop._torch.dynamo.at_once import IsTraced
 _divergences: Any = torch.distributions.kl
 
 
-def find_divergence(*args: Any, **kwargs: Any) -> NoReturn:
+def find_divergence(_: Any, *args: Any, **kwargs: Any) -> NoReturn:
     """Have the function at hand when Dynamo traces this call of ``kl_divergence``."""
     found = getattr(_divergences, "_KL_MEMOIZE", None)
     search = getattr(_divergences, "_dispatch_kl", None)
