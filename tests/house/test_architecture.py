@@ -172,8 +172,6 @@ EXCEPTIONS = {
         "torch_scan_hop.capture.indexing",
         "torch_scan_hop.capture.index_nodes",
     },
-    # does to trackers what these functions do when they are traced
-    "torch_scan_hop._torch.dynamo.trees": {"torch_scan_hop.capture.containers"},
     # reads public names alone
     "torch_scan_hop._torch.dynamo.methods": {"torch_scan_hop.capture.replaced_methods"},
 }

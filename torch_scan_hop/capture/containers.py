@@ -24,12 +24,6 @@ def is_dataclass(value: Any) -> bool:
     return not isinstance(value, _NO_DATACLASSES) and dataclasses.is_dataclass(value)
 
 
-def is_plain_dataclass(kind: type) -> bool:
-    """Return True for a class of dataclasses that are no other container, nor a module."""
-    others = (Mapping, list, tuple, *_NO_DATACLASSES)
-    return dataclasses.is_dataclass(kind) and not issubclass(kind, others)
-
-
 def field_names(value: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(value)]
 

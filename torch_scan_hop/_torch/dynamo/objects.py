@@ -99,20 +99,21 @@ def closed(tx: Any, value: VariableTracker, spec: ObjectSpec | None) -> Variable
     else:  # under a name by which the code that Dynamo makes finds the class
         name = tx.output.install_global_by_id("scan_kind", spec.kind)
         kind = VariableTracker.build(tx, spec.kind, GlobalSource(name))
-    return call_inlined(tx, _made, kind, ConstantVariable.create(spec.names), TupleVariable(parts))
+    return call_inlined(tx, made, kind, ConstantVariable.create(spec.names), TupleVariable(parts))
 
 
-def _made(kind: Any, names: Any, values: Any) -> Any:
+def made(kind: Any, names: Any, values: Any) -> Any:
+    """Return a container or an object that holds ``values``; no ``__init__`` is called."""
     if issubclass(kind, tuple):
         return values if kind is tuple else kind(*values)
     if kind is list:
         return [*values]
     if kind is dict:
         return dict(zip(names, values, strict=True))
-    made = object.__new__(kind)
+    new = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(new, name, value)
+    return new
 
 
 def held_by(value: VariableTracker) -> list[VariableTracker]:

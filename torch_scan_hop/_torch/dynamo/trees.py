@@ -7,9 +7,10 @@ Dynamo traces them otherwise, instruction by instruction, which took a third of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
 from torch import fx
 from torch._dynamo.variables.base import ValueMutationNew, VariableTracker
@@ -20,8 +21,8 @@ from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
 from torch_scan_hop._torch.dynamo.at_once import IsTraced
+from torch_scan_hop._torch.dynamo.objects import is_namedtuple, made
 from torch_scan_hop._torch.dynamo.variables import call_inlined, example_value, sequence_items
-from torch_scan_hop.capture.containers import field_names, is_plain_dataclass, new_dataclass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,22 +201,24 @@ def _dict(tx: Any, value: VariableTracker) -> _Container:
 def _fields(tx: Any, value: VariableTracker) -> _Container:
     """Take a named tuple or a dataclass apart."""
     kind: Any = value.python_type()
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+    if is_namedtuple(value):
         names = list(kind._fields)
-    elif is_plain_dataclass(kind) and kind not in pytree.SUPPORTED_NODES:
-        names = field_names(kind)
+    elif _is_dataclass(kind) and kind not in pytree.SUPPORTED_NODES:
+        names = [field.name for field in dataclasses.fields(kind)]
     else:
         raise IsTraced
-    of_value, parts = sequence_items(
-        tx, call_inlined(tx, _kind_and_fields, value, _constants(names))
-    )
+    found = call_inlined(tx, _kind_and_fields, value, _constants(names))
+    of_value, parts = sequence_items(tx, found)
 
     def rebuilt(tx: Any, parts: list[VariableTracker]) -> VariableTracker:
-        if issubclass(kind, tuple):
-            return of_value.call_function(tx, parts, {})
-        return call_inlined(tx, new_dataclass, of_value, _constants(names), _list(parts))
+        return call_inlined(tx, made, of_value, _constants(names), TupleVariable(parts))
 
     return _Container(kind, names, sequence_items(tx, parts), rebuilt, ".{}")
+
+
+def _is_dataclass(kind: type) -> bool:
+    others = (Mapping, list, tuple, torch.nn.Module)
+    return dataclasses.is_dataclass(kind) and not issubclass(kind, others)
 
 
 def _kind_and_fields(value: Any, names: list[str]) -> tuple[Any, list[Any]]:

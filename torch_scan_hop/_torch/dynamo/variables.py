@@ -11,6 +11,7 @@ from torch._dynamo.variables import higher_order_ops as _hops
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import wrap_fx_proxy
 from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.higher_order_ops import (
     TorchHigherOrderOperatorVariable,
     discard_graph_changes,
@@ -47,7 +48,7 @@ def sequence_items(tx: Any, variable: VariableTracker) -> list[VariableTracker]:
 
 
 def call_inlined(tx: Any, fn: Callable[..., Any], *args: VariableTracker) -> VariableTracker:
-    return _hops._make_inlined(tx, fn)(*args)
+    return UserFunctionVariable(fn).call_function(tx, [*args], {})
 
 
 def example_value(value: Any) -> Any:
