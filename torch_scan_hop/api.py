@@ -237,15 +237,15 @@ def run_scheduled(
         # a schedule of several scans begins each with tensors: a scan of no steps finds the dtypes
         # that Python numbers in init take. Those that stay numbers keep their digits on the way.
         no_xs = tree.map_leaves(lambda leaf: leaf[:0], xs)
-        settled, _ = scan_flat(combine_fn, template, init, no_xs, 0, Schedule(False, 1, None), True)
+        settled, _ = scan_flat(combine_fn, template, init, no_xs, 0, {}, True)
         init, template = with_exact_numbers(init, settled)
         numbers_in_init = False
 
     def one_scan(policy: Any) -> Run:
-        how = Schedule(schedule.reverse, 1, policy)
+        options = scan_options(schedule.reverse, policy)
 
         def run(combine_fn: CombineFn, init: Any, xs: Any, trip_count: Any) -> tuple[Any, Any]:
-            return scan_flat(combine_fn, template, init, xs, trip_count, how, numbers_in_init)
+            return scan_flat(combine_fn, template, init, xs, trip_count, options, numbers_in_init)
 
         return run
 
@@ -272,7 +272,7 @@ def scan_flat(
     init: Any,
     xs: Any,
     trip_count: Any,
-    how: Schedule,
+    options: dict[str, Any],
     numbers_in_init: bool,
 ) -> tuple[Any, Any]:
     """Turn pytrees into the flat operator's arguments, and its results back.
@@ -291,7 +291,6 @@ def scan_flat(
     if counted_only:
         # no xs: an empty tensor carries the trip count
         x_leaves = [torch.empty((trip_count, 0), device=device)]
-    options = scan_options(how.reverse, how.checkpoint)
     numbers = [k for k, leaf in enumerate(tree.tensors(template)) if isinstance(leaf, int)]
     if numbers and numbers_in_init:
         carry, ys = scan_of_numbers(numbers, body, carry_leaves, x_leaves, (), **options)

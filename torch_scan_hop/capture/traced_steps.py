@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch_scan_hop._torch.dynamo.trees import (
     itself,
     leaves,
     leaves_but_none,
+    mapped,
     matched,
     unflatten,
 )
@@ -37,7 +39,8 @@ _AT_ONCE: dict[Callable[..., Any], Any] = {
     tree.tensors: leaves_but_none,
     tree.children: children,
     tree.unflatten: unflatten,
-    tree.match_carry: matched,
+    tree.match_carry: functools.partial(matched, tree.match_carry),
+    tree.map_leaves: mapped,
     with_records: itself,
     without_records: itself,
     torch.distributions.kl_divergence: find_divergence,

@@ -56,10 +56,10 @@ def with_fixed_numbers(schedule: Schedule) -> Schedule:
 def scheduled(one_scan: Callable[[Any], Run], template: Any, schedule: Schedule) -> Run:
     """Return the run that ``schedule`` asks for; ``one_scan(policy)`` is a scan of one policy.
     Blocks of unrolled steps match their carry with ``template``."""
+    if is_one_scan(schedule):
+        return one_scan(schedule.checkpoint)
     schedule = with_fixed_numbers(schedule)
     run = _split_as_asked(one_scan, template, schedule)
-    if is_one_scan(schedule):
-        return run
     run_any = one_scan(None if schedule.checkpoint is None else "full")
 
     def run_scheduled(

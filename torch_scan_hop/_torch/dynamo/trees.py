@@ -7,7 +7,7 @@ Dynamo traces them otherwise, instruction by instruction, which took a third of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,15 +33,18 @@ class _Container:
     keys: list[Any]
     parts: list[VariableTracker]
     rebuilt: Callable[[Any, list[VariableTracker]], VariableTracker]
-    #: what a key is in the path of a part
     suffix: str
 
-    def matching(self, other: _Container) -> Iterator[tuple[VariableTracker, VariableTracker]]:
-        """Yield each part and the part of ``other`` that has its key."""
+    def suffixes(self) -> list[str]:
+        """Return what stands for each key in the path of a part."""
+        return [self.suffix.format(key) for key in self.keys]
+
+    def matching(self, other: _Container) -> Iterable[tuple[VariableTracker, VariableTracker, str]]:
+        """Return each part, the part of ``other`` that has its key, and its path's suffix."""
         by_key = dict(zip(other.keys, other.parts, strict=True))
         if self.kind is not other.kind or set(self.keys) != set(by_key):
             raise IsTraced
-        yield from ((part, by_key[key]) for key, part in zip(self.keys, self.parts, strict=True))
+        return zip(self.parts, (by_key[key] for key in self.keys), self.suffixes(), strict=True)
 
 
 class FlatResults(VariableTracker):
@@ -100,8 +103,8 @@ def children(tx: Any, value: VariableTracker) -> VariableTracker:
     container = _taken_apart(tx, value)
     if container is None:
         return ConstantVariable.create(None)
-    suffixes = map(container.suffix.format, container.keys)
-    pairs = zip(map(ConstantVariable.create, suffixes), container.parts, strict=True)
+    suffixes = map(ConstantVariable.create, container.suffixes())
+    pairs = zip(suffixes, container.parts, strict=True)
     return _list([TupleVariable(list(pair)) for pair in pairs])
 
 
@@ -115,24 +118,43 @@ def unflatten(tx: Any, template: VariableTracker, values: VariableTracker) -> Va
     return rebuilt(tx, [leaf if _is_none(leaf) else next(new) for leaf in kept])
 
 
+def mapped(tx: Any, fn: VariableTracker, tree: VariableTracker) -> VariableTracker:
+    """Return ``tree`` with what ``fn`` makes of its leaves, but of those that are None."""
+    kept, rebuilt = _leaves_and_rebuilt(tx, tree)
+    made = [leaf if _is_none(leaf) else fn.call_function(tx, [leaf], {}) for leaf in kept]
+    return rebuilt(tx, made)
+
+
 def matched(
-    tx: Any, template: VariableTracker, value: VariableTracker, *_: Any, **__: Any
+    match: Callable[..., Any],
+    tx: Any,
+    template: VariableTracker,
+    value: VariableTracker,
+    device: VariableTracker,
+    path: VariableTracker | None = None,
+    keep_numbers: VariableTracker | None = None,
 ) -> VariableTracker:
-    """Return the leaves of ``value``, if it is in all as ``template``: containers and tensors."""
-    return _list(list(_matched(tx, template, value)))
+    """Return the leaves of ``value``, in the order of ``template``.
 
+    The function ``match`` is traced for leaves that are not two tensors alike, as numbers are.
+    """
 
-def _matched(
-    tx: Any, template: VariableTracker, value: VariableTracker
-) -> Iterator[VariableTracker]:
-    container, other = _taken_apart(tx, template), _taken_apart(tx, value)
-    if container is not None and other is not None:
-        for part, of_other in container.matching(other):
-            yield from _matched(tx, part, of_other)
-    elif container is None and _kind(template) == _kind(value):
-        yield value
-    elif not (_is_none(template) and _is_none(value)):
-        raise IsTraced
+    def leaves_of(one: VariableTracker, other: VariableTracker, path: str) -> Any:
+        container, others = _taken_apart(tx, one), _taken_apart(tx, other)
+        if container is not None and others is not None:
+            for part, of_other, suffix in container.matching(others):
+                yield from leaves_of(part, of_other, path + suffix)
+        elif container is None and _kind(one) == _kind(other):
+            yield other
+        elif one is template:
+            raise IsTraced
+        elif not (_is_none(one) and _is_none(other)):
+            given = (one, other, device, ConstantVariable.create(path), numbers)
+            yield from sequence_items(tx, call_inlined(tx, match, *given))
+
+    numbers = ConstantVariable.create(False) if keep_numbers is None else keep_numbers
+    start = "carry" if path is None else path.as_python_constant()
+    return _list(list(leaves_of(template, value, start)))
 
 
 def _kind(leaf: VariableTracker) -> Any:
