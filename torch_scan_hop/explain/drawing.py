@@ -1,4 +1,4 @@
-"""A loop as an inline SVG: what is before it, in it and after it, and what flows between.
+"""A loop as a drawing: what is before it, in it and after it, and what flows between.
 
 Each value is one rank below all that it is computed from, so every edge goes down; only the carry
 goes back up, from the end of a step to its beginning. Columns are placed side by side.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 
 from torch_scan_hop.explain import facts
 from torch_scan_hop.explain.facts import Loop, Operator, Value
@@ -22,7 +21,7 @@ _BADGES = {
     facts.AFTER: "all at once",
     facts.CONTRACTED: "one sum",
 }
-_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 168, 40, 18, 34, 26
+WIDTH, HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 168, 40, 18, 34, 26
 _MAX_TEXT = 24
 # boxes side by side outside of the loop, where there is room above
 _SLOTS = 2
@@ -46,25 +45,25 @@ class Box:
 
 @dataclass
 class Drawing:
+    """Boxes in their places, and the lines between them."""
+
     loop: Loop
     boxes: dict[str, Box] = field(default_factory=dict)
+    #: the columns' left and right ends
+    spans: Sequence[tuple[float, float]] = ()
 
-    def svg(self) -> str:
+    @property
+    def width(self) -> float:
+        return self.spans[-1][1] + _MARGIN
+
+    @property
+    def height(self) -> float:
+        return max((b.y for b in self.boxes.values()), default=0) + HEIGHT + _MARGIN
+
+    def place(self) -> None:
         self._collect()
         self._rank()
-        spans = self._place()
-        height = max((b.y for b in self.boxes.values()), default=0) + _HEIGHT + _MARGIN
-        width = spans[-1][1] + _MARGIN
-        parts = [
-            f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-            f'height="{height:.0f}" role="img" aria-label="{escape(self.loop.name)}">',
-            *self._frames(spans, height),
-            *self._edges(),
-            *self._back_edges(spans),
-            *map(_box, self.boxes.values()),
-            "</svg>",
-        ]
-        return "\n".join(parts)
+        self.spans = self._place()
 
     # --- what is drawn ---
 
@@ -134,7 +133,7 @@ class Drawing:
                 if box.column == column:
                     rows.setdefault(box.rank, []).append(box)
             slots = max(map(len, rows.values()), default=1)
-            width = slots * (_WIDTH + _GAP_X) + _GAP_X
+            width = slots * (WIDTH + _GAP_X) + _GAP_X
             for rank in sorted(rows):
                 self._place_row(rows[rank], left, width)
             spans.append((left, left + width))
@@ -145,8 +144,8 @@ class Drawing:
         row.sort(key=self._middle_of_inputs)
         step = width / len(row)
         for k, box in enumerate(row):
-            box.x = left + (k + 0.5) * step - _WIDTH / 2
-            box.y = 2 * _MARGIN + box.rank * (_HEIGHT + _GAP_Y)
+            box.x = left + (k + 0.5) * step - WIDTH / 2
+            box.y = 2 * _MARGIN + box.rank * (HEIGHT + _GAP_Y)
 
     def _middle_of_inputs(self, box: Box) -> float:
         found = [self.boxes[k].x for k in box.inputs if k in self.boxes]
@@ -154,31 +153,24 @@ class Drawing:
 
     # --- how ---
 
-    def _frames(self, spans: Sequence[tuple[float, float]], height: float) -> list[str]:
-        count = steps(self.loop.steps)
-        titles = ("before the loop", f"the loop: {count}", "after the loop")
-        frames = []
-        for name, title, (left, right) in zip(
-            ("before", "loop", "after"), titles, spans, strict=True
-        ):
-            frames.append(
-                f'<rect class="frame {name}" x="{left:.0f}" y="8" width="{right - left:.0f}" '
-                f'height="{height - 16:.0f}" rx="10"/>'
-                f'<text class="frame-title" x="{left + 12:.0f}" y="28">{escape(title)}</text>'
-            )
-        return frames
+    def frames(self) -> list[tuple[str, str, float, float]]:
+        """Return the class, the title and both ends of the frame of each column."""
+        titles = ("before the loop", f"the loop: {steps(self.loop.steps)}", "after the loop")
+        triples = zip(("before", "loop", "after"), titles, self.spans, strict=True)
+        return [(name, title, left, right) for name, title, (left, right) in triples]
 
-    def _edges(self) -> list[str]:
-        found = []
-        for box in self.boxes.values():
-            for key in dict.fromkeys(box.inputs):
-                source = self.boxes.get(key)
-                if source is not None:
-                    found.append(_edge(source, box))
-        return found
+    def edges(self) -> list[tuple[Box, Box, str]]:
+        """Return where each edge begins and ends, and its path."""
+        pairs = [
+            (self.boxes[key], box)
+            for box in self.boxes.values()
+            for key in dict.fromkeys(box.inputs)
+            if key in self.boxes
+        ]
+        return [(source, target, _edge(source, target)) for source, target in pairs]
 
-    def _back_edges(self, spans: Sequence[tuple[float, float]]) -> list[str]:
-        """Draw edges from each next carry, around the step's left border, to the carry."""
+    def back_edges(self) -> list[str]:
+        """Return paths from each next carry, around the step's left border, to the carry."""
         found: list[str] = []
         carries = {b.title: b for b in self.boxes.values() if b.kind == "input" and b.column == 1}
         for box in self.boxes.values():
@@ -186,13 +178,18 @@ class Drawing:
             if box.kind != "result" or box.column != 1 or target is None:
                 continue
             offset = 6 + 4 * (len(found) % 3)
-            left, middle = spans[1][0] + offset, _WIDTH / 2
+            left, middle = self.spans[1][0] + offset, WIDTH / 2
             found.append(
-                f'<path class="edge back" d="M{box.x + middle:.0f},{box.y + _HEIGHT:.0f} '
-                f"v{offset} H{left:.0f} V{target.y - offset:.0f} "
-                f'H{target.x + middle:.0f} v{offset}"/>'
+                f"M{box.x + middle:.0f},{box.y + HEIGHT:.0f} v{offset} H{left:.0f} "
+                f"V{target.y - offset:.0f} H{target.x + middle:.0f} v{offset}"
             )
         return found
+
+
+def drawn(loop: Loop) -> Drawing:
+    drawing = Drawing(loop)
+    drawing.place()
+    return drawing
 
 
 def _value_box(value: Value, key: str, kind: str, column: int, inputs: tuple[str, ...] = ()) -> Box:
@@ -217,30 +214,14 @@ def _operator_box(op: Operator) -> Box:
     )
 
 
-def _cut(text: str) -> str:
-    return escape(text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…")
-
-
-def _box(box: Box) -> str:
-    badge = ""
-    if box.badge:
-        badge = f'<text class="badge" x="{_WIDTH - 6}" y="13">{escape(box.badge)}</text>'
-    return (
-        f'<g class="box {box.kind} {box.depends_on}" data-key="{escape(box.key)}" '
-        f'transform="translate({box.x:.0f},{box.y:.0f})">'
-        f"<title>{escape(box.tooltip)}</title>"
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="{6 if box.kind == "operator" else 19}"/>'
-        f'<text class="name" x="10" y="17">{_cut(box.title)}</text>'
-        f'<text class="type" x="10" y="32">{_cut(box.subtitle)}</text>{badge}</g>'
-    )
+def cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 
 def _edge(source: Box, target: Box) -> str:
-    x0, y0 = source.x + _WIDTH / 2, source.y + _HEIGHT
-    x1, y1 = target.x + _WIDTH / 2, target.y
+    x0, y0 = source.x + WIDTH / 2, source.y + HEIGHT
+    x1, y1 = target.x + WIDTH / 2, target.y
     bend = max(16.0, (y1 - y0) / 2)
     return (
-        f'<path class="edge {source.depends_on}" data-from="{escape(source.key)}" '
-        f'data-to="{escape(target.key)}" d="M{x0:.0f},{y0:.0f} C{x0:.0f},{y0 + bend:.0f} '
-        f'{x1:.0f},{y1 - bend:.0f} {x1:.0f},{y1:.0f}"/>'
+        f"M{x0:.0f},{y0:.0f} C{x0:.0f},{y0 + bend:.0f} {x1:.0f},{y1 - bend:.0f} {x1:.0f},{y1:.0f}"
     )
