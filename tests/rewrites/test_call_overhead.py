@@ -55,12 +55,18 @@ MOST_INSTRUCTIONS = 1100
 
 
 @pytest.mark.torch_version
-def test_instructions_that_a_first_call_traces(monkeypatch):
+@pytest.mark.parametrize("kind, most", [(tuple, MOST_INSTRUCTIONS), (dict, 1450)])
+def test_instructions_that_a_first_call_traces(monkeypatch, kind, most):
     cell, xs = torch.nn.LSTMCell(4, 4), torch.randn(5, 2, 4)
+    h, c = torch.zeros(2, 4), torch.zeros(2, 4)
+    init = (h, c) if kind is tuple else {"h": h, "c": c}
 
     def body(carry: Any, x: Any) -> Any:
-        h, c = cell(x, carry)
-        return (h, c), h
+        if kind is tuple:
+            h, c = cell(x, carry)
+            return (h, c), h
+        h, c = cell(x, (carry["h"], carry["c"]))
+        return {"h": h, "c": c}, {"h": h}
 
     traced, step = 0, InstructionTranslatorBase.step
 
@@ -70,5 +76,5 @@ def test_instructions_that_a_first_call_traces(monkeypatch):
         return step(self)
 
     monkeypatch.setattr(InstructionTranslatorBase, "step", count)
-    scan(body, (torch.zeros(2, 4), torch.zeros(2, 4)), xs)
-    assert 500 < traced <= MOST_INSTRUCTIONS
+    scan(body, init, xs)
+    assert 500 < traced <= most
