@@ -36,10 +36,8 @@ def _results_of_no_step(
     """Return the results for a trip count of zero; a step on zeros tells the shapes and dtypes, and
     changes nothing."""
     carry = tree.map_leaves(lambda leaf: as_carry(leaf, device).clone(), init)
-    with _changes_put_back(combine_fn), torch.no_grad():
-        probe = tree.map_leaves(lambda leaf: leaf.detach().clone(), carry)
-        x = tree.map_leaves(lambda leaf: leaf.new_zeros(leaf.shape[1:]), xs)
-        after, y = split_result(combine_fn(probe, x))
+    after, y = _one_step(combine_fn, carry, xs)
+    with torch.no_grad():
         y = outputs_of(y, device)
         try:
             dtypes = [leaf.dtype for leaf in tree.match_carry(init, after, device)]
@@ -49,6 +47,26 @@ def _results_of_no_step(
     leaves = zip(tree.tensors(carry), dtypes, strict=True)
     carry = tree.unflatten(carry, [leaf.to(dtype) for leaf, dtype in leaves])
     return carry, tree.map_leaves(lambda leaf: leaf.new_empty((0, *leaf.shape)), y)
+
+
+def _one_step(combine_fn: CombineFn, carry: Any, xs: Any, gradients: bool = False) -> Any:
+    """Run a step on zeros: without a history, unless it asks for ``gradients`` itself."""
+
+    def like(leaf: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        if gradients and leaf.requires_grad:
+            value.requires_grad_()
+        return value.clone()  # no leaf, which a step could not write to
+
+    first = tree.map_leaves(lambda leaf: like(leaf, leaf.detach()), carry)
+    x = tree.map_leaves(lambda leaf: like(leaf, leaf.detach().new_zeros(leaf.shape[1:])), xs)
+    try:
+        with _changes_put_back(combine_fn), torch.set_grad_enabled(gradients):
+            return split_result(combine_fn(first, x))
+    except RuntimeError as error:
+        is_about_gradients = "does not require grad" in str(error)
+        if gradients or not (is_about_gradients and torch.is_grad_enabled()):
+            raise
+    return _one_step(combine_fn, carry, xs, gradients=True)
 
 
 def _changes_put_back(combine_fn: CombineFn) -> contextlib.AbstractContextManager[None]:

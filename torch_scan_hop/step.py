@@ -127,6 +127,13 @@ def split_result(result: Any) -> tuple[Any, Any]:
     return result[0], result[1]
 
 
+def in_own_containers(result: Any) -> tuple[Any, Any]:
+    """Split what a step returns, in containers that nobody else changes: in a list of the program's
+    that it has changed, a trace puts back what was there before."""
+    carry, y = split_result(result)
+    return tree.unflatten(carry, tree.tensors(carry)), tree.unflatten(y, tree.tensors(y))
+
+
 def as_output_tensor(leaf: Any, device: torch.device, y: Any) -> torch.Tensor:
     """Return a leaf of ``y`` as a tensor."""
     if isinstance(leaf, torch.Tensor):

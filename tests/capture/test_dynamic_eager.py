@@ -14,7 +14,7 @@ from oracle import assert_same, check, gradients, loop, randn, scalar
 from torch._dynamo.utils import counters
 
 import torch_scan_hop
-from torch_scan_hop import Binomial, scan
+from torch_scan_hop import Binomial, fallback, scan
 from torch_scan_hop._torch import tracing
 from torch_scan_hop._torch.dynamo import contexts
 from torch_scan_hop.autodiff import joint
@@ -628,3 +628,22 @@ def test_a_cell_that_runs_again_is_not_captured_again_when_the_first_goes(work):
     before = work.total()
     scan(second, torch.zeros(2), torch.ones(3, 2))
     assert work.total() == before
+
+
+def test_a_dict_that_a_step_returns_may_have_other_keys_in_the_next_call():
+    """It is walked at once, not traced, and its keys are guarded all the same."""
+    weights = {"a": torch.ones(2)}
+
+    def cell(c, x):
+        return {key: value + x for key, value in reversed(c.items())}, weights
+
+    for keys in ("a", "ab", "b", "ba", "zb"):
+        kept = {key: torch.full((2,), float(ord(key))) for key in keys}
+        weights.clear()
+        weights.update(kept)
+        with fallback("error"):
+            carry, ys = scan(cell, dict(kept), torch.ones(3, 2))
+        assert [*carry] == [*keys] and [*ys] == [*keys]
+        for key in keys:
+            assert carry[key].tolist() == [ord(key) + 3.0] * 2
+            assert ys[key].tolist() == [[ord(key)] * 2] * 3

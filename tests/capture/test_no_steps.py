@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
+import types
 
 import numpy as np
 import pytest
@@ -35,6 +36,10 @@ class Settings:
     seen: int = 0
     items: list[int] = dataclasses.field(default_factory=list)
 
+
+imported = types.ModuleType("imported")
+exec("COUNT = 0\ndef count():\n global COUNT\n COUNT += 1\n return COUNT", vars(imported))
+imported.__dict__["itself"] = imported
 
 SEEN: list[int] = []
 COUNTED = 0
@@ -199,3 +204,83 @@ def test_a_captured_scan_of_no_steps_changes_nothing(make, mode):
     )
     assert [v._version for v in buffers] == versions and module.d == {"a": 0}
     assert not carry.requires_grad and carry.tolist() == [1, 1, 1]
+
+
+def reads_a_constant_array():
+    array = np.broadcast_to(np.ones(3, np.float32), (2, 3))
+    return lambda: torch.tensor(array[0]), array.tolist
+
+
+def draws_with_numpys_generator():
+    generator = np.random.default_rng(0)
+    return generator.random, lambda: generator.bit_generator.state
+
+
+def draws_with_numpys_older_generator():
+    generator = np.random.RandomState(0)
+    return generator.rand, lambda: repr(generator.get_state())
+
+
+def draws_with_pythons_generator():
+    generator = random.Random(0)
+    return generator.random, generator.getstate
+
+
+def draws_with_the_systems_generator():
+    return random.SystemRandom().random, lambda: None
+
+
+def changes_a_number_of_a_file():
+    def change():
+        imported.COUNT += 1
+        return imported.count()
+
+    return change, lambda: (imported.COUNT, imported.itself)
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+@pytest.mark.parametrize(
+    "make",
+    [
+        reads_a_constant_array,
+        draws_with_numpys_generator,
+        draws_with_numpys_older_generator,
+        draws_with_pythons_generator,
+        draws_with_the_systems_generator,
+        changes_a_number_of_a_file,
+    ],
+)
+def test_what_a_step_is_given_is_as_before(make):
+    change, state = make()
+
+    def cell(c, x):
+        return (c + change() if c.sum().item() == 0 else c), x
+
+    before = state()
+    with fallback("allow"):
+        scan(cell, torch.zeros(3), torch.zeros(0, 3))
+    assert state() == before
+
+
+@pytest.mark.filterwarnings("ignore:torch_scan_hop")
+def test_a_step_may_ask_for_gradients():
+    layer = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    optimizer, buffer = torch.optim.Adam(layer.parameters()), torch.ones(3)
+
+    def cell(c, x):
+        optimizer.zero_grad()
+        buffer.mul_(layer[0].bias)
+        loss = (layer(x.expand(2, 3)) * buffer * c).sum()
+        loss.backward()
+        optimizer.step()
+        (g,) = torch.autograd.grad((c * c).sum(), c)
+        return c - g, loss.item()
+
+    init = torch.ones(3, requires_grad=True)
+    before = repr(layer.state_dict())
+    with fallback("allow"):
+        carry, ys = scan(cell, init, torch.zeros(0, 3))
+    assert carry.requires_grad and carry.tolist() == [1, 1, 1] and ys.shape == (0,)
+    assert repr(layer.state_dict()) == before and not optimizer.state and init.grad is None
+    assert buffer.tolist() == [1, 1, 1] and not buffer.requires_grad
+    assert all(v.grad is None for v in layer.parameters())

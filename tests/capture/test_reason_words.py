@@ -359,3 +359,13 @@ def test_a_reason_does_not_depend_on_where_torch_is_installed() -> None:
     )
     for home in ("a", "a" * 200):
         assert "seeds random numbers" in reason_of(RuntimeError(told.format(home)))
+
+
+def test_a_namespace_takes_nothing_from_dict() -> None:
+    told = (
+        "Unsupported method call\n"
+        "  Explanation: Dynamo does not know how to trace method `__setattr__` of class `{}`"
+    )
+    assert "takes __setattr__ from dict" in reason_of(RuntimeError(told.format("AttrDict")))
+    reason = reason_of(RuntimeError(told.format("SimpleNamespace")))
+    assert "attribute of a SimpleNamespace" in reason and "a class of your own" in reason

@@ -655,3 +655,117 @@ def test_a_view_of_a_closure_shares_its_memory(view, way):
     with fallback("error"):
         found = results_of_a_view_of_a_closure(scan if way == "eager" else compiled, view)
     assert_same(found, results_of_a_view_of_a_closure(written_loop, view), 1e-12)
+
+
+def a_list_that_it_writes_to():
+    kept = [zero(), zero(1)]
+
+    def cell(c, x):
+        kept[0], kept[1] = kept[1], kept[0] * c + x
+        return c * 0.9 + kept[0], kept
+
+    return cell, zero(1), lambda: kept
+
+
+def a_dict_in_what_it_carries():
+    d = {"h": zero()}
+
+    def cell(c, x):
+        d["h"] = d["h"] * 0.5 + c[0] * x
+        return (c[0] + d["h"], d), [d, (c[1]["h"], d)]
+
+    return cell, (zero(1), {"h": zero(2)}), lambda: d
+
+
+def a_list_of_a_module():
+    o = Thing(kept=Seen(zero(), [zero(), 0]))
+
+    def cell(c, x):
+        o.kept.seen[1] += 1
+        o.kept.seen[0] = o.kept.seen[0] * 0.9 + x * o.kept.seen[1]
+        return c + o.kept.seen[0], o.kept.seen
+
+    return cell, zero(1), lambda: o.kept.seen
+
+
+def a_list_that_it_carries_from_none():
+    kept = [zero(1)]
+
+    def cell(c, x):
+        kept[0] = kept[0] * 0.5 + (x if c[0] is None else c[0] * x)
+        return kept, (kept, c[0] if c[0] is not None else x)
+
+    return cell, [None], lambda: kept
+
+
+def a_list_of_an_inner_scan():
+    kept = [zero()]
+
+    def inner(c, x):
+        kept[0] = kept[0] + x
+        return c + kept[0], kept
+
+    def cell(c, x):
+        c, ys = scan(inner, c, torch.stack([x, -x / 2]))
+        return c, (ys, kept)
+
+    return cell, zero(), lambda: kept
+
+
+RETURNED = [
+    a_list_that_it_writes_to,
+    a_dict_in_what_it_carries,
+    a_list_of_a_module,
+    a_list_that_it_carries_from_none,
+    a_list_of_an_inner_scan,
+]
+
+
+@pytest.mark.parametrize("make", RETURNED)
+@pytest.mark.parametrize(
+    "options, backend",
+    [({}, None), ({"reverse": True, "checkpoint": 2}, None), ({"unroll": 2}, "aot_eager")],
+)
+def test_what_is_written_to_may_be_returned(make, options, backend):
+    """A trace puts back what was in it before, and the results have what a step leaves in it."""
+    found = []
+
+    def by_scan(cell, init, xs):
+        return scan(cell, init, xs, **options)
+
+    def by_hand(cell, init, xs):
+        return scan_loop(cell, init, xs, len(xs), "reverse" in options)
+
+    if backend is not None:
+        by_scan = torch.compile(by_scan, backend=backend, fullgraph=True)
+    for run in (by_scan, by_hand):
+        cell, init, left = make()
+        xs = XS.clone().requires_grad_()
+        with fallback("error"):
+            results = run(cell, init, xs)
+        values = [v for v in tree.leaves((results, left())) if v is not None]
+        total = sum(v.sum() * k for k, v in enumerate(values) if isinstance(v, torch.Tensor))
+        found.append((values, torch.autograd.grad(total, xs)))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_what_no_step_reads_may_have_another_size_in_each_call(backend):
+    """Also within a tuple, a list, a dict or an object."""
+    o = Thing(pair=(zero(), 0), items=[None, [zero()]], named={"h": zero()}, seen=Seen(zero(), 1))
+
+    def cell(c, x):
+        o.pair = (c, o.pair[1] + 0.5)
+        o.items[1] = [c]
+        o.named = {"h": (c,)}
+        o.seen = Seen(c, x)
+        return c + x, x
+
+    run = scan if backend is None else torch.compile(scan, backend=backend, fullgraph=True)
+    for size in (2, 3, 4):
+        o.pair, before = (zero(), size), torch.zeros(size)
+        with fallback("error"):
+            run(cell, before, torch.ones(3, size))
+        left = [o.pair[0], o.items[1][0], o.named["h"][0], o.seen.h, o.seen.seen]
+        assert [v.tolist() for v in left] == [[2.0] * size] * 4 + [[1.0] * size]
+        assert o.pair[1] == size + 1.5

@@ -47,6 +47,8 @@ class Builder:
         self.floats: list[str] = []
         #: Python ints that steps count, and what each step ends with
         self.counters: list[str] = []
+        #: containers that are ys
+        self.returned: list[str] = []
         #: lists that steps append to
         self.lists: list[str] = []
         self.last: list[Statement] = []

@@ -491,7 +491,7 @@ class _Generator:
         ys = [v.name for v in late[: self.rng.choice([0, 1, 1, 2, 3])]]
         if found and self.rng.random() < 0.2:
             ys.append(self.rng.choice(found).name)
-        return ys
+        return ys + self.g.returned
 
 
 def _with_result(c: Carried, result: str) -> Carried:

@@ -106,6 +106,20 @@ def remembered(g: Builder) -> None:
 
 
 @rule("attributes")
+def returned_in_a_container(g: Builder) -> None:
+    """A list or a dict of the program's is a y, and steps write to it."""
+    a = g.float(fresh=True)
+    holder(g)
+    m, zeros = f"holder.r{len(g.before)}", a.type.zeros()
+    start, item = g.choose([(f"[{zeros}]", "[0]"), (f'{{"h": {zeros}}}', '["h"]')])
+    g.before.append(Statement(f"{m} = {start}"))
+    before = g.let(f"{m}{item} * 0.5", a.type.shape, fresh=False)
+    g.do(f"{m}{item} = torch.tanh({before.name} + {a.name})")
+    g.returned.append(m)
+    g.extras.append(f"{m}{item}")
+
+
+@rule("attributes")
 def averaged(g: Builder) -> None:
     """A buffer, or a tensor of a closure, that steps write to without gradients."""
     a = g.float(fresh=True)

@@ -54,6 +54,8 @@ class WritesTakenBack(TorchDispatchMode):
                 memory.resize_(before.nbytes())
             memory.copy_(before)
         for tensor, (before, place), version, grad, requires_grad, hooks in self.tensors:
+            if not (tensor.is_leaf or requires_grad or tensor._is_view()):
+                tensor.detach_()  # it had no history
             if tensor.is_leaf and tensor.grad is not grad:
                 tensor.grad = grad
             if tensor.is_leaf and tensor.requires_grad != requires_grad:

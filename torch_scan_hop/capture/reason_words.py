@@ -34,6 +34,11 @@ MEANINGS = (
         r"the body reads attribute '\1' of an object whose class takes __getattr__ from dict",
     ),
     (
+        "trace method `__setattr__` of class `SimpleNamespace`",
+        "the body assigns to an attribute of a SimpleNamespace, which Dynamo does not trace on "
+        "this torch",
+    ),
+    (
         r"trace method `__setattr__` of class `\w+`",
         "the body assigns to an attribute of an object whose class takes __setattr__ from dict",
     ),

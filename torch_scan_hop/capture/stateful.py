@@ -38,7 +38,7 @@ from torch_scan_hop.capture.twins import (
     view_again,
     views_among,
 )
-from torch_scan_hop.step import device_of, split_result
+from torch_scan_hop.step import device_of, in_own_containers
 
 
 class Stateful(VariableTracker):
@@ -88,7 +88,7 @@ class Stateful(VariableTracker):
         self._write(tx, now)
         with appended_to(tx, self.lists) as appended:
             result = self.combine_fn.call_function(tx, [carry, x], {})
-        carry, y = sequence_items(tx, call_inlined(tx, split_result, result))
+        carry, y = sequence_items(tx, call_inlined(tx, in_own_containers, result))
         left = [place.read(tx) for place in self.places]
         parts = [parts_left(tx, value) for value in left]
         self._note_twins(tx, left, parts, appended)

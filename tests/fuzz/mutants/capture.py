@@ -21,6 +21,16 @@ def assignments_are_lost() -> Iterator[object]:
         yield None
 
 
+@mutant("c", "eager", "pointwise,attributes")
+def results_are_in_containers_of_the_program() -> Iterator[object]:
+    """A body may return a list that it has written to, in which is again what was there before."""
+    from torch_scan_hop.capture import stateful
+    from torch_scan_hop.step import split_result
+
+    with mock.patch.object(stateful, "in_own_containers", split_result):
+        yield None
+
+
 @mutant("c", "eager", "pointwise,draws")
 def one_draw_for_all_steps() -> Iterator[object]:
     """A body may call random.random(): it is drawn when the body is traced, for all steps."""

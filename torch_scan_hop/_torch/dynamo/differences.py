@@ -10,6 +10,7 @@ from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.lists import BaseListVariable, ListVariable, TupleVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
+from torch_scan_hop._torch.dynamo.objects import held_by_name
 from torch_scan_hop._torch.dynamo.variables import example_value
 
 
@@ -65,6 +66,12 @@ def has_other_length(before: VariableTracker, after: VariableTracker) -> bool:
         if isinstance(one, kind) and isinstance(other, kind):
             return len(one.items) != len(other.items)
     return False
+
+
+def pairs_within(before: VariableTracker, after: VariableTracker) -> list[tuple[Any, Any]]:
+    """Return what two containers or objects hold at the same place."""
+    held = dict(held_by_name(before))
+    return [(held[name], value) for name, value in held_by_name(after) if name in held]
 
 
 def resizes(before: VariableTracker | None, after: VariableTracker) -> bool:

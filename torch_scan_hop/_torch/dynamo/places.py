@@ -32,6 +32,7 @@ from torch_scan_hop._torch.dynamo.deques import MOST_TO_FILL
 from torch_scan_hop._torch.dynamo.differences import (
     has_other_length,
     is_same,
+    pairs_within,
     reorders,
     resizes,
     tensor_of,
@@ -178,9 +179,11 @@ class Place:
         ):
             return True
         one, other = tensor_of(before), tensor_of(after)
-        if one is None or other is None:
-            return (one is None) != (other is None)
-        return one.shape != other.shape or one.dtype != other.dtype
+        if one is not None and other is not None:
+            return one.shape != other.shape or one.dtype != other.dtype
+        within = (replace(self, before=b, after=a) for b, a in pairs_within(before, after))
+        carried = (p for p in within if not (_is_mode(p.before) or _is_mode(p.after)))
+        return (one is None) != (other is None) or any(p.must_settle() for p in carried)
 
     def check(self, part: VariableTracker) -> None:
         """Raise Unsupported if ``part`` of what is left there cannot be carried."""
