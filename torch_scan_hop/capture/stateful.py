@@ -28,7 +28,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop.capture.shared_containers import SharedContainers
 from torch_scan_hop.capture.shared_state import SharedState, check_leaves
-from torch_scan_hop.capture.told import is_within_a_body
+from torch_scan_hop.capture.told import at_hand
 from torch_scan_hop.capture.twins import (
     TwinContainers,
     Twins,
@@ -269,7 +269,7 @@ def leave(
 def number_after(tx: Any, value: VariableTracker) -> VariableTracker:
     """Return the number that the scalar ``value`` is after a scan; a body goes on with the scalar,
     as with its own numbers."""
-    if not is_within_a_body():
+    if not at_hand.is_within:
         return as_number(tx, value)
     mark(value)
     return value
