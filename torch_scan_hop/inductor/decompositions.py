@@ -7,7 +7,8 @@ instead of ten. The backward reads the operator's ``workspace``, rows of gates s
 the parts keep as it is.
 
 The kernels of small matrices have LU and Cholesky factors, and solves with those. Other solves,
-inverses and determinants are made of them.
+inverses and determinants are made of them. A kernel of rows on a GPU has sums and extremes of them,
+and makes variances and their like of those.
 """
 
 from __future__ import annotations
