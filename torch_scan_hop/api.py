@@ -136,7 +136,7 @@ def _run(
         announce(combine_fn, _JIT_TRACE)
         return scan_loop(combine_fn, init, xs, trip_count, schedule.reverse)
     given = (init, xs, compiled) if compiled else (init, xs)  # a compiler takes more
-    reason, is_lasting, is_told = remembered_reason(combine_fn, given), False, False
+    reason, is_lasting, is_told = remembered_reason(combine_fn, given, template), False, False
     if reason is None:
         try:
             how = schedule if compiled else _as_eager_mode_runs(schedule, init, xs)

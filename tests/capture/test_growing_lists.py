@@ -456,3 +456,17 @@ def test_items_are_tensors_of_their_own(way: str) -> None:
     with fallback("error"):
         got = train(WAYS[way])
     assert_same(got, train(loop))
+
+
+def test_the_last_item_is_the_view_that_the_last_step_appended() -> None:
+    """Of a tensor that the body closes over: a later write to that is seen in the list."""
+    weight, kept = torch.arange(6.0).view(2, 3), list[torch.Tensor]()
+
+    def cell(h: Any, x: Any) -> Any:
+        kept.append(weight[0])
+        return h + x, h
+
+    with fallback("error"):
+        scan(cell, torch.zeros(3), torch.ones(2, 3))
+    weight.add_(1)
+    assert_same(kept[-1], weight[0])

@@ -56,7 +56,7 @@ LOWERING = {
     "pointwise": (PointwiseKernel, "lower"),
     "rows": (RowsKernel, "lower"),
     "blocks": (rewriter, "scan_of_blocks"),
-    "pairs": (plans, "make_plan"),
+    "pairs": (plans, "Planner"),
 }
 CAPTURE = {
     "trace": (tracing, "make_fx"),

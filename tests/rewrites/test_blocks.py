@@ -17,7 +17,7 @@ from torch_scan_hop.body.carries_in import CarriesIn, in_graph
 from torch_scan_hop.eager import run as dense
 from torch_scan_hop.inductor import rewriter
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.rewrites import blocks, current_options, make_plan, using_options
+from torch_scan_hop.rewrites import Planner, blocks, current_options, using_options
 from torch_scan_hop.signature import Signature
 
 
@@ -116,7 +116,7 @@ def test_a_dynamic_batch_is_no_reason_to_compile_again(short_blocks):
 )
 def test_inductor_takes_a_divisor_near_a_block_or_no_blocks(trip_count, length, short_blocks):
     body, signature = adding_products()
-    plan = make_plan(body, signature, current_options(), pointwise_pays=False)
+    plan = Planner(body, signature, current_options(), pointwise_pays=False).plan()
     assert blocks.whole_block_length(plan, trip_count) == length
     with using_options(blocks=False):
         assert blocks.whole_block_length(plan, trip_count) == trip_count
@@ -135,7 +135,7 @@ def test_a_block_of_large_steps_fits_the_cache(per_step, length, multiplies):
 
     weight = torch.randn(3, 3) if multiplies else torch.randn(3)
     body = make_fx(step)(torch.randn(2, 3), torch.randn(2, 3), weight)
-    plan = make_plan(body, Signature(1, 1, 1), current_options(), pointwise_pays=True)
+    plan = Planner(body, Signature(1, 1, 1), current_options(), pointwise_pays=True).plan()
     expected = max(length, 16) if multiplies else length
     assert blocks.block_length(plan, 1000, stacked=per_step) == expected
 
@@ -144,7 +144,7 @@ def test_what_blocks_add_to_is_no_larger_than_their_stacks(short_blocks):
     """A weight's gradient is read and written by each block."""
     given = torch.randn(2, 3), torch.zeros(3, 3), torch.randn(2, 3), torch.randn(3, 3)
     body = make_fx(lambda h, sums, x, w: (torch.tanh(h + x @ w), sums + h.t() @ x))(*given)
-    plan = make_plan(body, Signature(2, 1, 1), current_options(), pointwise_pays=False)
+    plan = Planner(body, Signature(2, 1, 1), current_options(), pointwise_pays=False).plan()
     assert plan.accumulated_bytes == 3 * 3 * 4
     length = blocks.block_length(plan, 1000)
     plan.__dict__["accumulated_bytes"] = 70 * plan.stacked_bytes

@@ -20,7 +20,7 @@ from torch_scan_hop.eager.loop import EagerLoop
 from torch_scan_hop.inductor import body as inductor_body
 from torch_scan_hop.inductor.rewriter import ScanRewriter
 from torch_scan_hop.op import call_scan, scan_op
-from torch_scan_hop.rewrites import Options, classify, make_plan, plan, planner
+from torch_scan_hop.rewrites import Options, Planner, classify, plan, planner
 from torch_scan_hop.rewrites.products import split_fused_products
 from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.xla import graph as xla_graph
@@ -37,7 +37,7 @@ def checker():
 
 
 def plan_of(body, signature, pays=True):
-    return make_plan(body, signature, Options(), pointwise_pays=pays)
+    return Planner(body, signature, Options(), pointwise_pays=pays).plan()
 
 
 def the_violation(checker):

@@ -16,7 +16,7 @@ from torch_scan_hop import scan
 from torch_scan_hop.body.cleanup import clean_up
 from torch_scan_hop.op import FORWARD, REVERSE, scans_in
 from torch_scan_hop.reference import scan_loop
-from torch_scan_hop.rewrites import Options, make_plan, using_options
+from torch_scan_hop.rewrites import Options, Planner, using_options
 from torch_scan_hop.signature import Inputs, Signature
 
 T, B, D, H = 6, 2, 3, 4
@@ -79,14 +79,16 @@ class TestHoistInvariant:
     def test_structure_and_values(self):
         h, xs, w = make(B, D), make(T, B, D), make(D, D)
         body = body_of(self.step, h, xs[0], w)
-        plan = make_plan(body, Signature(1, 1, 1), only("hoist_invariant"), pointwise_pays=False)
+        plan = Planner(
+            body, Signature(1, 1, 1), only("hoist_invariant"), pointwise_pays=False
+        ).plan()
         assert operators(plan.body) == {"mm": 1, "add": 1, "tanh": 1}
         assert operators(plan.invariant_part.module) == {"exp": 1, "t": 1}
         check_values(plan, body, [h], [xs], [w])
 
     def test_off(self):
         body = body_of(self.step, make(B, D), make(B, D), make(D, D))
-        plan = make_plan(body, Signature(1, 1, 1), Options(**OFF), pointwise_pays=False)
+        plan = Planner(body, Signature(1, 1, 1), Options(**OFF), pointwise_pays=False).plan()
         assert plan.is_trivial() and "exp" in operators(plan.body)
 
 
@@ -108,7 +110,7 @@ class TestWeightsThatLieApart:
     def test_they_are_copied_once(self, part, copied):
         h, xs, w = make(B, H), make(T, B, H), part(make(H, H))
         body = body_of(lambda h, x, w: (torch.tanh(h @ w + x), h * 2), h, xs[0], w)
-        plan = make_plan(body, Signature(1, 1, 1), Options(**OFF), pointwise_pays=False)
+        plan = Planner(body, Signature(1, 1, 1), Options(**OFF), pointwise_pays=False).plan()
         (given,) = plan.invariants(Inputs([h], [xs], [w])).values()
         assert (given is not w) == copied and torch.equal(given, w)
         assert not copied or given.is_contiguous()
@@ -118,7 +120,7 @@ class TestWeightsThatLieApart:
         w = torch.stack([make(B, H)] * 2, -1)[..., 0]
         h, xs = make(B, H), make(T, B, H)
         body = body_of(lambda h, x, w: (h * w + x, h + 1), h, xs[0], w)
-        plan = make_plan(body, Signature(1, 1, 1), Options(**OFF), pointwise_pays=False)
+        plan = Planner(body, Signature(1, 1, 1), Options(**OFF), pointwise_pays=False).plan()
         assert plan.invariants(Inputs([h], [xs], [w])) == {plan.roles.additional[0]: w}
 
 
@@ -130,7 +132,7 @@ class TestBatchXs:
     def test_the_input_product_leaves_the_loop(self):
         h, xs, w, u = make(B, H), make(T, B, D), make(D, H), make(H, H)
         body = body_of(self.step, h, xs[0], w, u)
-        plan = make_plan(body, Signature(1, 1, 2), only("batch_xs"), pointwise_pays=False)
+        plan = Planner(body, Signature(1, 1, 2), only("batch_xs"), pointwise_pays=False).plan()
         assert operators(plan.body)["mm"] == 1
         check_values(plan, body, [h], [xs], [w, u])
         batched = make_fx(
@@ -148,7 +150,7 @@ class TestBatchXs:
         h, xs = make(H), make(T, H)
         body = body_of(step, h, xs[0])
         for pays, left in ((False, {"exp": 1, "sin": 1, "add": 1}), (True, {"add": 1})):
-            plan = make_plan(body, Signature(1, 1, 0), only("batch_xs"), pointwise_pays=pays)
+            plan = Planner(body, Signature(1, 1, 0), only("batch_xs"), pointwise_pays=pays).plan()
             assert operators(plan.body) == left
             check_values(plan, body, [h], [xs], [])
 
@@ -158,9 +160,11 @@ class TestBatchXs:
 
         h, xs, w = make(1), make(T, 1, 2), make(2, 100)
         body = body_of(step, h, xs[0], w)
-        wide = make_plan(body, Signature(1, 1, 1), Options(memory_gate=1000), pointwise_pays=True)
+        wide = Planner(
+            body, Signature(1, 1, 1), Options(memory_gate=1000), pointwise_pays=True
+        ).plan()
         assert "mm" not in operators(wide.body)
-        none = make_plan(body, Signature(1, 1, 1), Options(memory_gate=0), pointwise_pays=True)
+        none = Planner(body, Signature(1, 1, 1), Options(memory_gate=0), pointwise_pays=True).plan()
         assert "mm" in operators(none.body)
 
 
@@ -173,7 +177,7 @@ class TestSinkOutputs:
     def test_the_output_product_leaves_the_loop(self):
         h, xs, w = make(B, D), make(T, B, D), make(D, H)
         body = body_of(self.step, h, xs[0], w)
-        plan = make_plan(body, Signature(1, 1, 1), only("sink_outputs"), pointwise_pays=False)
+        plan = Planner(body, Signature(1, 1, 1), only("sink_outputs"), pointwise_pays=False).plan()
         assert operators(plan.body) == {"add": 1, "tanh": 1}
         assert [n.name for n in plan.decisions.stacked] == ["tanh"]
         check_values(plan, body, [h], [xs], [w])
@@ -185,7 +189,7 @@ class TestSinkOutputs:
 
         h, xs = make(H), make(T, H)
         body = body_of(step, h, xs[0])
-        plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=True)
+        plan = Planner(body, Signature(1, 1, 0), Options(), pointwise_pays=True).plan()
         assert operators(plan.body)["bernoulli"] == 1
 
 
@@ -196,9 +200,9 @@ class TestContractAccumulators:
 
         acc, g, a, b = make(D, H), make(H), make(T, B, D), make(T, B, H)
         body = body_of(step, acc, g, a[0], b[0])
-        plan = make_plan(
+        plan = Planner(
             body, Signature(2, 2, 0), only("contract_accumulators"), pointwise_pays=False
-        )
+        ).plan()
         assert plan.decisions.loop_carry == [1]
         assert operators(plan.body)["mm"] == 0
         check_values(plan, body, [acc, g], [a, b], [])
@@ -210,7 +214,7 @@ class TestContractAccumulators:
 
         w, bias, h, xs = make(D, D), make(D), make(B, D), make(T, B, D)
         body = body_of(step, w, bias, h, xs[0])
-        plan = make_plan(body, Signature(3, 1, 0), Options(), pointwise_pays=False)
+        plan = Planner(body, Signature(3, 1, 0), Options(), pointwise_pays=False).plan()
         assert plan.decisions.loop_carry == [2]
         assert operators(plan.body)["mm"] == operators(plan.body)["sum"] == 0
         check_values(plan, body, [w, bias, h], [xs], [])
@@ -231,7 +235,7 @@ class TestContractAccumulators:
 
         carry, xs, p = [make(D), make(D, D), make(D), make(B, D)], make(T, B, D), make(D)
         body = body_of(step, *carry, xs[0], p)
-        plan = make_plan(body, Signature(4, 1, 1), Options(), pointwise_pays=pointwise_pays)
+        plan = Planner(body, Signature(4, 1, 1), Options(), pointwise_pays=pointwise_pays).plan()
         # the first is no sum of theirs, but a difference
         assert plan.decisions.loop_carry == [0, 3]
         assert operators(plan.body)["mm"] == operators(plan.body)["div"] == 0
@@ -249,7 +253,7 @@ class TestContractAccumulators:
 
         carry, xs = [make(100, D), make(B, D)], make(T, B, D)
         body = body_of(step, *carry, xs[0])
-        plan = make_plan(body, Signature(2, 1, 0), Options(), pointwise_pays=pointwise_pays)
+        plan = Planner(body, Signature(2, 1, 0), Options(), pointwise_pays=pointwise_pays).plan()
         assert plan.decisions.loop_carry == [1]
         assert operators(plan.body)["expand"] == operators(plan.body)["div"] == 0
         check_values(plan, body, carry, [xs], [])
@@ -270,13 +274,13 @@ class TestContractAccumulators:
 
         carry, xs, p = [make(D), make(B, D)], make(T, B, D), make(D)
         body = body_of(step, *carry, xs[0], p)
-        plan = make_plan(body, Signature(2, 1, 1), Options(), pointwise_pays=True)
+        plan = Planner(body, Signature(2, 1, 1), Options(), pointwise_pays=True).plan()
         check_values(plan, body, carry, [xs], [p])
 
     def test_narrow_numbers_are_scaled_before_they_are_added(self):
         acc, xs = torch.zeros(2).half(), torch.full((40, 2), 3e3).half()
         body = body_of(lambda acc, x: [acc + x.exp2().clamp(max=3e3) * 1e-3, x], acc, xs[0])
-        plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=True)
+        plan = Planner(body, Signature(1, 1, 0), Options(), pointwise_pays=True).plan()
         check_values(plan, body, [acc], [xs], [])
 
     def test_batched_products(self):
@@ -285,7 +289,7 @@ class TestContractAccumulators:
 
         acc, xs = make(2, H, H), make(T, 2, 3, H)
         body = body_of(step, acc, xs[0])
-        plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=True)
+        plan = Planner(body, Signature(1, 1, 0), Options(), pointwise_pays=True).plan()
         assert plan.decisions.loop_carry == []
         check_values(plan, body, [acc], [xs], [])
 
@@ -295,7 +299,7 @@ class TestContractAccumulators:
             return acc, acc * 2
 
         body = body_of(step, make(H), make(H))
-        plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=True)
+        plan = Planner(body, Signature(1, 1, 0), Options(), pointwise_pays=True).plan()
         assert plan.decisions.loop_carry == [0]
         check_values(plan, body, [make(H)], [make(T, H)], [])
 
@@ -308,13 +312,13 @@ class TestDropDead:
     def test_unread_results_and_unchanged_carries(self):
         init, xs = [make(H), make(H), make(H)], make(T, H)
         body = body_of(self.step, *init, xs[0])
-        plan = make_plan(
+        plan = Planner(
             body,
             Signature(3, 1, 0),
             only("drop_dead"),
             pointwise_pays=False,
             used_outputs=[False, True, True, False, True],
-        )
+        ).plan()
         assert plan.decisions.loop_carry == [2] and plan.decisions.constant_carry == [1]
         assert operators(plan.body) == {"mul": 1, "add": 1, "cos": 1}
         check_values(plan, body, init, [xs], [])
@@ -322,7 +326,7 @@ class TestDropDead:
     def test_forwarded_xs_are_copied(self):
         xs, h = make(T, H), make(H)
         body = body_of(lambda h, x: (h + 1, x, x), h, xs[0])
-        plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=False)
+        plan = Planner(body, Signature(1, 1, 0), Options(), pointwise_pays=False).plan()
         _, first, second = plan.run(run_loop, Inputs([h], [xs], []))
         torch.testing.assert_close([first, second], [xs, xs])
         assert len({t.data_ptr() for t in (xs, first, second)}) == 3
@@ -507,7 +511,9 @@ def test_work_before_the_loop_is_not_done_again_after_it(cell):
     make = torch.Generator().manual_seed(0)
     h, xs = torch.randn(H, generator=make).double(), torch.randn(T, B, D, generator=make).double()
     flat = lambda h, x: torch.utils._pytree.tree_leaves(cell(h, x))  # noqa: E731
-    plan = make_plan(body_of(flat, h, xs[0]), Signature(1, 1, 0), Options(), pointwise_pays=True)
+    plan = Planner(
+        body_of(flat, h, xs[0]), Signature(1, 1, 0), Options(), pointwise_pays=True
+    ).plan()
     assert operators(plan.batched_part.module)["tanh"] == 1
     assert plan.sunk_part.module is None or operators(plan.sunk_part.module)["tanh"] == 0
     assert_same(scan(cell, h, xs), loop(cell, h, xs))
@@ -517,7 +523,7 @@ def test_work_before_the_loop_is_not_done_again_after_it(cell):
 def test_a_large_value_stays_in_the_step_that_has_it_in_a_cache(size):
     cell = lambda h, x: [h * (x + torch.zeros(size)).sin().mean(), x * 2]  # noqa: E731
     body = body_of(cell, torch.empty(3), torch.empty(()))
-    plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=True)
+    plan = Planner(body, Signature(1, 1, 0), Options(), pointwise_pays=True).plan()
     assert operators(plan.body)["sin"] == (size == 2**18)
 
 
@@ -526,7 +532,7 @@ def test_the_eager_loop_adds_to_a_product_where_it_is():
         lambda h, x, w, u: [torch.tanh(h @ u + x @ w)] * 2,
         *(torch.empty(*s) for s in ((B, H), (B, D), (D, H), (H, H))),
     )
-    plan = make_plan(body, Signature(1, 1, 2), Options(), pointwise_pays=True)
+    plan = Planner(body, Signature(1, 1, 2), Options(), pointwise_pays=True).plan()
     assert plan.own_xs == [0]
     from torch_scan_hop.eager.loop import EagerLoop
 
@@ -592,7 +598,7 @@ def test_a_factorisation_that_no_step_needs_is_made_after_the_loop(name, reverse
 
     init, xs = torch.eye(3).double().repeat(2, 1, 1), torch.randn(T, 2, 3, 3).double()
     body = body_of(lambda a, x: [*cell(a, x)], init, xs[0])
-    plan = make_plan(body, Signature(1, 1, 0), Options(), pointwise_pays=True)
+    plan = Planner(body, Signature(1, 1, 0), Options(), pointwise_pays=True).plan()
     left = {op for op in operators(plan.body) if "linalg" in op or "cholesky" in op}
     assert not left and plan.decisions.sunk
 

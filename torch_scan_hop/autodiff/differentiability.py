@@ -24,22 +24,23 @@ from torch_scan_hop.signature import Inputs
 
 def carry_fixpoint(
     start: Sequence[bool], one_round: Callable[[tuple[bool, ...]], Sequence[bool]]
-) -> tuple[bool, ...]:
-    """Return the least set of carries that contains ``start`` and is closed under a step.
+) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Return the least set of carries that contains ``start`` and is closed under a step; and which
+    results a step marks then.
 
-    ``one_round(flags)`` says which carries a step marks when ``flags`` are marked before it.
+    ``one_round(flags)`` says which results, carries first, a step marks when ``flags`` are marked
+    before it.
 
-    >>> carry_fixpoint([True, False], lambda flags: [False, flags[0]])
-    (True, True)
+    >>> carry_fixpoint([True, False], lambda flags: [False, flags[0], flags[1]])
+    ((True, True), (False, True, True))
     """
     flags = tuple(start)
-    for _ in range(1 + len(flags)):
-        marked = one_round(flags)
-        grown = tuple(a or b for a, b in zip(flags, marked, strict=True))
+    while True:
+        marked = tuple(one_round(flags))
+        grown = tuple(a or b for a, b in zip(flags, marked, strict=False))
         if grown == flags:
-            break
+            return flags, marked
         flags = grown
-    return flags
 
 
 def needs_grad(value: Any) -> bool:
@@ -112,8 +113,6 @@ def _gradient_flow(
         with replaced(_state, asks_for_flags_only=True):
             return [needs_grad(out) for out in run_fake(run, examples.flat(), mode)]
 
-    n_carry = len(examples.carry)
-    carry = carry_fixpoint(wanted.carry, lambda flags: outputs(flags)[:n_carry])
-    after = outputs(carry)
-    ys, carry_after = tuple(after[n_carry:]), tuple(after[:n_carry])
+    carry, after = carry_fixpoint(wanted.carry, outputs)
+    ys, carry_after = after[len(carry) :], after[: len(carry)]
     return GradientFlow(carry, tuple(wanted.xs), tuple(wanted.additional), ys, carry_after)

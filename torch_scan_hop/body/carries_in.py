@@ -78,13 +78,6 @@ def stacks_of(xs: Sequence[Tensor | CarriesIn]) -> list[Tensor]:
     return [x.stack if isinstance(x, CarriesIn) else x for x in xs]
 
 
-def with_stacks(inputs: Inputs[Any]) -> Inputs[Any]:
-    """Apply :func:`stacks_of` to the xs of a scan's inputs."""
-    if CarriesIn not in map(type, inputs.xs):
-        return inputs
-    return Inputs(inputs.carry, stacks_of(inputs.xs), inputs.additional)
-
-
 def with_joined(
     inputs: Inputs[Any], join: Callable[[CarriesIn], Tensor] = CarriesIn.whole
 ) -> Inputs[Any]:
@@ -93,6 +86,11 @@ def with_joined(
         return inputs
     xs = [join(x) if isinstance(x, CarriesIn) else x for x in inputs.xs]
     return Inputs(inputs.carry, xs, inputs.additional)
+
+
+def with_stacks(inputs: Inputs[Any]) -> Inputs[Any]:
+    """Apply :func:`stacks_of` to the xs of a scan's inputs."""
+    return with_joined(inputs, lambda carries: carries.stack)
 
 
 def _joined(rows: Tensor, edge: Tensor, reverse: bool) -> Tensor:

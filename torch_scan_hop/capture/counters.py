@@ -43,7 +43,7 @@ from torch_scan_hop.capture.counting import (
 )
 from torch_scan_hop.capture.number_arithmetic import COMPARISONS, of_number
 from torch_scan_hop.capture.steady import BRANCH
-from torch_scan_hop.capture.told import counters_told
+from torch_scan_hop.capture.told import at_hand
 from torch_scan_hop.capture.weak_numbers import carry_of
 from torch_scan_hop.signature import output_node
 
@@ -215,7 +215,7 @@ def branches_are_decided() -> Iterator[None]:
 
     def known_by(ask: Callable[[Counters, Any], Any]) -> Callable[[VariableTracker], Any]:
         def answer(variable: VariableTracker) -> Any:
-            counters = counters_told()  # of this scan: one in its body has its own, or none
+            counters = at_hand.counters  # of this scan: one in its body has its own, or none
             return None if counters is None else ask(counters, variable.as_proxy().node)
 
         return answer
@@ -230,7 +230,7 @@ def branches_are_decided() -> Iterator[None]:
 
 def check_branches(graph: fx.Graph, xs: VariableTracker) -> None:
     """Check what was decided in the trace of ``graph``, for as many steps as ``xs`` has."""
-    counters = counters_told()
+    counters = at_hand.counters
     if counters is not None:
         counters.check(graph, example_value(xs).shape[0])
 

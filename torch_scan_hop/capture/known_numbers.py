@@ -21,7 +21,7 @@ from torch_scan_hop._torch.dynamo.results_for_fakes import takes
 from torch_scan_hop._torch.dynamo.variables import example_value
 from torch_scan_hop._torch.operators import is_function_of_torch
 from torch_scan_hop.capture.number_arguments import name_with_scalar, with_scalar
-from torch_scan_hop.capture.told import counters_told
+from torch_scan_hop.capture.told import at_hand
 from torch_scan_hop.capture.weak_numbers import (
     OF_ALIKE,
     as_python_has_it,
@@ -82,7 +82,7 @@ def _takes(target: Any, args: Any, kwargs: Any) -> bool:
 
 def _at_first(proxy: fx.Proxy) -> Any:
     """Return what a flag or an int is at the first step, if counters know."""
-    counters, dtype = counters_told(), getattr(example_value(proxy), "dtype", None)
+    counters, dtype = at_hand.counters, getattr(example_value(proxy), "dtype", None)
     if counters is None or not is_marked(proxy) or dtype not in (torch.bool, torch.int64):
         return proxy
     ask = counters.decide if dtype == torch.bool else counters.position

@@ -144,12 +144,14 @@ def _functions_named_in(fn: types.FunctionType) -> list[Any]:
     return [v for v in found if isinstance(v, (types.FunctionType, torch.nn.Module))]
 
 
-def remembered_reason(fn: Any, inputs: Any) -> str | None:
+def remembered_reason(fn: Any, inputs: Any, template: Any) -> str | None:
     """Return why ``fn``, called so with (init, xs), was not traced before; None if it may be.
 
-    Of a number in init, a capture does not see the value.
+    Of a number in init a capture does not see the value. There is none without a ``template``.
     """
-    if any(type(leaf) is int and is_far(leaf) for leaf in tree.leaves(inputs[0])):
+    if template is not None and any(
+        type(leaf) is int and is_far(leaf) for leaf in tree.leaves(inputs[0])
+    ):
         return COUNTS_FAR.format("init")
     by_callees = _refusals.get(id(code_of(fn)))
     reasons = None if by_callees is None else by_callees.get(callees_of(fn))

@@ -30,7 +30,7 @@ from torch_scan_hop.capture.stateful import (
     parts_left,
     parts_of,
 )
-from torch_scan_hop.capture.told import loop_may_run
+from torch_scan_hop.capture.told import at_hand
 from torch_scan_hop.capture.twins import leave_as_one
 from torch_scan_hop.schedule.strategies import Schedule
 
@@ -58,7 +58,7 @@ def scan_with_state(
     carry: VariableTracker = TupleVariable([capture.carry, state])
     step = Stateful(capture.combine_fn, places, lists)
     carry, ys = sequence_items(tx, capture.run_scan(step, template, carry))
-    if loop_may_run():
+    if at_hand.loop_may_run:
         _refuse_costly_captures(tx, step, trip_count if capture.appended is None else None)
     carry, state = sequence_items(tx, carry)
     _leave_state(capture, step, carry, sequence_items(tx, state))

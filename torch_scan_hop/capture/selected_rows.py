@@ -56,7 +56,7 @@ from torch_scan_hop.capture.mask_places import (
     writes_one_value,
 )
 from torch_scan_hop.capture.row_by_row import NotRowByRow, check_rows, products_of_a_row, rows_of
-from torch_scan_hop.capture.told import most_products
+from torch_scan_hop.capture.told import at_hand
 
 
 def compute_all_rows(module: fx.GraphModule) -> None:
@@ -200,7 +200,7 @@ class _AllRows:
         is_pointwise = check_rows(made)
         for symbol, count in products_of_a_row(made):
             self.products += count * likely_value(example_value(self.masks[symbol]).numel())
-        if self.products > most_products():
+        if self.products > at_hand.most_products:
             raise NotRowByRow("large products of rows that the mask may leave out")
         floats = [n for n in tensors if is_differentiable(n)]
         shared = [n for n in floats if not is_unknown(n)]

@@ -14,7 +14,7 @@ from torch_scan_hop._torch.dynamo.left import contents_of, mutable_containers_in
 from torch_scan_hop._torch.dynamo.places import Place
 from torch_scan_hop._torch.dynamo.variables import VariableTracker
 from torch_scan_hop.capture.first_steps import FirstStepDiffers
-from torch_scan_hop.capture.told import steady_state
+from torch_scan_hop.capture.told import at_hand
 
 
 class SharedContainers:
@@ -71,7 +71,7 @@ class SharedContainers:
                     f"{text}, which steps have made, too: a scan carries each on its own. Keep a "
                     "flag, or compare what is in them"
                 )
-            if text not in steady_state()[0]:
+            if text not in at_hand.steady[0]:
                 raise FirstStepDiffers(text)
 
 
@@ -81,7 +81,7 @@ def _check_replaced(places: Sequence[Place], before: Sequence[VariableTracker]) 
     replaced = {id(found) for value in before for found in mutable_containers_in(value)}
     for place in places:
         text = f"what is in {place} is changed, and then replaced"
-        if id(place.owner) in replaced and text not in steady_state()[0]:
+        if id(place.owner) in replaced and text not in at_hand.steady[0]:
             raise FirstStepDiffers(text)
 
 

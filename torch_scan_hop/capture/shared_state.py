@@ -19,7 +19,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 )
 from torch_scan_hop._torch.operators import storage_of
 from torch_scan_hop.capture.first_steps import FirstStepDiffers
-from torch_scan_hop.capture.told import steady_state
+from torch_scan_hop.capture.told import at_hand
 
 
 class SharedState:
@@ -110,7 +110,7 @@ class SharedState:
         if is_anothers:
             raise _refusal(place)
         text = f"{place} is written to, and then replaced"
-        if text not in steady_state()[0]:
+        if text not in at_hand.steady[0]:
             raise FirstStepDiffers(text)
 
 

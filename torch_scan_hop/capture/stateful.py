@@ -28,7 +28,7 @@ from torch_scan_hop._torch.dynamo.variables import (
 from torch_scan_hop._torch.sizes import is_exporting
 from torch_scan_hop.capture.shared_containers import SharedContainers
 from torch_scan_hop.capture.shared_state import SharedState, check_leaves
-from torch_scan_hop.capture.told import is_within_a_body
+from torch_scan_hop.capture.told import at_hand
 from torch_scan_hop.capture.twins import (
     TwinContainers,
     Twins,
@@ -178,26 +178,27 @@ class Stateful(VariableTracker):
         ]
 
     def _share(self, tx: Any, parts: Sequence[list[VariableTracker]]) -> None:
-        for (n, k), (m, j) in self.twins.items():
+        for n, k in (*self.twins, *self.views):
             if n < len(parts):
-                parts[n][k] = parts[m][j]
-        for (n, k), view in self.views.items():
-            if n < len(parts) and view.of is None:
-                parts[n][k] = view_again(tx, view.outside, view)
-            elif n < len(parts) and view.of and view.of[0] < len(parts):
-                parts[n][k] = view_again(tx, parts[view.of[0]][view.of[1]], view)
+                parts[n][k] = self._one(tx, (n, k), parts) or parts[n][k]
+
+    def _one(self, tx: Any, key: tuple[int, int], parts: Sequence[list[VariableTracker]]) -> Any:
+        """Return the tensor that a part is, or is a view of, and that is among the ``parts`` at the
+        places or outside of the body; None for others."""
+        view = self.views.get(key)
+        one: Any = view.of if view else self.twins.get(key)
+        if isinstance(one, tuple):
+            one = parts[one[0]][one[1]] if one[0] < len(parts) else None
+        return one if one is None or view is None else view_again(tx, one, view)
 
     def last_appended(self, tx: Any, n: int) -> VariableTracker:
         """Return of each part of what the last step appended to the ``n``-th list the tensor that
         it has left at a place, too; None for others."""
-        found: list[VariableTracker] = []
+        parts = [parts_left(tx, place.read(tx)) for place in self.places]
+        found = []
         for k, kind in enumerate(self.appended[n]):
-            key = (len(self.places) + n, k)
-            view = self.views.get(key)
-            m, j = view.of if view and view.of else self.twins.get(key, (len(self.places), 0))
-            is_one = kind == TENSOR and m < len(self.places) and not is_exporting()
-            one = parts_left(tx, self.places[m].read(tx))[j] if is_one else None
-            one = view_again(tx, one, view) if one and view else one
+            is_one = kind == TENSOR and not is_exporting()
+            one = self._one(tx, (len(parts) + n, k), parts) if is_one else None
             found.append(one or ConstantVariable.create(None))
         return TupleVariable(found)
 
@@ -268,7 +269,7 @@ def leave(
 def number_after(tx: Any, value: VariableTracker) -> VariableTracker:
     """Return the number that the scalar ``value`` is after a scan; a body goes on with the scalar,
     as with its own numbers."""
-    if not is_within_a_body():
+    if not at_hand.is_within:
         return as_number(tx, value)
     mark(value)
     return value

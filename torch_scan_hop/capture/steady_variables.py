@@ -56,7 +56,7 @@ from torch_scan_hop.capture.refusals import changed_leaf, is_about_carry
 from torch_scan_hop.capture.scans_with_state import CostlyCapture, scan_with_state
 from torch_scan_hop.capture.stateful import parts_left, parts_of
 from torch_scan_hop.capture.steady import first_step, no_step, other_steps, owned
-from torch_scan_hop.capture.told import SomeSteps, in_part, loop_may_run, part_told, told
+from torch_scan_hop.capture.told import SomeSteps, at_hand, in_part, told
 from torch_scan_hop.capture.traced_steps import steps_are_traced
 from torch_scan_hop.schedule.strategies import as_one_scan
 
@@ -73,7 +73,7 @@ class SteadyScanVariable(TorchHigherOrderOperatorVariable):
         *call, settled, appended = args
         capture = _Capture(tx, *call)
         is_eager = appended.python_type() is list
-        if is_eager and loop_may_run():
+        if is_eager and at_hand.loop_may_run:
             capture.appended = appended
         try:
             if not is_eager:  # which is asked before
@@ -113,7 +113,7 @@ class _Capture:
         self.over = (xs, trip_count, schedule)
         #: where an eager scan notes what is appended to lists; None where the trace does that
         self.appended: VariableTracker | None = None
-        self.part = part_told()
+        self.part = at_hand.part
         self.is_whole = self.part.block > 1
         self.decides_branches = False
         self.at_position: Exception | None = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from torch_scan_hop._torch.replaced import ambient, replaced
+from torch_scan_hop._torch.replaced import replaced
 
 Steady = tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -25,16 +26,32 @@ class SomeSteps(NamedTuple):
     begin: int = 0
 
 
-_state = ambient(
-    steady=((), ()),
-    numbers=frozenset(),
-    counters=None,
-    reads=None,
-    is_in_body=False,
-    is_within=False,
-    most_products=math.inf,
-    part=SomeSteps(),
-)
+class _AtHand(threading.local):
+    """What is :func:`told` of the scan that is being captured."""
+
+    #: the leaves that differ after the first step, and the places of what steps leave
+    steady: Steady = ((), ())
+    #: which leaves are numbers, also of other scans of the same steps
+    numbers: frozenset[int] = frozenset()
+    #: the Counters that decide branches; None if a branch on a number is refused
+    counters: Any = None
+    #: where a tensor is noted that is read as a number; None if that is refused
+    reads: list[Any] | None = None
+    #: if a body is traced: a scan that it calls is another one, or a part of this one
+    is_in_body = False
+    #: if the scan is called in the body of another
+    is_within = False
+    #: of so many multiplications in a step, for rows that a mask may leave out, a loop is slower
+    most_products: float = math.inf
+    part = SomeSteps()
+
+    @property
+    def loop_may_run(self) -> bool:
+        """True if a body may be refused, since a loop runs it then."""
+        return self.most_products < math.inf
+
+
+at_hand = _AtHand()
 
 
 def told(
@@ -51,72 +68,17 @@ def told(
     steady = (tuple(settled), tuple(places))
     numbers = frozenset(numbers)
     known = {"steady": steady, "numbers": numbers, "counters": counters, "reads": reads}
-    is_within = is_within_a_body() or is_in_a_body()
-    return replaced(_state, **known, is_in_body=False, is_within=is_within, part=SomeSteps())
-
-
-def steady_state() -> Steady:
-    """Return the leaves that differ after the first step, and the places of what steps leave."""
-    steady: Steady = _state.steady
-    return steady
-
-
-def numbers_carried() -> frozenset[int]:
-    """Return which leaves are numbers, also of other scans of the same steps."""
-    numbers: frozenset[int] = _state.numbers
-    return numbers
+    is_within = at_hand.is_within or at_hand.is_in_body
+    return replaced(at_hand, **known, is_in_body=False, is_within=is_within, part=SomeSteps())
 
 
 def in_a_body() -> contextlib.AbstractContextManager[None]:
-    """Within, a body is traced: a scan that it calls is another one, or a part of this one."""
-    return replaced(_state, is_in_body=True)
-
-
-def is_in_a_body() -> bool:
-    return bool(_state.is_in_body)
-
-
-def is_within_a_body() -> bool:
-    """Return True if the scan that is being captured is called in the body of another."""
-    return bool(_state.is_within)
-
-
-def counters_told() -> Any:
-    """Return the Counters that decide branches; None if a branch on a number is refused."""
-    return _state.counters
-
-
-def reads_told() -> list[Any] | None:
-    """Return where a tensor is noted that is read as a number; None if that is refused."""
-    reads: list[Any] | None = _state.reads
-    return reads
-
-
-def also_carried(numbers: Iterable[int]) -> None:
-    """Add to the numbers until what is ``told`` ends."""
-    _state.numbers |= frozenset(numbers)
+    return replaced(at_hand, is_in_body=True)
 
 
 def a_loop_may_run(most_products: float) -> contextlib.AbstractContextManager[None]:
-    """Within, a body may be refused, since a loop runs it then.
-
-    ``most_products``: of so many multiplications in a step, for rows that a mask may leave out, the
-    loop is slower.
-    """
-    return replaced(_state, most_products=most_products)
-
-
-def most_products() -> float:
-    return float(_state.most_products)
+    return replaced(at_hand, most_products=most_products)
 
 
 def in_part(part: SomeSteps) -> contextlib.AbstractContextManager[None]:
-    return replaced(_state, part=part)
-
-
-def part_told() -> SomeSteps:
-    return _state.part  # type: ignore[no-any-return]
-
-
-def loop_may_run() -> bool:
-    return most_products() < math.inf
+    return replaced(at_hand, part=part)

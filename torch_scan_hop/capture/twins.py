@@ -57,10 +57,9 @@ class View(NamedTuple):
     """A part of what a step leaves that is a view: of which part, or of which tensor that the body
     closes over; and by which nodes."""
 
-    of: tuple[int, int] | None
+    of: tuple[int, int] | fx.Proxy
     nodes: list[fx.Node]
     requires_grad: bool
-    outside: fx.Proxy | None = None
 
 
 def views_among(
@@ -87,7 +86,7 @@ def views_among(
             if id(example) in known and example is not tensor:
                 found[key] = View(known[id(example)], nodes, tensor.requires_grad)
             elif node in outside and nodes:
-                found[key] = View(None, nodes, tensor.requires_grad, outside[node])
+                found[key] = View(outside[node], nodes, tensor.requires_grad)
     return found
 
 

@@ -69,7 +69,7 @@ from torch_scan_hop.capture.refusals import note_leaf
 from torch_scan_hop.capture.selected_rows import compute_all_rows
 from torch_scan_hop.capture.shared_memory import check_memory, reason_to_refuse
 from torch_scan_hop.capture.steady import STEADY
-from torch_scan_hop.capture.told import also_carried, numbers_carried, reads_told, steady_state
+from torch_scan_hop.capture.told import at_hand
 from torch_scan_hop.capture.torchs_settings import refuse_settings
 from torch_scan_hop.capture.weak_numbers import (
     WEAK,
@@ -149,7 +149,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
         ):
             prepare_xla_if_loaded()
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
-            has_numbers = self.has_numbers or numbers_carried() or reads_told() is not None
+            has_numbers = self.has_numbers or at_hand.numbers or at_hand.reads is not None
             names = FUNCTIONS if has_numbers else {}
             weak = numbers_are_weak(tx, *WEAK, with_known_numbers)
             with (
@@ -212,7 +212,7 @@ class ScanVariable(TorchHigherOrderOperatorVariable):
 
 def _wanting_grad(init: list[VariableTracker]) -> list[bool]:
     """Return which leaves of ``init`` require grad; those of a first step are nobody else's."""
-    is_ours = bool(steady_state()[0])
+    is_ours = bool(at_hand.steady[0])
     return [not is_ours and getattr(example_value_or_none(v), "requires_grad", False) for v in init]
 
 
@@ -228,7 +228,7 @@ def _call_in_graph(
     """
     module = body.module()
     add_cache_key(module)
-    module.meta[STEADY] = steady_state()
+    module.meta[STEADY] = at_hand.steady
     checkpoint = call.checkpoint
     if callable(checkpoint):
         # a function is no argument of a graph node; it stays with the body
@@ -259,7 +259,7 @@ class ScanOfNumbersVariable(ScanVariable):
         numbers = [v.as_python_constant() for v in sequence_items(tx, positions)]
         inputs, staying = with_dtypes_of_step(tx, call.combine_fn, call.inputs, numbers)
         exact = {k: call.inputs.carry[k].as_proxy() for k in staying}
-        also_carried(staying)
+        at_hand.numbers |= frozenset(staying)
         return replace(call, inputs=inputs, numbers=tuple(numbers), exact=exact)
 
     def _operator(self) -> Any:

@@ -35,7 +35,7 @@ from torch_scan_hop.capture.number_arithmetic import (
     make_exact,
     value_of,
 )
-from torch_scan_hop.capture.told import in_a_body, is_in_a_body, numbers_carried, reads_told
+from torch_scan_hop.capture.told import at_hand, in_a_body
 
 #: operators with two operands, or with more that are alike; by name, of functions and methods
 OF_ALIKE = frozenset(
@@ -55,8 +55,8 @@ def mark_numbers(variables: Sequence[VariableTracker], positions: Sequence[int])
 def numbers_among(carry: Sequence[VariableTracker]) -> list[int]:
     """Return which leaves of ``carry`` are numbers in the loop. In a body, a scan may be a part of
     the one around it, and then it is given them as numbers; else none of its leaves is one."""
-    numbers = [k for k in numbers_carried() if k < len(carry)]
-    if is_in_a_body():
+    numbers = [k for k in at_hand.numbers if k < len(carry)]
+    if at_hand.is_in_body:
         numbers = [k for k in numbers if not carry[k].is_python_constant()]
         numbers = [k for k in numbers if is_marked(carry[k].as_proxy())]
     return numbers
@@ -87,7 +87,7 @@ class StayingNumbersVariable(TorchHigherOrderOperatorVariable):
     def call_function(
         self, tx: Any, args: Any, kwargs: dict[str, VariableTracker]
     ) -> VariableTracker:
-        flags = [k in numbers_carried() for k in range(len(args))]
+        flags = [k in at_hand.numbers for k in range(len(args))]
         return TupleVariable([ConstantVariable.create(flag) for flag in flags])
 
 
@@ -122,7 +122,7 @@ def as_left_to_the_program(
         _as_dtype(tx, leaf.as_proxy(), widened[k]) if k in widened else leaf
         for k, leaf in enumerate(carry)
     ]
-    if is_in_a_body():
+    if at_hand.is_in_body:
         for k in numbers:
             mark(left[k])
     return left
@@ -150,8 +150,8 @@ def is_of_numbers(target: Any, given: Sequence[fx.Proxy]) -> bool:
 def read_number(tx: Any, variable: VariableTracker) -> VariableTracker | None:
     """Return the number that a tensor of one element holds; None for what is a number already, and
     where that is refused."""
-    reads = reads_told()
-    if reads is None or not is_in_a_body() or not isinstance(variable, TensorVariable):
+    reads = at_hand.reads
+    if reads is None or not at_hand.is_in_body or not isinstance(variable, TensorVariable):
         return None
     value = example_value(variable)
     is_one = all(isinstance(size, int) and size == 1 for size in value.shape)

@@ -110,8 +110,8 @@ def _trace_tangent_body(body: Body, inputs: Inputs[Any], start: Flags) -> Tangen
         _, pairs, examples = at(carry)
         return [t is not None for _, t in run_fake(pairs, examples.flat(), mode)]
 
-    carry = carry_fixpoint(start.carry, lambda flags: output_flags(flags)[:n_carry])
-    y_flags = output_flags(carry)[n_carry:]
+    carry, after = carry_fixpoint(start.carry, output_flags)
+    y_flags = list(after[n_carry:])
     flags, on_pairs, examples = at(carry)
 
     def run(*flat: Any) -> tuple[Any, ...]:

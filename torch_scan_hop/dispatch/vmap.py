@@ -126,7 +126,6 @@ def _vmapped_body(
 def _trace_vmapped_body(
     body: Body, inputs: Inputs[Any], batched: Inputs[bool], batch_size: int, randomness: str
 ) -> BatchedTrace:
-    n_carry = len(inputs.carry)
     ask_tensors_for_sizes(body)
     _, plain = step_examples(dataclasses.replace(inputs, carry=[]))
     mode = fake_mode_of(inputs.flat())
@@ -149,7 +148,7 @@ def _trace_vmapped_body(
             dims = run_fake(lambda *flat: vmapped(*flat)[1], examples, mode)
             return [d is not None for d in dims]
 
-    flags = carry_fixpoint(batched.carry, lambda f: output_flags(f)[:n_carry])
+    flags, after = carry_fixpoint(batched.carry, output_flags)
     vmapped, examples = at(flags)
     with torch.no_grad():
         module = trace(_batch_in_front(vmapped, flags, batch_size), examples, mode)
@@ -157,4 +156,4 @@ def _trace_vmapped_body(
         legality.checked("vmap", module, inputs.signature)
     if is_backward(body):
         as_backward(module)
-    return module, flags, output_flags(flags)[n_carry:]
+    return module, flags, list(after[len(flags) :])

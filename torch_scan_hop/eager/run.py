@@ -36,7 +36,7 @@ from torch_scan_hop.errors import ScanTypeError, describe
 from torch_scan_hop.huge_pages import empty_stack
 from torch_scan_hop.op import FORWARD, Body, ScanOptions
 from torch_scan_hop.progress_bar import steps as progressing
-from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
+from torch_scan_hop.rewrites import Planner, ScanPlan, current_options
 from torch_scan_hop.rewrites.blocks import block_length, run_in_blocks
 from torch_scan_hop.rewrites.sizes import lift_integers
 from torch_scan_hop.signature import Inputs, Signature
@@ -199,14 +199,14 @@ def plan_of(body: fx.GraphModule, inputs: Inputs[Any]) -> SizedPlan:
 
 
 def _plan(graph: fx.GraphModule, signature: Signature, guard_sizes: bool = True) -> ScanPlan:
-    return make_plan(
+    return Planner(
         graph,
         signature,
         current_options(),
         pointwise_pays=True,
         guard_sizes=guard_sizes,
         keeps_impure=True,
-    )
+    ).plan()
 
 
 def _for_any_size(graph: fx.GraphModule, signature: Signature, symbols: Symbols) -> PlanForAnySize:

@@ -139,10 +139,10 @@ def _sites_of_call(combine_fn: Any, init: Any, call: CheckedCall) -> list[Site]:
     """Return the scans that ``scan`` would run; raise NotCaptured if it would run a loop."""
     if is_debugging():
         raise NotCaptured("debug() is in force")
-    reason = remembered_reason(combine_fn, (init, call.xs))
+    template, carry = start_of(init, call.xs)
+    reason = remembered_reason(combine_fn, (init, call.xs), template)
     if reason is not None:
         raise NotCaptured(reason)
-    template, carry = start_of(init, call.xs)
     graph, _, names, results, spec = look_at_call(
         scan_tree, combine_fn, template, carry, init, call.xs, call.trip_count, call.schedule, True
     )

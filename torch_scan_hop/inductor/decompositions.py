@@ -7,7 +7,8 @@ instead of ten. The backward reads the operator's ``workspace``, rows of gates s
 the parts keep as it is.
 
 The kernels of small matrices have LU and Cholesky factors, and solves with those. Other solves,
-inverses and determinants are made of them.
+inverses and determinants are made of them. A kernel of rows on a GPU has sums and extremes of them,
+and makes variances and their like of those.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from torch_scan_hop.body.cofactors import cofactors, cofactors_by_factors, sign_
 from torch_scan_hop.body.copies import copy_of
 from torch_scan_hop.body.meta_values import value_of
 from torch_scan_hop.inductor.inline import inline
+from torch_scan_hop.rewrites.batchable import greatest_and_sum
 from torch_scan_hop.signature import results_of
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def _write_in_parts(
@@ -219,8 +221,51 @@ MATRICES: dict[Any, Callable[..., Any]] = {
 }
 
 
-def in_parts(body: fx.GraphModule) -> fx.GraphModule:
-    """Return ``body`` with the operators of ``MATRICES`` in parts; the same body if it has none."""
-    if not any(node.target in MATRICES for node in body.graph.nodes):
+# --- operators on rows, for kernels that have a row in registers ---
+
+
+def _variance_and_mean(
+    value: Tensor, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Pass over the row twice. In float32 at least, as Inductor's."""
+    wide = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    distance = wide - wide.mean(dims, True)
+    count = value.shape[-1] - (1 if correction is None else correction)
+    variance = (distance * distance).sum(dims, keepdim) / float(max(0, count))
+    return variance.to(value.dtype), wide.mean(dims, keepdim).to(value.dtype)
+
+
+def _variance(value: Tensor, dims: Any = None, **options: Any) -> Tensor:
+    return _variance_and_mean(value, dims, **options)[0]
+
+
+def _with_part(
+    value: Tensor, part: Tensor, dim: int = 0, start: Any = 0, end: Any = None, step: int = 1
+) -> Tensor:
+    """Write columns as parts side by side: a block that is not written is not looked at."""
+    size, written = value.shape[dim], part.shape[dim]
+    known = all(isinstance(n, int) for n in (size, written, start or 0))
+    if step != 1 or not known or dim % value.ndim != value.ndim - 1:
+        return aten.slice_scatter.default(value, part, dim, start, end, step)
+    first = slice(start, end).indices(size)[0]
+    before, after = value[..., :first], value[..., first + written :]
+    return torch.cat([p for p in (before, part, after) if p.shape[-1]], -1)
+
+
+ROWS: dict[Any, Callable[..., Any]] = {
+    aten.max.dim: lambda v, dim, keep=False: (v.amax(dim, keep), v.argmax(dim, keep)),
+    aten.min.dim: lambda v, dim, keep=False: (v.amin(dim, keep), v.argmin(dim, keep)),
+    aten.slice_scatter.default: _with_part,
+    aten.var.correction: _variance,
+    aten.var_mean.correction: _variance_and_mean,
+    prims.prepare_softmax_online.default: greatest_and_sum,
+}
+
+
+def in_parts(
+    body: fx.GraphModule, parts: Mapping[Any, Callable[..., Any]] = MATRICES
+) -> fx.GraphModule:
+    """Return ``body`` with the operators of ``parts`` in parts; the same body if it has none."""
+    if not any(node.target in parts for node in body.graph.nodes):
         return body
-    return _write_in_parts(copy_of(body), MATRICES, "in_parts")
+    return _write_in_parts(copy_of(body), parts, "in_parts")

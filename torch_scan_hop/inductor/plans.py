@@ -27,7 +27,7 @@ from torch_scan_hop.inductor.kernels import (
 )
 from torch_scan_hop.inductor.qualify import CAT, PRODUCTS, is_along_rows, operators_in_the_way
 from torch_scan_hop.inductor.scalars.rewrite import lanes_of
-from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan, using_options
+from torch_scan_hop.rewrites import Planner, ScanPlan, current_options, using_options
 from torch_scan_hop.rewrites.lane_sums import (
     LaneSums,
     are_small,
@@ -70,7 +70,7 @@ class PlanChoice:
         body, signature, used_outputs = of or (self.body, self.signature, self.used_outputs)
 
         def plan(pointwise_pays: bool) -> ScanPlan:
-            return make_plan(
+            return Planner(
                 body,
                 signature,
                 current_options(),
@@ -78,7 +78,7 @@ class PlanChoice:
                 used_outputs=used_outputs,
                 any_trip_count=not isinstance(self.trip_count, int),
                 keeps_impure=draws_as_eager_mode(),
-            )
+            ).plan()
 
         kept = plan(False)
         if not self.on_gpu or _is_lane_by_lane(kept):

@@ -16,6 +16,6 @@ Each rewrite has a switch, and one knob bounds the memory that may be spent; see
 
 from torch_scan_hop.rewrites.options import Options, current_options, using_options
 from torch_scan_hop.rewrites.plan import ScanPlan
-from torch_scan_hop.rewrites.planner import make_plan
+from torch_scan_hop.rewrites.planner import Planner
 
-__all__ = ["Options", "ScanPlan", "current_options", "make_plan", "using_options"]
+__all__ = ["Options", "Planner", "ScanPlan", "current_options", "using_options"]

@@ -74,7 +74,8 @@ def _stand_in_for_slice_scatter(
     return torch.where(here, aten.constant_pad_nd.default(source, around), value)
 
 
-def _stand_in_for_prepare_softmax(value: Any, dim: int) -> Any:
+def greatest_and_sum(value: Any, dim: int) -> Any:
+    """Return the greatest value of a row, and the sum of exponentials below it."""
     greatest = value.amax(dim, keepdim=True)
     return greatest, (value - greatest).exp().sum(dim, keepdim=True)
 
@@ -92,7 +93,7 @@ STAND_INS: dict[Any, Callable[..., Any]] = {
 
 #: those of Inductor, which defines them when it is imported
 _OF_INDUCTOR: dict[str, Callable[..., Any]] = {
-    "prims::prepare_softmax_online": _stand_in_for_prepare_softmax,
+    "prims::prepare_softmax_online": greatest_and_sum,
     "prims::fma": lambda a, b, c: a * b + c,
 }
 

@@ -284,8 +284,3 @@ class Planner:
         sources = [n for n in ancestors([node]) if n.op == "placeholder" and is_tensor_node(n)]
         size: Any = sum(self.costs.nbytes(n) for n in sources)
         return bool(self.costs.nbytes(node) <= self.options.memory_gate * size + self.budget)
-
-
-def make_plan(*args: Any, **how: Any) -> ScanPlan:
-    """Return the plan of a :class:`Planner`."""
-    return Planner(*args, **how).plan()

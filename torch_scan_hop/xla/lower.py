@@ -16,7 +16,7 @@ from torch_scan_hop.body.cache import remember_for
 from torch_scan_hop.eager.run import empty_results
 from torch_scan_hop.fallback import NotLoweredError, announce_stepwise
 from torch_scan_hop.op import Body, ScanOptions
-from torch_scan_hop.rewrites import ScanPlan, current_options, make_plan
+from torch_scan_hop.rewrites import Planner, ScanPlan, current_options
 from torch_scan_hop.signature import Inputs, Signature
 from torch_scan_hop.step import run_in_order
 from torch_scan_hop.xla.graph import StepGraph, trace_step
@@ -49,13 +49,13 @@ class _Step:
         self.graph: StepGraph = trace_step(body, inputs)
         self.signature = self.graph.signature
         # XLA fuses pointwise work into one kernel; only contractions gain from leaving the loop
-        self.plan = make_plan(
+        self.plan = Planner(
             self.graph.module,
             self.signature,
             current_options(),
             pointwise_pays=False,
             least_weight=LEAST_WEIGHT_ON_A_CPU if _xla.is_on_cpu() else 0,
-        )
+        ).plan()
         self.programs: dict[tuple[int, bool], Program] = {}
         self.refusal: str | None = None  # why torch_xla cannot lower it
 

@@ -38,7 +38,7 @@ from torch_scan_hop._torch.dynamo.places import (
     users_line,
 )
 from torch_scan_hop._torch.dynamo.tables import changes_by_tables_told, methods_that_change
-from torch_scan_hop._torch.replaced import replaced, wrapped
+from torch_scan_hop._torch.replaced import ambient, replaced, wrapped
 
 # what swaps a module's tensors; lists the weights of an nn.LSTM anew, which it does before it runs
 # if they have been swapped; and begins and ends a cache of weights: a body's own is elsewhere
@@ -194,52 +194,43 @@ def _is_watched(effects: SideEffects, item: VariableTracker) -> bool:
 def lasting_changes_are_refused() -> Iterator[None]:
     """Trace a body; raise StateAssigned if it leaves something changed, or Unsupported."""
     watch = _Watch()
-    _watches.append(watch)
+    at_hand = replaced(_state, watch=watch)
     try:
-        with _changes_noted(watch), _contents_noted(watch), _generators_refused():
+        with at_hand, _changes_noted(watch), _contents_noted(watch), _generators_refused():
             yield
     except BaseException:
         watch.put_back()
         raise
-    finally:
-        _watches.pop()
     for check in watch.checks:
         check(watch)
     found = watch.places()
-    if found and not _undone:
+    if found and not _state.undone:
         raise StateAssigned(found)
     for refusal in watch.refusals:
         raise refusal
 
 
-_watches: list[_Watch] = []
+#: the watch of the body at hand, and if what it assigns is forgotten
+_state = ambient(watch=None, undone=False)
 
 
 def check_at_the_end(check: Callable[[Any], None]) -> None:
     """Call ``check`` with what the body at hand, not a first step, has changed."""
-    for watch in _watches[-1:]:
-        watch.checks.append(check)
+    if _state.watch is not None:
+        _state.watch.checks.append(check)
 
 
 def refuse_unless_carried(refusal: Unsupported) -> None:
     """Raise ``refusal`` of what a body does to a tensor of the program's. If the body turns out to
     leave something for its next step, it is traced once more, and the tensor may be a carry."""
-    if not _watches:
+    if _state.watch is None:
         raise refusal
-    _watches[-1].refusals.append(refusal)
+    _state.watch.refusals.append(refusal)
 
 
-_undone: list[bool] = []
-
-
-@contextlib.contextmanager
-def changes_are_undone() -> Iterator[None]:
+def changes_are_undone() -> contextlib.AbstractContextManager[None]:
     """Forget what a body assigns within, which is that of a scan of no steps."""
-    _undone.append(True)
-    try:
-        yield
-    finally:
-        _undone.pop()
+    return replaced(_state, undone=True)
 
 
 @contextlib.contextmanager

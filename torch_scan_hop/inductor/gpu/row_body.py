@@ -9,7 +9,6 @@ and of a weight, as in a product with another addition (log-sum-exp, or the grea
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,11 @@ import torch
 
 from torch_scan_hop._torch.inductor_values import named_buffer, storage_of, tensor_of
 from torch_scan_hop.errors import Refusal
+from torch_scan_hop.inductor.decompositions import ROWS, in_parts
 from torch_scan_hop.inductor.gpu.row_frame import Frame, frame_of
 from torch_scan_hop.inductor.node import ScanCall
 from torch_scan_hop.inductor.product_lowering import ProductLowering
 from torch_scan_hop.inductor.step import are_static, step_inputs
-
-aten, prims = torch.ops.aten, torch.ops.prims
 
 PRODUCT = "scan_product_"
 REDUCED = "scan_reduced_"
@@ -74,18 +72,6 @@ class RowLowering(ProductLowering):
         super().__init__(gm)
         self.frame = frame
         self.reductions: list[Reduction] = []
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target in (aten.var_mean.correction, aten.var.correction):
-            pair = self._variance_and_mean(*args, **kwargs)
-            return pair if target is aten.var_mean.correction else pair[0]
-        if getattr(target, "_opname", "") == "prepare_softmax_online":
-            return self._extreme_and_sum(*args)
-        if target in (aten.max.dim, aten.min.dim):
-            return self._extreme_and_place(target, *args, **kwargs)
-        if target is aten.slice_scatter.default:
-            return self._written(*args, **kwargs)
-        return super().call_function(target, args, kwargs)
 
     def product(self, left: Any, weight: Any) -> Any:
         found = storage_of(weight)
@@ -156,52 +142,6 @@ class RowLowering(ProductLowering):
         name = f"{REDUCED}{len(self.reductions) - 1}"
         return _buffer(name, how["device"], result, how["ranges"])
 
-    def _variance_and_mean(
-        self, value: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False
-    ) -> tuple[Any, Any]:
-        """Pass over the row twice: it is in registers. In float32 at least, as Inductor's."""
-        kind, convert = value.get_dtype(), prims.convert_element_type.default
-        if kind in (torch.bfloat16, torch.float16):
-            value = self.apply(convert, value, torch.float32)
-        mean = self.apply(aten.mean.dim, value, dims, True)
-        distance = self.apply(aten.sub.Tensor, value, mean)
-        squares = self.apply(aten.mul.Tensor, distance, distance)
-        total = self.apply(aten.sum.dim_IntList, squares, dims, keepdim)
-        count = value.get_size()[-1] - (1 if correction is None else correction)
-        variance = self.apply(aten.div.Tensor, total, float(max(0, count)))
-        mean = mean if keepdim else self.apply(aten.mean.dim, value, dims, False)
-        return self.apply(convert, variance, kind), self.apply(convert, mean, kind)
-
-    def _written(
-        self, value: Any, part: Any, dim: int = 0, start: Any = 0, end: Any = None, step: int = 1
-    ) -> Any:
-        """Write columns as parts side by side: a block that is not written is not looked at."""
-        size, written = value.get_size()[dim], part.get_size()[dim]
-        known = are_static((size, written, start or 0))
-        if step != 1 or not known or dim % len(value.get_size()) != len(self.frame.lead):
-            scatter = aten.slice_scatter.default
-            return super().call_function(scatter, (value, part, dim, start, end, step), {})
-        first = slice(start, end).indices(int(size))[0]
-        sides = [(0, first), (first + int(written), int(size))]
-        cut = functools.partial(self.apply, aten.slice.Tensor, value, dim)
-        before, after = ([cut(*side)] * (side[0] < side[1]) for side in sides)
-        return self._joined([*before, part, *after], dim)
-
-    def _extreme_and_place(
-        self, target: Any, value: Any, dim: int, keepdim: bool = False
-    ) -> tuple[Any, Any]:
-        is_greatest = target is aten.max.dim
-        extreme = aten.amax.default if is_greatest else aten.amin.default
-        place = aten.argmax.default if is_greatest else aten.argmin.default
-        found = self.apply(extreme, value, [dim], keepdim)
-        return found, self.apply(place, value, dim, keepdim)
-
-    def _extreme_and_sum(self, value: Any, dim: int) -> tuple[Any, Any]:
-        """Return the greatest value of a row, and the sum of exponentials below it."""
-        greatest = self.apply(aten.amax.default, value, [dim], True)
-        below = self.apply(aten.exp.default, self.apply(aten.sub.Tensor, value, greatest))
-        return greatest, self.apply(aten.sum.dim_IntList, below, [dim], True)
-
 
 def _buffer(name: str, device: Any, dtype: torch.dtype, sizes: Sequence[Any]) -> Any:
     strides = [sympy.sympify(math.prod(sizes[k + 1 :])) for k in range(len(sizes))]
@@ -223,7 +163,7 @@ class RowBody:
         self.index = call.index
         self.frame = frame = frame_of(call.operands.carry)
         self.rows, self.width = frame.rows, frame.width
-        self.lowering = RowLowering(call.body, frame)
+        self.lowering = RowLowering(in_parts(call.body, ROWS), frame)
         results = self.lowering.lower(step_inputs(call.operands, call.index))
         self.products, self.reductions = self.lowering.products, self.lowering.reductions
         sizes = [value.get_size() for value in results]

@@ -7,14 +7,17 @@ way, all ways are computed and ``where`` chooses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_scan_hop.errors import Refusal
-from torch_scan_hop.inductor.scalars.entries import Entries, Index, common_lane, expanded
-from torch_scan_hop.inductor.scalars.moves import alone, moved
+from torch_scan_hop.inductor.scalars.entries import Entries, Lanes, broadcast
+
+aten = torch.ops.aten
 
 Rows = list[list[Any]]
 
@@ -36,8 +39,26 @@ def _substituted(rows: Rows, right: Rows, lower: bool, unit: bool = False) -> Ro
     return found
 
 
-def _cholesky(rows: Rows) -> tuple[Rows, Rows]:
-    n = len(rows)
+def _turned(rows: Rows) -> Rows:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def solve_triangular(
+    rows: Rows, right: Rows, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Rows:
+    if left:
+        return _substituted(rows, right, not upper, unitriangular)
+    # X A = B is A^T X^T = B^T
+    return _turned(_substituted(_turned(rows), _turned(right), upper, unitriangular))
+
+
+def cholesky(rows: Rows, *, upper: bool = False, check_errors: bool = False) -> tuple[Rows, Any]:
+    """Return the factor, and the order of the first minor that is not positive, or 0.
+
+    A matrix that has such a minor keeps its own entries from there on, as LAPACK leaves it: what
+    selects other lanes' results multiplies the gradients of these by zero.
+    """
+    rows, n = _turned(rows) if upper else rows, len(rows)
     zero = torch.zeros_like(rows[0][0])
     factor = [[zero] * n for _ in range(n)]
     failed = torch.zeros_like(rows[0][0], dtype=torch.bool)
@@ -56,25 +77,28 @@ def _cholesky(rows: Rows) -> tuple[Rows, Rows]:
             for k in range(j):
                 value = value - factor[i][k] * factor[j][k]
             factor[i][j] = torch.where(failed, rows[i][j], value / root)
-    return factor, [[info]]
+    return _turned(factor) if upper else factor, info
 
 
-def _lu(matrix: Rows) -> tuple[Rows, Rows, Rows]:
+def factor(
+    matrix: Rows, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[Rows, list[Any], Any]:
     """Eliminate with row exchanges; return the factors, the pivots and the first that is zero."""
     rows, n = [list(r) for r in matrix], len(matrix)
-    pivots: Rows = []
+    if not pivot or len(rows[0]) != n:
+        raise Refusal("a factorisation without pivots, or of what is not square")
+    pivots = []
     info: Any = torch.zeros_like(rows[0][0], dtype=torch.int32)
     for k in range(n):
-        pivots.append([_exchange(rows, k)])
-        pivot = rows[k][k]
-        is_zero = pivot == 0
+        pivots.append(_exchange(rows, k))
+        is_zero = rows[k][k] == 0
         info = torch.where(torch.logical_and(is_zero, info == 0), k + 1, info)
-        divisor = torch.where(is_zero, 1.0, pivot)
+        divisor = torch.where(is_zero, 1.0, rows[k][k])
         for i in range(k + 1, n):
-            rows[i][k] = factor = rows[i][k] / divisor
+            rows[i][k] = rows[i][k] / divisor
             for j in range(k + 1, n):
-                rows[i][j] = rows[i][j] - factor * rows[k][j]
-    return rows, pivots, [[info]]
+                rows[i][j] = rows[i][j] - rows[i][k] * rows[k][j]
+    return rows, pivots, info
 
 
 def _exchange(rows: Rows, k: int) -> Any:
@@ -105,137 +129,62 @@ def _swap(rows: Rows, k: int, i: int, here: Any) -> None:
         rows[i][j] = torch.where(here, above, below)
 
 
-aten = torch.ops.aten
+def solve_factored(
+    factors: Rows, pivots: list[Any], right: Rows, *, left: bool = True, adjoint: bool = False
+) -> Rows:
+    if not left:  # X A = B is A^T X^T = B^T
+        return _turned(solve_factored(factors, pivots, _turned(right), adjoint=not adjoint))
+    columns = [list(r) for r in right]
+    swaps = [(k, i) for k in range(len(pivots)) for i in range(k + 1, len(pivots))]
+    if adjoint:
+        columns = _substituted(_turned(factors), columns, lower=True)
+        columns = _substituted(_turned(factors), columns, lower=False, unit=True)
+        swaps.reverse()
+    for k, i in swaps:
+        _swap(columns, k, i, pivots[k] == i + 1)
+    if not adjoint:
+        columns = _substituted(factors, columns, lower=True, unit=True)
+        columns = _substituted(factors, columns, lower=False)
+    return columns
 
 
 # --- stacks of matrices of entries ---
 
 
-def _batch_of(matrices: Entries) -> Index:
-    """Return the shape of a stack of matrices; refuse a matrix that is spread over lanes."""
-    batch = matrices.shape[:-2]
-    if matrices.lane is not None and matrices.lane >= len(batch):
+def _stack_of(entries: Entries, rank: int) -> Entries:
+    """Return a stack of matrices, or of lists of pivots, as one of lists."""
+    batch, own = entries.shape[:-rank], entries.shape[-rank:]
+    if entries.lane is not None and entries.lane >= len(batch):
         raise Refusal("matrices across lanes")
-    return batch
+    found = entries.rows(math.prod(own))
+    if rank == 2:
+        found = [[flat[p : p + own[1]] for p in range(0, len(flat), own[1])] for flat in found]
+    return Entries(batch, found, entries.lane)
 
 
-def _of_matrices(matrices: Entries, fn: Callable[[Rows], Sequence[Rows]]) -> list[Entries]:
-    """Apply ``fn`` to each matrix; each of its results is a matrix, too."""
-    batch, (n, m) = _batch_of(matrices), matrices.shape[-2:]
-    rows = matrices.rows(m)
-    results = zip(*(fn(rows[p : p + n]) for p in range(0, len(rows), n)), strict=True)
-    return [
-        Entries(
-            (*batch, len(found[0]), len(found[0][0])),
-            [value for matrix in found for row in matrix for value in row],
-            matrices.lane,
-        )
-        for found in results
-    ]
+def _of_each(fn: Callable[..., Any], *ranks: int) -> Callable[..., Any]:
+    """Make a rule of a function of one matrix; ``ranks``: of its operands."""
 
+    def rule(lanes: Lanes, like: Any, *operands: Entries, **options: Any) -> Any:
+        stacks = broadcast(*map(_stack_of, operands, ranks))
+        matrices = zip(*(stack.flat for stack in stacks), strict=True)
+        found = [fn(*own, **options) for own in matrices]
+        batch, lane = stacks[0].shape, stacks[0].lane
 
-def _side_by_side(left: Entries, right: Entries) -> Entries:
-    """Return ``[left, right]``, each repeated for the batch of the other."""
-    rank = max(len(left.shape), len(right.shape))
-    left, right = left.padded(rank), right.padded(rank)
-    lane = common_lane([left, right])
-    batch = tuple(map(max, zip(left.shape[:-2], right.shape[:-2], strict=True)))
-    parts = [expanded(e, (*batch, *e.shape[-2:]), lane) for e in (left, right)]
-    return moved(aten.cat.default, parts, rank - 1)
+        def of_result(like: Any, values: Any) -> Entries:
+            shape = (*batch, *like.shape[len(batch) :])
+            return Entries(shape, pytree.tree_leaves(values), lane)
 
+        if isinstance(like, torch.Tensor):
+            return of_result(like, found)
+        return [of_result(*pair) for pair in zip(like, zip(*found, strict=True), strict=True)]
 
-def _turned(matrices: Entries) -> Entries:
-    return moved(aten.transpose.int, matrices, -2, -1)
-
-
-def _square(matrices: Entries) -> int:
-    if len(matrices.shape) < 2 or not matrices.shape[-1]:
-        raise Refusal("no matrices")
-    _batch_of(matrices)
-    return matrices.shape[-1]
-
-
-def _beside(notes: Entries, drops: int) -> Entries:
-    """Return notes about matrices, which lie in one column, or are one number, without that."""
-    return Entries(notes.shape[:-drops], notes.flat, notes.lane)
-
-
-# --- triangular matrices ---
-
-
-def solve_triangular(
-    matrix: Entries, right: Entries, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> Entries:
-    n = _square(matrix)
-    if not left:  # X A = B is A^T X^T = B^T
-        matrix, right = _turned(matrix), _turned(right)
-        found = solve_triangular(matrix, right, upper=not upper, unitriangular=unitriangular)
-        return _turned(found)
-
-    def solve(rows: Rows) -> list[Rows]:
-        triangle, columns = [r[:n] for r in rows], [r[n:] for r in rows]
-        return [_substituted(triangle, columns, not upper, unitriangular)]
-
-    return _of_matrices(_side_by_side(matrix, right), solve)[0]
-
-
-# --- Cholesky ---
-
-
-def cholesky(matrix: Entries, *, upper: bool = False, check_errors: bool = False) -> list[Entries]:
-    """Return the factor, and the order of the first minor that is not positive, or 0.
-
-    A matrix that has such a minor keeps its own entries from there on, as LAPACK leaves it: what
-    selects other lanes' results multiplies the gradients of these by zero.
-    """
-    _square(matrix)
-    factor, info = _of_matrices(_turned(matrix) if upper else matrix, _cholesky)
-    return [_turned(factor) if upper else factor, _beside(info, 2)]
-
-
-# --- LU ---
-
-
-def factor(matrix: Entries, *, pivot: bool = True, check_errors: bool = False) -> list[Entries]:
-    n = _square(matrix)
-    if not pivot or matrix.shape[-2] != n:
-        raise Refusal("a factorisation without pivots, or of what is not square")
-
-    factors, pivots, info = _of_matrices(matrix, _lu)
-    return [factors, _beside(pivots, 1), _beside(info, 2)]
-
-
-def solve_factored(
-    factors: Entries, pivots: Entries, right: Entries, *, left: bool = True, adjoint: bool = False
-) -> Entries:
-    n = _square(factors)
-    if not left:  # X A = B is A^T X^T = B^T
-        right = _turned(right)
-        return _turned(solve_factored(factors, pivots, right, adjoint=not adjoint))
-    column = Entries((*pivots.shape, 1), pivots.flat, pivots.lane)
-
-    def run(rows: Rows) -> list[Rows]:
-        matrix = [r[:n] for r in rows]
-        order, columns = [r[n] for r in rows], [list(r[n + 1 :]) for r in rows]
-        swaps = [(k, i) for k in range(n) for i in range(k + 1, n)]
-        if adjoint:
-            turned = [list(c) for c in zip(*matrix, strict=True)]
-            columns = _substituted(turned, columns, lower=True)
-            columns = _substituted(turned, columns, lower=False, unit=True)
-            swaps.reverse()
-        for k, i in swaps:
-            _swap(columns, k, i, order[k] == i + 1)
-        if not adjoint:
-            columns = _substituted(matrix, columns, lower=True, unit=True)
-            columns = _substituted(matrix, columns, lower=False)
-        return [columns]
-
-    return _of_matrices(_side_by_side(factors, _side_by_side(column, right)), run)[0]
+    return rule
 
 
 LINALG: dict[Any, Callable[..., Any]] = {
-    aten.linalg_cholesky_ex.default: alone(cholesky),
-    aten.linalg_lu_factor_ex.default: alone(factor),
-    aten.linalg_lu_solve.default: alone(solve_factored),
-    aten.linalg_solve_triangular.default: alone(solve_triangular),
+    aten.linalg_cholesky_ex.default: _of_each(cholesky, 2),
+    aten.linalg_lu_factor_ex.default: _of_each(factor, 2),
+    aten.linalg_lu_solve.default: _of_each(solve_factored, 2, 1, 2),
+    aten.linalg_solve_triangular.default: _of_each(solve_triangular, 2, 2),
 }
