@@ -317,10 +317,3 @@ def test_a_flag_is_an_int_to_arithmetic(name):
     with fallback("error"):
         found = scan(cell_and_state(), h, xs)
     assert_same(found, loop(cell_and_state(), h, xs))
-
-
-def test_the_real_part_of_a_flag_is_a_flag():
-    xs = torch.randn(3, 2)
-    with fallback("error"):
-        flag, ys = scan(lambda n, x: (n.real, x * n), True, xs)
-    assert_same((flag, ys), (torch.tensor(True), xs))
