@@ -52,6 +52,12 @@ def is_programs_own(error: BaseException) -> bool:
     return any(isinstance(e, ObservedException) for e in causes_of(error))
 
 
+def is_of_arithmetic(error: BaseException) -> bool:
+    """Return True if the traced code raises since Python cannot compute something of numbers."""
+    names = [f"Observed{n}Error" for n in ("ZeroDivisionError", "ValueError", "OverflowError")]
+    return any(type(e).__name__ in names for e in causes_of(error))
+
+
 def is_overflow(error: BaseException) -> bool:
     """Return True if torch raises for an int that does not fit into a tensor."""
     is_torchs = type(error).__name__ in ("TorchRuntimeError", "FakeTensorObservedException")
