@@ -10,6 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from torch_scan_hop import scan
+from torch_scan_hop.inductor import rewriter
+from torch_scan_hop.inductor.scalars.interpreter import MOST_OPERATORS
 from torch_scan_hop.inductor.scalars.rewrite import lanes_of
 from torch_scan_hop.inductor.watch import watching
 from torch_scan_hop.rewrites import using_options
@@ -148,8 +150,9 @@ def no_caches():
 
 
 @pytest.fixture(params=["PointwiseKernel", "MatricesKernel"])
-def kernel(request):
-    """The kernel of a body written out, and that of one which is not."""
+def kernel(request, monkeypatch):
+    """The kernel of a body written out, of however many operators, and that of one which is not."""
+    monkeypatch.setattr(rewriter, "FEW_OPERATORS", MOST_OPERATORS)
     with using_options(scalars=request.param == "PointwiseKernel"):
         yield request.param
 

@@ -35,7 +35,7 @@ def replace(node: fx.Node, by: Any) -> None:
 
 
 def replace_by_source(node: fx.Node, source: Any) -> None:
-    """Let all readers of ``node``, a copy of ``source``, read ``source``."""
+    """Let all readers of ``node``, which has the values of ``source``, read ``source``."""
     readers = list(node.users)
     replace(node, source)
     if not same_strides(node.meta.get("val"), source.meta.get("val")):

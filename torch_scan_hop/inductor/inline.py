@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from torch_scan_hop.body.meta_values import replace, value_of
+from torch_scan_hop.body.meta_values import replace_by_source, value_of
 from torch_scan_hop.signature import results_of
 
 
@@ -38,13 +38,14 @@ def inline(
                 env[node] = graph.node_copy(node, lambda n: env[n])
     results: Any = fx.map_arg(results_of(traced.graph), lambda n: env[n])
     if isinstance(results, fx.Node):
-        replace(call, results)
+        replace_by_source(call, results)
         return
     for user in list(call.users):
         replacement = results[user.args[1]]
-        if replacement is not None:
-            user.replace_all_uses_with(replacement)
-        graph.erase_node(user)
+        if replacement is None:
+            graph.erase_node(user)
+        else:
+            replace_by_source(user, replacement)
     graph.erase_node(call)
 
 
