@@ -318,7 +318,7 @@ def _inductor_config(cpp_wrapper: bool) -> Any:
     )
 
 
-def _not_traceable(combine_fn: Any, inputs: Any) -> str:
+def _not_traceable(*_: Any) -> str:
     """The loop that untraceable bodies run in, for all of them."""
     return "the fuzzer says so"
 
