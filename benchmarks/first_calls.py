@@ -11,39 +11,19 @@ To compare two commits, run it in a worktree of each.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from benchmarks import report
 from benchmarks.page import Page
+from tests.cells import STATES
 from torch_scan_hop import scan
 
 ROUNDS = 15
 WAYS = ("forward", "training", "compiled")
-
-
-class Named(NamedTuple):
-    h: Any
-    c: Any
-
-
-@dataclasses.dataclass
-class Fields:
-    h: Any
-    c: Any
-
-
-#: makes a state, and takes it apart
-STATES: dict[str, Any] = {
-    "tuple": (lambda h, c: (h, c), lambda state: state),
-    "dict": (lambda h, c: {"h": h, "c": c}, lambda state: (state["h"], state["c"])),
-    "named tuple": (Named, tuple),
-    "dataclass": (Fields, lambda state: (state.h, state.c)),
-}
 
 
 class Remembering(torch.nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -184,4 +184,24 @@ CELLS: dict[str, Any] = {
     "stacked_layers": StackedLayers(),
     "transformer": TransformerBlocks(),
     "selective_ssm": SelectiveSSM(),
+}
+
+
+class NamedState(NamedTuple):
+    h: Any
+    c: Any
+
+
+@dataclass
+class StateOfFields:
+    h: Any
+    c: Any
+
+
+#: what makes a state of two tensors, and what takes it apart
+STATES: dict[str, tuple[Any, Any]] = {
+    "tuple": (lambda h, c: (h, c), lambda state: state),
+    "dict": (lambda h, c: {"h": h, "c": c}, lambda state: (state["h"], state["c"])),
+    "named tuple": (NamedState, tuple),
+    "dataclass": (StateOfFields, lambda state: (state.h, state.c)),
 }
