@@ -121,8 +121,8 @@ def unflatten(tx: Any, template: VariableTracker, values: VariableTracker) -> Va
 def mapped(tx: Any, fn: VariableTracker, tree: VariableTracker) -> VariableTracker:
     """Return ``tree`` with what ``fn`` makes of its leaves, but of those that are None."""
     kept, rebuilt = _leaves_and_rebuilt(tx, tree)
-    made = [leaf if _is_none(leaf) else fn.call_function(tx, [leaf], {}) for leaf in kept]
-    return rebuilt(tx, made)
+    new = [leaf if _is_none(leaf) else fn.call_function(tx, [leaf], {}) for leaf in kept]
+    return rebuilt(tx, new)
 
 
 def matched(
